@@ -1,0 +1,61 @@
+"""camkit shows which pixels a vision model used.
+
+    >>> import camkit
+    >>> explanation = camkit.explain("demo-fair", camkit.scenes.scene_paths()["plane-sky"])
+    >>> explanation.label
+    'plane'
+
+PyTorch is imported when the first of these names is used, so that ``import camkit`` and ``camkit --help`` are quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from camkit import errors, scenes, targets
+    from camkit.errors import CamkitError
+    from camkit.explanation import Explanation
+    from camkit.methods import METHODS
+    from camkit.models import load_model
+    from camkit.pipeline import explain, explain_many
+    from camkit.values import Failure
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "CamkitError",
+    "Explanation",
+    "Failure",
+    "__version__",
+    "errors",
+    "explain",
+    "explain_many",
+    "load_model",
+    "scenes",
+    "targets",
+]
+
+_HOMES = {
+    "METHODS": "methods",
+    "CamkitError": "errors",
+    "Explanation": "explanation",
+    "Failure": "values",
+    "explain": "pipeline",
+    "explain_many": "pipeline",
+    "load_model": "models",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"camkit.{_HOMES[name]}"), name)
+    if name in __all__:
+        return importlib.import_module(f"camkit.{name}")
+    raise AttributeError(f"module 'camkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

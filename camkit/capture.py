@@ -1,0 +1,195 @@
+"""Runs the model once and brings back feature maps, gradients and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from camkit.errors import LayerError, MethodError, TargetError
+from camkit.hooks import Saved, Tape, cut, forward_hooks
+from camkit.layouts import infer_layout, to_grid
+from camkit.state import evaluating, same_randomness
+from camkit.targets import Target, logits_of
+from camkit.values import Capture, Features, LayerRef, Precision, Scores
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+_FP16_LIFT = 1024.0
+"""The score is multiplied by this before an fp16 backward pass, and the gradients divided: small ones would be lost."""
+
+
+@contextmanager
+def quiet_pass(model: nn.Module, device: torch.device, precision: Precision) -> Iterator[None]:
+    """Set the stage for one pass: evaluation mode, no graph, the precision asked for; all of it undone at the end.
+
+    Works inside a caller's ``no_grad``, ``inference_mode`` and ``autocast``.
+    """
+    with (
+        same_randomness(model),
+        evaluating(model),
+        torch.inference_mode(mode=False),
+        torch.no_grad(),
+        torch.autocast(device.type, dtype=_DTYPES.get(precision), enabled=precision in _DTYPES),
+    ):
+        yield
+
+
+def capture(
+    model: nn.Module,
+    inputs: Float[Tensor, "n c *size"],
+    layers: Mapping[LayerRef, nn.Module],
+    targets: Sequence[Target],
+    *,
+    precision: Precision = "fp32",
+) -> Capture:
+    """Run the model once and differentiate its head once per target.
+
+    Args:
+        model: left exactly as it was found, also after an exception.
+        inputs: a batch of N images on the model's device.
+        layers: where to save feature maps and gradients.
+        targets: each gives one score per image.
+        precision: of the pass; "bf16" and "fp16" run under autocast.
+
+    Raises:
+        LayerError: a layer did not run, ran several times, has no spatial extent, or the score does not depend on it.
+        TargetError: the output does not have what a target asks for.
+    """
+    result = _capture(model, inputs, layers, targets, precision, trunk_graph=False)
+    if result is None:
+        # The layer lies inside a no_grad block of the model's own forward, which switched gradients off again when it
+        # ended. With gradients on outside the block, that is the mode it returns to.
+        result = _capture(model, inputs, layers, targets, precision, trunk_graph=True)
+    if result is None:
+        names = " and ".join(repr(str(ref)) for ref in layers)
+        raise LayerError(
+            f"the score does not depend on layer {names} in a way that can be differentiated; choose another layer, "
+            "or remove inference_mode, detach() or argmax from the model's forward after it"
+        )
+    return result
+
+
+def _capture(
+    model: nn.Module,
+    inputs: Tensor,
+    layers: Mapping[LayerRef, nn.Module],
+    targets: Sequence[Target],
+    precision: Precision,
+    *,
+    trunk_graph: bool,
+) -> Capture | None:
+    lift = _FP16_LIFT if precision == "fp16" else 1.0
+    scores: list[Scores] = []
+    with quiet_pass(model, inputs.device, precision), torch.set_grad_enabled(trunk_graph), cut(layers) as tape:
+        inputs = inputs.clone() if inputs.is_inference() else inputs
+        output = model(inputs)
+        _check_all_ran(tape, layers)
+        for number, target in enumerate(targets, start=1):
+            scored = target(output, len(inputs))
+            if not scored.values.requires_grad:
+                return None
+            tape.backward(scored.values.float().sum() * lift, keep_graph=number < len(targets))
+            scores.append(replace(scored, values=scored.values.detach().float()))
+        features = tuple(_features(ref, tape.layers[ref], inputs, lift) for ref in layers)
+    return Capture(features, tuple(scores))
+
+
+def _check_all_ran(tape: Tape, layers: Mapping[LayerRef, nn.Module]) -> None:
+    missing = [str(ref) for ref in layers if ref not in tape.layers]
+    if missing:
+        raise LayerError(f"layer {missing[0]!r} did not run in this pass; camkit layers --model NAME lists what runs")
+
+
+def _features(ref: LayerRef, saved: Saved, inputs: Tensor, lift: float) -> Features:
+    shape = tuple(saved.output.shape)
+    layout = infer_layout(shape, len(inputs), tuple(inputs.shape[2:]))
+    if layout is None:
+        raise LayerError(
+            f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
+            f"{'x'.join(map(str, inputs.shape[2:]))}; choose an earlier layer (camkit layers --model NAME lists them)"
+        )
+    gradients = (gradient if lift == 1 else gradient.float() / lift for gradient in saved.gradients)
+    return Features(to_grid(saved.output.detach(), layout), tuple(to_grid(gradient, layout) for gradient in gradients))
+
+
+def capture_for_cam(
+    model: nn.Module,
+    inputs: Float[Tensor, "n c *size"],
+    layers: Mapping[LayerRef, nn.Module],
+    targets: Sequence[Target],
+    *,
+    precision: Precision = "fp32",
+) -> Capture:
+    """Run the model once, without any gradient, and find the class weights of its linear layer.
+
+    That the head is global average pooling of the layer followed by that linear layer is not guessed from names: the
+    linear layer's input is compared with the mean of the feature maps (or of their positive part, where a ReLU stands
+    between them, as in DenseNet).
+
+    Raises:
+        MethodError: the head is of another form; the message names methods that work.
+        TargetError: a target is not a class.
+    """
+    calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
+
+    def note(module: nn.Module, arguments: list[Tensor], output: Tensor) -> None:
+        assert isinstance(module, nn.Linear)
+        calls.append((module, arguments[0].detach(), output))
+
+    linears = {module: note for module in model.modules() if isinstance(module, nn.Linear)}
+    with quiet_pass(model, inputs.device, precision), cut(layers, gradients=False) as tape, forward_hooks(linears):
+        output = model(inputs)
+        _check_all_ran(tape, layers)
+        logits = logits_of(output, len(inputs))
+        scores = tuple(target(output, len(inputs)) for target in targets)
+        heads = [call for call in calls if call[2].shape == logits.shape and torch.equal(call[2], logits)]
+        features = tuple(_cam_features(ref, tape.layers[ref], inputs, heads, scores) for ref in layers)
+    return Capture(features, tuple(replace(scored, values=scored.values.float()) for scored in scores))
+
+
+def _cam_features(
+    ref: LayerRef,
+    saved: Saved,
+    inputs: Tensor,
+    heads: Sequence[tuple[nn.Linear, Tensor, Tensor]],
+    scores: Sequence[Scores],
+) -> Features:
+    maps = _features(ref, saved, inputs, 1.0).activations
+    cells = tuple(range(2, maps.dim()))
+    if heads:
+        linear, pooled, _ = heads[-1]
+        for positive_part in (maps, maps.relu()):
+            if _same(pooled, positive_part.mean(cells)):
+                return Features(positive_part, tuple(_class_weights(linear, scored) for scored in scores))
+    raise MethodError(
+        "cam needs a head of global average pooling and one linear layer, and this model's is not one after layer "
+        f"{str(ref)!r}; use 'gradcam' or 'hirescam', which work with any head"
+    )
+
+
+def _same(pooled: Tensor, mean: Tensor) -> bool:
+    tolerance = 1e-4 if pooled.dtype == mean.dtype == torch.float32 else 2e-2
+    if pooled.shape != mean.shape:
+        return False
+    difference = (pooled.float() - mean.float()).abs().amax()
+    return bool(difference <= tolerance * mean.float().abs().amax())
+
+
+def _class_weights(linear: nn.Linear, scored: Scores) -> Float[Tensor, "n c"]:
+    if scored.indices is None:
+        raise TargetError("cam explains classes; for a target function use 'gradcam'")
+    return linear.weight.detach()[list(scored.indices)].float()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an exception means that the batch was too large for the device."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+

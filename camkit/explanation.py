@@ -1,0 +1,128 @@
+"""What leaves camkit: one picture, one target, one map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from camkit import overlay
+from camkit.values import Box, Pixels, Status, Style
+
+_NOTEBOOK_SIDE = 480
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Why a model gave one score to one picture.
+
+    Attributes:
+        heatmap: (H, W) float32 at the size of the model's input, 0..1; 0 always means no evidence.
+        raw: (h, w) float32, the signed map on the layer's grid, in the units of the score: comparable between pictures.
+        target: the class index, or None for a target function.
+        label: the class's name, or the target function's; None where no name is known.
+        score: the target's value, for a class its logit.
+        probability: softmax of the logits (sigmoid for a single logit); None for a target function.
+        layer: the layer's name; several are joined by "+".
+        layer_reason: why this layer was chosen.
+        method: the method's name.
+        status: "ok"; "no_positive_evidence" when no cell speaks for the target (the heatmap is all zero); "non_finite"
+            when the map holds NaN or infinity (the heatmap is all zero).
+        box: the part of the original picture the model saw, in its pixels; None when the preprocessing could not be
+            followed, and then ``picture`` is the model's input.
+        picture: the original picture, H x W x 3 uint8 RGB.
+        source: the file's name, where there is one.
+    """
+
+    heatmap: Float[np.ndarray, "h w"]
+    raw: Float[np.ndarray, "..."]
+    target: int | None
+    label: str | None
+    score: float
+    probability: float | None
+    layer: str
+    layer_reason: str
+    method: str
+    status: Status
+    box: Box | None
+    picture: Pixels | None
+    source: str | None
+
+    def overlay(self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
+        """Draw the heat onto the original picture.
+
+        Args:
+            style: "overlay", "side-by-side" or "heatmap".
+            colormap: one of OpenCV's, by name.
+            alpha: weight of the colours, 0..1.
+
+        Returns:
+            A picture, height x width x 3, uint8 RGB.
+
+        Raises:
+            InputError: an unknown style or colormap, or alpha out of range.
+        """
+        return overlay.render(self.picture, self.heatmap, self.box, style=style, colormap=colormap, alpha=alpha)
+
+    def save(
+        self, path: str | Path, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5
+    ) -> Path:
+        """Write the drawn picture to a file, whole or not at all; the ending decides the type. Folders are made.
+
+        Raises:
+            OutputError: the file cannot be written, or its type is unknown.
+        """
+        path = Path(path)
+        drawn = self.overlay(style=style, colormap=colormap, alpha=alpha)
+        overlay.write(path, overlay.encode(drawn, path.suffix or ".png"))
+        return path
+
+    @property
+    def peak(self) -> tuple[float, float] | None:
+        """Where the map is largest, as (x, y) on the original picture (or the input); None for an empty map."""
+        if self.status != "ok":
+            return None
+        row, column = np.unravel_index(int(self.heatmap.argmax()), self.heatmap.shape)
+        height, width = self.heatmap.shape
+        box = self.box or Box(0, 0, width, height)
+        return (
+            float(box.left + (column + 0.5) * (box.right - box.left) / width),
+            float(box.top + (row + 0.5) * (box.bottom - box.top) / height),
+        )
+
+    @property
+    def name(self) -> str:
+        """What was explained, in words: the label, else the class's number."""
+        return self.label if self.label is not None else f"class {self.target}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the pictures as plain JSON values; ``raw`` as nested lists, not-finite cells as None."""
+        cells = np.where(np.isfinite(self.raw), self.raw.astype(object), None)
+        return {
+            "source": self.source,
+            "target": self.target,
+            "label": self.label,
+            "score": self.score if np.isfinite(self.score) else None,
+            "probability": self.probability,
+            "layer": self.layer,
+            "layer_reason": self.layer_reason,
+            "method": self.method,
+            "status": self.status,
+            "box": None if self.box is None else list(self.box),
+            "peak": None if self.peak is None else list(self.peak),
+            "raw": cells.tolist(),
+        }
+
+    def __repr__(self) -> str:
+        """Return one line that says what was explained, and how."""
+        share = "" if self.probability is None else f" {self.probability:.1%}"
+        return f"<Explanation of {self.name!r}{share} by {self.method} at {self.layer!r}: {self.status}>"
+
+    def _repr_png_(self) -> bytes:
+        """Show the overlay in a notebook."""
+        drawn = self.overlay()
+        longest = max(drawn.shape[:2])
+        return overlay.encode(overlay.shrink(drawn, _NOTEBOOK_SIDE) if longest > _NOTEBOOK_SIDE else drawn)

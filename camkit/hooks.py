@@ -1,0 +1,151 @@
+"""Every PyTorch hook camkit sets: on for one pass, in the thread that set it, and off again whatever happens.
+
+The cut is what makes explaining cost one inference. The model runs without a graph; at the first layer asked for, a
+forward hook takes the output out of the pass as a fresh leaf, hands the model a copy of it, and switches gradients on.
+So the trunk keeps nothing, only the head is differentiated, and an in-place operation right after the layer changes the
+copy and not what was saved. A tensor hook on what was saved keeps its gradient.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from camkit.errors import LayerError
+from camkit.layouts import feature_tensor, with_tensor
+from camkit.values import LayerRef
+
+ForwardHook = Callable[[nn.Module, list[Tensor], Any], Any]
+"""``hook(module, tensors it was called with, output)``; what it returns, unless None, replaces the output."""
+
+
+def _tensor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+
+
+@contextmanager
+def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> Iterator[None]:
+    """Set forward hooks that act only on calls made by the current thread; all are removed at the end."""
+    owner = threading.get_ident()
+
+    def attach(module: nn.Module, hook: ForwardHook) -> Callable[[], None]:
+        def guarded(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            return hook(module, _tensor_arguments(args, kwargs), output) if threading.get_ident() == owner else None
+
+        return module.register_forward_hook(guarded, with_kwargs=True).remove
+
+    with ExitStack() as stack:
+        for module, hook in hooks.items():
+            stack.callback(attach(module, hook))
+        yield
+
+
+@contextmanager
+def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> Iterator[None]:
+    """Call ``note(module)`` in the current thread whenever one of the modules begins a forward pass."""
+    owner = threading.get_ident()
+
+    def guarded(module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG001 - PyTorch passes it
+        if threading.get_ident() == owner:
+            note(module)
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_pre_hook(guarded).remove)
+        yield
+
+
+@dataclass(eq=False)
+class Saved:
+    """One layer's feature maps, as the layer returned them, and one gradient for each backward pass so far."""
+
+    output: Tensor
+    gradients: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Tape:
+    """What the hooks of one pass saved, by layer, in execution order."""
+
+    layers: dict[LayerRef, Saved] = field(default_factory=dict)
+
+    def backward(self, score: Tensor, *, keep_graph: bool) -> None:
+        """Differentiate a scalar down to the first layer; each layer's tensor hook saves its gradient.
+
+        Parameters receive no ``.grad``. A layer the score does not depend on has a gradient of zero.
+        """
+        first = next(iter(self.layers.values()))
+        count = len(first.gradients)
+        torch.autograd.grad(score, first.output, retain_graph=keep_graph, allow_unused=True)
+        for saved in self.layers.values():
+            if len(saved.gradients) == count:
+                saved.gradients.append(torch.zeros_like(saved.output, requires_grad=False))
+
+
+def _shares_memory(output: Tensor, arguments: list[Tensor]) -> bool:
+    storage = output.untyped_storage().data_ptr()
+    return any(argument.untyped_storage().data_ptr() == storage for argument in arguments)
+
+
+def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gradients: bool) -> Any:
+    found = feature_tensor(output)
+    if found is None:
+        seen = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise LayerError(
+            f"layer {str(ref)!r} returned {seen}, which has no spatial extent to draw a map on; "
+            "choose an earlier layer (camkit layers --model NAME lists them)"
+        )
+    path, tensor = found
+    if not gradients:
+        tape.layers[ref] = Saved(tensor.detach().clone())
+        return None
+    if not tape.layers:
+        # A layer that returns its own input, or writes into it, must not leave the saved maps open to later writes.
+        tensor = tensor.detach().clone() if _shares_memory(tensor, arguments) else tensor.detach()
+        tensor.requires_grad_()
+        torch.set_grad_enabled(True)
+    if tensor.requires_grad:
+        tape.layers[ref] = saved = Saved(tensor)
+        tensor.register_hook(saved.gradients.append)
+    else:
+        tape.layers[ref] = Saved(tensor.clone())
+    return with_tensor(output, path, tensor.clone())
+
+
+@contextmanager
+def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True) -> Iterator[Tape]:
+    """Save the outputs, and with ``gradients`` the gradients, of some layers during one forward pass.
+
+    Run it inside ``torch.no_grad()``: the first of the layers to be reached switches gradients on for the rest of the
+    pass, and leaving the outer context restores the mode.
+
+    Raises:
+        LayerError: a layer ran more than once and no call was chosen, or it returned nothing spatial.
+
+    """
+    tape = Tape()
+    refs: dict[nn.Module, list[LayerRef]] = {}
+    for ref, module in layers.items():
+        refs.setdefault(module, []).append(ref)
+    calls = dict.fromkeys(refs, 0)
+
+    def hook(module: nn.Module, arguments: list[Tensor], output: Any) -> Any:
+        calls[module] += 1
+        for ref in refs[module]:
+            if ref.call is None and calls[module] > 1:
+                raise LayerError(
+                    f"layer {ref.name!r} runs more than once in a pass; choose the call, "
+                    f"for example {ref.name + '#1'!r} or {ref.name + '#2'!r}"
+                )
+            if ref.call in (None, calls[module]):
+                return _save(tape, ref, arguments, output, gradients=gradients)
+        return None
+
+    with forward_hooks(dict.fromkeys(refs, hook)):
+        yield tape

@@ -1,0 +1,264 @@
+"""From what a person has (a file, a PIL picture, an array, a tensor) to a model's input, and back to the picture."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from torchvision.transforms._presets import ImageClassification
+
+from camkit.errors import ImageError
+from camkit.values import Box, ImageLike, Pixels, Prepared, Preprocess
+
+_SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+_GLOB = "*?["
+
+
+def find_pictures(patterns: Iterable[str | Path]) -> list[Path]:
+    """List picture files from files, folders (searched through, in order of name) and glob patterns.
+
+    A pattern that matches nothing stays in the list as it is, so that it is reported where it would have been read.
+    """
+    extensions = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    found: list[Path] = []
+    for pattern in patterns:
+        path = Path(pattern)
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in extensions and file.is_file())
+            found.extend(inside or [path])
+        elif not path.exists() and any(sign in str(pattern) for sign in _GLOB):
+            found.extend(sorted(map(Path, glob.iglob(str(pattern), recursive=True))) or [path])
+        else:
+            found.append(path)
+    return list(dict.fromkeys(found))
+
+
+def open_picture(path: str | Path) -> Image.Image:
+    """Read a picture file as RGB, turned upright by its EXIF orientation.
+
+    16-bit greyscale is scaled to 8 bits; transparency is dropped, as ordinary training pipelines do.
+
+    Raises:
+        ImageError: the file is missing, not a picture, damaged, or so large that it looks like a decompression bomb.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ImageError(f"there is no picture in the folder {path}")
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            return as_rgb(ImageOps.exif_transpose(picture))
+    except FileNotFoundError as error:
+        raise ImageError(f"there is no file {path}") from error
+    except UnidentifiedImageError as error:
+        size = path.stat().st_size
+        raise ImageError(f"{path} is not a picture{' but an empty file' if size == 0 else ''}") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{path} is too large to open safely: {error}") from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise ImageError(f"{path} cannot be read: {error}") from error
+
+
+def as_rgb(picture: Image.Image) -> Image.Image:
+    """Return any PIL picture as 8-bit RGB.
+
+    Raises:
+        ImageError: a floating-point picture whose values are neither 0..1 nor 0..255.
+    """
+    if picture.mode in _SIXTEEN_BIT:
+        return _grey(np.clip(np.asarray(picture, dtype=np.float64) / 257, 0, 255))
+    if picture.mode == "F":
+        values = np.asarray(picture, dtype=np.float64)
+        if not np.isfinite(values).all() or values.min(initial=0) < 0 or values.max(initial=0) > 255:
+            raise ImageError("a floating-point picture must have values 0..1 or 0..255")
+        return _grey(values * 255 if values.max(initial=0) <= 1 else values)
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    return picture.convert("RGB")
+
+
+def _grey(values: np.ndarray) -> Image.Image:
+    return Image.fromarray(np.rint(values).astype(np.uint8)).convert("RGB")
+
+
+def from_array(array: np.ndarray) -> Image.Image:
+    """Return an array as a PIL picture: H x W, or H x W x 1, 3 or 4; uint8, or floating point 0..1.
+
+    Raises:
+        ImageError: another shape, type or range.
+    """
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)) or 0 in array.shape:
+        raise ImageError(
+            f"an array must be H x W x 3 (or x 1, x 4, or H x W), not of shape {array.shape}; "
+            "a channels-first picture belongs into a tensor"
+        )
+    if array.dtype != np.uint8:
+        if not np.issubdtype(array.dtype, np.floating):
+            raise ImageError(f"an array must be uint8 (0..255) or floating point (0..1), not {array.dtype}")
+        if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
+            raise ImageError("a floating-point array must have values 0..1; a normalised picture belongs into a tensor")
+        array = np.rint(array * 255).astype(np.uint8)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    return Image.fromarray(np.ascontiguousarray(array)).convert("RGB")
+
+
+def unbatched(images: Iterable[ImageLike]) -> Iterator[ImageLike]:
+    """Walk through images, taking batches (N, C, H, W) apart without copying them."""
+    for image in images:
+        if isinstance(image, Tensor) and image.dim() == 4:
+            yield from image
+        else:
+            yield image
+
+
+def prepare(image: ImageLike, preprocess: Preprocess | None, source: str | None = None) -> Prepared:
+    """Make one image ready for the model.
+
+    Args:
+        image: a path, a PIL picture, an array (H, W, C), or a normalised tensor (C, H, W), which is used as it is.
+        preprocess: turns a PIL picture into the model's input; not used for a tensor.
+        source: the name to report; a path is its own name.
+
+    Raises:
+        ImageError: the image cannot be read or has the wrong form, or there is no ``preprocess`` and one is needed.
+    """
+    if isinstance(image, Tensor):
+        return _prepare_tensor(image, source)
+    if isinstance(image, (str, Path)):
+        picture, source = open_picture(image), str(image)
+    elif isinstance(image, Image.Image):
+        picture = as_rgb(ImageOps.exif_transpose(image))
+    elif isinstance(image, np.ndarray):
+        picture = from_array(image)
+    else:
+        raise ImageError(
+            f"an image is a path, a PIL picture, an H x W x C array or a C x H x W tensor, not a {type(image).__name__}"
+        )
+    if preprocess is None:
+        raise ImageError(
+            "this model does not say how its pictures are prepared; pass preprocess=..., for torchvision weights "
+            "theirs (preprocess=weights.transforms()), or pass a normalised tensor"
+        )
+    tensor = preprocess(picture)
+    if not isinstance(tensor, Tensor) or tensor.dim() not in (3, 4) or (tensor.dim() == 4 and len(tensor) != 1):
+        seen = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ImageError(f"preprocess must turn a PIL picture into a tensor (C, H, W), but it returned {seen}")
+    tensor = tensor[0] if tensor.dim() == 4 else tensor
+    box = seen_box(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
+    pixels = np.asarray(picture) if box is not None else as_pixels(tensor)
+    return Prepared(tensor, pixels, box, source)
+
+
+def _prepare_tensor(tensor: Tensor, source: str | None) -> Prepared:
+    if tensor.dim() != 3 or 0 in tensor.shape or not tensor.is_floating_point():
+        raise ImageError(
+            f"a tensor must be a normalised picture (C, H, W) or a batch (N, C, H, W) of floating-point numbers, "
+            f"not {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    if not bool(torch.isfinite(tensor).all()):
+        raise ImageError("the tensor contains NaN or infinite values")
+    height, width = tensor.shape[1:]
+    return Prepared(tensor, as_pixels(tensor), Box(0, 0, width, height), source)
+
+
+def as_pixels(tensor: Tensor) -> Pixels | None:
+    """Draw a model's input (C, H, W): its own range stretched to 0..255; None where it is neither grey nor RGB."""
+    if tensor.shape[0] not in (1, 3):
+        return None
+    values = tensor.detach()
+    low, high = values.amin(), values.amax()
+    levels = ((values - low) * (255 / (high - low).clamp_min(torch.finfo(values.dtype).tiny))).round_()
+    pixels = levels.to("cpu", torch.uint8).permute(1, 2, 0).expand(-1, -1, 3)
+    return np.ascontiguousarray(pixels.numpy())
+
+
+def seen_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:
+    """Return the part of a picture of ``size`` (width, height) that a preprocessing shows the model.
+
+    torchvision's own presets are read; any other function is asked, with ramps whose brightness tells the position.
+
+    Returns:
+        The box, or None where the function does anything but resize, crop, pad and change colours.
+    """
+    if isinstance(preprocess, ImageClassification):
+        return _preset_box(preprocess, size)
+    try:
+        return _asked_box(preprocess, size, output)
+    except TypeError:  # not hashable, so not remembered
+        return _ask_box(preprocess, size, output)
+
+
+def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
+    resize, crop = preset.resize_size[0], preset.crop_size[0]
+    shorter = min(size)
+    resized = [resize if side == shorter else int(resize * side / shorter) for side in size]
+    # A picture smaller than the crop is padded evenly, the odd pixel at the end, and then cropped from the start.
+    starts = [-((crop - side) // 2) if side < crop else round((side - crop) / 2.0) for side in resized]
+    left, top = (start * side / small for start, side, small in zip(starts, size, resized, strict=True))
+    return Box(left, top, left + crop * size[0] / resized[0], top + crop * size[1] / resized[1])
+
+
+_MOST_PIXELS_ASKED = 4096 * 4096
+
+
+@functools.lru_cache(maxsize=256)
+def _asked_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:
+    return _ask_box(preprocess, size, output)
+
+
+def _ask_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:
+    if math.prod(size) > _MOST_PIXELS_ASKED or min(size) < 8:
+        return None
+    width, height = size
+    black, white = (_shown(preprocess, np.full((height, width), level, np.uint8), output) for level in (0, 255))
+    ramps = (
+        np.broadcast_to((np.arange(width) + 0.5) / width * 255, (height, width)),
+        np.broadcast_to(((np.arange(height) + 0.5) / height * 255)[:, None], (height, width)),
+    )
+    shown = [_shown(preprocess, np.rint(ramp).astype(np.uint8), output) for ramp in ramps]
+    if black is None or white is None or shown[0] is None or shown[1] is None:
+        return None
+    seen = np.abs(white - black) > 1e-3 * np.abs(white - black).max(initial=0)
+    if seen.mean() < 0.05:
+        return None
+    spans = [
+        _span(np.where(seen, (ramp - black) / np.where(seen, white - black, 1), np.nan), axis)
+        for axis, ramp in ((1, shown[0]), (0, shown[1]))
+    ]
+    if spans[0] is None or spans[1] is None:
+        return None
+    return Box(spans[0][0] * width, spans[1][0] * height, spans[0][1] * width, spans[1][1] * height)
+
+
+def _shown(preprocess: Preprocess, grey: np.ndarray, output: tuple[int, int]) -> np.ndarray | None:
+    """Return the mean channel of what the preprocessing makes of a grey picture."""
+    tensor = preprocess(Image.fromarray(grey).convert("RGB"))
+    tensor = tensor[0] if tensor.dim() == 4 else tensor
+    shown = tensor.detach().double().mean(0).cpu().numpy()
+    return shown if shown.shape == (output[1], output[0]) else None
+
+
+def _span(position: np.ndarray, axis: int) -> tuple[float, float] | None:
+    """Fit position = a * (index + 0.5) + b along an axis; return where the axis begins and ends, or None if it bends."""
+    other = 1 - axis
+    lines = np.nan_to_num(position).sum(other) / np.maximum(np.isfinite(position).sum(other), 1)
+    used = np.isfinite(position).any(other)
+    spread = np.nanmax(np.abs(position - np.expand_dims(lines, other)))
+    index = np.arange(len(lines)) + 0.5
+    if used.sum() < 2:
+        return None
+    slope, offset = np.polyfit(index[used], lines[used], 1)
+    residual = np.abs(slope * index[used] + offset - lines[used]).max()
+    if max(spread, residual) > 0.03 or slope <= 0:
+        return None
+    return float(offset), float(offset + slope * len(lines))
+
+

@@ -1,0 +1,136 @@
+"""Axis layouts: whatever a layer returns becomes (N, C, *grid), decided from its shape and the size of the input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from camkit.errors import LayerError
+from camkit.values import Layout
+
+MOST_PREFIX_TOKENS = 16
+"""More tokens than this before the grid are not taken for class, distillation or register tokens."""
+
+_MOST_CELLS_LOST = 2.5
+"""Cells that unpadded convolutions may cost a grid, against the input's size divided by the stride."""
+
+
+def _tensors(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    if isinstance(output, Tensor):
+        yield path, output
+    elif isinstance(output, dict):
+        for key, value in output.items():
+            yield from _tensors(value, (*path, key))
+    elif isinstance(output, (tuple, list)):
+        for index, value in enumerate(output):
+            yield from _tensors(value, (*path, index))
+
+
+def feature_tensor(output: Any) -> tuple[tuple[Any, ...], Tensor] | None:
+    """Find the tensor that holds a layer's feature maps, and the keys that lead to it.
+
+    The first floating-point tensor of at least three dimensions; None when the output holds no such tensor.
+
+    >>> path, found = feature_tensor((torch.zeros(1, 5), [torch.zeros(1, 8, 7, 7)]))
+    >>> path, tuple(found.shape)
+    ((1, 0), (1, 8, 7, 7))
+    """
+    return next(
+        ((path, tensor) for path, tensor in _tensors(output) if tensor.dim() >= 3 and tensor.is_floating_point()), None
+    )
+
+
+def with_tensor(output: Any, path: tuple[Any, ...], tensor: Tensor) -> Any:
+    """Return the output with the tensor at ``path`` exchanged; the containers on the way are copied, not changed."""
+    if not path:
+        return tensor
+    key, rest = path[0], path[1:]
+    if isinstance(output, dict):
+        copied = output.copy()
+        copied[key] = with_tensor(output[key], rest, tensor)
+        return copied
+    items = list(output)
+    items[key] = with_tensor(items[key], rest, tensor)
+    if isinstance(output, list):
+        return items
+    return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+
+
+def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
+    """Tell whether a grid can be the input seen at one whole-numbered stride, short of a few cells at the edges."""
+    if len(grid) != len(size) or math.prod(grid) < 2 or min(grid) < 1:
+        return False
+    longest = max(range(len(size)), key=lambda axis: size[axis])
+    guess = size[longest] / grid[longest]
+    return any(
+        all(s / stride - _MOST_CELLS_LOST <= g <= math.ceil(s / stride) for g, s in zip(grid, size, strict=True))
+        for stride in range(max(1, int(guess / 2)), math.ceil(guess) + 1)
+    )
+
+
+def _token_grid(length: int, size: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
+    """Find the patch grid among ``length`` tokens: one patch size for all axes, as few tokens before it as possible."""
+    best: tuple[tuple[int, ...], int] | None = None
+    for patch in range(1, min(size) + 1):
+        for rounding in (math.floor, math.ceil):
+            grid = tuple(int(rounding(s / patch)) for s in size)
+            prefix = length - math.prod(grid)
+            if 0 <= prefix <= MOST_PREFIX_TOKENS and math.prod(grid) > 1 and (best is None or prefix < best[1]):
+                best = (grid, prefix)
+    return best
+
+
+def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout | None:
+    """Decide which axes of a layer's output are its grid.
+
+    Args:
+        shape: of the layer's output.
+        batch: images in the input; a layer with another first dimension cannot be mapped onto pictures.
+        size: the input's H x W (or its L, or D x H x W).
+
+    Returns:
+        The layout, or None when the output has no axes in proportion to the input's.
+
+    >>> str(infer_layout((1, 2048, 7, 7), 1, (224, 224)))
+    'channels_first 7x7'
+    >>> str(infer_layout((1, 7, 11, 768), 1, (224, 336)))
+    'channels_last 7x11'
+    >>> str(infer_layout((1, 197, 192), 1, (224, 224)))
+    'tokens 14x14 after 1'
+
+    """
+    if not shape or shape[0] != batch:
+        return None
+    if len(shape) == len(size) + 2:
+        first, last = shape[2:], shape[1:-1]
+        if _fits(first, size):
+            return Layout("channels_first", first)
+        return Layout("channels_last", last) if _fits(last, size) else None
+    if len(shape) == 3 and len(size) > 1:
+        rows, columns = _token_grid(shape[1], size), _token_grid(shape[2], size)
+        if rows and (not columns or rows[1] <= columns[1]):
+            return Layout("tokens", *rows)
+        return Layout("tokens_last", *columns) if columns else None
+    return None
+
+
+def to_grid(tensor: Float[Tensor, n *rest], layout: Layout) -> Float[Tensor, "n c *grid"]:
+    r"""Return a layer's output as (N, C, \*grid) without copying it where the memory allows.
+
+    Raises:
+        LayerError: the output no longer has the shape the layout was read from.
+
+    """
+    try:
+        if layout.kind == "channels_first":
+            return tensor
+        if layout.kind == "channels_last":
+            return tensor.movedim(-1, 1)
+        cells = tensor.movedim(-1, 1) if layout.kind == "tokens" else tensor
+        return cells[:, :, layout.prefix :].unflatten(2, layout.grid)
+    except RuntimeError as error:
+        raise LayerError(f"a layer output of shape {tuple(tensor.shape)} is not laid out as {layout}") from error

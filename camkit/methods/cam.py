@@ -1,0 +1,20 @@
+"""CAM: for a head of global average pooling and one linear layer."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from camkit.methods.table import register
+
+
+@register(
+    "cam",
+    title="CAM",
+    summary="the linear layer's own weights; only for global average pooling followed by one linear layer",
+    paper="Zhou et al. 2016, Learning Deep Features for Discriminative Localization, arXiv:1512.04150",
+    needs="head",
+)
+def cam(activations: Float[Tensor, "n c *grid"], class_weights: Float[Tensor, "n c"]) -> Float[Tensor, "n c *ones"]:
+    """Weight channel k by w_k of the class (section 2): M(x, y) = sum over k of w_k f_k(x, y); the bias stays out."""
+    return class_weights.reshape(*class_weights.shape, *[1] * (activations.dim() - 2))

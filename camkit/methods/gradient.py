@@ -1,0 +1,114 @@
+"""The gradient methods: from feature maps A and gradients G = dS/dA to weights.
+
+Index names as in the papers: k a channel, i and j a cell, S the target's score (before the softmax). Weights are
+computed in float32 whatever the precision of the pass. No method adds an epsilon: where a formula divides by zero, its
+docstring says what stands there instead.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from camkit.methods.table import register
+
+
+def _cells(maps: Tensor) -> tuple[int, ...]:
+    return tuple(range(2, maps.dim()))
+
+
+@register(
+    "gradcam",
+    title="Grad-CAM",
+    summary="the mean gradient of each channel; the standard choice",
+    paper="Selvaraju et al. 2017, Grad-CAM, arXiv:1610.02391, Eq. 1",
+)
+def gradcam(
+    activations: Float[Tensor, "n c *grid"],  # noqa: ARG001 - every gradient method takes the same two tensors
+    gradients: Float[Tensor, "n c *grid"],
+) -> Float[Tensor, "n c *ones"]:
+    """Weight channel k by the mean over the cells of G_kij."""
+    return gradients.float().mean(_cells(gradients), keepdim=True)
+
+
+@register(
+    "gradcam++",
+    title="Grad-CAM++",
+    summary="positive gradients weighted so that several instances of a class count alike",
+    paper="Chattopadhay et al. 2018, Grad-CAM++, arXiv:1710.11063, Eq. 19",
+)
+def gradcam_plus_plus(
+    activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
+) -> Float[Tensor, "n c *ones"]:
+    """Weight channel k by the sum over the cells of alpha_kij ReLU(G_kij).
+
+    Eq. 19 with Y = exp(S) is alpha = G^2 / (2 G^2 + G^3 sum_ab A_kab). Divided through by G^2 it is 1 / (2 + G sum A),
+    and only cells with G > 0 count. The factor exp(S) scales all weights alike and drops out of the scaled map. The
+    formula itself is not free of the scale of S: G stands beside the 2.
+    """
+    positive = gradients.float().relu()
+    alpha = 1 / (2 + positive * activations.float().sum(_cells(activations), keepdim=True))
+    return torch.where(positive > 0, alpha * positive, 0).sum(_cells(gradients), keepdim=True)
+
+
+@register(
+    "hirescam",
+    title="HiResCAM",
+    summary="each cell's own gradient; shows exactly what a one-layer head used",
+    paper="Draelos and Carin 2020, Use HiResCAM instead of Grad-CAM, arXiv:2011.08891",
+)
+def hirescam(
+    activations: Float[Tensor, "n c *grid"],  # noqa: ARG001 - every gradient method takes the same two tensors
+    gradients: Float[Tensor, "n c *grid"],
+) -> Float[Tensor, "n c *grid"]:
+    """Weight each cell of channel k by its own gradient G_kij."""
+    return gradients.float()
+
+
+@register(
+    "xgradcam",
+    title="XGrad-CAM",
+    summary="gradients averaged by how much of the channel lies in each cell",
+    paper="Fu et al. 2020, Axiom-based Grad-CAM, arXiv:2008.02312",
+)
+def xgradcam(
+    activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
+) -> Float[Tensor, "n c *ones"]:
+    """Weight channel k by the sum over the cells of G_kij A_kij / sum_ab A_kab.
+
+    Where a channel's sum is nothing but rounding, measured against the sum of its absolute values, the weight is 0.
+    """
+    maps = activations.float()
+    total = maps.sum(_cells(maps), keepdim=True)
+    rounding = torch.finfo(maps.dtype).eps * maps.abs().sum(_cells(maps), keepdim=True)
+    share = (gradients.float() * maps).sum(_cells(maps), keepdim=True) / total
+    return torch.where(total.abs() > rounding, share, 0)
+
+
+@register(
+    "layercam",
+    title="LayerCAM",
+    summary="positive gradients cell by cell; sharp also in early layers",
+    paper="Jiang et al. 2021, LayerCAM, IEEE Transactions on Image Processing 30, Eq. 6",
+)
+def layercam(
+    activations: Float[Tensor, "n c *grid"],  # noqa: ARG001 - every gradient method takes the same two tensors
+    gradients: Float[Tensor, "n c *grid"],
+) -> Float[Tensor, "n c *grid"]:
+    """Weight each cell of channel k by ReLU(G_kij)."""
+    return gradients.float().relu()
+
+
+@register(
+    "gradcam-elementwise",
+    title="Grad-CAM element-wise",
+    summary="the positive part of gradient times activation, cell by cell",
+    paper="Pillai and Pirsiavash 2021, Explainable Models with Consistent Interpretations, AAAI 35(3)",
+)
+def gradcam_elementwise(
+    activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
+) -> Float[Tensor, "n c *grid"]:
+    """Weight each cell of channel k by G_kij where G_kij A_kij > 0, so that the map sums ReLU(G_kij A_kij)."""
+    slopes = gradients.float()
+    return torch.where(slopes * activations.float() > 0, slopes, 0)

@@ -1,0 +1,248 @@
+"""Where models come from: torchvision by name, the two demo networks, or the caller's own module."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import torch
+import torchvision
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from camkit.errors import ModelError, did_you_mean
+from camkit.scenes.network import LABELS as SCENE_LABELS
+from camkit.scenes.network import SceneNet, load_scene_net
+from camkit.scenes.network import preprocess as scene_preprocess
+from camkit.values import LoadedModel, Preprocess
+
+DEMO_MODELS = ("demo-biased", "demo-fair")
+
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def model_names() -> list[str]:
+    """List the names a model can be asked for by: torchvision's classifiers and the demo networks."""
+    return [*torchvision.models.list_models(module=torchvision.models), *DEMO_MODELS]
+
+
+def pick_device(device: str | torch.device | None) -> torch.device:
+    """Return the device asked for, or the best one there is: CUDA, MPS, CPU.
+
+    Raises:
+        ModelError: there is no such device on this machine.
+    """
+    if device is None:
+        return torch.device(
+            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        )
+    try:
+        picked = torch.device(device)
+        torch.empty(0, device=picked)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return picked
+
+
+def load_model(name: str, weights: str | Path | None = None, device: str | torch.device | None = None) -> LoadedModel:
+    """Build a model by name, with weights, preprocessing and labels.
+
+    Args:
+        name: a torchvision classifier, ``demo-biased`` or ``demo-fair``.
+        weights: a state dict (``.pth``, ``.pt`` or ``.safetensors``), or the name of one of torchvision's weights, for
+            example ``IMAGENET1K_V1``; None loads torchvision's default weights, downloading them once.
+        device: where to put the model; the best there is when None.
+
+    Raises:
+        ModelError: no such model, weights that cannot be had or do not fit, or no such device.
+    """
+    place = pick_device(device)
+    if name in DEMO_MODELS:
+        loaded = _demo_model(name, weights)
+    elif name in torchvision.models.list_models(module=torchvision.models):
+        loaded = _torchvision_model(name, weights)
+    else:
+        hint = did_you_mean(name, model_names()) or "; choose a torchvision classifier, demo-biased or demo-fair"
+        raise ModelError(f"unknown model {name!r}{hint}")
+    loaded.module.eval().requires_grad_(requires_grad=False).to(place)
+    return loaded
+
+
+def _demo_model(name: str, weights: str | Path | None) -> LoadedModel:
+    if weights is None:
+        return LoadedModel(load_scene_net(name), name, scene_preprocess, tuple(SCENE_LABELS))
+    module = SceneNet()
+    _fill(module, read_state_dict(Path(weights)), name, Path(weights))
+    return LoadedModel(module, name, scene_preprocess, tuple(SCENE_LABELS))
+
+
+def _torchvision_model(name: str, weights: str | Path | None) -> LoadedModel:
+    known = torchvision.models.get_model_weights(name)
+    if weights is None:
+        return _published(name, known.DEFAULT)
+    if str(weights) in known.__members__:
+        return _published(name, known[str(weights)])
+    path = Path(weights)
+    if not path.is_file():
+        raise ModelError(
+            f"there is no weights file {path}{did_you_mean(str(weights), known.__members__)}; "
+            f"{name} has the published weights {', '.join(known.__members__)}"
+        )
+    state = read_state_dict(path)
+    classes = _class_count(name, state)
+    module = _build(name, classes)
+    _fill(module, state, name, path)
+    # A file published by torchvision is known by its name; any other is taken for one trained with the first recipe.
+    recipe = next((entry for entry in known if Path(entry.url).name == path.name), next(iter(known)))
+    labels = tuple(recipe.meta["categories"])
+    return LoadedModel(
+        module,
+        name,
+        recipe.transforms(),
+        labels if classes is None or classes == len(labels) else None,
+        f"pictures prepared as for torchvision's {recipe}",
+    )
+
+
+def _build(name: str, classes: int | None = None) -> nn.Module:
+    options: dict[str, Any] = {} if classes is None else {"num_classes": classes}
+    if name in ("googlenet", "inception_v3"):
+        # Their published weights scale the input in the model; their slow initialisation would be overwritten.
+        options |= {"init_weights": False, "transform_input": True}
+    return torchvision.models.get_model(name, weights=None, **options)
+
+
+def _published(name: str, weights: Any) -> LoadedModel:
+    try:
+        module = torchvision.models.get_model(name, weights=weights)
+    except (URLError, OSError, RuntimeError) as error:
+        raise ModelError(
+            f"the weights of {name} cannot be downloaded ({error}); with a local file pass --weights FILE "
+            f"(weights=...), and with nothing at all try: camkit demo"
+        ) from error
+    return LoadedModel(module, name, weights.transforms(), tuple(weights.meta["categories"]))
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Read a state dict without running any code from the file (``weights_only=True``, or safetensors).
+
+    Checkpoints that hold the state dict under a key, and the prefixes ``module.`` and ``_orig_mod.``, are understood.
+
+    Raises:
+        ModelError: the file is missing, is no state dict, or would have to run code.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise ModelError(f"there is no weights file {path}") from error
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{path} is not a plain state dict: it holds Python objects or is damaged; "
+            "save it with torch.save(model.state_dict(), ...)"
+        ) from error
+    except Exception as error:
+        raise ModelError(f"{path} cannot be read as weights: {str(error).splitlines()[0]}") from error
+    for key in ("state_dict", "model_state_dict", "model", "model_ema"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ModelError(f"{path} is not a state dict; save it with torch.save(model.state_dict(), ...)")
+    for prefix in ("module.", "_orig_mod."):
+        if all(key.startswith(prefix) for key in state):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
+
+
+def _class_count(name: str, state: dict[str, Tensor]) -> int | None:
+    """Return the number of classes of a state dict when it is not the usual one: the length of the last bias."""
+    with torch.device("meta"):
+        usual = _build(name).state_dict()
+    last = [key for key, value in usual.items() if value.dim() == 1 and key.endswith("bias")][-1]
+    if last in state and state[last].shape != usual[last].shape:
+        return len(state[last])
+    return None
+
+
+def _fill(module: nn.Module, state: dict[str, Tensor], name: str, path: Path) -> None:
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        own = module.state_dict()
+        missing, extra = own.keys() - state.keys(), state.keys() - own.keys()
+        wrong = [key for key in own.keys() & state.keys() if own[key].shape != state[key].shape]
+        example = f", for example {sorted(missing or extra or wrong)[0]!r}" if missing or extra or wrong else ""
+        raise ModelError(
+            f"{path} does not fit {name}: {len(missing)} tensors are missing, {len(extra)} unknown and {len(wrong)} of "
+            f"another shape{example}"
+        ) from error
+
+
+@functools.lru_cache(maxsize=2)
+def _remembered(name: str, device: str) -> LoadedModel:
+    """Load a model by name; the last two are kept, so that calling ``explain`` in a loop does not read them anew."""
+    return load_model(name, device=device)
+
+
+def as_model(
+    model: nn.Module | str | LoadedModel,
+    *,
+    preprocess: Preprocess | None = None,
+    labels: Sequence[str] | None = None,
+    device: str | torch.device | None = None,
+) -> LoadedModel:
+    """Return a model, given as a module or by name, together with its preprocessing and labels.
+
+    The caller's own module is used where it is: it is never moved to another device.
+
+    Raises:
+        ModelError: an unknown name, a module that cannot carry hooks, or one on another device than asked for.
+    """
+    if isinstance(model, str):
+        model = _remembered(model, str(pick_device(device)))
+    if isinstance(model, LoadedModel):
+        known = tuple(labels) if labels else model.labels
+        return replace(model, preprocess=preprocess or model.preprocess, labels=known)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"a model is a torch.nn.Module or a name, not a {type(model).__name__}")
+    module = unwrapped(model)
+    here = device_of(module)
+    if device is not None and (asked := pick_device(device)) != here and asked.type != here.type:
+        raise ModelError(
+            f"the model is on {here} and {str(device)!r} was asked for; camkit does not move your model: call "
+            f"model.to({str(device)!r}) first"
+        )
+    return LoadedModel(module, type(module).__name__, preprocess, tuple(labels) if labels else None)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside DataParallel and torch.compile wrappers.
+
+    Raises:
+        ModelError: a TorchScript module, whose layers cannot carry hooks.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("a TorchScript module's layers cannot be watched; pass the Python module it was made from")
+    if isinstance(model, _WRAPPERS):
+        return unwrapped(model.module)
+    inner = getattr(model, "_orig_mod", None)
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of the module's first parameter or buffer; the CPU where it has none."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """Return the floating-point type of the module's first parameter, which its input must have."""
+    return next((tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()), torch.float32)

@@ -1,0 +1,150 @@
+"""Draws a heatmap onto a picture, with OpenCV. Pictures are RGB, height x width x 3, uint8."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+from jaxtyping import Float
+
+from camkit.errors import InputError, OutputError, did_you_mean
+from camkit.values import Box, Pixels, Style
+
+COLORMAPS: dict[str, int] = {
+    name.removeprefix("COLORMAP_").lower().replace("_", "-"): getattr(cv2, name)
+    for name in dir(cv2)
+    if name.startswith("COLORMAP_")
+}
+"""OpenCV's colour maps by name."""
+
+STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap")
+
+_UNSEEN = 0.45
+"""Brightness of the parts of a picture that the preprocessing cropped away, which the model did not see."""
+
+
+def colorize(heatmap: Float[np.ndarray, "h w"], colormap: str = "turbo") -> Pixels:
+    """Return a heatmap (values 0..1) in colours.
+
+    Raises:
+        InputError: there is no such colour map.
+    """
+    if colormap not in COLORMAPS:
+        hint = did_you_mean(colormap, COLORMAPS) or f"; choose from {', '.join(COLORMAPS)}"
+        raise InputError(f"unknown colormap {colormap!r}{hint}")
+    levels = np.clip(np.rint(heatmap * 255), 0, 255).astype(np.uint8)
+    return np.ascontiguousarray(cv2.applyColorMap(levels, COLORMAPS[colormap])[:, :, ::-1])
+
+
+def place(heatmap: Float[np.ndarray, "h w"], box: Box, size: tuple[int, int]) -> Float[np.ndarray, "height width"]:
+    """Stretch a heatmap over its box on a picture of ``size`` (height, width); NaN where the model did not see."""
+    height, width = size
+    across = (box.right - box.left) / heatmap.shape[1]
+    down = (box.bottom - box.top) / heatmap.shape[0]
+    # Pixel centres lie at +0.5: heat column u covers the picture's x = left + (u + 0.5) * across - 0.5.
+    onto_picture = np.array(
+        [[across, 0, box.left + across / 2 - 0.5], [0, down, box.top + down / 2 - 0.5]], dtype=np.float64
+    )
+    placed = cv2.warpAffine(
+        heatmap, onto_picture, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+    ).astype(np.float32)
+    rows, columns = np.arange(height) + 0.5, np.arange(width) + 0.5
+    placed[(rows < box.top) | (rows > box.bottom)] = np.nan
+    placed[:, (columns < box.left) | (columns > box.right)] = np.nan
+    return placed
+
+
+def blend(
+    pixels: Pixels, heatmap: Float[np.ndarray, "h w"], box: Box | None, *, colormap: str = "turbo", alpha: float = 0.5
+) -> Pixels:
+    """Blend the heat onto the part of the picture that the model saw, and darken the rest.
+
+    Args:
+        pixels: the original picture.
+        heatmap: values 0..1. An all-zero map leaves the picture uncoloured: no evidence, no colours.
+        box: what the model saw, on the picture; None means all of it.
+        colormap: a name from ``COLORMAPS``.
+        alpha: weight of the colours, 0..1; the picture keeps 1 - alpha.
+    """
+    if not 0 <= alpha <= 1:
+        raise InputError(f"alpha is a weight between 0 and 1, not {alpha}")
+    height, width = pixels.shape[:2]
+    placed = place(heatmap, box or Box(0, 0, width, height), (height, width))
+    unseen = np.isnan(placed)
+    colours = colorize(np.nan_to_num(placed), colormap)
+    share = alpha if heatmap.any() else 0.0
+    blended = cv2.addWeighted(pixels, 1 - share, colours, share, 0)
+    blended[unseen] = (pixels[unseen] * _UNSEEN).astype(np.uint8)
+    return np.asarray(blended)
+
+
+def render(
+    pixels: Pixels | None,
+    heatmap: Float[np.ndarray, "h w"],
+    box: Box | None,
+    *,
+    style: Style = "overlay",
+    colormap: str = "turbo",
+    alpha: float = 0.5,
+) -> Pixels:
+    """Draw a heatmap in one of the styles.
+
+    "overlay" blends it onto the picture, "side-by-side" puts the untouched picture to its left, "heatmap" is the
+    colours alone at the size of the model's input. Without a picture every style is the colours alone.
+    """
+    if style not in STYLES:
+        hint = did_you_mean(style, STYLES) or f"; choose from {', '.join(STYLES)}"
+        raise InputError(f"unknown style {style!r}{hint}")
+    if style == "heatmap" or pixels is None:
+        return colorize(heatmap, colormap)
+    blended = blend(pixels, heatmap, box, colormap=colormap, alpha=alpha)
+    return blended if style == "overlay" else np.concatenate([pixels, blended], axis=1)
+
+
+def encode(pixels: Pixels, extension: str = ".png") -> bytes:
+    """Return a picture as the bytes of an image file.
+
+    Raises:
+        OutputError: OpenCV knows no such file type.
+    """
+    try:
+        done, data = cv2.imencode(extension, np.ascontiguousarray(pixels[:, :, ::-1]))
+    except cv2.error:
+        done = False
+    if not done:
+        raise OutputError(f"pictures cannot be written as {extension!r}; use .png, .jpg, .webp or .tiff")
+    return bytes(data)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all: an older file of the name stays until the new one is complete.
+
+    Raises:
+        OutputError: the folder cannot be made or written to.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(name).chmod(0o666 & ~umask)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def shrink(pixels: Pixels, side: int) -> Pixels:
+    """Return the picture with its longer side reduced to ``side`` pixels."""
+    height, width = pixels.shape[:2]
+    ratio = side / max(height, width)
+    size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
+    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))

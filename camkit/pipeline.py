@@ -1,0 +1,374 @@
+"""explain() and explain_many(): the one file that joins the steps.
+
+picture -> images -> layers picks the layer -> capture runs the model -> methods weight -> heatmap -> an Explanation.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args, overload
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from camkit import heatmap as heat
+from camkit.capture import capture, capture_for_cam, is_out_of_memory
+from camkit.errors import CamkitError, ImageError, InputError
+from camkit.explanation import Explanation
+from camkit.images import prepare, unbatched
+from camkit.layers import modules_of, named_layers, resolve
+from camkit.methods import Method, find_method
+from camkit.models import as_model, device_of, dtype_of
+from camkit.targets import Target, TargetLike, as_targets
+from camkit.values import (
+    Box,
+    Failure,
+    ImageLike,
+    LayerChoice,
+    LoadedModel,
+    Precision,
+    Prepared,
+    Preprocess,
+    Scores,
+    Status,
+)
+
+TargetLayer: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"
+
+_READERS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """A call's arguments, checked."""
+
+    model: LoadedModel
+    layers: LayerChoice | None
+    method: Method
+    targets: tuple[Target, ...]
+    precision: Precision
+    batch_size: int
+
+
+def explain(
+    model: nn.Module | str | LoadedModel,
+    img: ImageLike | Sequence[ImageLike],
+    target_layer: TargetLayer = None,
+    *,
+    method: str = "gradcam",
+    target: TargetLike | Sequence[TargetLike] | None = None,
+    preprocess: Preprocess | None = None,
+    labels: Sequence[str] | None = None,
+    device: str | torch.device | None = None,
+    precision: Precision = "fp32",
+    batch_size: int = 32,
+) -> Explanation | list[Explanation]:
+    """Show which pixels a model used.
+
+    Args:
+        model: a module, or a name (torchvision's classifiers, ``demo-biased``, ``demo-fair``). The module comes back
+            exactly as it went in.
+        img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
+            or a list of these.
+        target_layer: None to have it chosen, a dotted name, a module, or several, which are fused by their mean.
+        method: a name from ``camkit.METHODS``.
+        target: what to explain: None for each picture's best class, a class index, a label's text, a function
+            ``output -> (N,)``, or a list of these, each of which is explained for every picture at the cost of one
+            forward pass. ``camkit.targets.top(5)`` is such a list.
+        preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
+        labels: the names of the classes.
+        device: where a model loaded by name runs; a module stays where it is.
+        precision: "fp32", or "bf16" and "fp16" under autocast.
+        batch_size: images per pass; halved by itself when memory runs out.
+
+    Returns:
+        One Explanation for one picture and one target; otherwise a list, picture by picture, target by target within.
+
+    Raises:
+        InputError: something in the call or a picture is wrong; see ``camkit.errors`` for the kinds.
+        Exception: whatever the model, ``preprocess`` or a target function raises.
+
+    Example:
+        >>> import camkit, torch
+        >>> model = camkit.load_model("demo-fair").module
+        >>> camkit.explain(model, torch.zeros(3, 128, 128), target=2).heatmap.shape
+        (128, 128)
+    """
+    several = isinstance(img, (list, tuple)) or (isinstance(img, Tensor) and img.dim() == 4 and len(img) != 1)
+    images = img if isinstance(img, (list, tuple)) else [img]
+    explained = list(
+        explain_many(
+            model,
+            images,
+            target_layer,
+            method=method,
+            target=target,
+            preprocess=preprocess,
+            labels=labels,
+            device=device,
+            precision=precision,
+            batch_size=batch_size,
+        )
+    )
+    if several or isinstance(target, (list, tuple)):
+        return explained
+    return explained[0]
+
+
+@overload
+def explain_many(
+    model: nn.Module | str | LoadedModel,
+    images: Iterable[ImageLike],
+    target_layer: TargetLayer = None,
+    *,
+    method: str = "gradcam",
+    target: TargetLike | Sequence[TargetLike] | None = None,
+    preprocess: Preprocess | None = None,
+    labels: Sequence[str] | None = None,
+    device: str | torch.device | None = None,
+    precision: Precision = "fp32",
+    batch_size: int = 32,
+    on_error: Literal["raise"] = "raise",
+) -> Iterator[Explanation]: ...
+
+
+@overload
+def explain_many(
+    model: nn.Module | str | LoadedModel,
+    images: Iterable[ImageLike],
+    target_layer: TargetLayer = None,
+    *,
+    method: str = "gradcam",
+    target: TargetLike | Sequence[TargetLike] | None = None,
+    preprocess: Preprocess | None = None,
+    labels: Sequence[str] | None = None,
+    device: str | torch.device | None = None,
+    precision: Precision = "fp32",
+    batch_size: int = 32,
+    on_error: Literal["yield"],
+) -> Iterator[Explanation | Failure]: ...
+
+
+def explain_many(
+    model: nn.Module | str | LoadedModel,
+    images: Iterable[ImageLike],
+    target_layer: TargetLayer = None,
+    *,
+    method: str = "gradcam",
+    target: TargetLike | Sequence[TargetLike] | None = None,
+    preprocess: Preprocess | None = None,
+    labels: Sequence[str] | None = None,
+    device: str | torch.device | None = None,
+    precision: Precision = "fp32",
+    batch_size: int = 32,
+    on_error: Literal["raise", "yield"] = "raise",
+) -> Iterator[Explanation | Failure]:
+    """Explain any number of pictures as a stream: memory holds a few batches, reading overlaps with computing.
+
+    Args:
+        model, target_layer, method, target, preprocess, labels, device, precision, batch_size: as for ``explain``.
+        images: any iterable of what ``explain`` takes; read only as fast as the results are taken.
+        on_error: what to do about a picture that cannot be read: "raise" its error in its place, or "yield" a
+            ``Failure`` there and go on.
+
+    Returns:
+        An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
+        returned; the pictures are read when it is walked through.
+
+    Raises:
+        InputError: as ``explain``.
+    """
+    if on_error not in ("raise", "yield"):
+        raise InputError(f"on_error is 'raise' or 'yield', not {on_error!r}")
+    plan = _plan(model, target_layer, method, target, preprocess, labels, device, precision, batch_size)
+    return _stream(plan, images, on_error)
+
+
+def _plan(
+    model: nn.Module | str | LoadedModel,
+    target_layer: TargetLayer,
+    method: str,
+    target: TargetLike | Sequence[TargetLike] | None,
+    preprocess: Preprocess | None,
+    labels: Sequence[str] | None,
+    device: str | torch.device | None,
+    precision: Precision,
+    batch_size: int,
+) -> _Plan:
+    if precision not in get_args(Precision):
+        raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size is a whole number from 1, not {batch_size!r}")
+    found = find_method(method)
+    loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
+    return _Plan(
+        loaded,
+        None if target_layer is None else named_layers(loaded.module, target_layer),
+        found,
+        tuple(as_targets(target, loaded.labels)),
+        precision,
+        batch_size,
+    )
+
+
+def _stream(plan: _Plan, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
+    batch: list[Prepared] = []
+    for item in _prepared(images, plan.model.preprocess, 2 * plan.batch_size):
+        if batch and (
+            isinstance(item, Failure) or len(batch) == plan.batch_size or item.tensor.shape != batch[0].tensor.shape
+        ):
+            yield from _explain(plan, batch)
+            batch = []
+        if isinstance(item, Prepared):
+            batch.append(item)
+        elif on_error == "raise":
+            raise item.error
+        else:
+            yield item
+    if batch:
+        yield from _explain(plan, batch)
+
+
+def _prepared(
+    images: Iterable[ImageLike], preprocess: Preprocess | None, ahead: int
+) -> Iterator[Prepared | Failure]:
+    """Prepare pictures in the order they come, up to ``ahead`` of them at once in other threads."""
+
+    def ready(image: ImageLike, number: int) -> Prepared | Failure:
+        try:
+            return prepare(image, preprocess)
+        except CamkitError as error:
+            source = str(image) if isinstance(image, (str, Path)) else f"picture {number}"
+            return Failure(source, error)
+
+    numbered = enumerate(unbatched(images), start=1)
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="camkit-read") as pool:
+        waiting: deque[Callable[[], Prepared | Failure]] = deque()
+        try:
+            while True:
+                for number, image in islice(numbered, ahead - len(waiting)):
+                    waiting.append(_start(pool, ready, image, number))
+                if not waiting:
+                    return
+                yield waiting.popleft()()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start(
+    pool: ThreadPoolExecutor,
+    ready: Callable[[ImageLike, int], Prepared | Failure],
+    image: ImageLike,
+    number: int,
+) -> Callable[[], Prepared | Failure]:
+    """Begin to prepare an image: files and pictures in the pool, tensors, which need no work, when they are taken."""
+    if isinstance(image, (str, Path, Image.Image, np.ndarray)):
+        future: Future[Prepared | Failure] = pool.submit(ready, image, number)
+        return future.result
+    return functools.partial(ready, image, number)
+
+
+def _explain(plan: _Plan, batch: list[Prepared]) -> list[Explanation]:
+    """Explain a batch of pictures of one size, in halves where the device has too little memory for all."""
+    try:
+        return _explain_batch(plan, batch)
+    except RuntimeError as error:
+        if len(batch) == 1 or not is_out_of_memory(error):
+            raise
+    middle = len(batch) // 2
+    return _explain(plan, batch[:middle]) + _explain(plan, batch[middle:])
+
+
+def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation]:
+    module = plan.model.module
+    inputs = _stacked([item.tensor for item in batch]).to(device_of(module), dtype_of(module))
+    choice = plan.layers or resolve(module, inputs[:1], plan.targets[0])
+    run = capture_for_cam if plan.method.needs == "head" else capture
+    try:
+        captured = run(module, inputs, modules_of(module, choice), plan.targets, precision=plan.precision)
+    except RuntimeError as error:
+        _explain_channels(module, inputs, error)
+        raise
+    size = inputs.shape[2:]
+    explained = []
+    for number, scores in enumerate(captured.scores):
+        raws = [
+            heat.weighted_sum(plan.method.weights(maps.activations, maps.seconds[number]), maps.activations)
+            for maps in captured.features
+        ]
+        raw, heatmap = heat.fuse(raws, size)
+        explained.append(_explanations(plan, batch, choice, scores, raw, heatmap))
+    return [explanation for of_one_picture in zip(*explained, strict=True) for explanation in of_one_picture]
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    """Return the tensors as one batch, without a copy where they lie behind each other in memory already."""
+    first = tensors[0]
+    step = first.numel()
+    in_a_row = first.is_contiguous() and all(
+        tensor.is_contiguous()
+        and tensor.dtype == first.dtype
+        and tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and tensor.storage_offset() == first.storage_offset() + number * step
+        for number, tensor in enumerate(tensors)
+    )
+    if in_a_row:
+        return first.detach().as_strided((len(tensors), *first.shape), (step, *first.stride()))
+    return torch.stack([tensor.detach() for tensor in tensors])
+
+
+def _explain_channels(module: nn.Module, inputs: Tensor, error: RuntimeError) -> None:
+    """Turn a failure of the model into a sentence about its input when the number of channels explains it."""
+    if is_out_of_memory(error):
+        return
+    first = next((part for part in module.modules() if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
+    if first is not None and first.in_channels != inputs.shape[1]:
+        raise ImageError(
+            f"the picture has {inputs.shape[1]} channels and the model's first convolution takes {first.in_channels}"
+        ) from error
+
+
+def _explanations(
+    plan: _Plan, batch: list[Prepared], choice: LayerChoice, scores: Scores, raw: Tensor, heatmap: Tensor
+) -> list[Explanation]:
+    """Take one target's maps to the CPU and wrap each with what is known of its picture."""
+    heatmaps, raws, values = heatmap.cpu().numpy(), raw.cpu().numpy(), scores.values.tolist()
+    labels = plan.model.labels
+    explained = []
+    for number, item in enumerate(batch):
+        index = None if scores.indices is None else scores.indices[number]
+        explained.append(
+            Explanation(
+                heatmap=heatmaps[number].copy(),
+                raw=raws[number].copy(),
+                target=index,
+                label=scores.description if index is None else labels[index] if labels else None,
+                score=values[number],
+                probability=None if scores.probabilities is None else scores.probabilities[number],
+                layer=str(choice),
+                layer_reason=choice.reason,
+                method=plan.method.name,
+                status=_status(heatmaps[number], raws[number]),
+                box=item.box,
+                picture=item.pixels,
+                source=item.source,
+            )
+        )
+    return explained
+
+
+def _status(heatmap: np.ndarray, raw: np.ndarray) -> Status:
+    if not np.isfinite(raw).all():
+        return "non_finite"
+    return "ok" if heatmap.any() else "no_positive_evidence"
+
+

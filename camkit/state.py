@@ -1,0 +1,124 @@
+"""Leaves the user's model and process exactly as they were found."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_lock = threading.Lock()
+_held: dict[int, _Held] = {}
+
+
+@dataclass
+class _Held:
+    """A module some thread is using: how many do, its flag before the first came, and its buffers at that time."""
+
+    module: nn.Module
+    users: int
+    training: bool
+    writes: bool
+    buffers: dict[str, tuple[Tensor | None, Tensor | None, int]]
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _may_write_buffers(module: nn.Module) -> bool:
+    """Tell whether a forward pass may change the module's buffers: PyTorch's own layers never do in evaluation mode."""
+    return bool(module._buffers) and not type(module).__module__.startswith("torch.nn.modules.")
+
+
+def _hold(module: nn.Module) -> bool:
+    """Take note of one more user of the module; return False where there is nothing to restore later."""
+    held = _held.get(id(module))
+    if held is not None:
+        held.users += 1
+        return True
+    writes = _may_write_buffers(module)
+    if not (module.training or writes):
+        return False
+    buffers = {
+        name: (buffer, None if buffer is None else buffer.detach().clone(), 0 if buffer is None else _version(buffer))
+        for name, buffer in (module._buffers.items() if writes else ())
+    }
+    _held[id(module)] = _Held(module, 1, module.training, writes, buffers)
+    if module.training:
+        module.training = False
+    return True
+
+
+def _release(module: nn.Module) -> None:
+    held = _held[id(module)]
+    held.users -= 1
+    if held.users:
+        return
+    del _held[id(module)]
+    if module.training != held.training:
+        module.training = held.training
+    if held.writes:
+        _restore_buffers(held)
+
+
+def _restore_buffers(held: _Held) -> None:
+    module = held.module
+    for name in [name for name in module._buffers if name not in held.buffers]:
+        del module._buffers[name]
+    for name, (buffer, saved, version) in held.buffers.items():
+        module._buffers[name] = buffer
+        if buffer is not None and saved is not None and _version(buffer) in (-1, version):
+            continue
+        if buffer is not None and saved is not None:
+            buffer.copy_(saved)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every submodule into evaluation mode, and restore each one's own flag and buffers at the end.
+
+    Several threads may be inside for the same model, or for models that share modules: the first one in saves, the last
+    one out restores. ``train()`` and ``eval()`` are not called, since models may override them.
+    """
+    modules = list(model.modules())
+    taken: list[nn.Module] = []
+    try:
+        with _lock, torch.no_grad():
+            for module in modules:
+                if _hold(module):
+                    taken.append(module)
+        yield
+    finally:
+        with _lock, torch.no_grad():
+            for module in taken:
+                _release(module)
+
+
+def _device_states(devices: set[torch.device]) -> dict[torch.device, Tensor]:
+    return {device: torch.get_device_module(device.type).get_rng_state(device) for device in devices}
+
+
+@contextmanager
+def same_randomness(model: nn.Module) -> Iterator[None]:
+    """Restore the random generators of torch (CPU and the model's devices), NumPy and Python at the end."""
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type in ("cuda", "mps", "xpu")}
+    torch_state = torch.get_rng_state()
+    device_states = _device_states(devices)
+    numpy_state: Any = np.random.get_state()
+    python_state = random.getstate()
+    try:
+        yield
+    finally:
+        if not torch.equal(torch.get_rng_state(), torch_state):
+            torch.set_rng_state(torch_state)
+        for device, state in device_states.items():
+            torch.get_device_module(device.type).set_rng_state(state, device)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)

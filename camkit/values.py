@@ -1,0 +1,153 @@
+"""The values passed from room to room: frozen, without behaviour beyond reading themselves.
+
+Shapes are written the same way everywhere: N images, C channels, H x W pixels, h x w grid cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor
+
+Pixels: TypeAlias = UInt8[np.ndarray, "height width 3"]
+ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
+Preprocess: TypeAlias = Callable[[Image.Image], Tensor]
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+Status: TypeAlias = Literal["ok", "no_positive_evidence", "non_finite"]
+Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap"]
+
+
+class Box(NamedTuple):
+    """A rectangle on the original picture, in its pixels; right and bottom are exclusive."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """One picture, ready for the model.
+
+    ``tensor`` is the model's input (C, H, W). ``pixels`` is what a person sees, ``box`` the part of it that the tensor
+    shows (None when the preprocessing could not be followed; ``pixels`` is then the tensor itself, drawn).
+    """
+
+    tensor: Float[Tensor, c *size]
+    pixels: Pixels | None
+    box: Box | None
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    r"""Where the axes of a layer's output are.
+
+    ``kind`` is "channels_first" (N, C, \*grid), "channels_last" (N, \*grid, C), "tokens" (N, L, C) or
+    "tokens_last" (N, C, L); ``prefix`` counts the tokens before the grid (class, distillation, registers).
+    """
+
+    kind: Literal["channels_first", "channels_last", "tokens", "tokens_last"]
+    grid: tuple[int, ...]
+    prefix: int = 0
+
+    def __str__(self) -> str:
+        """Return, for example, ``"channels_first 7x7"`` or ``"tokens 14x14 after 1"``."""
+        grid = "x".join(map(str, self.grid))
+        return f"{self.kind} {grid}" + (f" after {self.prefix}" if self.prefix else "")
+
+
+@dataclass(frozen=True)
+class LayerRef:
+    """One call of one module: its dotted name and, where it runs several times, which call (from 1)."""
+
+    name: str
+    call: int | None = None
+
+    def __str__(self) -> str:
+        """Return the way the layer is typed: ``"layer4"`` or ``"layer4.2.relu#3"``."""
+        return self.name if self.call is None else f"{self.name}#{self.call}"
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """What a probe pass saw of one call of one module; ``verdict`` says why it is, or is not, a layer to explain."""
+
+    ref: LayerRef
+    kind: str
+    shape: tuple[int, ...] | None
+    layout: Layout | None
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """The layers a map is made from, why, and the next best ones."""
+
+    layers: tuple[LayerRef, ...]
+    reason: str
+    runners_up: tuple[LayerRef, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the layers' names, joined by a plus sign."""
+        return "+".join(map(str, self.layers))
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    r"""What the hooks saved of one layer: feature maps (N, C, \*grid), and for each target what weights them.
+
+    ``seconds`` holds the gradients (N, C, \*grid), or the class weights (N, C) of a linear head.
+    """
+
+    activations: Float[Tensor, "n c *grid"]
+    seconds: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """One target's result for a batch: its score, and, where it is a class, index and probability."""
+
+    values: Float[Tensor, " n"]
+    indices: tuple[int, ...] | None = None
+    probabilities: tuple[float, ...] | None = None
+    description: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """The result of running the model once: features per layer in the order asked for, scores per target."""
+
+    features: tuple[Features, ...]
+    scores: tuple[Scores, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model with what belongs to it: how its pictures are prepared and what its classes are called."""
+
+    module: torch.nn.Module
+    name: str
+    preprocess: Preprocess | None = None
+    labels: tuple[str, ...] | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Failure:
+    """A picture that could not be explained, in the place where its explanation would have been."""
+
+    source: str
+    error: Exception
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain JSON values."""
+        return {"source": self.source, "status": "error", "error": str(self.error)}
