@@ -11,11 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.errors import LayerError, MethodError, TargetError
-from camkit.hooks import Saved, Tape, cut, forward_hooks
+from camkit.hooks import ForwardHook, Saved, Tape, cut, forward_hooks
 from camkit.layouts import infer_layout, to_grid
 from camkit.state import evaluating, same_randomness
-from camkit.targets import Target, logits_of
-from camkit.values import Capture, Features, LayerRef, Precision, Scores
+from camkit.values import Capture, Features, LayerRef, Precision, Scores, Target
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -141,13 +140,14 @@ def capture_for_cam(
         assert isinstance(module, nn.Linear)
         calls.append((module, arguments[0].detach(), output))
 
-    linears = {module: note for module in model.modules() if isinstance(module, nn.Linear)}
+    linears: dict[nn.Module, ForwardHook] = {
+        module: note for module in model.modules() if isinstance(module, nn.Linear)
+    }
     with quiet_pass(model, inputs.device, precision), cut(layers, gradients=False) as tape, forward_hooks(linears):
         output = model(inputs)
         _check_all_ran(tape, layers)
-        logits = logits_of(output, len(inputs))
         scores = tuple(target(output, len(inputs)) for target in targets)
-        heads = [call for call in calls if call[2].shape == logits.shape and torch.equal(call[2], logits)]
+        heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
         features = tuple(_cam_features(ref, tape.layers[ref], inputs, heads, scores) for ref in layers)
     return Capture(features, tuple(replace(scored, values=scored.values.float()) for scored in scores))
 
@@ -172,6 +172,15 @@ def _cam_features(
     )
 
 
+def _gives(logits: Tensor, scored: Scores) -> bool:
+    """Tell whether a linear layer's output holds the classes' scores."""
+    if scored.indices is None:
+        raise TargetError("cam explains classes; for a target function use 'gradcam'")
+    if logits.dim() != 2 or len(logits) != len(scored.indices) or max(scored.indices) >= logits.shape[1]:
+        return False
+    return torch.equal(logits[range(len(logits)), scored.indices], scored.values)
+
+
 def _same(pooled: Tensor, mean: Tensor) -> bool:
     tolerance = 1e-4 if pooled.dtype == mean.dtype == torch.float32 else 2e-2
     if pooled.shape != mean.shape:
@@ -181,9 +190,7 @@ def _same(pooled: Tensor, mean: Tensor) -> bool:
 
 
 def _class_weights(linear: nn.Linear, scored: Scores) -> Float[Tensor, "n c"]:
-    if scored.indices is None:
-        raise TargetError("cam explains classes; for a target function use 'gradcam'")
-    return linear.weight.detach()[list(scored.indices)].float()
+    return linear.weight.detach()[list(scored.indices or ())].float()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -191,5 +198,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
-
-

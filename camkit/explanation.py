@@ -67,9 +67,7 @@ class Explanation:
         """
         return overlay.render(self.picture, self.heatmap, self.box, style=style, colormap=colormap, alpha=alpha)
 
-    def save(
-        self, path: str | Path, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5
-    ) -> Path:
+    def save(self, path: str | Path, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Path:
         """Write the drawn picture to a file, whole or not at all; the ending decides the type. Folders are made.
 
         Raises:
@@ -99,8 +97,9 @@ class Explanation:
         return self.label if self.label is not None else f"class {self.target}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the pictures as plain JSON values; ``raw`` as nested lists, not-finite cells as None."""
-        cells = np.where(np.isfinite(self.raw), self.raw.astype(object), None)
+        """Return everything but the pictures as plain JSON values; ``raw`` as nested lists, None where not finite."""
+        cells = self.raw.astype(object)
+        cells[~np.isfinite(self.raw)] = None
         return {
             "source": self.source,
             "target": self.target,

@@ -14,7 +14,7 @@ _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 def weighted_sum(
     weights: Float[Tensor, "n c *broadcast"], activations: Float[Tensor, "n c *grid"]
-) -> Float[Tensor, n *grid]:
+) -> Float[Tensor, "n *grid"]:
     """Sum weights times activations over the channels, in float32: the signed map."""
     maps = activations.float()
     if weights[0, 0].numel() == 1 and maps.dim() == 4:
@@ -22,18 +22,18 @@ def weighted_sum(
     return (weights.float() * maps).sum(1)
 
 
-def upsample(maps: Float[Tensor, n *grid], size: Sequence[int]) -> Float[Tensor, n *size]:
+def upsample(maps: Float[Tensor, "n *grid"], size: Sequence[int]) -> Float[Tensor, "n *size"]:
     """Interpolate maps linearly along each axis, cell centres kept in place (``align_corners=False``)."""
     return functional.interpolate(maps[:, None], size=tuple(size), mode=_MODES[len(size)], align_corners=False)[:, 0]
 
 
-def scale(maps: Float[Tensor, n *size]) -> Float[Tensor, n *size]:
+def scale(maps: Float[Tensor, "n *size"]) -> Float[Tensor, "n *size"]:
     """Divide each non-negative map by its maximum, so that 0 stays 0: no evidence. A map without any stays zero."""
     largest = maps.flatten(1).amax(1).reshape(-1, *[1] * (maps.dim() - 1))
     return torch.where(largest > 0, maps / largest, 0)
 
 
-def to_heatmap(raw: Float[Tensor, n *grid], size: Sequence[int]) -> Float[Tensor, n *size]:
+def to_heatmap(raw: Float[Tensor, "n *grid"], size: Sequence[int]) -> Float[Tensor, "n *size"]:
     """Turn signed maps on the grid into heatmaps 0..1 at the size of the input.
 
     ReLU comes before the upsampling, the division by the maximum after it. A map with a value that is not finite
@@ -43,7 +43,7 @@ def to_heatmap(raw: Float[Tensor, n *grid], size: Sequence[int]) -> Float[Tensor
     return scale(upsample(torch.where(finite, raw, 0).relu(), size))
 
 
-def fuse(raws: Sequence[Float[Tensor, n *_]], size: Sequence[int]) -> tuple[Tensor, Tensor]:
+def fuse(raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Fuse the signed maps of several layers by their mean, each scaled by its own largest absolute value first.
 
     Returns:

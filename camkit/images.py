@@ -34,7 +34,7 @@ def find_pictures(patterns: Iterable[str | Path]) -> list[Path]:
             inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in extensions and file.is_file())
             found.extend(inside or [path])
         elif not path.exists() and any(sign in str(pattern) for sign in _GLOB):
-            found.extend(sorted(map(Path, glob.iglob(str(pattern), recursive=True))) or [path])
+            found.extend(sorted(map(Path, glob.glob(str(pattern), recursive=True))) or [path])
         else:
             found.append(path)
     return list(dict.fromkeys(found))
@@ -247,7 +247,7 @@ def _shown(preprocess: Preprocess, grey: np.ndarray, output: tuple[int, int]) ->
 
 
 def _span(position: np.ndarray, axis: int) -> tuple[float, float] | None:
-    """Fit position = a * (index + 0.5) + b along an axis; return where the axis begins and ends, or None if it bends."""
+    """Fit position = a * (index + 0.5) + b along an axis; return where the axis begins and ends, None if it bends."""
     other = 1 - axis
     lines = np.nan_to_num(position).sum(other) / np.maximum(np.isfinite(position).sum(other), 1)
     used = np.isfinite(position).any(other)
@@ -260,5 +260,3 @@ def _span(position: np.ndarray, axis: int) -> tuple[float, float] | None:
     if max(spread, residual) > 0.03 or slope <= 0:
         return None
     return float(offset), float(offset + slope * len(lines))
-
-

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from camkit.errors import LayerError, TargetError, did_you_mean
 from camkit.hooks import forward_hooks, starts
-from camkit.layouts import feature_tensor, infer_layout, to_grid
+from camkit.layouts import feature_tensor, infer_layout, tensors_in, to_grid
 from camkit.state import evaluating, same_randomness
-from camkit.targets import Target, TopTarget
-from camkit.values import LayerChoice, LayerRef, LayerRow, Layout
+from camkit.values import LayerChoice, LayerRef, LayerRow, Layout, Target
 
 _PASSING = (
     nn.Identity,
@@ -80,11 +79,11 @@ def probe(model: nn.Module, image: Float[Tensor, "1 c *size"], target: Target | 
     Args:
         model: left exactly as it was found.
         image: one input on the model's device.
-        target: the score whose influence is measured; each image's best class when None.
+        target: the score whose influence is measured; the largest value of the output when None.
     """
     known = _probes.get(model)
     if known is None:
-        known = _probes[model] = _probe(model, image, target or TopTarget())
+        known = _probes[model] = _probe(model, image, target)
     return known
 
 
@@ -104,7 +103,7 @@ def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"], target: Target 
 
 
 def named_layers(model: nn.Module, layers: str | nn.Module | Sequence[str | nn.Module]) -> LayerChoice:
-    """Turn the caller's layers into a choice: modules, or dotted names such as ``"layer4"`` (``"relu#3"``: its 3rd call).
+    """Turn the caller's layers into a choice: modules, or dotted names such as ``"layer4"`` (``"relu#3"``: 3rd call).
 
     Raises:
         LayerError: there is no such layer in the model; the message names the nearest.
@@ -139,19 +138,24 @@ def modules_of(model: nn.Module, choice: LayerChoice) -> dict[LayerRef, nn.Modul
     return {ref: model.get_submodule(ref.name) for ref in choice.layers}
 
 
-def _probe(model: nn.Module, image: Tensor, target: Target) -> Probe:
+def _probe(model: nn.Module, image: Tensor, target: Target | None) -> Probe:
     with same_randomness(model), evaluating(model), torch.inference_mode(mode=False), torch.enable_grad():
         leaf = image.detach().clone().requires_grad_()
         calls, output = _watch(model, leaf)
         for call in calls:
             if call.output is not None:
                 call.layout = infer_layout(tuple(call.output.shape), 1, tuple(image.shape[2:]))
-        try:
-            score = target(output, 1).values.sum()
-        except TargetError:
-            score = None
-        influence = _Influence(calls, score)
+        influence = _Influence(calls, _score(output, target))
     return _choose(calls, influence)
+
+
+def _score(output: Any, target: Target | None) -> Tensor | None:
+    if target is None:
+        return next((value.amax() for value in tensors_in(output) if value.requires_grad and value.numel()), None)
+    try:
+        return target(output, 1).values.sum()
+    except TargetError:
+        return None
 
 
 def _watch(model: nn.Module, leaf: Tensor) -> tuple[list[_Call], Any]:

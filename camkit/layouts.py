@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -28,6 +29,11 @@ def _tensors(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
     elif isinstance(output, (tuple, list)):
         for index, value in enumerate(output):
             yield from _tensors(value, (*path, index))
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Walk through the tensors of a module's output: a tensor, or tuples, lists and dictionaries that hold some."""
+    return (tensor for _, tensor in _tensors(output))
 
 
 def feature_tensor(output: Any) -> tuple[tuple[Any, ...], Tensor] | None:
@@ -118,7 +124,7 @@ def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> L
     return None
 
 
-def to_grid(tensor: Float[Tensor, n *rest], layout: Layout) -> Float[Tensor, "n c *grid"]:
+def to_grid(tensor: Float[Tensor, "n *rest"], layout: Layout) -> Float[Tensor, "n c *grid"]:
     r"""Return a layer's output as (N, C, \*grid) without copying it where the memory allows.
 
     Raises:
@@ -131,6 +137,6 @@ def to_grid(tensor: Float[Tensor, n *rest], layout: Layout) -> Float[Tensor, "n 
         if layout.kind == "channels_last":
             return tensor.movedim(-1, 1)
         cells = tensor.movedim(-1, 1) if layout.kind == "tokens" else tensor
-        return cells[:, :, layout.prefix :].unflatten(2, layout.grid)
+        return cells[:, :, layout.prefix :].reshape(*cells.shape[:2], *layout.grid)
     except RuntimeError as error:
         raise LayerError(f"a layer output of shape {tuple(tensor.shape)} is not laid out as {layout}") from error

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.error import URLError
 
 import torch
@@ -114,7 +114,7 @@ def _build(name: str, classes: int | None = None) -> nn.Module:
     if name in ("googlenet", "inception_v3"):
         # Their published weights scale the input in the model; their slow initialisation would be overwritten.
         options |= {"init_weights": False, "transform_input": True}
-    return torchvision.models.get_model(name, weights=None, **options)
+    return cast("nn.Module", torchvision.models.get_model(name, weights=None, **options))
 
 
 def _published(name: str, weights: Any) -> LoadedModel:

@@ -26,15 +26,18 @@ _UNSEEN = 0.45
 """Brightness of the parts of a picture that the preprocessing cropped away, which the model did not see."""
 
 
-def colorize(heatmap: Float[np.ndarray, "h w"], colormap: str = "turbo") -> Pixels:
-    """Return a heatmap (values 0..1) in colours.
+def check(style: str, colormap: str, alpha: float) -> None:
+    """Raise an InputError for an unknown style or colour map, or an alpha outside 0..1."""
+    for kind, word, choices in (("style", style, STYLES), ("colormap", colormap, tuple(COLORMAPS))):
+        if word not in choices:
+            hint = did_you_mean(word, choices) or f"; choose from {', '.join(choices)}"
+            raise InputError(f"unknown {kind} {word!r}{hint}")
+    if not 0 <= alpha <= 1:
+        raise InputError(f"alpha is a weight between 0 and 1, not {alpha}")
 
-    Raises:
-        InputError: there is no such colour map.
-    """
-    if colormap not in COLORMAPS:
-        hint = did_you_mean(colormap, COLORMAPS) or f"; choose from {', '.join(COLORMAPS)}"
-        raise InputError(f"unknown colormap {colormap!r}{hint}")
+
+def colorize(heatmap: Float[np.ndarray, "h w"], colormap: str = "turbo") -> Pixels:
+    """Return a heatmap (values 0..1) in colours."""
     levels = np.clip(np.rint(heatmap * 255), 0, 255).astype(np.uint8)
     return np.ascontiguousarray(cv2.applyColorMap(levels, COLORMAPS[colormap])[:, :, ::-1])
 
@@ -54,7 +57,7 @@ def place(heatmap: Float[np.ndarray, "h w"], box: Box, size: tuple[int, int]) ->
     rows, columns = np.arange(height) + 0.5, np.arange(width) + 0.5
     placed[(rows < box.top) | (rows > box.bottom)] = np.nan
     placed[:, (columns < box.left) | (columns > box.right)] = np.nan
-    return placed
+    return np.asarray(placed)
 
 
 def blend(
@@ -69,8 +72,6 @@ def blend(
         colormap: a name from ``COLORMAPS``.
         alpha: weight of the colours, 0..1; the picture keeps 1 - alpha.
     """
-    if not 0 <= alpha <= 1:
-        raise InputError(f"alpha is a weight between 0 and 1, not {alpha}")
     height, width = pixels.shape[:2]
     placed = place(heatmap, box or Box(0, 0, width, height), (height, width))
     unseen = np.isnan(placed)
@@ -94,10 +95,11 @@ def render(
 
     "overlay" blends it onto the picture, "side-by-side" puts the untouched picture to its left, "heatmap" is the
     colours alone at the size of the model's input. Without a picture every style is the colours alone.
+
+    Raises:
+        InputError: an unknown style or colormap, or alpha out of range.
     """
-    if style not in STYLES:
-        hint = did_you_mean(style, STYLES) or f"; choose from {', '.join(STYLES)}"
-        raise InputError(f"unknown style {style!r}{hint}")
+    check(style, colormap, alpha)
     if style == "heatmap" or pixels is None:
         return colorize(heatmap, colormap)
     blended = blend(pixels, heatmap, box, colormap=colormap, alpha=alpha)
@@ -140,6 +142,20 @@ def write(path: Path, data: bytes) -> None:
             raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def check_folder(folder: Path) -> None:
+    """Make a folder, and make sure that files can be written into it, before anything is computed.
+
+    Raises:
+        OutputError: it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(f"cannot write into the folder {folder}: {error.strerror or error}") from error
 
 
 def shrink(pixels: Pixels, side: int) -> Pixels:

@@ -10,10 +10,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args, overload
+from typing import Literal, TypeAlias, cast, get_args, overload
 
 import numpy as np
 import torch
@@ -28,9 +28,8 @@ from camkit.images import prepare, unbatched
 from camkit.layers import modules_of, named_layers, resolve
 from camkit.methods import Method, find_method
 from camkit.models import as_model, device_of, dtype_of
-from camkit.targets import Target, TargetLike, as_targets
+from camkit.targets import TargetLike, as_targets
 from camkit.values import (
-    Box,
     Failure,
     ImageLike,
     LayerChoice,
@@ -40,6 +39,7 @@ from camkit.values import (
     Preprocess,
     Scores,
     Status,
+    Target,
 )
 
 TargetLayer: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"
@@ -104,7 +104,7 @@ def explain(
         (128, 128)
     """
     several = isinstance(img, (list, tuple)) or (isinstance(img, Tensor) and img.dim() == 4 and len(img) != 1)
-    images = img if isinstance(img, (list, tuple)) else [img]
+    images: Sequence[ImageLike] = img if isinstance(img, (list, tuple)) else [cast("ImageLike", img)]
     explained = list(
         explain_many(
             model,
@@ -238,9 +238,7 @@ def _stream(plan: _Plan, images: Iterable[ImageLike], on_error: str) -> Iterator
         yield from _explain(plan, batch)
 
 
-def _prepared(
-    images: Iterable[ImageLike], preprocess: Preprocess | None, ahead: int
-) -> Iterator[Prepared | Failure]:
+def _prepared(images: Iterable[ImageLike], preprocess: Preprocess | None, ahead: int) -> Iterator[Prepared | Failure]:
     """Prepare pictures in the order they come, up to ``ahead`` of them at once in other threads."""
 
     def ready(image: ImageLike, number: int) -> Prepared | Failure:
@@ -370,5 +368,3 @@ def _status(heatmap: np.ndarray, raw: np.ndarray) -> Status:
     if not np.isfinite(raw).all():
         return "non_finite"
     return "ok" if heatmap.any() else "no_positive_evidence"
-
-

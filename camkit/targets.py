@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from camkit.errors import TargetError, did_you_mean
-from camkit.values import Scores
+from camkit.values import Scores, Target
 
 Labels: TypeAlias = "Sequence[str] | None"
 TargetFunction: TypeAlias = Callable[[Any], Tensor]
-
-
-class Target(Protocol):
-    """Anything that scores an output; the scores keep their graph, so that they can be differentiated."""
-
-    def __call__(self, output: Any, batch: int) -> Scores:
-        """Return one score per image for a batch of ``batch`` images."""
-        ...
-
-
-TargetLike: TypeAlias = "int | str | Target | TargetFunction"
+TargetLike: TypeAlias = "int | str | ClassTarget | TopTarget | FunctionTarget | TargetFunction"
 
 
 def describe(output: Any) -> str:
@@ -130,7 +120,7 @@ class FunctionTarget:
         return Scores(values=values, description=getattr(self.function, "__name__", None) or repr(self.function))
 
 
-def top(count: int) -> list[Target]:
+def top(count: int) -> list[TopTarget]:
     """Return targets for the ``count`` best classes of each image: ``explain(..., target=top(5))``."""
     if count < 1:
         raise TargetError(f"the number of best classes must be at least 1, not {count}")

@@ -41,7 +41,7 @@ class Prepared:
     shows (None when the preprocessing could not be followed; ``pixels`` is then the tensor itself, drawn).
     """
 
-    tensor: Float[Tensor, c *size]
+    tensor: Float[Tensor, "c *size"]
     pixels: Pixels | None
     box: Box | None
     source: str | None
@@ -120,6 +120,10 @@ class Scores:
     indices: tuple[int, ...] | None = None
     probabilities: tuple[float, ...] | None = None
     description: str | None = None
+
+
+Target: TypeAlias = Callable[[Any, int], Scores]
+"""Scores a model's output for a batch of so many images; the values keep their graph, to be differentiated."""
 
 
 @dataclass(frozen=True, eq=False)

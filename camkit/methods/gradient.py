@@ -45,11 +45,12 @@ def gradcam_plus_plus(
 
     Eq. 19 with Y = exp(S) is alpha = G^2 / (2 G^2 + G^3 sum_ab A_kab). Divided through by G^2 it is 1 / (2 + G sum A),
     and only cells with G > 0 count. The factor exp(S) scales all weights alike and drops out of the scaled map. The
-    formula itself is not free of the scale of S: G stands beside the 2.
+    formula itself is not free of the scale of S: G stands beside the 2. Where a channel's sum is negative, 2 + G sum A
+    can be 0 and the formula has no value; such a cell counts nothing.
     """
     positive = gradients.float().relu()
-    alpha = 1 / (2 + positive * activations.float().sum(_cells(activations), keepdim=True))
-    return torch.where(positive > 0, alpha * positive, 0).sum(_cells(gradients), keepdim=True)
+    below = 2 + positive * activations.float().sum(_cells(activations), keepdim=True)
+    return torch.where((positive > 0) & (below != 0), positive / below, 0).sum(_cells(gradients), keepdim=True)
 
 
 @register(
@@ -77,11 +78,12 @@ def xgradcam(
 ) -> Float[Tensor, "n c *ones"]:
     """Weight channel k by the sum over the cells of G_kij A_kij / sum_ab A_kab.
 
-    Where a channel's sum is nothing but rounding, measured against the sum of its absolute values, the weight is 0.
+    Where a channel's sum is nothing but the rounding of the pass's precision, measured against the sum of its absolute
+    values, the weight is 0.
     """
     maps = activations.float()
     total = maps.sum(_cells(maps), keepdim=True)
-    rounding = torch.finfo(maps.dtype).eps * maps.abs().sum(_cells(maps), keepdim=True)
+    rounding = torch.finfo(activations.dtype).eps * maps.abs().sum(_cells(maps), keepdim=True)
     share = (gradients.float() * maps).sum(_cells(maps), keepdim=True) / total
     return torch.where(total.abs() > rounding, share, 0)
 
@@ -90,7 +92,7 @@ def xgradcam(
     "layercam",
     title="LayerCAM",
     summary="positive gradients cell by cell; sharp also in early layers",
-    paper="Jiang et al. 2021, LayerCAM, IEEE Transactions on Image Processing 30, Eq. 6",
+    paper="Jiang et al. 2021, LayerCAM, IEEE Transactions on Image Processing 30",
 )
 def layercam(
     activations: Float[Tensor, "n c *grid"],  # noqa: ARG001 - every gradient method takes the same two tensors

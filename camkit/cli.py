@@ -1,0 +1,202 @@
+"""The command line: parses arguments and hands them on. PyTorch is imported by the commands that need it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+from rich.text import Text
+
+import camkit
+from camkit.errors import CamkitError, InputError
+
+if TYPE_CHECKING:
+    from camkit.runs import Written
+    from camkit.values import Failure
+
+_A_FEW = 3
+
+app = App(
+    name="camkit",
+    version=camkit.__version__,
+    help="Show which pixels a vision model used. Explains pictures, or runs one of the commands below.\n\n"
+    "Example: camkit image.jpg --model resnet50",
+    help_format="plaintext",
+    suppress_keyboard_interrupt=False,
+)
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+@app.default
+def explain(
+    *pictures: str,
+    model: str,
+    weights: str | None = None,
+    method: str = "gradcam",
+    layer: Annotated[list[str] | None, Parameter(negative=())] = None,
+    target: Annotated[list[str] | None, Parameter(negative=())] = None,
+    top_k: int | None = None,
+    device: str | None = None,
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    batch_size: int = 32,
+    out: Path = Path("camkit-out"),
+    style: str = "overlay",
+    colormap: str = "turbo",
+    alpha: float = 0.5,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Explain pictures: what each shows to the model, and which pixels it used.
+
+    Args:
+        pictures: Files, folders or quoted glob patterns.
+        model: A torchvision classifier (resnet50, vit_b_16, ...), demo-biased or demo-fair.
+        weights: A local state dict (.pth, .pt, .safetensors), or a name such as IMAGENET1K_V1. Without it torchvision's
+            default weights are used, and downloaded the first time.
+        method: How feature maps are weighted; "camkit methods" lists them.
+        layer: The layer to explain, chosen by itself if not given; several are fused. "camkit layers" lists them.
+        target: The class to explain, by label or index; may be given several times. The best class if not given.
+        top_k: Explain the K best classes of each picture.
+        device: cpu, cuda, cuda:1, mps; the best there is if not given.
+        precision: Of the computation; bf16 and fp16 are faster on hardware made for them.
+        batch_size: Pictures per pass; halved by itself when memory runs out.
+        out: The folder for the drawn pictures.
+        style: overlay, side-by-side or heatmap.
+        colormap: One of OpenCV's: turbo, jet, viridis, inferno, ...
+        alpha: Weight of the colours over the picture, 0 to 1.
+        json: Print one JSON object per picture and target instead of text.
+    """
+    if not pictures:
+        raise InputError("name at least one picture: camkit image.jpg --model resnet50 (or try: camkit demo)")
+    if top_k is not None and target:
+        raise InputError("--top-k and --target exclude each other")
+    from camkit.images import find_pictures
+    from camkit.runs import Drawing, explain_files
+    from camkit.targets import top
+
+    drawing = Drawing(style, colormap, alpha)  # type: ignore[arg-type] # Drawing checks the style itself
+    found = find_pictures(pictures)
+    rows = explain_files(
+        model,
+        found,
+        out,
+        drawing,
+        weights=weights,
+        device=device,
+        method=method,
+        layers=layer,
+        targets=target or (None if top_k is None else top(top_k)),
+        precision=precision,
+        batch_size=batch_size,
+    )
+    return _report(rows, len(found), as_json=json)
+
+
+def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) -> int:
+    """Print each row as it is finished, over a progress bar when there are many; return the exit code."""
+    from rich.progress import Progress
+
+    from camkit.report import console as text
+    from camkit.report import json as lines
+    from camkit.values import Failure
+
+    console = _console()
+    failed = 0
+    finished: set[str | None] = set()
+    bar = Console(stderr=True)
+    with Progress(console=bar, transient=True, disable=pictures <= _A_FEW or not bar.is_terminal) as progress:
+        task = progress.add_task("explaining", total=pictures)
+        for row in rows:
+            failed += isinstance(row, Failure)
+            finished.add(row.source if isinstance(row, Failure) else row.explanation.source)
+            if as_json:
+                print(lines.render(row), flush=True)  # noqa: T201
+            elif isinstance(row, Failure):
+                Console(stderr=True, highlight=False, soft_wrap=True).print(text.row(row))
+            else:
+                console.print(text.row(row))
+            progress.update(task, completed=len(finished))
+    return InputError.exit_code if failed else 0
+
+
+@app.command
+def methods() -> int:
+    """List the methods with their papers."""
+    from camkit.methods import METHODS
+    from camkit.report import console as text
+
+    console, table = _console(), text.methods(METHODS.values())
+    if not console.is_terminal:
+        console = text.wide(table, console)
+    console.print(table, soft_wrap=False)
+    return 0
+
+
+@app.command
+def layers(*, model: str, weights: str | None = None, device: str | None = None) -> int:
+    """List a model's layers in execution order, and which one would be explained, and why.
+
+    Args:
+        model: A torchvision classifier (resnet50, vit_b_16, ...), demo-biased or demo-fair.
+        weights: A local state dict, or a name such as IMAGENET1K_V1.
+        device: cpu, cuda, cuda:1, mps; the best there is if not given.
+    """
+    from camkit.models import load_model
+    from camkit.report import console as text
+    from camkit.runs import probe_model
+
+    found = probe_model(load_model(model, weights, device))
+    console, table = _console(), text.layers(found)
+    text.wide(table, console).print(table)
+    console.print(text.choice(found))
+    return 0
+
+
+@app.command
+def demo(*, out: Path = Path("camkit-out")) -> int:
+    """Explain the same plane with a network that looks at the sky and one that looks at the plane.
+
+    Args:
+        out: The folder for the picture.
+    """
+    from camkit.demo import run
+    from camkit.report import console as text
+
+    _console().print(text.demo(run(out)))
+    return 0
+
+
+def _fail(message: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(Text.assemble(("camkit: ", "bold red"), message))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 done, 2 the call or a file is wrong, 4 something failed."""
+    try:
+        result: Any = app(
+            sys.argv[1:] if arguments is None else list(arguments), exit_on_error=False, result_action="return_value"
+        )
+    except CycloptsError:
+        return InputError.exit_code
+    except CamkitError as error:
+        _fail(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _fail("interrupted")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("CAMKIT_TRACEBACK"):
+            raise
+        _fail(f"the model or the program failed: {type(error).__name__}: {error} (CAMKIT_TRACEBACK=1 shows where)")
+        return CamkitError.exit_code
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,13 @@
+"""Rows as JSON lines: one object per picture and target."""
+
+from __future__ import annotations
+
+import json
+
+from camkit.runs import Written
+from camkit.values import Failure
+
+
+def render(row: Written | Failure) -> str:
+    """Return one row as one line of strict JSON."""
+    return json.dumps(row.to_dict(), ensure_ascii=False, allow_nan=False)

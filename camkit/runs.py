@@ -1,0 +1,175 @@
+"""Explains a list of files and writes the drawn pictures, as a stream."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from camkit import overlay
+from camkit.errors import CamkitError, ModelError
+from camkit.explanation import Explanation
+from camkit.images import open_picture
+from camkit.layers import Probe, probe
+from camkit.methods import find_method
+from camkit.models import device_of, load_model
+from camkit.pipeline import explain_many
+from camkit.scenes import scene_paths
+from camkit.targets import TargetLike
+from camkit.values import Failure, LoadedModel, Precision, Style
+
+_LONGEST_STEM = 120
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How pictures are drawn; checked when it is made.
+
+    Raises:
+        InputError: an unknown style or colormap, or alpha out of range.
+    """
+
+    style: Style = "overlay"
+    colormap: str = "turbo"
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        overlay.check(self.style, self.colormap, self.alpha)
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """An explanation and the file its picture was written to."""
+
+    explanation: Explanation
+    file: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain JSON values."""
+        return {**self.explanation.to_dict(), "file": str(self.file)}
+
+
+def explain_files(
+    model: str,
+    pictures: Sequence[Path],
+    out: Path,
+    drawing: Drawing,
+    *,
+    weights: str | None = None,
+    device: str | None = None,
+    method: str = "gradcam",
+    layers: Sequence[str] | None = None,
+    targets: Sequence[TargetLike] | None = None,
+    precision: Precision = "fp32",
+    batch_size: int = 32,
+) -> Iterator[Written | Failure]:
+    """Explain picture files and write one drawn picture per target into a folder.
+
+    Reading, computing, and drawing and writing overlap. A picture that cannot be read, or a file that cannot be
+    written, becomes a Failure in its place.
+
+    Args:
+        model: a name; ``weights`` and ``device`` as for ``camkit.load_model``.
+        pictures: files; each must be listed once.
+        out: the folder; it is made.
+        drawing: style, colours and their weight.
+        method, targets, precision, batch_size: as for ``camkit.explain``.
+        layers: names of the layers to explain; chosen when None.
+
+    Raises:
+        InputError: something in the call is wrong, or the folder cannot be written to; nothing has been computed then.
+    """
+    find_method(method)
+    overlay.check_folder(out)
+    explained = explain_many(
+        load_model(model, weights, device),
+        pictures,
+        layers or None,
+        method=method,
+        target=list(targets) if targets else None,
+        precision=precision,
+        batch_size=batch_size,
+        on_error="yield",
+    )
+    names = output_names(pictures)
+    per_picture = len(targets) if targets else 1
+
+    def write(row: Explanation | Failure, rank: int) -> Written | Failure:
+        if isinstance(row, Failure):
+            return row
+        name = f"{names[Path(row.source or '')]}.{row.method}"
+        if per_picture > 1:
+            name += f".{rank}-{_slug(row.name)}"
+        try:
+            return Written(row, row.save(out / f"{name}.png", **vars(drawing)))
+        except CamkitError as error:
+            return Failure(row.source or "", error)
+
+    def tasks() -> Iterator[Callable[[], Written | Failure]]:
+        rank = 0
+        for row in explained:
+            rank = 0 if isinstance(row, Failure) else rank % per_picture + 1
+            yield functools.partial(write, row, rank)
+
+    return _in_order(tasks(), workers=2, ahead=2 * batch_size)
+
+
+def _in_order(
+    tasks: Iterator[Callable[[], Written | Failure]], workers: int, ahead: int
+) -> Iterator[Written | Failure]:
+    """Run tasks in other threads, some ahead, and give their results in order."""
+    with ThreadPoolExecutor(workers, thread_name_prefix="camkit-write") as pool:
+        waiting: deque[Any] = deque()
+        try:
+            for task in tasks:
+                waiting.append(pool.submit(task))
+                while waiting and (len(waiting) > ahead or waiting[0].done()):
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
+    """Give each picture a name for its output: its stem, or as much more of its path as makes it unique.
+
+    >>> output_names([Path("a/cat.png"), Path("b/cat.png"), Path("dog.png")])
+    {PosixPath('a/cat.png'): 'a-cat', PosixPath('b/cat.png'): 'b-cat', PosixPath('dog.png'): 'dog'}
+    """
+    forms: tuple[Callable[[Path], str], ...] = (
+        lambda path: path.stem[:_LONGEST_STEM],
+        lambda path: path.name[:_LONGEST_STEM],
+        lambda path: f"{path.absolute().parent.name}-{path.stem}"[:_LONGEST_STEM],
+        lambda path: f"{path.absolute().parent.name}-{path.name}"[:_LONGEST_STEM],
+    )
+    counts = [Counter(form(path).casefold() for path in pictures) for form in forms]
+    names: dict[Path, str] = {}
+    taken: set[str] = set()
+    for number, path in enumerate(pictures, start=1):
+        unique = (form(path) for form, count in zip(forms, counts, strict=True) if count[form(path).casefold()] == 1)
+        name = next((form for form in unique if form.casefold() not in taken), f"{path.stem[:_LONGEST_STEM]}-{number}")
+        taken.add(name.casefold())
+        names[path] = name
+    return names
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w-]+", "-", text).strip("-")[:40] or "target"
+
+
+def probe_model(model: LoadedModel) -> Probe:
+    """Look at a model loaded by name with one picture, a drawn scene prepared as the model wants it."""
+    if model.preprocess is None:
+        raise ModelError(f"it is not known how pictures are prepared for {model.name}")
+    picture: Image.Image = open_picture(next(iter(scene_paths().values())))
+    image: torch.Tensor = model.preprocess(picture)
+    return probe(model.module, image[None].to(device_of(model.module)))

@@ -1,0 +1,234 @@
+"""Slow references, written from the papers' formulas in float64 with explicit loops.
+
+Every oracle takes one image: activations A (C, \\*grid), and either the gradients dS/dA of the same shape or, for CAM,
+the class weights (C,). It returns the signed map (\\*grid) before any ReLU on the sum. The grid may have any number of
+axes; the papers write two of them, i and j.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray
+Cell = tuple[int, ...]
+Score = Callable[[Tensor], Tensor]
+
+
+def as_float64(values: Array | Tensor) -> Array:
+    """Return the values as a float64 array; what the narrower type held is kept exactly."""
+    if isinstance(values, Tensor):
+        values = values.detach().to("cpu", torch.float64).numpy()
+    return np.asarray(values, dtype=np.float64)
+
+
+def cells_of(channel: Array) -> list[Cell]:
+    """Return the index of every cell of a grid."""
+    return list(np.ndindex(*channel.shape))
+
+
+def weighted_by_channel(activations: Array, weights: list[float]) -> Array:
+    """Return sum_k w_k A^k, cell by cell."""
+    total = np.zeros(activations.shape[1:])
+    for k, weight in enumerate(weights):
+        for cell in cells_of(total):
+            total[cell] += weight * activations[k][cell]
+    return total
+
+
+def cam(activations: Array | Tensor, class_weights: Array | Tensor) -> Array:
+    """CAM: M_c(x, y) = sum_k w_k^c f_k(x, y), Zhou et al. 2016 (CVPR), Eq. 2.
+
+    w^c is the row of the final linear layer that belongs to class c; its bias has no place on the map.
+    """
+    a, w = as_float64(activations), as_float64(class_weights)
+    return weighted_by_channel(a, [float(w[k]) for k in range(len(a))])
+
+
+def gradcam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """Grad-CAM: alpha_k = 1/Z sum_ij dS/dA_ij^k, map = sum_k alpha_k A^k, Selvaraju et al. 2017 (ICCV), Eq. 1 and 2."""
+    a, g = as_float64(activations), as_float64(gradients)
+    weights = []
+    for k in range(len(a)):
+        total = 0.0
+        for cell in cells_of(a[k]):
+            total += g[k][cell]
+        weights.append(total / math.prod(a[k].shape))
+    return weighted_by_channel(a, weights)
+
+
+def gradcam_plus_plus(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """Grad-CAM++: alpha_ij = g_ij^2 / (2 g_ij^2 + sum_ab A_ab g_ij^3), Chattopadhay et al. 2018 (WACV), Eq. 19.
+
+    w_k = sum_ij alpha_ij relu(dY/dA_ij), map = sum_k w_k A^k, with Y = exp(S), so dY/dA = exp(S) g; the factor exp(S)
+    is common to all weights and left out. alpha is 0 where g is 0. A cell with negative g adds nothing whatever its
+    alpha, even where that alpha would divide by zero. A vanishing denominator under a positive g is a division by
+    zero here as it is in the paper.
+    """
+    a, g = as_float64(activations), as_float64(gradients)
+    weights = []
+    for k in range(len(a)):
+        weight = 0.0
+        for cell in cells_of(a[k]):
+            g_ij = float(g[k][cell])
+            if g_ij <= 0.0:
+                continue
+            third = 0.0
+            for other in cells_of(a[k]):
+                third += float(a[k][other]) * g_ij**3
+            weight += g_ij**2 / (2 * g_ij**2 + third) * g_ij
+        weights.append(weight)
+    return weighted_by_channel(a, weights)
+
+
+def hirescam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """HiResCAM: map = sum_k dS/dA^k * A^k, element by element, Draelos & Carin 2020 (arXiv:2011.08891)."""
+    a, g = as_float64(activations), as_float64(gradients)
+    total = np.zeros(a.shape[1:])
+    for k in range(len(a)):
+        for cell in cells_of(total):
+            total[cell] += g[k][cell] * a[k][cell]
+    return total
+
+
+def xgradcam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """XGrad-CAM: w_k = sum_ij A_ij^k / (sum_ab A_ab^k) dS/dA_ij^k, Fu et al. 2020 (BMVC, arXiv:2008.02312).
+
+    A channel that is zero everywhere has no weight by the formula (0/0) and no share in the map under any weight; it
+    gets 0.
+    """
+    a, g = as_float64(activations), as_float64(gradients)
+    weights = []
+    for k in range(len(a)):
+        if not a[k].any():
+            weights.append(0.0)
+            continue
+        channel_sum = 0.0
+        for cell in cells_of(a[k]):
+            channel_sum += float(a[k][cell])
+        weight = 0.0
+        for cell in cells_of(a[k]):
+            weight += float(a[k][cell]) / channel_sum * float(g[k][cell])
+        weights.append(weight)
+    return weighted_by_channel(a, weights)
+
+
+def layercam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """LayerCAM: map_ij = sum_k relu(dS/dA_ij^k) A_ij^k, Jiang et al. 2021 (IEEE TIP 30)."""
+    a, g = as_float64(activations), as_float64(gradients)
+    total = np.zeros(a.shape[1:])
+    for k in range(len(a)):
+        for cell in cells_of(total):
+            total[cell] += max(g[k][cell], 0.0) * a[k][cell]
+    return total
+
+
+def gradcam_elementwise(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """Elementwise Grad-CAM: map_ij = sum_k relu(dS/dA_ij^k A_ij^k), after Pillai & Pirsiavash 2021 (AAAI)."""
+    a, g = as_float64(activations), as_float64(gradients)
+    total = np.zeros(a.shape[1:])
+    for k in range(len(a)):
+        for cell in cells_of(total):
+            total[cell] += max(g[k][cell] * a[k][cell], 0.0)
+    return total
+
+
+ORACLES: dict[str, Callable[[Array | Tensor, Array | Tensor], Array]] = {
+    "cam": cam,
+    "gradcam": gradcam,
+    "gradcam++": gradcam_plus_plus,
+    "hirescam": hirescam,
+    "xgradcam": xgradcam,
+    "layercam": layercam,
+    "gradcam-elementwise": gradcam_elementwise,
+}
+
+
+def gradient_by_differences(score: Score, activations: Array | Tensor, step: float = 1e-4) -> Array:
+    """Return dS/dA by central differences, (S(A + h e_ij) - S(A - h e_ij)) / 2h, one cell at a time.
+
+    No autograd takes part. Exact up to rounding where S is linear within ``step`` of A, else off by O(step^2).
+    """
+    a = as_float64(activations)
+    gradients = np.zeros_like(a)
+    for cell in cells_of(a):
+        up, down = a.copy(), a.copy()
+        up[cell] += step
+        down[cell] -= step
+        with torch.no_grad():
+            rise = float(score(torch.from_numpy(up))) - float(score(torch.from_numpy(down)))
+        gradients[cell] = rise / (2 * step)
+    return gradients
+
+
+def derivatives_of_exp_score(score: Score, activations: Array | Tensor, cell: Cell) -> tuple[float, float, float]:
+    """Return dY/dA, d2Y/dA2 and d3Y/dA3 of Y = exp(S) with respect to one cell, by repeated differentiation."""
+    a = torch.from_numpy(as_float64(activations))
+    direction = torch.zeros_like(a)
+    direction[cell] = 1.0
+    shift = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    derivative = torch.exp(score(a + shift * direction))
+    found = []
+    for _ in range(3):
+        (derivative,) = torch.autograd.grad(derivative, shift, create_graph=True)
+        found.append(float(derivative.detach()))
+    return found[0], found[1], found[2]
+
+
+def gradcam_plus_plus_by_derivatives(score: Score, activations: Array | Tensor) -> Array:
+    """Grad-CAM++ before its closed form: alpha from the true derivatives of Y = exp(S), Chattopadhay et al. 2018.
+
+    alpha_ij = d2Y/dA_ij^2 / (2 d2Y/dA_ij^2 + sum_ab A_ab d3Y/dA_ij^3), w_k = sum_ij alpha_ij relu(dY/dA_ij). Here the
+    factor exp(S) stays in the weights. Eq. 19 is this formula where S has no second derivative of its own.
+    """
+    a = as_float64(activations)
+    weights = []
+    for k in range(len(a)):
+        weight = 0.0
+        for cell in cells_of(a[k]):
+            first, second, third = derivatives_of_exp_score(score, a, (k, *cell))
+            if first <= 0.0:
+                continue
+            weighted_third = 0.0
+            for other in cells_of(a[k]):
+                weighted_third += float(a[k][other]) * third
+            weight += second / (2 * second + weighted_third) * first
+        weights.append(weight)
+    return weighted_by_channel(a, weights)
+
+
+def source_position(pixel: int, pixels: int, cells: int) -> tuple[int, int, float]:
+    """Return the two grid cells around a pixel's centre and the share of the second one.
+
+    Centres lie at half-integers: pixel p sits at (p + 1/2) cells/pixels - 1/2 on the grid. Outside the first and last
+    cell's centre the border value is repeated.
+    """
+    position = (pixel + 0.5) * cells / pixels - 0.5
+    position = min(max(position, 0.0), cells - 1.0)
+    below = math.floor(position)
+    return below, min(below + 1, cells - 1), position - below
+
+
+def heatmap_oracle(raw: Array | Tensor, size: tuple[int, int]) -> Array:
+    """Return the picture (H, W) of a signed map (h, w): ReLU, bilinear upsampling, division by the largest value.
+
+    A map without a positive value gives zeros.
+    """
+    positive = as_float64(raw).copy()
+    h, w = positive.shape
+    for cell in cells_of(positive):
+        positive[cell] = max(positive[cell], 0.0)
+    picture = np.zeros(size)
+    for y in range(size[0]):
+        top, bottom, down = source_position(y, size[0], h)
+        for x in range(size[1]):
+            left, right, across = source_position(x, size[1], w)
+            upper = (1 - across) * positive[top, left] + across * positive[top, right]
+            lower = (1 - across) * positive[bottom, left] + across * positive[bottom, right]
+            picture[y, x] = (1 - down) * upper + down * lower
+    largest = picture.max()
+    return picture / largest if largest > 0 else np.zeros(size)

@@ -1,0 +1,578 @@
+"""Every method against its slow reference, and the properties its formula promises."""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import (
+    ORACLES,
+    as_float64,
+    gradcam,
+    gradcam_plus_plus,
+    gradcam_plus_plus_by_derivatives,
+    gradient_by_differences,
+    heatmap_oracle,
+)
+from torch import Tensor, nn
+
+import camkit
+from camkit.heatmap import to_heatmap, weighted_sum
+from camkit.methods import METHODS
+
+NAMES = tuple(ORACLES)
+GRADIENT_NAMES = tuple(name for name in NAMES if name != "cam")
+# Multiplying the gradients by a positive number multiplies the map by it. Eq. 19 of Grad-CAM++ adds 2 to g * sum(A), so
+# there the scale of the logits is part of the definition.
+SCALE_FREE = tuple(name for name in NAMES if name != "gradcam++")
+SCALES = (1e-6, 1e-3, 1e3, 1e6)
+SIZE = (17, 23)
+PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def random_pair(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return activations with both signs and gradients (N, C, *grid)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+def make_cases() -> dict[str, tuple[Tensor, Tensor]]:
+    """Return activations and gradients for every kind of input a network can produce."""
+    cases: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def add(name: str, shape: tuple[int, ...], seed: int, relu: bool = True) -> tuple[Tensor, Tensor]:
+        activations, gradients = random_pair(shape, seed)
+        cases[name] = (activations.relu() if relu else activations, gradients)
+        return cases[name]
+
+    add("after a ReLU", (3, 6, 5, 5), 1)
+    # The seeds of signed cases keep clear of the poles, sum(A) = 0 and 2 + g * sum(A) = 0, where float32 loses digits.
+    add("signed", (3, 6, 5, 5), 332, relu=False)
+    activations, _ = add("channels that are zero", (3, 6, 4, 4), 3)
+    activations[0, 0] = 0
+    activations[1, 2:5] = 0
+    activations[2] = 0
+    _, gradients = add("gradients that are zero", (3, 6, 4, 4), 4)
+    gradients[0] = 0
+    gradients[1, 3] = 0
+    gradients[2, :, 1:3] = 0
+    _, gradients = add("no positive gradient", (2, 5, 4, 4), 5)
+    gradients.abs_().neg_()
+    add("one cell", (2, 6, 1, 1), 6)
+    add("one cell, signed", (2, 6, 1, 1), 386, relu=False)
+    add("wide grid", (2, 5, 2, 7), 8)
+    add("tall grid", (2, 5, 7, 3), 9)
+    add("one channel", (2, 1, 4, 5), 10)
+    add("sequence", (2, 5, 9), 11)
+    add("volume", (2, 5, 3, 2, 4), 12)
+    add("volume, signed", (2, 5, 2, 4, 3), 359, relu=False)
+    activations, _ = add("channels of very different size", (2, 6, 5, 5), 14)
+    activations *= torch.logspace(-4, 4, 6)[:, None, None]
+    activations, gradients = add("small integers", (2, 8, 3, 3), 15)
+    activations.copy_(activations.mul(1.5).round())
+    gradients.copy_(gradients.round())
+    # 2 + g * sum(A) is exactly 0 in the first channel, under a gradient that the ReLU of the weights removes.
+    activations[:, 0] = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    gradients[:, 0] = -1.0
+    gradients[:, 0, 1, 2] = 1.0
+    activations, gradients = add("channels_last memory", (2, 6, 4, 3), 16)
+    cases["channels_last memory"] = (
+        activations.to(memory_format=torch.channels_last),
+        gradients.to(memory_format=torch.channels_last),
+    )
+    return cases
+
+
+CASES = make_cases()
+
+
+def second_argument(name: str, gradients: Tensor) -> Tensor:
+    """Return what the method weighs by: the gradients, or for CAM one class weight per channel."""
+    return gradients.flatten(2)[:, :, 0].contiguous() if name == "cam" else gradients
+
+
+def signed_map(name: str, activations: Tensor, second: Tensor) -> Tensor:
+    return weighted_sum(METHODS[name].weights(activations, second), activations)
+
+
+def oracle_maps(name: str, activations: Tensor, second: Tensor) -> np.ndarray:
+    return np.stack([ORACLES[name](a, s) for a, s in zip(activations, second, strict=True)])
+
+
+def assert_close_to(found: Tensor | np.ndarray, expected: np.ndarray, tolerance: float = 1e-5) -> None:
+    """Assert that maps (N, ...) differ from the expected ones by at most a share of each map's largest value."""
+    found = as_float64(found)
+    assert found.shape == expected.shape
+    assert np.isfinite(found).all()
+    for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        off = np.abs(ours - theirs).max()
+        allowed = tolerance * np.abs(theirs).max()
+        assert off <= allowed, f"map {index} is off by {off:.3g}, allowed are {allowed:.3g}"
+
+
+def test_every_oracle_has_a_method_that_says_what_it_is() -> None:
+    for name in NAMES:
+        method = METHODS[name]
+        assert method.name == name
+        assert method.needs == ("head" if name == "cam" else "gradients")
+        assert method.title
+        assert method.paper
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_method_equals_its_formula(name: str, case: str) -> None:
+    activations, gradients = CASES[case]
+    second = second_argument(name, gradients)
+    found = signed_map(name, activations, second)
+    assert found.dtype == torch.float32
+    assert_close_to(found, oracle_maps(name, activations, second))
+
+
+@pytest.mark.parametrize("case", ["after a ReLU", "signed", "channels that are zero", "volume"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_equals_its_images_one_by_one(name: str, case: str) -> None:
+    activations, gradients = CASES[case]
+    second = second_argument(name, gradients)
+    together = signed_map(name, activations, second)
+    alone = torch.cat([signed_map(name, activations[i : i + 1], second[i : i + 1]) for i in range(len(activations))])
+    assert_close_to(together, as_float64(alone), 1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_are_not_written_to(name: str) -> None:
+    activations, gradients = random_pair((2, 4, 3, 3))
+    second = second_argument(name, gradients)
+    kept = activations.clone(), second.clone()
+    signed_map(name, activations, second)
+    assert torch.equal(activations, kept[0])
+    assert torch.equal(second, kept[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_features_lose_nothing_more(name: str, dtype: torch.dtype) -> None:
+    # The channel sums, about 80,000, overflow fp16, and the squared gradients, about 1e-8, underflow it.
+    activations, gradients = random_pair((2, 4, 14, 14), seed=20)
+    activations, gradients = (activations.relu() * 1000).to(dtype), (gradients * 1e-4).to(dtype)
+    second = second_argument(name, gradients)
+    found = signed_map(name, activations, second)
+    assert found.dtype == torch.float32
+    assert_close_to(found, oracle_maps(name, activations, second))
+
+
+@pytest.mark.parametrize("name", ["xgradcam", "gradcam++"])
+def test_a_channel_without_a_defined_weight_keeps_the_map_finite(name: str) -> None:
+    # The first channel sums to 0, and under the gradient 1 the second makes 2 + g * sum(A) zero: neither formula has a
+    # value there.
+    activations = torch.tensor([[[[1.0, -1.0]], [[-3.0, 1.0]], [[1.0, 2.0]]]])
+    gradients = torch.tensor([[[[1.0, 2.0]], [[1.0, 0.5]], [[3.0, 1.0]]]])
+    assert torch.isfinite(signed_map(name, activations, gradients)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_channel_that_sums_to_rounding_does_not_drown_the_others(dtype: torch.dtype) -> None:
+    # Instance normalisation makes every channel sum to 0 and the precision of the pass leaves a remainder; XGrad-CAM
+    # would divide by that.
+    activations, gradients = random_pair((1, 4, 14, 14), seed=21)
+    centred = activations[:, :3] - activations[:, :3].mean((2, 3), keepdim=True)
+    activations = torch.cat([centred, activations[:, 3:].relu()], 1).to(dtype)
+    found = signed_map("xgradcam", activations, gradients)
+    assert_close_to(found, oracle_maps("xgradcam", activations[:, 3:], gradients[:, 3:]))
+
+
+class TestScale:
+    """Logits may be of any size; no constant in the code may decide a heatmap."""
+
+    @pytest.mark.parametrize("scale", SCALES)
+    @pytest.mark.parametrize("name", SCALE_FREE)
+    def test_heatmap_ignores_the_size_of_the_logits(self, name: str, scale: float) -> None:
+        activations, gradients = CASES["after a ReLU"]
+        second = second_argument(name, gradients)
+        plain = to_heatmap(signed_map(name, activations, second), size=SIZE)
+        scaled = to_heatmap(signed_map(name, activations, second * scale), size=SIZE)
+        assert plain.amax() == 1
+        assert (scaled - plain).abs().max() <= 1e-4
+
+    @pytest.mark.parametrize("scale", [1e-20, *SCALES, 1e20])
+    @pytest.mark.parametrize("name", GRADIENT_NAMES)
+    def test_float32_equals_the_formula_at_every_scale(self, name: str, scale: float) -> None:
+        activations, gradients = CASES["after a ReLU"]
+        gradients = gradients * scale
+        raw = signed_map(name, activations, gradients)
+        expected = oracle_maps(name, activations, gradients)
+        assert_close_to(raw, expected)
+        pictures = np.stack([heatmap_oracle(one, SIZE) for one in expected])
+        assert_close_to(to_heatmap(raw, size=SIZE), pictures, 1e-4)
+
+    @pytest.mark.parametrize("scale", SCALES)
+    @pytest.mark.parametrize("name", NAMES)
+    def test_float32_equals_the_formula_for_features_of_every_size(self, name: str, scale: float) -> None:
+        activations, gradients = CASES["after a ReLU"]
+        activations = activations * scale
+        second = second_argument(name, gradients)
+        assert_close_to(signed_map(name, activations, second), oracle_maps(name, activations, second))
+
+    def test_gradcam_plus_plus_of_small_logits_is_gradcam_of_the_positive_gradients(self) -> None:
+        # g * sum(A) vanishes beside 2: every alpha is 1/2.
+        activations, gradients = CASES["after a ReLU"]
+        found = to_heatmap(signed_map("gradcam++", activations, gradients * 1e-8), size=SIZE)
+        limit = oracle_maps("gradcam", activations, gradients.relu())
+        assert_close_to(found, np.stack([heatmap_oracle(one, SIZE) for one in limit]), 1e-4)
+
+    def test_gradcam_plus_plus_of_large_logits_counts_cells(self) -> None:
+        # 2 vanishes beside g * sum(A): alpha * g is 1 / sum(A), so the weight is the number of cells with a positive
+        # gradient over the channel's sum.
+        activations, gradients = CASES["after a ReLU"]
+        found = to_heatmap(signed_map("gradcam++", activations, gradients * 1e8), size=SIZE)
+        weights = (gradients > 0).sum((2, 3)) / activations.sum((2, 3))
+        limit = oracle_maps("cam", activations, weights)
+        assert_close_to(found, np.stack([heatmap_oracle(one, SIZE) for one in limit]), 1e-4)
+
+    def test_gradcam_plus_plus_depends_on_the_size_of_the_logits_by_definition(self) -> None:
+        # Guards the two tests above: were Eq. 19 scale-free, they would say nothing.
+        activations, gradients = CASES["after a ReLU"]
+        small, large = (
+            heatmap_oracle(gradcam_plus_plus(activations[0], gradients[0] * scale), SIZE) for scale in (1e-6, 1e6)
+        )
+        assert np.abs(small - large).max() > 0.1
+
+
+class TestProperties:
+    """What the formulas promise for any input."""
+
+    seeds = st.integers(0, 2**31 - 1)
+    shapes = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 5), st.integers(1, 5))
+
+    @pytest.mark.parametrize("name", NAMES)
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_the_order_of_the_channels_does_not_matter(self, name: str, shape: tuple[int, ...], seed: int) -> None:
+        activations, gradients = random_pair(shape, seed)
+        activations, second = activations.relu(), second_argument(name, gradients)
+        order = torch.randperm(shape[1], generator=torch.Generator().manual_seed(seed))
+        plain = signed_map(name, activations, second)
+        permuted = signed_map(name, activations[:, order], second[:, order])
+        size = (activations.abs() * METHODS[name].weights(activations, second).abs()).sum(1).amax()
+        assert (permuted - plain).abs().max() <= 1e-5 * size
+
+    @pytest.mark.parametrize("name", GRADIENT_NAMES)
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_moving_the_cells_moves_the_map(self, name: str, shape: tuple[int, ...], seed: int) -> None:
+        activations, gradients = random_pair(shape, seed)
+        activations = activations.relu()
+        order = torch.randperm(shape[2] * shape[3], generator=torch.Generator().manual_seed(seed))
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.flatten(-2)[..., order].unflatten(-1, shape[2:])
+
+        plain = signed_map(name, activations, gradients)
+        found = signed_map(name, moved(activations), moved(gradients))
+        size = (activations * METHODS[name].weights(activations, gradients).abs()).sum(1).amax()
+        assert (found - moved(plain)).abs().max() <= 1e-5 * size
+
+    @pytest.mark.parametrize("name", NAMES)
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_a_silent_channel_changes_nothing(self, name: str, shape: tuple[int, ...], seed: int) -> None:
+        activations, gradients = random_pair(shape, seed)
+        activations, second = activations.relu(), second_argument(name, gradients)
+        plain = signed_map(name, activations, second)
+        padded = torch.cat([activations, torch.zeros_like(activations[:, :1])], 1)
+        found = signed_map(name, padded, torch.cat([second, second[:, :1]], 1))
+        size = (activations.abs() * METHODS[name].weights(activations, second).abs()).sum(1).amax()
+        assert (found - plain).abs().max() <= 1e-5 * size
+
+    @pytest.mark.parametrize("name", ["cam", "gradcam", "hirescam", "xgradcam"])
+    @given(shape=shapes, seed=seeds, factors=st.tuples(st.floats(-10, 10), st.floats(-10, 10)))
+    @PROPERTY
+    def test_map_is_linear_in_what_it_is_weighted_by(
+        self, name: str, shape: tuple[int, ...], seed: int, factors: tuple[float, float]
+    ) -> None:
+        activations, one = random_pair(shape, seed)
+        _, other = random_pair(shape, seed + 1)
+        activations = activations.relu()
+        one, other = second_argument(name, one), second_argument(name, other)
+        whole = signed_map(name, activations, factors[0] * one + factors[1] * other)
+        parts = factors[0] * signed_map(name, activations, one) + factors[1] * signed_map(name, activations, other)
+        size = activations.sum(1).amax() * sum(map(abs, factors)) * max(one.abs().amax(), other.abs().amax())
+        assert (whole - parts).abs().max() <= 1e-5 * size
+
+    @pytest.mark.parametrize("name", ["layercam", "gradcam-elementwise"])
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_evidence_for_less_evidence_against_is_hirescam(self, name: str, shape: tuple[int, ...], seed: int) -> None:
+        # relu(x) - relu(-x) = x, for x = g as for x = g * A; so this holds where A is negative as well.
+        activations, gradients = random_pair(shape, seed)
+        difference = signed_map(name, activations, gradients) - signed_map(name, activations, -gradients)
+        size = (activations * gradients).abs().sum(1).amax()
+        assert (difference - signed_map("hirescam", activations, gradients)).abs().max() <= 1e-5 * size
+
+    @pytest.mark.parametrize("name", ["hirescam", "xgradcam"])
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_map_adds_up_to_gradient_times_activation(self, name: str, shape: tuple[int, ...], seed: int) -> None:
+        # For a piecewise linear head without biases this sum is the score: the conservation axiom of XGrad-CAM.
+        activations, gradients = random_pair(shape, seed)
+        activations = activations.relu()
+        total = signed_map(name, activations, gradients).sum((1, 2))
+        shares = (activations * gradients).flatten(1)
+        assert ((total - shares.sum(1)).abs() <= 1e-5 * shares.abs().sum(1)).all()
+
+    @pytest.mark.parametrize("name", ["gradcam", "hirescam", "xgradcam"])
+    @given(shape=shapes, seed=seeds)
+    @PROPERTY
+    def test_under_average_pooling_and_a_linear_layer_the_map_is_cam(
+        self, name: str, shape: tuple[int, ...], seed: int
+    ) -> None:
+        activations, gradients = random_pair(shape, seed)
+        activations, class_weights = activations.relu(), second_argument("cam", gradients)
+        cells = math.prod(shape[2:])
+        constant = (class_weights / cells)[:, :, None, None].expand_as(activations)
+        expected = signed_map("cam", activations, class_weights)
+        size = (activations * class_weights[:, :, None, None].abs()).sum(1).amax()
+        assert (signed_map(name, activations, constant) * cells - expected).abs().max() <= 1e-5 * size
+
+
+class TestHeatmap:
+    """The last step, shared by all methods."""
+
+    @pytest.mark.parametrize(
+        ("grid", "size"),
+        [
+            ((5, 5), (20, 20)),
+            ((7, 7), (224 // 4, 224 // 4)),
+            ((3, 5), (17, 23)),
+            ((1, 1), (6, 4)),
+            ((1, 4), (9, 9)),
+            ((6, 6), (6, 6)),
+            ((8, 9), (5, 4)),
+        ],
+    )
+    def test_heatmap_equals_its_formula(self, grid: tuple[int, int], size: tuple[int, int]) -> None:
+        raw = torch.randn(3, *grid, generator=torch.Generator().manual_seed(30))
+        raw[0, 0, 0] = 1.0
+        expected = np.stack([heatmap_oracle(one, size) for one in raw])
+        found = to_heatmap(raw, size=size)
+        assert found.dtype == torch.float32
+        assert_close_to(found, expected)
+
+    def test_without_positive_evidence_the_heatmap_is_zero(self) -> None:
+        raw = torch.stack([-torch.ones(3, 3), torch.zeros(3, 3), torch.eye(3) * 1e-30])
+        found = to_heatmap(raw, size=(6, 6))
+        assert not found[:2].any()
+        assert found[2].max() == 1
+
+    def test_each_map_is_scaled_by_itself(self) -> None:
+        raw = torch.rand(4, 4, generator=torch.Generator().manual_seed(31))
+        found = to_heatmap(torch.stack([raw, 100 * raw]), size=(8, 8))
+        assert (found[0] - found[1]).abs().max() <= 1e-6
+
+
+class PublishedConvNet(nn.Module):
+    """One convolution, one linear layer, with the weights of captum's test network BasicModel_ConvNet_One_Conv."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pixels = nn.Identity()
+        self.conv1 = nn.Conv2d(1, 2, 3)
+        self.relu1 = nn.ReLU()
+        self.fc1 = nn.Linear(8, 4)
+        with torch.no_grad():
+            self.conv1.weight.fill_(1.0)
+            self.conv1.bias.copy_(torch.tensor([-50.0, -75.0]))
+            self.fc1.weight.copy_(torch.tensor([1.0] * 5 + [-1.0] * 3).expand(4, 8))
+            self.fc1.bias.zero_()
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after_conv(self.conv1(self.pixels(x)))
+
+    def after_conv(self, features: Tensor) -> Tensor:
+        return torch.relu(self.fc1(self.relu1(features).flatten(1)))
+
+
+class PublishedLinearNet(nn.Module):
+    """The weights of captum's test network BasicModel_MultiLayer, its three inputs as the channels of a picture.
+
+    The head averages over the cells, so a picture of equal pixels has the published score, and the published
+    attribution is spread evenly over the cells.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear0 = nn.Conv2d(3, 3, 1, bias=False)
+        self.linear1 = nn.Conv2d(3, 4, 1)
+        self.relu = nn.ReLU()
+        self.linear2 = nn.Linear(4, 2)
+        with torch.no_grad():
+            self.linear0.weight.copy_(torch.eye(3)[:, :, None, None])
+            self.linear1.weight.fill_(1.0)
+            self.linear1.bias.copy_(torch.tensor([-10.0, 1.0, 1.0, 1.0]))
+            self.linear2.weight.fill_(1.0)
+            self.linear2.bias.copy_(torch.tensor([-1.0, 1.0]))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear2(self.relu(self.linear1(self.linear0(x))).mean((2, 3)))
+
+
+def counting_image() -> Tensor:
+    """Return the 4 x 4 image whose pixels are 0 to 15."""
+    return torch.arange(16.0).view(1, 1, 4, 4)
+
+
+def explained(model: nn.Module, x: Tensor, layer: str, method: str = "gradcam", target: int = 0) -> np.ndarray:
+    """Return the signed map (h, w) that camkit's public door gives."""
+    return as_float64(camkit.explain(model, x, target_layer=layer, method=method, target=target).raw)
+
+
+class TestPublishedValues:
+    """Figures published in captum's own tests (BSD-3-Clause, pytorch/captum).
+
+    Grad-CAM: tests/attr/layer/test_grad_cam.py. Gradient times activation: tests/attr/layer/
+    test_layer_gradient_x_activation.py; HiResCAM is its sum over the channels.
+    """
+
+    @pytest.mark.parametrize(
+        ("layer", "added", "expected"),
+        [
+            ("conv1", 0.0, [[11.25, 13.5], [20.25, 22.5]]),
+            ("relu1", 0.0, [[0.0, 4.0], [28.0, 32.5]]),
+            ("conv1", 1.0, [[14.5, 19.0], [32.5, 37.0]]),
+        ],
+    )
+    def test_gradcam_of_the_convolutional_network(self, layer: str, added: float, expected: list[list[float]]) -> None:
+        found = explained(PublishedConvNet(), counting_image() + added, layer)
+        assert np.allclose(found, expected, atol=1e-5)
+
+    def test_gradcam_of_the_convolutional_network_with_frozen_weights(self) -> None:
+        model = PublishedConvNet().requires_grad_(False)
+        found = explained(model, counting_image(), "conv1")
+        assert np.allclose(found, [[11.25, 13.5], [20.25, 22.5]], atol=1e-5)
+
+    def test_negative_evidence_keeps_its_sign(self) -> None:
+        x = counting_image()
+        x[0, 0, 1, 1] = -4.0
+        found = explained(PublishedConvNet(), x, "pixels")
+        assert np.allclose(found, 0.5625 * x[0, 0], atol=1e-5)
+
+    def test_gradcam_channel_by_channel(self) -> None:
+        model = PublishedConvNet()
+        activations = model.conv1(counting_image()).detach()
+        head = deepcopy(model).double()
+        gradients = gradient_by_differences(lambda a: head.after_conv(a[None])[0, 0], activations[0])
+        weights = METHODS["gradcam"].weights(activations, torch.from_numpy(gradients).float()[None])
+        expected = torch.tensor([[[[-3.75, 3.0], [23.25, 30.0]], [[15.0, 10.5], [-3.0, -7.5]]]])
+        assert torch.allclose(weights * activations, expected, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("layer", "method", "pixel", "expected"),
+        [
+            ("linear0", "gradcam", [0.0, 100.0, 0.0], 400.0),
+            ("linear0", "hirescam", [0.0, 100.0, 0.0], 0.0 + 400.0 + 0.0),
+            ("linear1", "hirescam", [0.0, 100.0, 0.0], 90.0 + 101.0 + 101.0 + 101.0),
+            ("relu", "hirescam", [3.0, 4.0, 0.0], 0.0 + 8.0 + 8.0 + 8.0),
+        ],
+    )
+    def test_linear_network(self, layer: str, method: str, pixel: list[float], expected: float) -> None:
+        picture = torch.tensor(pixel).view(1, 3, 1, 1).expand(1, 3, 2, 4)
+        found = explained(PublishedLinearNet(), picture, layer, method)
+        assert found.shape == (2, 4)
+        assert np.allclose(found, expected / 8, atol=1e-4)
+
+
+class SmallNet(nn.Module):
+    """A piecewise linear classifier; a further convolution after the explained layer, or the plain CAM head."""
+
+    def __init__(self, cam_head: bool = False, activation: type[nn.Module] = nn.ReLU) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 3, stride=2, padding=1)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Identity() if cam_head else nn.Conv2d(6, 5, 3, padding=1)
+        self.act2 = nn.Identity() if cam_head else activation()
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(6 if cam_head else 5, 4)
+        generator = torch.Generator().manual_seed(40)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+        self.eval()
+
+    def trunk(self, x: Tensor) -> Tensor:
+        return self.relu1(self.conv1(x))
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.fc(self.pool(self.act2(self.conv2(features))).flatten(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.trunk(x))
+
+
+def small_picture() -> Tensor:
+    return torch.randn(1, 3, 6, 10, generator=torch.Generator().manual_seed(41))
+
+
+class TestWholeNetwork:
+    """From the picture to the map, with gradients that no autograd computed."""
+
+    @pytest.mark.parametrize("name", GRADIENT_NAMES)
+    def test_explanation_equals_the_oracle_on_finite_differences(self, name: str) -> None:
+        model, x = SmallNet(), small_picture()
+        exact = deepcopy(model).double()
+        features = exact.trunk(x.double())[0].detach()
+        gradients = gradient_by_differences(lambda a: exact.head(a[None])[0, 2], features, step=1e-6)
+        expected = ORACLES[name](features, gradients)
+        assert expected.max() > 0
+        assert_close_to(explained(model, x, "relu1", name, target=2)[None], expected[None])
+
+    def test_cam_uses_the_row_of_the_class(self) -> None:
+        model, x = SmallNet(cam_head=True), small_picture()
+        expected = ORACLES["cam"](model.trunk(x)[0], model.fc.weight[2])
+        assert_close_to(explained(model, x, "relu1", "cam", target=2)[None], expected[None])
+
+
+class TestOracles:
+    """The references themselves."""
+
+    def test_closed_form_of_gradcam_plus_plus_equals_the_derivatives_on_a_piecewise_linear_head(self) -> None:
+        model = SmallNet().double()
+        features = model.trunk(small_picture().double())[0].detach()
+
+        def score(a: Tensor) -> Tensor:
+            return model.head(a[None])[0, 2]
+
+        literal = gradcam_plus_plus_by_derivatives(score, features)
+        closed = gradcam_plus_plus(features, gradient_by_differences(score, features, step=1e-6))
+        factor = math.exp(float(score(features).detach()))
+        assert_close_to(literal[None] / factor, closed[None], 1e-8)
+
+    def test_closed_form_of_gradcam_plus_plus_needs_a_piecewise_linear_head(self) -> None:
+        # Guards the test above: on a smooth head the second derivative of S takes part, and the two must differ.
+        model = SmallNet(activation=nn.Softplus).double()
+        features = model.trunk(small_picture().double())[0].detach()
+
+        def score(a: Tensor) -> Tensor:
+            return model.head(a[None])[0, 2]
+
+        literal = gradcam_plus_plus_by_derivatives(score, features)
+        closed = gradcam_plus_plus(features, gradient_by_differences(score, features, step=1e-6))
+        factor = math.exp(float(score(features).detach()))
+        assert np.abs(literal / factor - closed).max() > 1e-4 * np.abs(closed).max()
+
+    def test_gradcam_by_hand(self) -> None:
+        activations = np.array([[[1.0, 2.0]], [[3.0, 4.0]]])
+        gradients = np.array([[[1.0, 3.0]], [[-1.0, 0.0]]])
+        assert gradcam(activations, gradients).tolist() == [[2.0 - 1.5, 4.0 - 2.0]]
+
+    def test_gradcam_plus_plus_by_hand(self) -> None:
+        # sum(A) = 3; g = 1 gives alpha = 1 / (2 + 3), g = 3 gives 1 / (2 + 9); w = 1/5 + 3/11.
+        activations, gradients = np.array([[[1.0, 2.0]]]), np.array([[[1.0, 3.0]]])
+        weight = 1 / 5 + 3 / 11
+        assert np.allclose(gradcam_plus_plus(activations, gradients), [[weight, 2 * weight]], rtol=1e-14)
