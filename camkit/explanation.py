@@ -34,7 +34,7 @@ class Explanation:
         box: the part of the original picture the model saw, in its pixels; None when the preprocessing could not be
             followed, and then ``picture`` is the model's input.
         picture: the original picture, H x W x 3 uint8 RGB.
-        source: the file's name, where there is one.
+        source: the file's name, or where there is none "picture 3" for the third of the call.
     """
 
     heatmap: Float[np.ndarray, "h w"]
@@ -49,7 +49,7 @@ class Explanation:
     status: Status
     box: Box | None
     picture: Pixels | None
-    source: str | None
+    source: str
 
     def overlay(self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
         """Draw the heat onto the original picture.

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ImageError
-from camkit.values import Box, ImageLike, Pixels, Prepared, Preprocess
+from camkit.values import Box, ImageLike, Prepared, Preprocess
 
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _GLOB = "*?["
@@ -119,21 +120,22 @@ def unbatched(images: Iterable[ImageLike]) -> Iterator[ImageLike]:
             yield image
 
 
-def prepare(image: ImageLike, preprocess: Preprocess | None, source: str | None = None) -> Prepared:
+def prepare(image: ImageLike, preprocess: Preprocess | None, source: str) -> Prepared:
     """Make one image ready for the model.
 
     Args:
         image: a path, a PIL picture, an array (H, W, C), or a normalised tensor (C, H, W), which is used as it is.
         preprocess: turns a PIL picture into the model's input; not used for a tensor.
-        source: the name to report; a path is its own name.
+        source: the name to report.
 
     Raises:
         ImageError: the image cannot be read or has the wrong form, or there is no ``preprocess`` and one is needed.
+            That its values are finite is checked for a whole batch at once, by ``not_finite``.
     """
     if isinstance(image, Tensor):
         return _prepare_tensor(image, source)
     if isinstance(image, (str, Path)):
-        picture, source = open_picture(image), str(image)
+        picture = open_picture(image)
     elif isinstance(image, Image.Image):
         picture = as_rgb(ImageOps.exif_transpose(image))
     elif isinstance(image, np.ndarray):
@@ -153,31 +155,33 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str | None 
         raise ImageError(f"preprocess must turn a PIL picture into a tensor (C, H, W), but it returned {seen}")
     tensor = tensor[0] if tensor.dim() == 4 else tensor
     box = seen_box(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
-    pixels = np.asarray(picture) if box is not None else as_pixels(tensor)
-    return Prepared(tensor, pixels, box, source)
+    return Prepared(tensor, None if box is None else np.asarray(picture), box, source)
 
 
-def _prepare_tensor(tensor: Tensor, source: str | None) -> Prepared:
+def _prepare_tensor(tensor: Tensor, source: str) -> Prepared:
     if tensor.dim() != 3 or 0 in tensor.shape or not tensor.is_floating_point():
         raise ImageError(
             f"a tensor must be a normalised picture (C, H, W) or a batch (N, C, H, W) of floating-point numbers, "
             f"not {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
-    if not bool(torch.isfinite(tensor).all()):
-        raise ImageError("the tensor contains NaN or infinite values")
     height, width = tensor.shape[1:]
-    return Prepared(tensor, as_pixels(tensor), Box(0, 0, width, height), source)
+    return Prepared(tensor, None, Box(0, 0, width, height), source)
 
 
-def as_pixels(tensor: Tensor) -> Pixels | None:
-    """Draw a model's input (C, H, W): its own range stretched to 0..255; None where it is neither grey nor RGB."""
-    if tensor.shape[0] not in (1, 3):
+def not_finite(inputs: Float[Tensor, "n c h w"]) -> list[int]:
+    """Return the numbers of the inputs that hold NaN or infinity."""
+    extremes = torch.stack(inputs.detach().flatten(1).aminmax(dim=1))
+    return [number for number, finite in enumerate(torch.isfinite(extremes).all(0).tolist()) if not finite]
+
+
+def as_pixels(inputs: Float[Tensor, "n c h w"]) -> UInt8[np.ndarray, "n h w 3"] | None:
+    """Draw a model's inputs, each one's own range stretched to 0..255; None where they are neither grey nor RGB."""
+    if inputs.shape[1] not in (1, 3):
         return None
-    values = tensor.detach()
-    low, high = values.amin(), values.amax()
-    levels = ((values - low) * (255 / (high - low).clamp_min(torch.finfo(values.dtype).tiny))).round_()
-    pixels = levels.to("cpu", torch.uint8).permute(1, 2, 0).expand(-1, -1, 3)
-    return np.ascontiguousarray(pixels.numpy())
+    values = inputs.detach().float()
+    low, high = (extreme.reshape(-1, 1, 1, 1) for extreme in values.flatten(1).aminmax(dim=1))
+    levels = (values - low).mul_(255 / (high - low).clamp_min(torch.finfo(torch.float32).tiny)).round_()
+    return np.ascontiguousarray(levels.to(torch.uint8).permute(0, 2, 3, 1).expand(-1, -1, -1, 3).cpu().numpy())
 
 
 def seen_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -41,6 +40,7 @@ def feature_tensor(output: Any) -> tuple[tuple[Any, ...], Tensor] | None:
 
     The first floating-point tensor of at least three dimensions; None when the output holds no such tensor.
 
+    >>> import torch
     >>> path, found = feature_tensor((torch.zeros(1, 5), [torch.zeros(1, 8, 7, 7)]))
     >>> path, tuple(found.shape)
     ((1, 0), (1, 8, 7, 7))

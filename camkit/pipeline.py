@@ -24,7 +24,7 @@ from camkit import heatmap as heat
 from camkit.capture import capture, capture_for_cam, is_out_of_memory
 from camkit.errors import CamkitError, ImageError, InputError
 from camkit.explanation import Explanation
-from camkit.images import prepare, unbatched
+from camkit.images import as_pixels, not_finite, prepare, unbatched
 from camkit.layers import modules_of, named_layers, resolve
 from camkit.methods import Method, find_method
 from camkit.models import as_model, device_of, dtype_of
@@ -222,20 +222,25 @@ def _plan(
 
 def _stream(plan: _Plan, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
     batch: list[Prepared] = []
-    for item in _prepared(images, plan.model.preprocess, 2 * plan.batch_size):
+    for item in _prepared(images, plan.model.preprocess, plan.batch_size):
         if batch and (
             isinstance(item, Failure) or len(batch) == plan.batch_size or item.tensor.shape != batch[0].tensor.shape
         ):
-            yield from _explain(plan, batch)
+            yield from _checked(_explain(plan, batch), on_error)
             batch = []
         if isinstance(item, Prepared):
             batch.append(item)
-        elif on_error == "raise":
-            raise item.error
         else:
-            yield item
+            yield from _checked([item], on_error)
     if batch:
-        yield from _explain(plan, batch)
+        yield from _checked(_explain(plan, batch), on_error)
+
+
+def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[Explanation | Failure]:
+    for row in rows:
+        if isinstance(row, Failure) and on_error == "raise":
+            raise row.error
+        yield row
 
 
 def _prepared(images: Iterable[ImageLike], preprocess: Preprocess | None, ahead: int) -> Iterator[Prepared | Failure]:
@@ -243,10 +248,9 @@ def _prepared(images: Iterable[ImageLike], preprocess: Preprocess | None, ahead:
 
     def ready(image: ImageLike, number: int) -> Prepared | Failure:
         try:
-            return prepare(image, preprocess)
+            return prepare(image, preprocess, source=_name(image, number))
         except CamkitError as error:
-            source = str(image) if isinstance(image, (str, Path)) else f"picture {number}"
-            return Failure(source, error)
+            return Failure(_name(image, number), error)
 
     numbered = enumerate(unbatched(images), start=1)
     with ThreadPoolExecutor(_READERS, thread_name_prefix="camkit-read") as pool:
@@ -275,7 +279,12 @@ def _start(
     return functools.partial(ready, image, number)
 
 
-def _explain(plan: _Plan, batch: list[Prepared]) -> list[Explanation]:
+def _name(image: ImageLike, number: int) -> str:
+    file = image if isinstance(image, (str, Path)) else getattr(image, "filename", None)
+    return str(file) if file else f"picture {number}"
+
+
+def _explain(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Failure]:
     """Explain a batch of pictures of one size, in halves where the device has too little memory for all."""
     try:
         return _explain_batch(plan, batch)
@@ -286,9 +295,11 @@ def _explain(plan: _Plan, batch: list[Prepared]) -> list[Explanation]:
     return _explain(plan, batch[:middle]) + _explain(plan, batch[middle:])
 
 
-def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation]:
+def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Failure]:
     module = plan.model.module
     inputs = _stacked([item.tensor for item in batch]).to(device_of(module), dtype_of(module))
+    if bad := not_finite(inputs):
+        return _without(plan, batch, bad)
     choice = plan.layers or resolve(module, inputs[:1], plan.targets[0])
     run = capture_for_cam if plan.method.needs == "head" else capture
     try:
@@ -297,6 +308,7 @@ def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation]:
         _explain_channels(module, inputs, error)
         raise
     size = inputs.shape[2:]
+    drawn = as_pixels(inputs) if any(item.pixels is None for item in batch) else None
     explained = []
     for number, scores in enumerate(captured.scores):
         raws = [
@@ -304,8 +316,23 @@ def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation]:
             for maps in captured.features
         ]
         raw, heatmap = heat.fuse(raws, size)
-        explained.append(_explanations(plan, batch, choice, scores, raw, heatmap))
+        explained.append(_explanations(plan, batch, drawn, choice, scores, raw, heatmap))
     return [explanation for of_one_picture in zip(*explained, strict=True) for explanation in of_one_picture]
+
+
+def _without(plan: _Plan, batch: list[Prepared], bad: list[int]) -> list[Explanation | Failure]:
+    """Explain a batch but for some pictures, whose places failures take."""
+    rows: list[Explanation | Failure] = []
+    good: list[Prepared] = []
+    for number, item in enumerate(batch):
+        if number not in bad:
+            good.append(item)
+            continue
+        rows += _explain(plan, good) if good else []
+        good = []
+        error = ImageError(f"{item.source} holds NaN or infinite values where the model would see it")
+        rows.append(Failure(item.source, error))
+    return rows + (_explain(plan, good) if good else [])
 
 
 def _stacked(tensors: list[Tensor]) -> Tensor:
@@ -336,7 +363,13 @@ def _explain_channels(module: nn.Module, inputs: Tensor, error: RuntimeError) ->
 
 
 def _explanations(
-    plan: _Plan, batch: list[Prepared], choice: LayerChoice, scores: Scores, raw: Tensor, heatmap: Tensor
+    plan: _Plan,
+    batch: list[Prepared],
+    drawn: np.ndarray | None,
+    choice: LayerChoice,
+    scores: Scores,
+    raw: Tensor,
+    heatmap: Tensor,
 ) -> list[Explanation]:
     """Take one target's maps to the CPU and wrap each with what is known of its picture."""
     heatmaps, raws, values = heatmap.cpu().numpy(), raw.cpu().numpy(), scores.values.tolist()
@@ -357,7 +390,7 @@ def _explanations(
                 method=plan.method.name,
                 status=_status(heatmaps[number], raws[number]),
                 box=item.box,
-                picture=item.pixels,
+                picture=drawn[number] if item.pixels is None and drawn is not None else item.pixels,
                 source=item.source,
             )
         )

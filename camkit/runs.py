@@ -105,13 +105,13 @@ def explain_files(
     def write(row: Explanation | Failure, rank: int) -> Written | Failure:
         if isinstance(row, Failure):
             return row
-        name = f"{names[Path(row.source or '')]}.{row.method}"
+        name = f"{names[Path(row.source)]}.{row.method}"
         if per_picture > 1:
             name += f".{rank}-{_slug(row.name)}"
         try:
             return Written(row, row.save(out / f"{name}.png", **vars(drawing)))
         except CamkitError as error:
-            return Failure(row.source or "", error)
+            return Failure(row.source, error)
 
     def tasks() -> Iterator[Callable[[], Written | Failure]]:
         rank = 0
@@ -119,7 +119,7 @@ def explain_files(
             rank = 0 if isinstance(row, Failure) else rank % per_picture + 1
             yield functools.partial(write, row, rank)
 
-    return _in_order(tasks(), workers=2, ahead=2 * batch_size)
+    return _in_order(tasks(), workers=2, ahead=8)
 
 
 def _in_order(

@@ -101,8 +101,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 _release(module)
 
 
-def _device_states(devices: set[torch.device]) -> dict[torch.device, Tensor]:
-    return {device: torch.get_device_module(device.type).get_rng_state(device) for device in devices}
+def _generator_arguments(device: torch.device) -> tuple[torch.device, ...]:
+    return () if device.type == "mps" else (device,)  # MPS has one generator
 
 
 @contextmanager
@@ -110,7 +110,9 @@ def same_randomness(model: nn.Module) -> Iterator[None]:
     """Restore the random generators of torch (CPU and the model's devices), NumPy and Python at the end."""
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type in ("cuda", "mps", "xpu")}
     torch_state = torch.get_rng_state()
-    device_states = _device_states(devices)
+    device_states = {
+        device: torch.get_device_module(device.type).get_rng_state(*_generator_arguments(device)) for device in devices
+    }
     numpy_state: Any = np.random.get_state()
     python_state = random.getstate()
     try:
@@ -119,6 +121,6 @@ def same_randomness(model: nn.Module) -> Iterator[None]:
         if not torch.equal(torch.get_rng_state(), torch_state):
             torch.set_rng_state(torch_state)
         for device, state in device_states.items():
-            torch.get_device_module(device.type).set_rng_state(state, device)
+            torch.get_device_module(device.type).set_rng_state(state, *_generator_arguments(device))
         np.random.set_state(numpy_state)
         random.setstate(python_state)

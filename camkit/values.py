@@ -37,14 +37,14 @@ class Box(NamedTuple):
 class Prepared:
     """One picture, ready for the model.
 
-    ``tensor`` is the model's input (C, H, W). ``pixels`` is what a person sees, ``box`` the part of it that the tensor
-    shows (None when the preprocessing could not be followed; ``pixels`` is then the tensor itself, drawn).
+    ``tensor`` is the model's input (C, H, W). ``pixels`` is the original picture and ``box`` the part of it that the
+    tensor shows. Where there is no picture, or its preprocessing could not be followed, ``pixels`` is None.
     """
 
     tensor: Float[Tensor, "c *size"]
     pixels: Pixels | None
     box: Box | None
-    source: str | None
+    source: str
 
 
 @dataclass(frozen=True)
