@@ -30,7 +30,7 @@ def upsample(maps: Float[Tensor, "n *grid"], size: Sequence[int]) -> Float[Tenso
 def scale(maps: Float[Tensor, "n *size"]) -> Float[Tensor, "n *size"]:
     """Divide each non-negative map by its maximum, so that 0 stays 0: no evidence. A map without any stays zero."""
     largest = maps.flatten(1).amax(1).reshape(-1, *[1] * (maps.dim() - 1))
-    return torch.where(largest > 0, maps / largest, 0)
+    return maps / torch.where(largest > 0, largest, 1)
 
 
 def to_heatmap(raw: Float[Tensor, "n *grid"], size: Sequence[int]) -> Float[Tensor, "n *size"]:

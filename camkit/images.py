@@ -130,7 +130,7 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str) -> Pre
 
     Raises:
         ImageError: the image cannot be read or has the wrong form, or there is no ``preprocess`` and one is needed.
-            That its values are finite is checked for a whole batch at once, by ``not_finite``.
+            That its values are finite is checked for a whole batch at once, see ``extremes``.
     """
     if isinstance(image, Tensor):
         return _prepare_tensor(image, source)
@@ -168,20 +168,21 @@ def _prepare_tensor(tensor: Tensor, source: str) -> Prepared:
     return Prepared(tensor, None, Box(0, 0, width, height), source)
 
 
-def not_finite(inputs: Float[Tensor, "n c h w"]) -> list[int]:
-    """Return the numbers of the inputs that hold NaN or infinity."""
-    extremes = torch.stack(inputs.detach().flatten(1).aminmax(dim=1))
-    return [number for number, finite in enumerate(torch.isfinite(extremes).all(0).tolist()) if not finite]
+def extremes(inputs: Float[Tensor, "n c *size"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return the least and the largest value of each input; NaN where it holds one."""
+    low, high = inputs.detach().flatten(1).aminmax(dim=1)
+    return low.float(), high.float()
 
 
-def as_pixels(inputs: Float[Tensor, "n c h w"]) -> UInt8[np.ndarray, "n h w 3"] | None:
+def as_pixels(
+    inputs: Float[Tensor, "n c h w"], low: Float[Tensor, " n"], high: Float[Tensor, " n"]
+) -> UInt8[np.ndarray, "n h w 3"] | None:
     """Draw a model's inputs, each one's own range stretched to 0..255; None where they are neither grey nor RGB."""
     if inputs.shape[1] not in (1, 3):
         return None
-    values = inputs.detach().float()
-    low, high = (extreme.reshape(-1, 1, 1, 1) for extreme in values.flatten(1).aminmax(dim=1))
-    levels = (values - low).mul_(255 / (high - low).clamp_min(torch.finfo(torch.float32).tiny)).round_()
-    return np.ascontiguousarray(levels.to(torch.uint8).permute(0, 2, 3, 1).expand(-1, -1, -1, 3).cpu().numpy())
+    slope = 255 / (high - low).clamp_min(torch.finfo(torch.float32).tiny)
+    levels = (inputs.detach() * slope.reshape(-1, 1, 1, 1)).add_((0.5 - low * slope).reshape(-1, 1, 1, 1))
+    return levels.clamp_(0, 255).to("cpu", torch.uint8).expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
 
 
 def seen_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:

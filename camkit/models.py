@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -238,9 +239,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of the module's first parameter or buffer; the CPU where it has none."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        return tensor.device
-    return torch.device("cpu")
+    first = next(itertools.chain(module.parameters(), module.buffers()), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:

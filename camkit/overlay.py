@@ -72,6 +72,7 @@ def blend(
         colormap: a name from ``COLORMAPS``.
         alpha: weight of the colours, 0..1; the picture keeps 1 - alpha.
     """
+    pixels = np.ascontiguousarray(pixels)
     height, width = pixels.shape[:2]
     placed = place(heatmap, box or Box(0, 0, width, height), (height, width))
     unseen = np.isnan(placed)

@@ -7,27 +7,24 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args, overload
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from camkit import heatmap as heat
 from camkit.capture import capture, capture_for_cam, is_out_of_memory
 from camkit.errors import CamkitError, ImageError, InputError
 from camkit.explanation import Explanation
-from camkit.images import as_pixels, not_finite, prepare, unbatched
+from camkit.images import as_pixels, extremes, prepare, unbatched
 from camkit.layers import modules_of, named_layers, resolve
 from camkit.methods import Method, find_method
 from camkit.models import as_model, device_of, dtype_of
+from camkit.streams import in_order
 from camkit.targets import TargetLike, as_targets
 from camkit.values import (
     Failure,
@@ -244,7 +241,7 @@ def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[E
 
 
 def _prepared(images: Iterable[ImageLike], preprocess: Preprocess | None, ahead: int) -> Iterator[Prepared | Failure]:
-    """Prepare pictures in the order they come, up to ``ahead`` of them at once in other threads."""
+    """Prepare pictures in the order they come, files and pictures ahead in other threads."""
 
     def ready(image: ImageLike, number: int) -> Prepared | Failure:
         try:
@@ -252,31 +249,11 @@ def _prepared(images: Iterable[ImageLike], preprocess: Preprocess | None, ahead:
         except CamkitError as error:
             return Failure(_name(image, number), error)
 
-    numbered = enumerate(unbatched(images), start=1)
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="camkit-read") as pool:
-        waiting: deque[Callable[[], Prepared | Failure]] = deque()
-        try:
-            while True:
-                for number, image in islice(numbered, ahead - len(waiting)):
-                    waiting.append(_start(pool, ready, image, number))
-                if not waiting:
-                    return
-                yield waiting.popleft()()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _start(
-    pool: ThreadPoolExecutor,
-    ready: Callable[[ImageLike, int], Prepared | Failure],
-    image: ImageLike,
-    number: int,
-) -> Callable[[], Prepared | Failure]:
-    """Begin to prepare an image: files and pictures in the pool, tensors, which need no work, when they are taken."""
-    if isinstance(image, (str, Path, Image.Image, np.ndarray)):
-        future: Future[Prepared | Failure] = pool.submit(ready, image, number)
-        return future.result
-    return functools.partial(ready, image, number)
+    tasks = (
+        (functools.partial(ready, image, number), not isinstance(image, Tensor))
+        for number, image in enumerate(unbatched(images), start=1)
+    )
+    return in_order(tasks, workers=_READERS, ahead=ahead)
 
 
 def _name(image: ImageLike, number: int) -> str:
@@ -298,8 +275,10 @@ def _explain(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Failure]:
 def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Failure]:
     module = plan.model.module
     inputs = _stacked([item.tensor for item in batch]).to(device_of(module), dtype_of(module))
-    if bad := not_finite(inputs):
-        return _without(plan, batch, bad)
+    low, high = extremes(inputs)
+    finite = torch.isfinite(torch.stack([low, high])).all(0).tolist()
+    if not all(finite):
+        return _without(plan, batch, finite)
     choice = plan.layers or resolve(module, inputs[:1], plan.targets[0])
     run = capture_for_cam if plan.method.needs == "head" else capture
     try:
@@ -308,7 +287,7 @@ def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Fai
         _explain_channels(module, inputs, error)
         raise
     size = inputs.shape[2:]
-    drawn = as_pixels(inputs) if any(item.pixels is None for item in batch) else None
+    drawn = as_pixels(inputs, low, high) if any(item.pixels is None for item in batch) else None
     explained = []
     for number, scores in enumerate(captured.scores):
         raws = [
@@ -320,12 +299,12 @@ def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Fai
     return [explanation for of_one_picture in zip(*explained, strict=True) for explanation in of_one_picture]
 
 
-def _without(plan: _Plan, batch: list[Prepared], bad: list[int]) -> list[Explanation | Failure]:
-    """Explain a batch but for some pictures, whose places failures take."""
+def _without(plan: _Plan, batch: list[Prepared], finite: list[bool]) -> list[Explanation | Failure]:
+    """Explain the pictures of a batch that hold numbers; failures take the places of the others."""
     rows: list[Explanation | Failure] = []
     good: list[Prepared] = []
-    for number, item in enumerate(batch):
-        if number not in bad:
+    for item, usable in zip(batch, finite, strict=True):
+        if usable:
             good.append(item)
             continue
         rows += _explain(plan, good) if good else []

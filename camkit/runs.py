@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from camkit.methods import find_method
 from camkit.models import device_of, load_model
 from camkit.pipeline import explain_many
 from camkit.scenes import scene_paths
+from camkit.streams import Task, in_order
 from camkit.targets import TargetLike
 from camkit.values import Failure, LoadedModel, Precision, Style
 
@@ -113,30 +113,13 @@ def explain_files(
         except CamkitError as error:
             return Failure(row.source, error)
 
-    def tasks() -> Iterator[Callable[[], Written | Failure]]:
+    def tasks() -> Iterator[Task[Written | Failure]]:
         rank = 0
         for row in explained:
             rank = 0 if isinstance(row, Failure) else rank % per_picture + 1
-            yield functools.partial(write, row, rank)
+            yield functools.partial(write, row, rank), True
 
-    return _in_order(tasks(), workers=2, ahead=8)
-
-
-def _in_order(
-    tasks: Iterator[Callable[[], Written | Failure]], workers: int, ahead: int
-) -> Iterator[Written | Failure]:
-    """Run tasks in other threads, some ahead, and give their results in order."""
-    with ThreadPoolExecutor(workers, thread_name_prefix="camkit-write") as pool:
-        waiting: deque[Any] = deque()
-        try:
-            for task in tasks:
-                waiting.append(pool.submit(task))
-                while waiting and (len(waiting) > ahead or waiting[0].done()):
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    return in_order(tasks(), workers=2, ahead=8, prompt=True)
 
 
 def output_names(pictures: Sequence[Path]) -> dict[Path, str]:

@@ -1,0 +1,191 @@
+"""The installed command, as a person types it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+import camkit
+from camkit.cli import main
+from camkit.scenes import scene_paths
+
+CAMKIT = str(Path(sys.executable).parent / "camkit")
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [CAMKIT, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture
+def plane() -> Path:
+    return scene_paths()["plane-sky"]
+
+
+class TestInstalled:
+    def test_help_does_not_import_torch(self) -> None:
+        code = "import sys; from camkit.cli import main\ntry: main(['--help'])\nfinally: print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.stdout.strip().endswith("False")
+        assert "--model" in done.stdout
+
+    def test_explains_a_picture(self, plane: Path, tmp_path: Path) -> None:
+        done = run(plane, "--model", "demo-fair", "--out", tmp_path / "new" / "folder")
+        assert done.returncode == 0, done.stderr
+        assert "plane" in done.stdout
+        assert "layer features" in done.stdout
+        assert "deepest 16x16 grid" in done.stdout
+        written = cv2.imread(str(tmp_path / "new" / "folder" / "plane-sky.gradcam.png"))
+        assert written.shape == cv2.imread(str(plane)).shape
+
+    def test_an_unreadable_picture_does_not_stop_the_others(self, plane: Path, tmp_path: Path) -> None:
+        bad = tmp_path / "bad.jpg"
+        bad.write_bytes(b"")
+        done = run(bad, plane, tmp_path / "none.png", "--model", "demo-fair", "--out", tmp_path, "--json")
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        assert done.returncode == 2
+        assert [row["status"] for row in rows] == ["error", "ok", "error"]
+        assert "empty file" in rows[0]["error"]
+        assert Path(rows[1]["file"]).is_file()
+
+    def test_without_network_the_error_says_what_to_type(self, plane: Path, tmp_path: Path) -> None:
+        nowhere = "http://127.0.0.1:9"
+        done = run(plane, "--model", "resnet18", TORCH_HOME=str(tmp_path), https_proxy=nowhere, HTTPS_PROXY=nowhere)
+        assert done.returncode == 2
+        assert "--weights FILE" in done.stderr
+        assert "camkit demo" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_killed_leaves_whole_files_only(self, plane: Path, tmp_path: Path) -> None:
+        pictures = []
+        for number in range(40):
+            copy = tmp_path / "in" / f"{number}.jpg"
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(plane.read_bytes())
+            pictures.append(copy)
+        out = tmp_path / "out"
+        command = [CAMKIT, *map(str, pictures), "--model", "demo-fair", "--out", str(out), "--batch-size", "1"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while not list(out.glob("*.png")) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.02)
+        process.kill()
+        process.communicate()
+        written = [path for path in out.glob("*.png") if not path.name.startswith(".")]
+        assert written
+        assert all(cv2.imread(str(path)) is not None for path in written)
+
+    def test_the_demo(self, tmp_path: Path) -> None:
+        done = run("demo", "--out", tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "demo-biased" in done.stdout
+        assert cv2.imread(str(tmp_path / "demo.png")).shape[1] > 1000
+
+
+class TestInProcess:
+    def test_folders_and_globs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for name in ("a/x.png", "b/x.png", "b/y.png"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            cv2.imwrite(str(tmp_path / name), np.full((40, 60, 3), 90, np.uint8))
+        (tmp_path / "a" / "notes.txt").write_text("not a picture")
+        arguments = [tmp_path / "a", tmp_path / "b" / "*.png", "--model", "demo-fair", "--out", tmp_path / "out"]
+        assert main(list(map(str, arguments))) == 0
+        names = sorted(path.name for path in (tmp_path / "out").iterdir())
+        assert names == ["a-x.gradcam.png", "b-x.gradcam.png", "y.gradcam.png"]
+        assert capsys.readouterr().out.count("wrote") == 3
+
+    def test_top_k_gives_a_picture_each(self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([str(plane), "--model", "demo-fair", "--top-k", "3", "--out", str(tmp_path), "--json"]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [row["probability"] for row in rows] == sorted((row["probability"] for row in rows), reverse=True)
+        assert len({row["file"] for row in rows}) == 3
+
+    def test_targets_methods_layers_and_styles(self, plane: Path, tmp_path: Path) -> None:
+        for method in camkit.METHODS:
+            arguments = ["--model", "demo-fair", "--method", method, "--out", tmp_path, "--style", "side-by-side"]
+            assert main(list(map(str, [plane, *arguments, "--target", "car", "--target", "0"]))) == 0
+            assert (tmp_path / f"plane-sky.{method}.1-car.png").is_file()
+            assert (tmp_path / f"plane-sky.{method}.2-plane.png").is_file()
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["x.png", "--model", "resnet5"], "did you mean 'resnet50'"),
+            (["x.png", "--model", "demo-fair", "--method", "gradcm"], "did you mean 'gradcam'"),
+            (["x.png", "--model", "demo-fair", "--layer", "featurs"], "did you mean 'features'"),
+            (["x.png", "--model", "demo-fair", "--target", "plain"], "did you mean 'plane'"),
+            (["x.png", "--model", "demo-fair", "--style", "overly"], "did you mean 'overlay'"),
+            (["x.png", "--model", "demo-fair", "--colormap", "turb"], "did you mean 'turbo'"),
+            (["x.png", "--model", "demo-fair", "--alpha", "2"], "between 0 and 1"),
+            (["x.png", "--model", "demo-fair", "--batch-size", "0"], "from 1"),
+            (["x.png", "--model", "demo-fair", "--top-k", "0"], "at least 1"),
+            (["x.png", "--model", "demo-fair", "--top-k", "2", "--target", "car"], "exclude each other"),
+            (["x.png", "--model", "demo-fair", "--device", "tpu9"], "cannot be used"),
+            (["x.png", "--model", "demo-fair", "--weights", "none.pth"], "no weights file none.pth"),
+            (["--model", "demo-fair"], "name at least one picture"),
+            (["x.png", "--model", "demo-fair", "--out", "/dev/null/x"], "cannot write into the folder"),
+            (["layers", "--model", "demo-fare"], "did you mean 'demo-fair'"),
+        ],
+    )
+    def test_a_wrong_call_is_one_sentence_and_exit_code_2(
+        self,
+        arguments: list[str],
+        said: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main(arguments) == 2
+        captured = capsys.readouterr()
+        assert said in captured.err
+        assert captured.err.count("\n") == 1
+        assert captured.out == ""
+
+    @pytest.mark.parametrize("arguments", [["x.png"], ["x.png", "--model", "demo-fair", "--wrong"], ["layers"]])
+    def test_a_wrong_option_is_exit_code_2(self, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(arguments) == 2
+        captured = capsys.readouterr()
+        assert "--" in captured.err + captured.out
+
+    def test_a_model_that_fails_is_exit_code_4(
+        self, plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def broken(*_: object) -> None:
+            raise ValueError("the weights are cursed")
+
+        monkeypatch.setattr(camkit.scenes.SceneNet, "forward", broken)
+        assert main([str(plane), "--model", "demo-fair", "--out", str(tmp_path)]) == 4
+        assert "ValueError: the weights are cursed" in capsys.readouterr().err
+
+    def test_layers_lists_calls_and_the_choice(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["layers", "--model", "demo-fair"]) == 0
+        out = capsys.readouterr().out
+        assert "explain would use features: the deepest 16x16 grid" in out
+        assert "next best:" in out
+        chosen = [line for line in out.splitlines() if line.startswith(">")]
+        assert len(chosen) == 1
+        assert "16x16" in chosen[0]
+
+    def test_methods_lists_every_method_with_its_paper(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["methods"]) == 0
+        out = capsys.readouterr().out
+        assert all(method.name in out and method.paper.split(",")[0] in out for method in camkit.METHODS.values())
+
+    def test_names_with_markup_are_text(self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        odd = tmp_path / "[red]x[/red].jpg"
+        odd.write_bytes(plane.read_bytes())
+        assert main([str(odd), "--model", "demo-fair", "--out", str(tmp_path)]) == 0
+        assert "[red]x[/red].jpg" in capsys.readouterr().out

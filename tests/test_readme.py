@@ -1,0 +1,50 @@
+"""What the README says is what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import camkit
+from camkit.cli import main
+from camkit.scenes import scene_paths
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_table_of_methods_is_the_table() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| (.+?) \| (.+?) \|$", README, re.MULTILINE)
+    assert rows == [(method.name, method.summary, method.paper) for method in camkit.METHODS.values()]
+
+
+@pytest.mark.parametrize("name", ["demo", "test"])
+def test_the_set_up_commands_are_single_lines(name: str) -> None:
+    block = re.search(rf"<!-- {name} command -->\n```sh\n(.*?)\n```\n<!-- end -->", README, re.DOTALL)
+    assert block
+    assert "\n" not in block[1]
+    assert block[1].startswith("python3 -m venv .venv && ")
+
+
+def test_linked_files_exist() -> None:
+    for file in ("README.md", "CONTRIBUTING.md"):
+        for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / file).read_text("utf-8")):
+            assert (ROOT / link).exists(), f"{file} links to {link}"
+
+
+def test_every_option_of_the_readme_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    block = re.search(r"## In a shell\n\n```sh\n(.*?)```", README, re.DOTALL)
+    assert block
+    main(["--help"])
+    known = capsys.readouterr().out
+    for option in set(re.findall(r"--[a-z-]+", block[1])):
+        assert option in known, option
+
+
+def test_the_python_example_names_what_exists() -> None:
+    """The README's attributes, on a network that needs no download."""
+    found = camkit.explain("demo-fair", scene_paths()["plane-sky"])
+    block = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert block
+    for attribute in set(re.findall(r"found\.(\w+)", block[1])):
+        assert hasattr(found, attribute), attribute
