@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from camkit import overlay
 from camkit.values import Box, Pixels, Status, Style
 
 _NOTEBOOK_SIDE = 480
+
+
+def _or_none(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,15 +102,15 @@ class Explanation:
         return self.label if self.label is not None else f"class {self.target}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the pictures as plain JSON values; ``raw`` as nested lists, None where not finite."""
+        """Return everything but the pictures as plain JSON values; ``raw`` as nested lists; None where not finite."""
         cells = self.raw.astype(object)
         cells[~np.isfinite(self.raw)] = None
         return {
             "source": self.source,
             "target": self.target,
             "label": self.label,
-            "score": self.score if np.isfinite(self.score) else None,
-            "probability": self.probability,
+            "score": _or_none(self.score),
+            "probability": None if self.probability is None else _or_none(self.probability),
             "layer": self.layer,
             "layer_reason": self.layer_reason,
             "method": self.method,

@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.errors import LayerError, TargetError, did_you_mean
+from camkit.errors import LayerError, did_you_mean
 from camkit.hooks import forward_hooks, starts
 from camkit.layouts import feature_tensor, infer_layout, tensors_in, to_grid
 from camkit.state import evaluating, same_randomness
-from camkit.values import LayerChoice, LayerRef, LayerRow, Layout, Target
+from camkit.values import LayerChoice, LayerRef, LayerRow, Layout
 
 _PASSING = (
     nn.Identity,
@@ -73,27 +73,26 @@ class _Call:
 _probes: weakref.WeakKeyDictionary[nn.Module, Probe] = weakref.WeakKeyDictionary()
 
 
-def probe(model: nn.Module, image: Float[Tensor, "1 c *size"], target: Target | None = None) -> Probe:
+def probe(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Probe:
     """Look at the model with one pass and one backward pass; remembered for as long as the module lives.
 
     Args:
         model: left exactly as it was found.
         image: one input on the model's device.
-        target: the score whose influence is measured; the largest value of the output when None.
     """
     known = _probes.get(model)
     if known is None:
-        known = _probes[model] = _probe(model, image, target)
+        known = _probes[model] = _probe(model, image)
     return known
 
 
-def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"], target: Target | None = None) -> LayerChoice:
+def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> LayerChoice:
     """Choose the layer to explain.
 
     Raises:
         LayerError: no layer has a spatial grid that influences the score; the message lists what there is.
     """
-    found = probe(model, image, target)
+    found = probe(model, image)
     if found.choice is None:
         raise LayerError(
             "no layer with a spatial grid influences the score, so none can be chosen; name one with target_layer "
@@ -138,24 +137,23 @@ def modules_of(model: nn.Module, choice: LayerChoice) -> dict[LayerRef, nn.Modul
     return {ref: model.get_submodule(ref.name) for ref in choice.layers}
 
 
-def _probe(model: nn.Module, image: Tensor, target: Target | None) -> Probe:
+def _probe(model: nn.Module, image: Tensor) -> Probe:
     with same_randomness(model), evaluating(model), torch.inference_mode(mode=False), torch.enable_grad():
         leaf = image.detach().clone().requires_grad_()
         calls, output = _watch(model, leaf)
         for call in calls:
             if call.output is not None:
                 call.layout = infer_layout(tuple(call.output.shape), 1, tuple(image.shape[2:]))
-        influence = _Influence(calls, _score(output, target))
+        influence = _Influence(calls, _score(output))
     return _choose(calls, influence)
 
 
-def _score(output: Any, target: Target | None) -> Tensor | None:
-    if target is None:
-        return next((value.amax() for value in tensors_in(output) if value.requires_grad and value.numel()), None)
-    try:
-        return target(output, 1).values.sum()
-    except TargetError:
-        return None
+def _score(output: Any) -> Tensor | None:
+    """Return the largest value of the output: a classifier's best logit.
+
+    Not the caller's own target, which may have been written for one batch.
+    """
+    return next((value.amax() for value in tensors_in(output) if value.requires_grad and value.numel()), None)
 
 
 def _watch(model: nn.Module, leaf: Tensor) -> tuple[list[_Call], Any]:

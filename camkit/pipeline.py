@@ -279,7 +279,7 @@ def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Fai
     finite = torch.isfinite(torch.stack([low, high])).all(0).tolist()
     if not all(finite):
         return _without(plan, batch, finite)
-    choice = plan.layers or resolve(module, inputs[:1], plan.targets[0])
+    choice = plan.layers or resolve(module, inputs[:1])
     run = capture_for_cam if plan.method.needs == "head" else capture
     try:
         captured = run(module, inputs, modules_of(module, choice), plan.targets, precision=plan.precision)

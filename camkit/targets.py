@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, cast
 
 import torch
 from jaxtyping import Float
@@ -166,8 +168,9 @@ def as_targets(target: TargetLike | Sequence[TargetLike] | None, labels: Labels 
         return [ClassTarget(_index_of(target, labels))]
     if isinstance(target, (ClassTarget, TopTarget, FunctionTarget)):
         return [target]
-    if hasattr(target, "__index__") and not isinstance(target, (bool, Tensor)):
-        return [ClassTarget(int(target.__index__()))]
+    if not isinstance(target, (bool, Tensor)):
+        with contextlib.suppress(TypeError):
+            return [ClassTarget(operator.index(cast("SupportsIndex", target)))]
     if callable(target):
         return [FunctionTarget(target)]
     raise TargetError(f"a target is None, an index, a label, a function or a list of these, not {describe(target)}")
