@@ -26,14 +26,14 @@ _FP16_LIFT = 1024.0
 def quiet_pass(model: nn.Module, device: torch.device, precision: Precision) -> Iterator[None]:
     """Set the stage for one pass: evaluation mode, no graph, the precision asked for; all of it undone at the end.
 
-    Works inside a caller's ``no_grad``, ``inference_mode`` and ``autocast``.
+    Works inside a caller's ``no_grad``, ``inference_mode`` and ``autocast``, whose cache of weights is not shared.
     """
     with (
         same_randomness(model),
         evaluating(model),
         torch.inference_mode(mode=False),
         torch.no_grad(),
-        torch.autocast(device.type, dtype=_DTYPES.get(precision), enabled=precision in _DTYPES),
+        torch.autocast(device.type, dtype=_DTYPES.get(precision), enabled=precision in _DTYPES, cache_enabled=False),
     ):
         yield
 
@@ -84,16 +84,18 @@ def _capture(
 ) -> Capture | None:
     lift = _FP16_LIFT if precision == "fp16" else 1.0
     scores: list[Scores] = []
+    reached = False
     with quiet_pass(model, inputs.device, precision), torch.set_grad_enabled(trunk_graph), cut(layers) as tape:
-        inputs = inputs.clone() if inputs.is_inference() else inputs
-        output = model(inputs)
+        output = model(inputs.clone())
         _check_all_ran(tape, layers)
         for number, target in enumerate(targets, start=1):
             scored = target(output, len(inputs))
             if not scored.values.requires_grad:
                 return None
-            tape.backward(scored.values.float().sum() * lift, keep_graph=number < len(targets))
+            reached |= tape.backward(scored.values.float().sum() * lift, keep_graph=number < len(targets))
             scores.append(replace(scored, values=scored.values.detach().float()))
+        if not reached:
+            return None
         features = tuple(_features(ref, tape.layers[ref], inputs, lift) for ref in layers)
     return Capture(features, tuple(scores))
 
@@ -144,7 +146,7 @@ def capture_for_cam(
         module: note for module in model.modules() if isinstance(module, nn.Linear)
     }
     with quiet_pass(model, inputs.device, precision), cut(layers, gradients=False) as tape, forward_hooks(linears):
-        output = model(inputs)
+        output = model(inputs.clone())
         _check_all_ran(tape, layers)
         scores = tuple(target(output, len(inputs)) for target in targets)
         heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]

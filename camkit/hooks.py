@@ -1,9 +1,9 @@
 """Every PyTorch hook camkit sets: on for one pass, in the thread that set it, and off again whatever happens.
 
 The cut is what makes explaining cost one inference. The model runs without a graph; at the first layer asked for, a
-forward hook takes the output out of the pass as a fresh leaf, hands the model a copy of it, and switches gradients on.
-So the trunk keeps nothing, only the head is differentiated, and an in-place operation right after the layer changes the
-copy and not what was saved. A tensor hook on what was saved keeps its gradient.
+forward hook takes the output out of the pass as a fresh leaf, has the model go on with a copy of it, and switches
+gradients on. So the trunk keeps nothing, only the head is differentiated, and an in-place operation right after the
+layer changes the copy and not what was saved. Tensor hooks keep the gradients.
 """
 
 from __future__ import annotations
@@ -18,15 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from camkit.errors import LayerError
-from camkit.layouts import feature_tensor, with_tensor
+from camkit.layouts import feature_tensor, tensors_in, with_tensor
 from camkit.values import LayerRef
 
 ForwardHook = Callable[[nn.Module, list[Tensor], Any], Any]
 """``hook(module, tensors it was called with, output)``; what it returns, unless None, replaces the output."""
-
-
-def _tensor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
 
 
 @contextmanager
@@ -35,8 +31,12 @@ def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> Iterator[None]:
     owner = threading.get_ident()
 
     def attach(module: nn.Module, hook: ForwardHook) -> Callable[[], None]:
-        def guarded(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            return hook(module, _tensor_arguments(args, kwargs), output) if threading.get_ident() == owner else None
+        def guarded(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+            # Another thread that is just about to call a hook removed here may leave the keyword arguments out.
+            if threading.get_ident() != owner:
+                return None
+            kwargs, output = rest
+            return hook(module, list(tensors_in((args, kwargs))), output)
 
         return module.register_forward_hook(guarded, with_kwargs=True).remove
 
@@ -75,17 +75,21 @@ class Tape:
 
     layers: dict[LayerRef, Saved] = field(default_factory=dict)
 
-    def backward(self, score: Tensor, *, keep_graph: bool) -> None:
+    def backward(self, score: Tensor, *, keep_graph: bool) -> bool:
         """Differentiate a scalar down to the first layer; each layer's tensor hook saves its gradient.
 
         Parameters receive no ``.grad``. A layer the score does not depend on has a gradient of zero.
+
+        Returns:
+            Whether the score depends on any of the layers.
         """
         first = next(iter(self.layers.values()))
         count = len(first.gradients)
         torch.autograd.grad(score, first.output, retain_graph=keep_graph, allow_unused=True)
-        for saved in self.layers.values():
-            if len(saved.gradients) == count:
-                saved.gradients.append(torch.zeros_like(saved.output, requires_grad=False))
+        unreached = [saved for saved in self.layers.values() if len(saved.gradients) == count]
+        for saved in unreached:
+            saved.gradients.append(torch.zeros_like(saved.output, requires_grad=False))
+        return len(unreached) < len(self.layers)
 
 
 def _shares_memory(output: Tensor, arguments: list[Tensor]) -> bool:
@@ -102,20 +106,25 @@ def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gr
             "choose an earlier layer (camkit layers --model NAME lists them)"
         )
     path, tensor = found
-    if not gradients:
-        tape.layers[ref] = Saved(tensor.detach().clone())
-        return None
-    if not tape.layers:
-        # A layer that returns its own input, or writes into it, must not leave the saved maps open to later writes.
-        tensor = tensor.detach().clone() if _shares_memory(tensor, arguments) else tensor.detach()
-        tensor.requires_grad_()
-        torch.set_grad_enabled(True)
-    if tensor.requires_grad:
-        tape.layers[ref] = saved = Saved(tensor)
+    if gradients and not tape.layers:
+        return _begin(tape, ref, output, path, tensor, shared=_shares_memory(tensor, arguments))
+    tape.layers[ref] = saved = Saved(tensor.detach().clone())
+    if gradients and tensor.requires_grad:
         tensor.register_hook(saved.gradients.append)
-    else:
-        tape.layers[ref] = Saved(tensor.clone())
-    return with_tensor(output, path, tensor.clone())
+    return None
+
+
+def _begin(tape: Tape, ref: LayerRef, output: Any, path: tuple[Any, ...], tensor: Tensor, *, shared: bool) -> Any:
+    """Start the graph at a layer's output: save it as a leaf, and have the model go on with a copy of that."""
+    leaf = (tensor.detach().clone() if shared else tensor.detach()).requires_grad_()
+    tape.layers[ref] = saved = Saved(leaf)
+    leaf.register_hook(saved.gradients.append)
+    torch.set_grad_enabled(True)
+    if shared and not tensor._is_view() and not (tensor.is_leaf and tensor.requires_grad):
+        # The layer returned its own input, or wrote into it. Others hold that tensor too, so it must be the copy.
+        tensor.copy_(leaf)
+        return None
+    return with_tensor(output, path, leaf.clone())
 
 
 @contextmanager

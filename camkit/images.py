@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import math
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -195,10 +196,15 @@ def seen_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, i
     """
     if isinstance(preprocess, ImageClassification):
         return _preset_box(preprocess, size)
+    # A bound method is made anew at each access, so its owner is what the answer is remembered for, while it lives.
+    owner, key = getattr(preprocess, "__self__", preprocess), (getattr(preprocess, "__name__", ""), size, output)
     try:
-        return _asked_box(preprocess, size, output)
-    except TypeError:  # not hashable, so not remembered
+        known = _boxes.setdefault(owner, {})
+    except TypeError:  # cannot be hashed or weakly referenced, so is not remembered
         return _ask_box(preprocess, size, output)
+    if key not in known:
+        known[key] = _ask_box(preprocess, size, output)
+    return known[key]
 
 
 def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
@@ -214,9 +220,7 @@ def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
 _MOST_PIXELS_ASKED = 4096 * 4096
 
 
-@functools.lru_cache(maxsize=256)
-def _asked_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:
-    return _ask_box(preprocess, size, output)
+_boxes: weakref.WeakKeyDictionary[Any, dict[Any, Box | None]] = weakref.WeakKeyDictionary()
 
 
 def _ask_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:

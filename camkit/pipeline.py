@@ -5,6 +5,7 @@ picture -> images -> layers picks the layer -> capture runs the model -> methods
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -236,7 +237,8 @@ def _stream(plan: _Plan, images: Iterable[ImageLike], on_error: str) -> Iterator
 def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[Explanation | Failure]:
     for row in rows:
         if isinstance(row, Failure) and on_error == "raise":
-            raise row.error
+            # A copy: an error whose traceback holds frames that hold the error would keep the pictures alive.
+            raise copy.copy(row.error) from row.error.__cause__
         yield row
 
 
@@ -264,7 +266,8 @@ def _name(image: ImageLike, number: int) -> str:
 def _explain(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Failure]:
     """Explain a batch of pictures of one size, in halves where the device has too little memory for all."""
     try:
-        return _explain_batch(plan, batch)
+        with torch.autocast(device_of(plan.model.module).type, enabled=False):
+            return _explain_batch(plan, batch)
     except RuntimeError as error:
         if len(batch) == 1 or not is_out_of_memory(error):
             raise

@@ -37,15 +37,13 @@ def _may_write_buffers(module: nn.Module) -> bool:
     return bool(module._buffers) and not type(module).__module__.startswith("torch.nn.modules.")
 
 
-def _hold(module: nn.Module) -> bool:
-    """Take note of one more user of the module; return False where there is nothing to restore later."""
+def _hold(module: nn.Module) -> None:
+    """Take note of one more user of the module; the first one saves its state and puts it into evaluation mode."""
     held = _held.get(id(module))
     if held is not None:
         held.users += 1
-        return True
+        return
     writes = _may_write_buffers(module)
-    if not (module.training or writes):
-        return False
     buffers = {
         name: (buffer, None if buffer is None else buffer.detach().clone(), 0 if buffer is None else _version(buffer))
         for name, buffer in (module._buffers.items() if writes else ())
@@ -53,7 +51,6 @@ def _hold(module: nn.Module) -> bool:
     _held[id(module)] = _Held(module, 1, module.training, writes, buffers)
     if module.training:
         module.training = False
-    return True
 
 
 def _release(module: nn.Module) -> None:
@@ -92,8 +89,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         with _lock, torch.no_grad():
             for module in modules:
-                if _hold(module):
-                    taken.append(module)
+                _hold(module)
+                taken.append(module)
         yield
     finally:
         with _lock, torch.no_grad():
@@ -105,22 +102,55 @@ def _generator_arguments(device: torch.device) -> tuple[torch.device, ...]:
     return () if device.type == "mps" else (device,)  # MPS has one generator
 
 
+@dataclass
+class _Generators:
+    """The random generators as they were before the first of the present users came."""
+
+    users: int
+    cpu: Tensor
+    devices: dict[torch.device, Tensor]
+    numpy: Any
+    python: Any
+
+
+_generators: list[_Generators] = []
+
+
+def _save_generators(devices: set[torch.device]) -> None:
+    if not _generators:
+        _generators.append(_Generators(0, torch.get_rng_state(), {}, np.random.get_state(), random.getstate()))
+    saved = _generators[0]
+    saved.users += 1
+    for device in devices - saved.devices.keys():
+        module = torch.get_device_module(device.type)
+        saved.devices[device] = module.get_rng_state(*_generator_arguments(device))
+
+
+def _restore_generators() -> None:
+    saved = _generators[0]
+    saved.users -= 1
+    if saved.users:
+        return
+    _generators.clear()
+    if not torch.equal(torch.get_rng_state(), saved.cpu):
+        torch.set_rng_state(saved.cpu)
+    for device, state in saved.devices.items():
+        torch.get_device_module(device.type).set_rng_state(state, *_generator_arguments(device))
+    np.random.set_state(saved.numpy)
+    random.setstate(saved.python)
+
+
 @contextmanager
 def same_randomness(model: nn.Module) -> Iterator[None]:
-    """Restore the random generators of torch (CPU and the model's devices), NumPy and Python at the end."""
+    """Restore the random generators of torch (CPU and the model's devices), NumPy and Python at the end.
+
+    They belong to the process: what other threads draw meanwhile, they draw again afterwards.
+    """
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type in ("cuda", "mps", "xpu")}
-    torch_state = torch.get_rng_state()
-    device_states = {
-        device: torch.get_device_module(device.type).get_rng_state(*_generator_arguments(device)) for device in devices
-    }
-    numpy_state: Any = np.random.get_state()
-    python_state = random.getstate()
+    with _lock:
+        _save_generators(devices)
     try:
         yield
     finally:
-        if not torch.equal(torch.get_rng_state(), torch_state):
-            torch.set_rng_state(torch_state)
-        for device, state in device_states.items():
-            torch.get_device_module(device.type).set_rng_state(state, *_generator_arguments(device))
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
+        with _lock:
+            _restore_generators()

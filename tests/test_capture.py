@@ -1,0 +1,252 @@
+"""What one pass brings back equals what a full graph holds, and the part before the layer costs no graph."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from oracles import gradcam_plus_plus
+from torch import Tensor, nn
+
+import camkit
+from camkit.capture import capture
+from camkit.layers import modules_of, named_layers
+from camkit.targets import top
+
+METHODS = tuple(camkit.METHODS)
+LAYERS = {
+    "resnet18": ("relu", "layer2", "layer4"),
+    "vgg11": ("features.0", "features.6", "features.18"),  # each is followed by an in-place ReLU
+    "densenet121": ("features.conv0", "features.denseblock2", "features"),
+    "swin_t": ("features.0", "features.3", "features.7"),
+    "vit_b_32": ("conv_proj", "encoder.layers.encoder_layer_5", "encoder.layers.encoder_layer_11.ln_1"),
+}
+SINGLE = [(name, (layer,)) for name, layers in LAYERS.items() for layer in layers]
+SEVERAL = list(LAYERS.items())
+
+
+@functools.cache
+def network(name: str) -> nn.Module:
+    torch.manual_seed(1)
+    if name == "vgg11":  # its own head is 120 million numbers
+        model: nn.Module = torchvision.models.vgg11(num_classes=10, init_weights=False)
+        model.classifier = nn.Sequential(
+            nn.Linear(512 * 49, 32), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(32, 10)
+        )
+    elif name == "vit_b_32":
+        model = torchvision.models.vit_b_32(num_classes=10, image_size=64)
+        nn.init.normal_(model.heads.head.weight)  # torchvision starts with a head of zeros
+    else:
+        model = torchvision.models.get_model(name, weights=None, num_classes=10)
+    return model.eval()
+
+
+def pictures(size: int = 64) -> Tensor:
+    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(5))
+
+
+def to_channels_first(name: str, maps: Tensor) -> Tensor:
+    if name == "swin_t":
+        return maps.permute(0, 3, 1, 2)
+    if maps.dim() == 3:  # a class token, then two rows of two
+        return maps[:, 1:].transpose(1, 2).reshape(len(maps), -1, 2, 2)
+    return maps
+
+
+def full_graph(
+    model: nn.Module, layers: Sequence[str], count: int, bf16: bool
+) -> tuple[list[Tensor], list[list[Tensor]], list[Tensor]]:
+    """Return feature maps, their gradients for the ``count`` best classes, and the scores, from one ordinary graph."""
+    maps: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        output.retain_grad()
+        maps.append(output)
+        return output.clone()  # what follows in place must not change what is kept
+
+    handles = [model.get_submodule(layer).register_forward_hook(keep) for layer in layers]
+    with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
+        best = model(pictures().requires_grad_()).topk(count, dim=1).values
+    gradients = []
+    for rank in range(count):
+        for kept in maps:
+            kept.grad = None
+        best[:, rank].float().sum().backward(retain_graph=True)
+        gradients.append([kept.grad.clone() for kept in maps])
+    for handle in handles:
+        handle.remove()
+    model.zero_grad()
+    return [kept.detach() for kept in maps], gradients, [best[:, rank].detach().float() for rank in range(count)]
+
+
+@pytest.fixture
+def one_attention() -> Iterator[None]:
+    """Without gradients PyTorch's attention takes another kernel, whose rounding differs; keep to one."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(before)
+
+
+@pytest.mark.usefixtures("one_attention")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "layers"), SINGLE + SEVERAL, ids=lambda value: value if isinstance(value, str) else "+".join(value)
+)
+def test_maps_and_gradients_are_those_of_the_full_graph(
+    name: str, layers: tuple[str, ...], precision: Literal["fp32", "bf16"]
+) -> None:
+    model, count = network(name), 3 if len(layers) > 1 else 1
+    maps, gradients, scores = full_graph(model, layers, count, precision == "bf16")
+    asked = modules_of(model, named_layers(model, layers))
+    found = capture(model, pictures(), asked, top(count), precision=precision)
+    assert [torch.equal(one.values, two) for one, two in zip(found.scores, scores, strict=True)] == [True] * count
+    for number, features in enumerate(found.features):
+        assert gradients[0][number].any(), "the test compares more than zeros"
+        assert torch.equal(features.activations, to_channels_first(name, maps[number]))
+        for rank in range(count):
+            assert torch.equal(features.seconds[rank], to_channels_first(name, gradients[rank][number]))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("layer", LAYERS["vit_b_32"])
+def test_the_attention_kernel_for_inference_changes_no_more_than_rounding(layer: str) -> None:
+    model = network("vit_b_32")
+    maps, gradients, _ = full_graph(model, [layer], 1, bf16=False)
+    found = capture(model, pictures(), modules_of(model, named_layers(model, layer)), top(1)).features[0]
+    for one, two in ((found.activations, maps[0]), (found.seconds[0], gradients[0][0])):
+        expected = to_channels_first("vit_b_32", two)
+        torch.testing.assert_close(one, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(("name", "layers"), SEVERAL, ids=lambda value: value if isinstance(value, str) else "")
+def test_the_order_asked_for_is_the_order_returned(name: str, layers: tuple[str, ...]) -> None:
+    model = network(name)
+    forwards, backwards = (
+        capture(model, pictures(), modules_of(model, named_layers(model, order)), top(1)).features
+        for order in (layers, layers[::-1])
+    )
+    for one, two in zip(forwards, reversed(backwards), strict=True):
+        assert torch.equal(one.activations, two.activations)
+        assert torch.equal(one.seconds[0], two.seconds[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["resnet18", "densenet121"])
+def test_before_the_layer_there_is_no_graph(name: str, method: str) -> None:
+    model, layer = copy.deepcopy(network(name)), LAYERS[name][-1]
+    place, counts = ["trunk"], {"trunk": 0, "head": 0}
+
+    def pack(tensor: Tensor) -> Tensor:
+        counts[place[0]] += 1
+        return tensor
+
+    def check(module: nn.Module, args: Any, output: Tensor) -> None:
+        if place[0] == "trunk":
+            assert output.grad_fn is None
+            assert not torch.is_grad_enabled()
+
+    for module in model.modules():
+        module.register_forward_hook(check)
+    model.register_forward_pre_hook(lambda *_: place.__setitem__(0, "trunk"))
+    model.get_submodule(layer).register_forward_hook(lambda *_: place.__setitem__(0, "head"))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        camkit.explain(model, pictures(), layer, method=method)
+    assert counts["trunk"] == 0
+    assert (counts["head"] > 0) == (method != "cam")
+
+
+# --- the size of the logits decides nothing
+
+SCALES = (1e-6, 1e-3, 1e3, 1e6)
+
+
+class Scaled(nn.Module):
+    """Another network's logits times a number."""
+
+    def __init__(self, net: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.net, self.factor = net, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.factor
+
+
+@functools.cache
+def ending_in_relu() -> nn.Module:
+    torch.manual_seed(2)
+    layers = [nn.Conv2d(3, 12, 3, stride=4), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.AdaptiveAvgPool2d(1)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 5), nn.ReLU(inplace=True)).eval()
+
+
+def scaled(name: str, factor: float, method: str) -> tuple[nn.Module, str]:
+    """Return a network whose logits are multiplied, and its layer."""
+    if method != "cam":
+        nets: dict[str, tuple[Callable[[], nn.Module], str]] = {
+            "resnet18": (functools.partial(network, "resnet18"), "net.layer4"),
+            "ending in a ReLU": (ending_in_relu, "net.2"),
+        }
+        return Scaled(nets[name][0](), factor), nets[name][1]
+    model = copy.deepcopy(network("resnet18"))  # cam reads the linear layer itself
+    with torch.no_grad():
+        model.fc.weight *= factor
+        model.fc.bias *= factor
+    return model, "layer4"
+
+
+CASES = [(name, method) for method in METHODS for name in ("resnet18", "ending in a ReLU")]
+CASES.remove(("ending in a ReLU", "cam"))
+
+
+@pytest.mark.parametrize(("name", "method"), [case for case in CASES if case[1] != "gradcam++"])
+def test_scaled_logits_leave_the_heatmap_as_it_is(name: str, method: str) -> None:
+    heatmaps = []
+    for factor in (1, *SCALES):
+        model, layer = scaled(name, factor, method)
+        heatmaps.append(np.stack([e.heatmap for e in camkit.explain(model, pictures(), layer, method=method)]))
+    assert all(picture.max() == 1 for picture in heatmaps[0])
+    for heatmap in heatmaps[1:]:
+        np.testing.assert_allclose(heatmap, heatmaps[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("factor", [1, *SCALES])
+@pytest.mark.parametrize("name", ["resnet18", "ending in a ReLU"])
+def test_gradcam_plus_plus_follows_its_formula_at_every_scale(name: str, factor: float) -> None:
+    model, layer = scaled(name, factor, "gradcam++")
+    features = capture(model, pictures(), modules_of(model, named_layers(model, layer)), top(1)).features[0]
+    for number, found in enumerate(camkit.explain(model, pictures(), layer, method="gradcam++")):
+        expected = gradcam_plus_plus(features.activations[number], features.seconds[0][number])
+        assert expected.any()
+        np.testing.assert_allclose(found.raw, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+# --- precision
+
+
+@pytest.fixture(scope="module")
+def photographed(test_data: Path) -> tuple[Any, list[Path]]:
+    loaded = camkit.load_model("mobilenet_v2", test_data / "weights/mobilenet_v2-coral_qat.pth", device="cpu")
+    return loaded, sorted((test_data / "coco").glob("*.jpg"))[:6]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bf16_maps_agree_with_fp32(
+    method: str, photographed: tuple[Any, list[Path]], record_property: Callable[[str, object], None]
+) -> None:
+    model, photos = photographed
+    target = camkit.explain(model, photos[0]).target
+    full, half = (
+        camkit.explain(model, photos, "features", method=method, target=target, precision=precision)
+        for precision in ("fp32", "bf16")
+    )
+    correlations = [np.corrcoef(one.raw.ravel(), two.raw.ravel())[0, 1] for one, two in zip(full, half, strict=True)]
+    record_property("correlations", correlations)
+    assert min(correlations) > 0.99, correlations

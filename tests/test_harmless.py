@@ -1,0 +1,991 @@
+"""The user's model and process come back exactly as they went in, whatever happens in between."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import itertools
+import random
+import sys
+import threading
+import weakref
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+
+import camkit
+from camkit.capture import capture
+from camkit.errors import ImageError, LayerError, MethodError
+from camkit.layers import modules_of, named_layers
+from camkit.targets import ClassTarget
+
+METHODS = tuple(camkit.METHODS)
+SIZE = 64
+
+
+class Held:
+    """An object compared by identity; holding it keeps its identity from being used again."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and self.value is other.value
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self.value).__name__} at {id(self.value):#x}>"
+
+
+class Values:
+    """A tensor's values, compared bit by bit."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach().clone()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Values) and torch.equal(self.tensor, other.tensor)
+
+    __hash__ = None
+
+
+def describe_tensor(tensor: Tensor) -> dict[str, Any]:
+    return {
+        "identity": Held(tensor),
+        "memory": tensor.data_ptr(),
+        "values": Values(tensor),
+        "version": None if tensor.is_inference() else tensor._version,
+        "requires_grad": tensor.requires_grad,
+        "grad_fn": Held(tensor.grad_fn),
+        "hooks": list((tensor._backward_hooks or {}).items()),
+        "accumulation hooks": list((tensor._post_accumulate_grad_hooks or {}).items()),
+        "grad": None if tensor.grad is None else describe_tensor(tensor.grad),
+    }
+
+
+def describe_attribute(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [(key, Held(item)) for key, item in value.items()]
+    if isinstance(value, set):
+        return sorted(value, key=repr)
+    return value if isinstance(value, (bool, int, float, str, type(None))) else Held(value)
+
+
+def describe_process() -> dict[str, Any]:
+    registry = vars(torch.nn.modules.module)
+    return {
+        "torch generator": Values(torch.get_rng_state()),
+        "NumPy generator": [part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
+        "Python generator": random.getstate(),
+        "gradients on": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": (
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+        ),
+        "global hooks": {
+            key: describe_attribute(value) for key, value in registry.items() if key.startswith("_global_")
+        },
+        "threads": threading.active_count(),
+        "torch threads": torch.get_num_threads(),
+        "default dtype": torch.get_default_dtype(),
+    }
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    """Return all there is about a model and the process that an explanation might change, by name."""
+    state = {f"process {name}": value for name, value in describe_process().items()}
+    for name, module in model.named_modules(remove_duplicate=False):
+        state |= {f"module {name!r} {key}": describe_attribute(value) for key, value in vars(module).items()}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        state |= {f"tensor {name!r} {key}": value for key, value in describe_tensor(tensor).items()}
+    return state
+
+
+@contextmanager
+def unchanged(model: nn.Module, *, except_for: str | None = None) -> Iterator[None]:
+    """Assert that the state after the block, also one that raises, equals the state before it."""
+    before = snapshot(model)
+    try:
+        yield
+    finally:
+        after = snapshot(model)
+        changed = {
+            key: (before.get(key), after.get(key))
+            for key in before | after
+            if (key in before) != (key in after) or before[key] != after[key]
+        }
+        assert not [key for key in changed if except_for is None or not key.endswith(except_for)], changed
+
+
+@functools.cache
+def trained(name: str) -> nn.Module:
+    """Return torchvision's own network, made shallow, of random weights in evaluation mode; copy it to change it."""
+    torch.manual_seed(1)
+    models = torchvision.models
+    if name == "resnet18":
+        model: nn.Module = models.resnet18(num_classes=10)
+    elif name == "vgg11":  # its own head is 120 million numbers
+        model = models.vgg11(num_classes=10, init_weights=False)
+        model.classifier = nn.Sequential(
+            nn.Linear(512 * 49, 32), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(32, 10)
+        )
+    elif name == "densenet":
+        model = models.DenseNet(block_config=(1, 1, 1, 2), num_classes=10)
+    else:
+        model = models.VisionTransformer(SIZE, 16, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=10)
+        nn.init.normal_(model.heads.head.weight)  # torchvision starts with a head of zeros
+    return model.eval()
+
+
+def in_the_middle_of_training(model: nn.Module) -> nn.Module:
+    """Return a copy with mixed training flags, some frozen parameters and gradients that wait for the optimizer."""
+    model = copy.deepcopy(model).train()
+    for number, module in enumerate(model.modules()):
+        module.training = number % 3 != 2
+    for number, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(number % 4 != 3)
+        if number % 2:
+            parameter.grad = torch.full_like(parameter, float(number))
+    return model
+
+
+class Parts(nn.Module):
+    """A small network that says in two pure functions what lies before and after ``layer``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=4, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.layer: nn.Module = nn.Conv2d(8, 8, 3, padding=1)
+        self.drop = nn.Dropout()
+        self.head = nn.Linear(8, 5)
+
+    def trunk(self, x: Tensor) -> Tensor:
+        return self.norm(self.stem(x)).relu()
+
+    def features(self, x: Tensor) -> Tensor:
+        """What ``layer`` returns for the trunk's output."""
+        return self.layer(x)
+
+    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
+        """The logits from what ``layer`` returned, without any in-place operation."""
+        return self.head(self.drop(maps.relu().mean((2, 3))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        return self.tail(self.layer(x), x)
+
+
+class ReluInPlaceAfter(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.trunk(x)).relu_().mean((2, 3)))
+
+
+class AddedToInPlace(Parts):
+    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
+        return super().tail(maps + x, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        maps = self.layer(x)
+        maps += x
+        return super().tail(maps, x)
+
+
+class AddedOntoItsInput(AddedToInPlace):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        x += self.layer(x)
+        return Parts.tail(self, x, x)
+
+
+class LayerInPlace(Parts):
+    """The layer itself overwrites what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.layer = self.layer, nn.ReLU(inplace=True)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.conv(x).relu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.layer(self.conv(self.trunk(x))), x)
+
+
+class ResultNotTaken(LayerInPlace):
+    """``self.relu(x)`` for its side effect alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(self.trunk(x))
+        self.layer(maps)
+        return self.tail(maps, x)
+
+
+class IdentityThenWritten(Parts):
+    """The layer returns its input, which is doubled in place afterwards, and so is what the layer returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.layer = self.layer, nn.Identity()
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
+        return super().tail(2 * maps, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(self.trunk(x))
+        kept = self.layer(maps)
+        maps.mul_(2)
+        return Parts.tail(self, kept, x)
+
+
+class Concatenation(nn.Module):
+    def forward(self, parts: list[Tensor]) -> Tensor:
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+class OneOfAListThenWritten(IdentityThenWritten):
+    """As DenseNet's layers, this one takes a list; with one item it returns that item itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Concatenation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(self.trunk(x))
+        kept = self.layer([maps])
+        maps.mul_(2)
+        return Parts.tail(self, kept, x)
+
+
+Pair = namedtuple("Pair", ["size", "maps"])
+CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "tuple": (lambda maps: (maps.shape, maps), lambda output: output[1]),
+    "namedtuple": (lambda maps: Pair(maps.shape, maps), lambda output: output.maps),
+    "dict": (lambda maps: {"size": maps.shape, "maps": [maps]}, lambda output: output["maps"][0]),
+}
+
+
+class Packed(nn.Module):
+    def __init__(self, conv: nn.Module, kind: str) -> None:
+        super().__init__()
+        self.conv = conv
+        self.pack, self.unpack = CONTAINERS[kind]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.pack(self.conv(x))
+
+
+class LayerReturns(Parts):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = Packed(self.layer, kind)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.layer.conv(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.layer.unpack(self.layer(self.trunk(x))), x)
+
+
+class BackboneWithoutGradients(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            maps = self.layer(self.trunk(x))
+        return self.tail(maps, x)
+
+
+class InnerEnableGrad(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            maps = self.layer(self.trunk(x))
+        return self.tail(maps, x)
+
+
+class InputWritten(Parts):
+    """Normalises its input in place."""
+
+    def trunk(self, x: Tensor) -> Tensor:
+        return super().trunk(x - 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().tail(self.layer(Parts.trunk(self, x.sub_(0.5))), x)
+
+
+class InputWrittenWithoutGradients(InputWritten):
+    """As above, and the layer lies in a no_grad block, so that a second pass is needed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            maps = self.layer(Parts.trunk(self, x.sub_(0.5)))
+        return self.tail(maps, x)
+
+
+class Counting(Parts):
+    """Writes into one buffer and exchanges another in every pass, in evaluation mode too; its logits depend on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(8))
+        self.register_buffer("empty", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        maps = self.layer(self.trunk(x))
+        self.average = 0.5 * self.average + maps.detach().mean((0, 2, 3))
+        self.empty = self.average
+        return self.tail(maps, x) + self.seen + self.average.sum()
+
+
+class Drawing(Parts):
+    """Draws from all three generators in every pass, in evaluation mode too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.rand(()) + np.random.rand() + random.random()
+
+
+class SwitchesItself(Parts):
+    """Leaves other training flags behind than it found, in both directions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        self.norm.train(not self.norm.training)
+        self.drop.train()
+        return logits
+
+
+class Twice(Parts):
+    """The layer runs twice; ``features`` and ``tail`` are of the second call."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        return self.tail(self.layer(self.layer(x)), x)
+
+
+NETWORKS: dict[str, Callable[[], Parts]] = {
+    network.__name__: network
+    for network in (
+        Parts, ReluInPlaceAfter, AddedToInPlace, AddedOntoItsInput, LayerInPlace, ResultNotTaken, IdentityThenWritten,
+        OneOfAListThenWritten, BackboneWithoutGradients, InnerEnableGrad, InputWritten, InputWrittenWithoutGradients,
+    )
+} | {f"LayerReturns {kind}": functools.partial(LayerReturns, kind) for kind in CONTAINERS}  # fmt: skip
+
+# One has no gradient before the layer, and the other overwrites what its own backward pass would need.
+TRAINABLE = tuple(name for name in NETWORKS if "WithoutGradients" not in name and name != "AddedOntoItsInput")
+
+
+def made(network: Callable[[], Parts]) -> Parts:
+    torch.manual_seed(3)
+    return network().eval()
+
+
+def reference(model: Parts, x: Tensor, target: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the scores, the feature maps and their gradients, computed with the network's pure functions."""
+    trunk = model.trunk(x).detach()
+    maps = model.features(trunk).detach().requires_grad_()
+    scores = model.tail(maps, trunk)[:, target]
+    return scores.detach(), maps.detach(), torch.autograd.grad(scores.sum(), maps)[0]
+
+
+def hirescam_of(maps: Tensor, gradients: Tensor) -> np.ndarray:
+    return (maps * gradients).sum(1).float().numpy()
+
+
+def pictures(count: int = 2) -> Tensor:
+    return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(5))
+
+
+# --- every method and architecture, in the middle of training, with hooks of the user's
+
+
+def watch(model: nn.Module, fired: dict[str, int]) -> None:
+    """Set one hook of the user's of every kind."""
+
+    def note(kind: str) -> Callable[..., None]:
+        def hook(*_: object, **__: object) -> None:
+            fired[kind] = fired.get(kind, 0) + 1
+
+        return hook
+
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    for module in (model, last):
+        module.register_forward_pre_hook(note("before"))
+        module.register_forward_hook(note("after"))
+        module.register_forward_hook(note("with arguments"), with_kwargs=True, always_call=True)
+        module.register_state_dict_pre_hook(note("state dict"))
+        module.register_load_state_dict_post_hook(note("load"))
+    last.register_full_backward_hook(note("backward"))
+    next(model.parameters()).register_hook(note("parameter"))
+    next(model.parameters()).register_post_accumulate_grad_hook(note("accumulated"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["resnet18", "vgg11", "densenet", "vit"])
+def test_a_model_in_the_middle_of_training_comes_back_as_it_went_in(name: str, method: str) -> None:
+    model, fired = in_the_middle_of_training(trained(name)), {}
+    watch(model, fired)
+    with unchanged(model):
+        if method == "cam" and name in ("vgg11", "vit"):
+            with pytest.raises(MethodError, match="global average pooling"):
+                camkit.explain(model, pictures(1), method=method)
+        else:
+            camkit.explain(model, pictures(1), method=method, target=[1, 2])
+    assert {"before", "after", "with arguments"} <= fired.keys(), "the user's own hooks still fire"
+    assert not {"parameter", "accumulated"} & fired.keys(), "no gradient reaches a parameter"
+
+
+@pytest.mark.parametrize("name", ["densenet", "vit"])
+def test_mode_and_frozen_weights_do_not_change_the_explanation(name: str) -> None:
+    expected = camkit.explain(trained(name), pictures(1), target=3)
+    frozen = copy.deepcopy(trained(name)).requires_grad_(requires_grad=False)
+    for model in (in_the_middle_of_training(trained(name)), frozen):
+        with unchanged(model):
+            found = camkit.explain(model, pictures(1), target=3)
+        assert np.array_equal(found.raw, expected.raw)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning", "ignore:Using a non-full:FutureWarning")
+@pytest.mark.parametrize("place", ["layer", "trunk", "head", "whole"])
+@pytest.mark.parametrize(
+    "set_hook", ["register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook"]
+)
+def test_a_backward_hook_of_the_users_anywhere_is_no_obstacle(place: str, set_hook: str) -> None:
+    model = made(Parts)
+    _, maps, gradients = reference(model, pictures(), 1)
+    module = {"layer": model.layer, "trunk": model.stem, "head": model.head, "whole": model}[place]
+    getattr(module, set_hook)(lambda *_: None)
+    with unchanged(model):
+        found = camkit.explain(model, pictures(), "layer", method="hirescam", target=1)
+    np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-7)
+
+
+def test_parameter_gradients_are_those_of_an_undisturbed_training_step() -> None:
+    gradients = []
+    for explained in (False, True):
+        model = in_the_middle_of_training(made(Parts))
+        model.drop.eval()
+        model(pictures()).sum().backward()
+        if explained:
+            camkit.explain(model, pictures(), target=[0, 1])
+        model(pictures()).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(one is None if two is None else torch.equal(one, two) for one, two in zip(*gradients, strict=True))
+
+
+# --- whatever raises
+
+
+class MishapError(Exception):
+    """An error of the user's own."""
+
+
+FAULTS = (
+    "before the layer",
+    "in the layer",
+    "after the layer",
+    "in the target",
+    "in the second target",
+    "in preprocess",
+)
+ERRORS = (MishapError, RuntimeError, torch.OutOfMemoryError, KeyboardInterrupt, SystemExit)
+
+
+def failing_call(model: Parts, fault: str, error: type[BaseException]) -> Callable[..., Any]:
+    """Arrange for an error and return ``explain`` with the arguments that meet it."""
+
+    def fail(*_: object) -> Tensor:
+        raise error("as planned")
+
+    place = {"before the layer": model.stem, "in the layer": model.layer, "after the layer": model.head}.get(fault)
+    if place is not None:
+        place.register_forward_hook(fail) if error is KeyboardInterrupt else setattr(place, "forward", fail)
+    if fault == "in preprocess":
+        picture = Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8))
+        return functools.partial(camkit.explain, model, [picture, picture], preprocess=fail)
+    target = {"in the target": fail, "in the second target": [0, fail]}.get(fault, 0)
+    return functools.partial(camkit.explain, model, pictures(), target=target)
+
+
+@pytest.mark.parametrize("layer", ["layer", None])
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_exception_passes_through_and_leaves_no_trace(
+    fault: str, error: type[BaseException], layer: str | None
+) -> None:
+    model = in_the_middle_of_training(made(Parts))
+    call = failing_call(model, fault, error)
+    with unchanged(model), pytest.raises(error, match="as planned"):
+        call(target_layer=layer)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("error", [MishapError, KeyboardInterrupt])
+def test_no_method_leaves_a_trace_of_an_exception(method: str, error: type[BaseException]) -> None:
+    model = in_the_middle_of_training(made(Parts))
+    calls = iter(range(3))
+
+    def fail_late(module: nn.Module, args: tuple[Tensor]) -> None:
+        if next(calls) == 1:  # the probe passes, the capture does not
+            raise error("as planned")
+
+    model.head.register_forward_pre_hook(fail_late)
+    with unchanged(model), pytest.raises(error, match="as planned"):
+        camkit.explain(model, pictures(), method=method)
+
+
+# --- whatever surrounds the call
+
+
+SURROUNDINGS: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+def test_the_callers_mode_changes_neither_result_nor_state(surroundings: str, method: str) -> None:
+    model = in_the_middle_of_training(made(Parts))
+    expected = camkit.explain(model, pictures(), method=method)
+    outside = pictures()
+    with SURROUNDINGS[surroundings](), unchanged(model):
+        found = [camkit.explain(model, x, method=method) for x in (outside, pictures())]
+    assert [[e.raw.tobytes() for e in each] for each in found] == 2 * [[e.raw.tobytes() for e in expected]]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("method", ["gradcam", "cam"])
+def test_weights_still_learn_after_an_explanation_inside_the_callers_autocast(method: str, precision: str) -> None:
+    model = copy.deepcopy(trained("resnet18")).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        camkit.explain(model, pictures(), method=method, precision=precision)
+        model(pictures()).sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_an_input_that_requires_grad_gets_no_gradient_and_no_graph() -> None:
+    x = pictures().requires_grad_()
+    camkit.explain(made(Parts), x, target=1)
+    assert x.grad is None
+    assert x.requires_grad
+    assert x._version == 0
+
+
+# --- models that make it difficult
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_awkward_network_is_explained_as_it_is(name: str, count: int) -> None:
+    model, x = made(NETWORKS[name]), pictures(count)
+    scores, maps, gradients = reference(model, x.clone(), 2)
+    assert torch.allclose(model(x.clone())[:, 2], scores), "the reference and the network are the same function"
+    with unchanged(model):
+        found = camkit.explain(model, [*x], "layer", method="hirescam", target=2)
+    assert torch.equal(x, pictures(count)), "the caller's pictures are as they were"
+    np.testing.assert_allclose([e.score for e in found], scores, rtol=1e-5)
+    np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_batch_of_pictures_is_not_written_to(name: str) -> None:
+    x = pictures()
+    with suppress(LayerError):
+        camkit.explain(made(NETWORKS[name]), x, "layer", target=2)
+    assert torch.equal(x, pictures())
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_a_layer_after_another_target_layer_is_saved_alike(name: str) -> None:
+    model = made(NETWORKS[name])
+    _, maps, gradients = reference(model, pictures(), 2)
+    layers = modules_of(model, named_layers(model, ["stem", "layer"]))
+    with unchanged(model):
+        later = capture(model, pictures(), layers, [ClassTarget(2)]).features[1]
+    torch.testing.assert_close(later.activations, maps)
+    torch.testing.assert_close(later.seconds[0], gradients)
+
+
+def test_a_layer_that_runs_twice_is_an_error_that_names_the_way_out() -> None:
+    model = made(Twice)
+    scores, maps, gradients = reference(model, pictures(), 1)
+    with unchanged(model):
+        with pytest.raises(LayerError, match=r"more than once.*'layer#2'"):
+            camkit.explain(model, pictures(), "layer", target=1)
+        found = camkit.explain(model, pictures(), "layer#2", method="hirescam", target=1)
+    np.testing.assert_allclose([e.score for e in found], scores, rtol=1e-5)
+    np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-8)
+
+
+def test_both_calls_of_a_layer_may_be_asked_for_at_once() -> None:
+    model = made(Twice)
+    trunk = model.trunk(pictures()).detach()
+    first = model.layer(trunk).detach().requires_grad_()
+    second = model.layer(first)
+    gradients = torch.autograd.grad(model.tail(second, trunk)[:, 1].sum(), (first, second))
+    layers = modules_of(model, named_layers(model, ["layer#1", "layer#2"]))
+    found = capture(model, pictures(), layers, [ClassTarget(1)]).features
+    for features, maps, gradient in zip(found, (first, second), gradients, strict=True):
+        torch.testing.assert_close(features.activations, maps.detach())
+        torch.testing.assert_close(features.seconds[0], gradient)
+
+
+class InferenceForward(Parts):
+    @torch.inference_mode()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("layer", ["layer", None])
+def test_a_forward_in_inference_mode_is_a_clear_error(layer: str | None) -> None:
+    model = in_the_middle_of_training(made(InferenceForward))
+    with unchanged(model), pytest.raises(LayerError, match="inference_mode"):
+        camkit.explain(model, pictures(), layer)
+
+
+class Detached(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        return self.tail(self.layer(x).detach(), x)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_layer_the_score_is_cut_off_from_is_an_error_and_not_a_blank_map(frozen: bool) -> None:
+    model = made(Detached).requires_grad_(not frozen)
+    with unchanged(model), pytest.raises(LayerError, match=r"does not depend on layer 'layer'.*detach"):
+        camkit.explain(model, pictures(), "layer", target=1)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "cam"])
+def test_buffers_that_a_forward_writes_come_back(method: str) -> None:
+    model = in_the_middle_of_training(made(Counting))
+    with unchanged(model, except_for="'seen' version"):
+        first, second = (camkit.explain(model, pictures(1), method=method) for _ in range(2))
+    assert first.score == second.score
+
+
+@pytest.mark.parametrize("layer", ["layer", None])
+def test_random_numbers_drawn_in_a_forward_are_put_back(layer: str | None) -> None:
+    model = made(Drawing)
+    with unchanged(model):
+        found = camkit.explain(model, pictures(1), layer, target=1)
+    assert found.score == pytest.approx(model(pictures(1))[0, 1].item()), "the pass saw the numbers a plain pass sees"
+
+
+def test_flags_that_a_forward_sets_itself_come_back() -> None:
+    for model in (made(SwitchesItself), in_the_middle_of_training(made(SwitchesItself))):
+        with unchanged(model):
+            camkit.explain(model, pictures(1), "layer", target=1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_of_half_precision(method: str) -> None:
+    model = copy.deepcopy(trained("resnet18")).bfloat16()
+    layer = "layer4" if method == "cam" else "layer2"
+    with unchanged(model):
+        found = camkit.explain(model, pictures(1), layer, method=method)
+    expected = camkit.explain(trained("resnet18"), pictures(1), layer, method=method, target=found.target)
+    assert np.corrcoef(found.raw.ravel(), expected.raw.ravel())[0, 1] > 0.99
+
+
+# --- streams that are not walked to their end
+
+
+def endless() -> Iterator[Tensor]:
+    while True:
+        yield from pictures()
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "dropped unstarted", "raised into"])
+def test_an_abandoned_stream_leaves_no_trace(how: str) -> None:
+    model = in_the_middle_of_training(made(Parts))
+    photo = Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8))
+    with unchanged(model):
+        stream = camkit.explain_many(model, itertools.repeat(photo), preprocess=lambda _: pictures()[0], batch_size=2)
+        if how != "dropped unstarted":
+            for _ in range(3):
+                next(stream)
+            assert threading.active_count() > 1, "pictures are read ahead"
+        if how == "closed":
+            stream.close()
+        elif how == "raised into":
+            with pytest.raises(MishapError):
+                stream.throw(MishapError)
+        del stream
+
+
+def test_between_two_results_the_model_is_the_users() -> None:
+    model = in_the_middle_of_training(made(Parts))
+    stream = camkit.explain_many(model, endless(), batch_size=1)
+    next(stream)
+    with unchanged(model):
+        next(stream)
+
+
+# --- several threads
+
+
+@contextmanager
+def eager_switching() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def run_together(*jobs: Callable[[], Any]) -> list[Any]:
+    """Run jobs in threads that start at the same moment; return their results, or raise the first exception."""
+    barrier = threading.Barrier(len(jobs))
+
+    def started(job: Callable[[], Any]) -> Any:
+        barrier.wait()
+        return job()
+
+    with ThreadPoolExecutor(len(jobs)) as pool, eager_switching():
+        return [future.result(timeout=60) for future in [pool.submit(started, job) for job in jobs]]
+
+
+def test_four_threads_explain_one_model_in_the_middle_of_training() -> None:
+    model = in_the_middle_of_training(trained("resnet18"))
+    calls = [
+        ("gradcam", "layer4", 1),
+        ("layercam", "layer2", 2),
+        ("cam", "layer4", 3),
+        ("hirescam", ["layer3", "layer4"], 4),
+    ]
+
+    def maps(number: int, times: int) -> list[bytes]:
+        method, layer, target = calls[number]
+        x = pictures(4)[number]
+        return [camkit.explain(model, x, layer, method=method, target=target).raw.tobytes() for _ in range(times)]
+
+    alone = [maps(number, 1) for number in range(4)]
+    with unchanged(model):
+        together = run_together(*(functools.partial(maps, number, 12) for number in range(4)))
+    assert together == [12 * each for each in alone]
+
+
+def overlapping(model: nn.Module) -> None:
+    """Explain in two threads: the second begins while the first is in its pass, and ends after it."""
+    first_in, second_in, first_done = threading.Event(), threading.Event(), threading.Event()
+
+    def of_first(logits: Tensor) -> Tensor:
+        first_in.set()
+        assert second_in.wait(10)
+        return logits[:, 0]
+
+    def of_second(logits: Tensor) -> Tensor:
+        second_in.set()
+        assert first_done.wait(10)
+        return logits[:, 0]
+
+    def first() -> None:
+        camkit.explain(model, pictures(1), "layer", target=of_first)
+        first_done.set()
+
+    def second() -> None:
+        assert first_in.wait(10)
+        camkit.explain(model, pictures(1), "layer", target=of_second)
+
+    run_together(first, second)
+
+
+@pytest.mark.parametrize("network", [Parts, Drawing, Counting])
+def test_overlapping_calls_leave_no_trace(network: type[Parts]) -> None:
+    model = in_the_middle_of_training(made(network))
+    with unchanged(model, except_for="'seen' version"):
+        overlapping(model)
+
+
+def test_plain_passes_in_another_thread_are_undisturbed() -> None:
+    model, x = copy.deepcopy(trained("resnet18")).requires_grad_(requires_grad=False), pictures()
+    expected, done = model(x), threading.Event()
+
+    def explaining() -> None:
+        for method in 3 * METHODS:
+            camkit.explain(model, x, "layer4", method=method)
+        done.set()
+
+    def plain() -> list[Tensor]:
+        outputs = []
+        while not done.is_set():
+            outputs.append(model(x))
+        return outputs
+
+    _, outputs = run_together(explaining, plain)
+    assert outputs
+    assert all(torch.equal(output, expected) and not output.requires_grad for output in outputs)
+
+
+def test_a_plain_pass_survives_hooks_that_go_while_it_is_in_the_layer() -> None:
+    model, x = made(Parts), pictures(1)
+    expected = model(x)
+    explaining, go_on = threading.Event(), threading.Event()
+
+    def target(logits: Tensor) -> Tensor:
+        explaining.set()
+        assert go_on.wait(10)
+        return logits[:, 0]
+
+    explainer = threading.Thread(target=camkit.explain, args=(model, x, "layer"), kwargs={"target": target})
+
+    def users(*_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            go_on.set()
+            explainer.join(10)
+
+    model.layer.register_forward_hook(users)
+    explainer.start()
+    assert explaining.wait(10)
+    assert torch.equal(model(x), expected)
+
+
+# --- nothing stays in memory
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def followed(model: nn.Module) -> list[weakref.ref[Tensor]]:
+    """Return a list that fills with a weak reference to every tensor any module is given or returns."""
+    found: list[weakref.ref[Tensor]] = []
+    for module in model.modules():
+        module.register_forward_pre_hook(lambda _, args: found.extend(map(weakref.ref, args)))
+        module.register_forward_hook(lambda _, args, output: found.append(weakref.ref(output)))
+    return found
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("layer", ["layer4", None])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_tensor_outlives_the_call(method: str, layer: str | None) -> None:
+    model = copy.deepcopy(trained("resnet18"))
+    found, x = followed(model), pictures()
+    found.append(weakref.ref(x))
+    explained = camkit.explain(model, x, layer, method=method, target=[0, None])
+    del x
+    assert len(explained) == 4
+    assert len(found) > 20
+    assert not [reference for reference in found if reference() is not None]
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("layer", ["layer", None])
+@pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_tensor_outlives_an_exception(fault: str, error: type[BaseException], layer: str | None) -> None:
+    model = made(Parts)
+    call = failing_call(model, fault, error)
+    found = followed(model)
+    with suppress(error):
+        call(target_layer=layer)
+    del call
+    assert found or fault == "in preprocess"
+    assert not [reference for reference in found if reference() is not None]
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("images", [["nowhere.jpg"], [torch.full((3, SIZE, SIZE), torch.nan)]])
+def test_no_tensor_outlives_a_picture_that_cannot_be_read(images: list[Any]) -> None:
+    model, x = made(Parts), pictures()
+    found = followed(model)
+    found.append(weakref.ref(x))
+    try:
+        for _ in camkit.explain_many(model, [x, *images], "layer", batch_size=1):
+            pass
+    except ImageError:
+        pass
+    del x
+    assert not [reference for reference in found if reference() is not None]
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize(
+    ("network", "arguments"),
+    [
+        (Twice, {"target_layer": "layer"}),
+        (InferenceForward, {}),
+        (Parts, {"target": 99}),
+        (Parts, {"method": "cam", "target": len}),
+        (Parts, {"target_layer": "head"}),
+    ],
+)
+def test_no_tensor_outlives_an_error_of_camkits_own(network: type[Parts], arguments: dict[str, Any]) -> None:
+    model = made(network)
+    found = followed(model)
+    try:
+        camkit.explain(model, pictures(), **arguments)
+    except (camkit.CamkitError, TypeError):
+        pass
+    else:
+        pytest.fail("there was to be an error")
+    assert not [reference for reference in found if reference() is not None]
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_loop_of_calls_does_not_pile_up_tensors() -> None:
+    model = made(Parts)
+
+    def live_tensors() -> int:
+        camkit.explain(model, pictures(), target=[0, 1])
+        return sum(issubclass(type(held), Tensor) for held in gc.get_objects())
+
+    counts = [live_tensors() for _ in range(4)]
+    assert counts[1:] == counts[1:2] * 3
+
+
+class Preparation:
+    """A preprocessing that owns a tensor, as one that belongs to a model does."""
+
+    def __init__(self) -> None:
+        self.mean = torch.full((3, 1, 1), 0.5)
+
+    def prepare(self, picture: Image.Image) -> Tensor:
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255 - self.mean
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_the_preprocessing_is_not_kept() -> None:
+    preparation = Preparation()
+    kept = weakref.ref(preparation.mean)
+    camkit.explain(made(Parts), Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8)), preprocess=preparation.prepare)
+    del preparation
+    assert kept() is None
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_the_model_is_not_kept() -> None:
+    model = made(Parts)
+    kept = [weakref.ref(model), weakref.ref(model.stem.weight)]
+    camkit.explain(model, pictures(), target=1)
+    del model
+    assert [reference() for reference in kept] == [None, None]

@@ -1,0 +1,450 @@
+"""What may be explained: classes, labels, functions, several at once, and every shape of output."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import camkit
+from camkit.errors import CamkitError, TargetError
+from camkit.targets import ClassTarget, FunctionTarget, TopTarget, as_targets, logits_of, top
+
+LABELS = ("cat", "dog", "hot dog", "Crane", "5")
+IMAGENET = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
+
+
+class Net(nn.Module):
+    """Counts its passes; ``answer`` turns the logits into whatever the model is to return."""
+
+    def __init__(self, classes: int = 5, answer: Callable[[Tensor], Any] = lambda logits: logits) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU())
+        self.head = nn.Linear(6, classes)
+        self.answer = answer
+        self.passes = 0
+
+    def forward(self, images: Tensor) -> Any:
+        self.passes += 1
+        return self.answer(self.head(self.features(images).mean((2, 3))))
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(3, 3, 12, 12)
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def explain(net: nn.Module, images: Any, target: Any = None, **options: Any) -> Any:
+    return camkit.explain(net, images, "features", target=target, **options)
+
+
+def assert_one_sentence(error: BaseException) -> None:
+    assert 10 < len(str(error)) < 500
+    assert "\n" not in str(error)
+
+
+def logits(net: Net, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return net(images)
+
+
+# --- one class --------------------------------------------------------------------------------------------------------
+
+
+def test_none_is_each_pictures_own_best_class(net, images):
+    expected = logits(net, images)
+
+    found = explain(net, images)
+
+    assert [row.target for row in found] == expected.argmax(1).tolist()
+    assert [row.score for row in found] == pytest.approx(expected.amax(1).tolist(), abs=1e-5)
+    assert [row.probability for row in found] == pytest.approx(expected.softmax(1).amax(1).tolist(), abs=1e-5)
+    assert [row.label for row in found] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "index",
+    [2, np.int64(2), np.uint8(2), np.array(2), "2", torch.tensor(2).item()],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_index_of_any_integer_type(net, images, index):
+    expected = logits(net, images)
+
+    found = explain(net, images, index)
+
+    assert [row.target for row in found] == [2, 2, 2]
+    assert all(type(row.target) is int for row in found)
+    assert [row.score for row in found] == pytest.approx(expected[:, 2].tolist(), abs=1e-5)
+    assert [row.probability for row in found] == pytest.approx(expected.softmax(1)[:, 2].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [("dog", 1), ("DOG", 1), (" dog ", 1), ("Hot Dog", 2), ("crane", 3), ("Crane", 3), ("5", 4), ("2", 2)],
+)
+def test_a_label_is_found_whatever_its_case(net, images, text, index):
+    found = explain(net, images[0], text, labels=LABELS)
+
+    assert found.target == index
+    assert found.label == LABELS[index]
+
+
+def test_an_exact_label_comes_before_one_of_another_case(net, images):
+    assert explain(net, images[0], "Dog", labels=("dog", "Dog", "DOG", "a", "b")).target == 1
+
+
+def test_a_label_that_names_two_classes_is_answered_with_both_indices(net, images):
+    with pytest.raises(TargetError) as caught:
+        explain(net, images, "crane", labels=("crane", "dog", "cat", "crane", "bird"))
+
+    assert_one_sentence(caught.value)
+    assert "0 and 3" in str(caught.value)
+
+
+def test_imagenets_cardigan_the_dog_and_the_jacket_are_told_apart_by_case_alone():
+    assert as_targets("Cardigan", IMAGENET) == [ClassTarget(264)]
+    assert as_targets("cardigan", IMAGENET) == [ClassTarget(474)]
+    with pytest.raises(TargetError, match="264 and 474"):
+        as_targets("CARDIGAN", IMAGENET)
+
+
+def test_case_alone_that_fits_several_labels_is_ambiguous(net, images):
+    with pytest.raises(TargetError, match="0 and 1"):
+        explain(net, images, "Dog", labels=("dog", "DOG", "a", "b", "c"))
+
+
+def test_an_unknown_label_is_answered_with_the_nearest():
+    with pytest.raises(TargetError, match="'chickadee'") as caught:
+        as_targets("chikadee", IMAGENET)
+
+    assert_one_sentence(caught.value)
+
+
+def test_a_label_without_known_labels_says_what_to_pass(net, images):
+    with pytest.raises(TargetError, match=r"labels=") as caught:
+        explain(net, images, "dog")
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("index", [5, 1000, -1, -5, np.int64(-1), "99"])
+@pytest.mark.parametrize("layer", ["features", None])
+def test_an_index_out_of_range_names_the_range(net, images, index, layer):
+    with pytest.raises(TargetError, match="0 to 4") as caught:
+        camkit.explain(net, images, layer, target=index)
+
+    assert_one_sentence(caught.value)
+    assert str(index) in str(caught.value)
+
+
+@pytest.mark.parametrize("layer", ["features", None])
+def test_a_wrong_target_is_refused_before_and_after_a_right_one_alike(net, images, layer):
+    with pytest.raises(TargetError):
+        camkit.explain(net, images, layer, target=77)
+    after_the_error = camkit.explain(net, images[0], layer, target=1)
+    torch.manual_seed(0)
+    fresh = camkit.explain(Net().eval(), images[0], layer, target=1)
+
+    assert after_the_error.layer == fresh.layer
+    assert after_the_error.layer_reason == fresh.layer_reason
+    assert np.array_equal(after_the_error.raw, fresh.raw)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [True, False, np.bool_(True), 1.0, np.float64(2), 1j, b"dog", object(), {"dog": 1}, {1, 2}, np.array([1, 2])],
+    ids=lambda value: f"{type(value).__name__}",
+)
+def test_what_is_no_target_is_one_sentence(net, images, target):
+    with pytest.raises(TargetError) as caught:
+        explain(net, images, target, labels=LABELS)
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("empty", [[], ()])
+def test_an_empty_list_of_targets_says_what_to_pass(net, images, empty):
+    with pytest.raises(TargetError, match="empty") as caught:
+        explain(net, images, empty)
+
+    assert_one_sentence(caught.value)
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+
+def margin(output: Tensor) -> Tensor:
+    return output[:, 0] - output[:, 1]
+
+
+def test_a_function_scores_the_output_and_gives_its_name(net, images):
+    expected = logits(net, images)
+
+    found = explain(net, images, margin)
+
+    assert [row.score for row in found] == pytest.approx((expected[:, 0] - expected[:, 1]).tolist(), abs=1e-5)
+    assert [(row.target, row.label, row.probability) for row in found] == [(None, "margin", None)] * 3
+    assert found[0].name == "margin"
+
+
+def test_the_map_of_a_function_is_the_one_of_its_formula(net, images):
+    by_function = explain(net, images[0], margin, method="hirescam").raw
+
+    first, second = (explain(net, images[0], index, method="hirescam").raw for index in (0, 1))
+    assert np.allclose(by_function, first - second, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda out: out[:, 0], functools.partial(lambda out, index: out[:, index], index=0), ClassTarget(0)]
+)
+def test_functions_without_a_name_and_target_objects(net, images, function):
+    found = explain(net, images[0], function)
+
+    assert found.score == pytest.approx(float(logits(net, images)[0, 0]), abs=1e-5)
+    assert isinstance(found.name, str)
+    assert found.name
+
+
+def test_a_callable_object_is_a_function(net, images):
+    class Second:
+        def __call__(self, output: Tensor) -> Tensor:
+            return output[:, 1]
+
+    assert explain(net, images[0], Second()).score == pytest.approx(float(logits(net, images)[0, 1]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "seen"),
+    [
+        (lambda out: out, r"\(3, 5\)"),
+        (lambda out: out[:, :1], r"\(3, 1\)"),
+        (lambda out: out.sum(), r"\(\)"),
+        (lambda out: out[0], r"\(5,\)"),
+        (lambda out: out.argmax(1), r"\(3,\)"),
+        (lambda out: out[:, 0].tolist(), "list"),
+        (lambda out: None, "NoneType"),
+        (lambda out: out[:, 0].detach().numpy(), "ndarray"),
+    ],
+)
+@pytest.mark.parametrize("layer", ["features", None])
+def test_a_function_of_the_wrong_form_says_what_it_returned(net, images, function, seen, layer):
+    with pytest.raises(TargetError, match=seen) as caught:
+        camkit.explain(net, images, layer, target=function)
+
+    assert_one_sentence(caught.value)
+    assert "(3,)" in str(caught.value)
+
+
+def test_a_function_that_cuts_the_graph_is_a_sentence(net, images):
+    with pytest.raises(CamkitError, match=r"differentiated|depend") as caught:
+        explain(net, images, lambda out: out[:, 0].detach())
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("layer", ["features", None])
+def test_an_exception_of_the_function_passes_through(net, images, layer):
+    def broken(output: Tensor) -> Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        camkit.explain(net, images, layer, target=broken)
+
+
+# --- several targets --------------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_targets_costs_one_forward_pass_and_comes_picture_by_picture(net, images):
+    alone = [[explain(net, image, target) for target in (4, 0)] for image in images]
+    net.passes = 0
+
+    found = explain(net, images, [4, 0])
+
+    assert net.passes == 1
+    assert [row.target for row in found] == [4, 0] * 3
+    for row, expected in zip(found, [row for rows in alone for row in rows], strict=True):
+        assert np.allclose(row.raw, expected.raw, atol=1e-6)
+        assert row.score == pytest.approx(expected.score, abs=1e-5)
+        assert row.probability == pytest.approx(expected.probability, abs=1e-6)
+
+
+def test_every_kind_of_target_may_stand_in_one_list(net, images):
+    found = explain(net, images[0], [0, "dog", margin, None, np.int64(2), top(2)], labels=LABELS)
+
+    best = logits(net, images)[0].topk(2).indices.tolist()
+    assert [row.target for row in found] == [0, 1, None, best[0], 2, *best]
+
+
+def test_a_list_of_one_gives_a_list(net, images):
+    assert [row.target for row in explain(net, images[0], [3])] == [3]
+
+
+def test_top_is_each_pictures_own_order(net, images):
+    net.passes = 0
+    expected = logits(net, images).topk(5, dim=1)
+    net.passes = 0
+
+    found = explain(net, images, top(5))
+
+    assert net.passes == 1
+    assert [row.target for row in found] == expected.indices.flatten().tolist()
+    assert [row.score for row in found] == pytest.approx(expected.values.flatten().tolist(), abs=1e-5)
+    assert sum(row.probability for row in found[:5]) == pytest.approx(1, abs=1e-5)
+
+
+def test_more_best_classes_than_there_are_is_one_sentence(net, images):
+    with pytest.raises(TargetError, match="5 classes") as caught:
+        explain(net, images, top(6))
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("count", [0, -3])
+def test_less_than_one_best_class_is_one_sentence(count):
+    with pytest.raises(TargetError, match=str(count)):
+        top(count)
+
+
+# --- the output -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("target", [None, 0])
+def test_one_logit_has_the_sigmoid_as_its_probability(images, flat, target):
+    net = Net(1, (lambda out: out[:, 0]) if flat else (lambda out: out)).eval()
+    value = logits(net, images)[0].reshape(())
+
+    found = explain(net, images[0], target)
+
+    assert found.target == 0
+    assert found.score == pytest.approx(float(value), abs=1e-5)
+    assert found.probability == pytest.approx(float(value.sigmoid()), abs=1e-6)
+
+
+class ModelOutput(OrderedDict):
+    """A dictionary whose entries are attributes too, as Hugging Face returns."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(name) from error
+
+
+class Holder:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+Outputs = namedtuple("Outputs", ["logits", "aux_logits"])
+
+ANSWERS: dict[str, Callable[[Tensor], Any]] = {
+    "dict of logits": lambda out: {"logits": out, "hidden": out * 0},
+    "dict of out": lambda out: {"aux": out * 0, "out": out},
+    "ModelOutput": lambda out: ModelOutput(loss=None, logits=out),
+    "object": Holder,
+    "tuple": lambda out: (out, torch.zeros(2)),
+    "list": lambda out: [out],
+    "namedtuple": lambda out: Outputs(out, out * 0),
+    "tuple of dict": lambda out: ({"logits": out}, None),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+@pytest.mark.parametrize("layer", ["features", None])
+def test_the_class_scores_are_found_in_what_models_return(images, case, layer):
+    torch.manual_seed(0)
+    plain = Net().eval()
+    torch.manual_seed(0)
+    net = Net(5, ANSWERS[case]).eval()
+
+    found, expected = (camkit.explain(model, images, layer, target=top(2)) for model in (net, plain))
+
+    assert [row.target for row in found] == [row.target for row in expected]
+    assert all(np.allclose(one.raw, other.raw, atol=1e-6) for one, other in zip(found, expected, strict=True))
+    assert found[0].layer == expected[0].layer
+
+
+WITHOUT_SCORES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "a map": (lambda out: out[:, :, None, None].expand(-1, -1, 8, 8), r"a tensor of shape \(3, 5, 8, 8\)"),
+    "a dict of a map": (lambda out: {"out": out[:, :, None, None].expand(-1, -1, 8, 8)}, r"'out'.*\(3, 5, 8, 8\)"),
+    "a dict without scores": (lambda out: {"boxes": out, "classes": None}, r"dict with 'boxes'.*'classes'.*NoneType"),
+    "detections": (lambda out: [{"boxes": out[:0], "scores": out[:0, 0]}] * 3, r"list of 3 items"),
+    "another batch": (lambda out: out[:2], r"\(2, 5\)"),
+    "no classes": (lambda out: out[:, :0], r"\(3, 0\)"),
+    "integers": (lambda out: out.long(), r"\(3, 5\)"),
+    "nothing": (lambda out: None, "NoneType"),
+    "an empty tuple": (lambda out: (), "tuple"),
+    "text": (lambda out: "cat", "str"),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_SCORES)
+@pytest.mark.parametrize("layer", ["features", None])
+def test_an_output_without_class_scores_says_what_was_seen_and_what_to_pass(images, case, layer):
+    answer, seen = WITHOUT_SCORES[case]
+
+    with pytest.raises(TargetError, match=seen) as caught:
+        camkit.explain(Net(5, answer).eval(), images, layer)
+
+    assert_one_sentence(caught.value)
+    assert "target=" in str(caught.value)
+
+
+def test_a_function_opens_any_output(images):
+    net = Net(5, lambda out: {"boxes": [out]}).eval()
+
+    found = explain(net, images, lambda output: output["boxes"][0][:, 3])
+
+    assert [row.score for row in found] == pytest.approx(logits(net, images)["boxes"][0][:, 3].tolist(), abs=1e-5)
+
+
+def test_half_precision_logits_give_float_probabilities(images):
+    net = Net(5, lambda out: out.bfloat16()).eval()
+
+    found = explain(net, images[0])
+
+    assert 0 < found.probability <= 1
+    assert json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_not_finite_still_give_strict_json(images, value):
+    net = Net(5, lambda out: out * value).eval()
+
+    found = explain(net, images[0], 1)
+
+    assert found.status == "non_finite"
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["score"] is None
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+def test_targets_are_made_from_what_is_passed():
+    assert as_targets(None) == [TopTarget(1)]
+    assert as_targets([1, "dog"], LABELS) == [ClassTarget(1), ClassTarget(1)]
+    assert as_targets(margin) == [FunctionTarget(margin)]
+    assert as_targets(top(3)) == [TopTarget(1), TopTarget(2), TopTarget(3)]
+
+
+def test_logits_keep_their_graph():
+    output = torch.zeros(2, 3, requires_grad=True) * 1
+
+    assert logits_of({"logits": output}, 2).requires_grad
+    assert ClassTarget(1)(output, 2).values.requires_grad
