@@ -86,10 +86,11 @@ class Tape:
         first = next(iter(self.layers.values()))
         count = len(first.gradients)
         torch.autograd.grad(score, first.output, retain_graph=keep_graph, allow_unused=True)
-        unreached = [saved for saved in self.layers.values() if len(saved.gradients) == count]
-        for saved in unreached:
-            saved.gradients.append(torch.zeros_like(saved.output, requires_grad=False))
-        return len(unreached) < len(self.layers)
+        saved = set(self.layers.values())
+        unreached = [layer for layer in saved if len(layer.gradients) == count]
+        for layer in unreached:
+            layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
+        return len(unreached) < len(saved)
 
 
 def _shares_memory(output: Tensor, arguments: list[Tensor]) -> bool:
@@ -146,15 +147,18 @@ def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True) -> Iter
 
     def hook(module: nn.Module, arguments: list[Tensor], output: Any) -> Any:
         calls[module] += 1
-        for ref in refs[module]:
-            if ref.call is None and calls[module] > 1:
-                raise LayerError(
-                    f"layer {ref.name!r} runs more than once in a pass; choose the call, "
-                    f"for example {ref.name + '#1'!r} or {ref.name + '#2'!r}"
-                )
-            if ref.call in (None, calls[module]):
-                return _save(tape, ref, arguments, output, gradients=gradients)
-        return None
+        if calls[module] > 1 and LayerRef(refs[module][0].name) in refs[module]:
+            name = refs[module][0].name
+            raise LayerError(
+                f"layer {name!r} runs more than once in a pass; choose the call, "
+                f"for example {name + '#1'!r} or {name + '#2'!r}"
+            )
+        wanted = [ref for ref in refs[module] if ref.call in (None, calls[module])]
+        if not wanted:
+            return None
+        replaced = _save(tape, wanted[0], arguments, output, gradients=gradients)
+        tape.layers.update(dict.fromkeys(wanted, tape.layers[wanted[0]]))
+        return replaced
 
     with forward_hooks(dict.fromkeys(refs, hook)):
         yield tape

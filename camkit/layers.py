@@ -123,13 +123,14 @@ def _find(model: nn.Module, layer: str | nn.Module) -> LayerRef:
         raise LayerError(f"the {type(layer).__name__} passed as target layer is not a part of the model")
     if not isinstance(layer, str):
         raise LayerError(f"a target layer is a dotted name or a module of the model, not a {type(layer).__name__}")
-    name, _, call = layer.partition("#")
+    name, sign, call = layer.partition("#")
     if name not in names:
         hint = did_you_mean(name, names) or f"; its parts are {', '.join(dict(model.named_children()))}"
         raise LayerError(f"the model has no layer {name!r}{hint}")
-    if call and not (call.isdecimal() and int(call) > 0):
+    if sign and not (call.isdecimal() and int(call) > 0):
         raise LayerError(f"layer {layer!r}: after '#' stands the number of the call, from 1")
-    return LayerRef(name, int(call) if call else None)
+    first_name = next(known for known, module in names.items() if module is names[name])
+    return LayerRef(first_name, int(call) if call else None)
 
 
 def modules_of(model: nn.Module, choice: LayerChoice) -> dict[LayerRef, nn.Module]:
@@ -149,11 +150,14 @@ def _probe(model: nn.Module, image: Tensor) -> Probe:
 
 
 def _score(output: Any) -> Tensor | None:
-    """Return the largest value of the output: a classifier's best logit.
+    """Return the largest value of the output, a classifier's best logit; of a map, the sum of its cells' largest.
 
     Not the caller's own target, which may have been written for one batch.
     """
-    return next((value.amax() for value in tensors_in(output) if value.requires_grad and value.numel()), None)
+    found = next((value for value in tensors_in(output) if value.requires_grad and value.numel()), None)
+    if found is None:
+        return None
+    return found.amax(1).sum() if found.dim() > 2 else found.amax()
 
 
 def _watch(model: nn.Module, leaf: Tensor) -> tuple[list[_Call], Any]:
@@ -226,8 +230,7 @@ class _Influence:
             return "class scores" if channels == classes else ""
         if int((gradient != 0).any(0).sum()) < 2:
             return "its cells do not influence the score"
-        active_channels = int((gradient != 0).flatten(1).any(1).sum())
-        if channels == classes and channels > 1 and active_channels == 1:
+        if channels == classes and channels > 1 and int((gradient != 0).sum(0).amax()) == 1:
             return "class scores, not features"
         return ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -78,16 +78,21 @@ def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
     )
 
 
-def _token_grid(length: int, size: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
-    """Find the patch grid among ``length`` tokens: one patch size for all axes, as few tokens before it as possible."""
-    best: tuple[tuple[int, ...], int] | None = None
-    for patch in range(1, min(size) + 1):
-        for rounding in (math.floor, math.ceil):
-            grid = tuple(int(rounding(s / patch)) for s in size)
-            prefix = length - math.prod(grid)
-            if 0 <= prefix <= MOST_PREFIX_TOKENS and math.prod(grid) > 1 and (best is None or prefix < best[1]):
-                best = (grid, prefix)
-    return best
+class _TokenGrid(NamedTuple):
+    grid: tuple[int, ...]
+    prefix: int
+    exact: bool
+
+
+def _token_grid(length: int, size: tuple[int, ...]) -> _TokenGrid | None:
+    """Find the patch grid among ``length`` tokens: best a patch that divides the input, then few tokens before it."""
+    found = [
+        _TokenGrid(grid, prefix, exact=all(s % patch == 0 for s in size))
+        for patch in range(1, min(size) + 1)
+        for grid in {tuple(s // patch for s in size), tuple(-(-s // patch) for s in size)}
+        if 0 <= (prefix := length - math.prod(grid)) <= MOST_PREFIX_TOKENS and math.prod(grid) > 1
+    ]
+    return min(found, key=lambda option: (not option.exact, option.prefix), default=None)
 
 
 def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout | None:
@@ -117,10 +122,11 @@ def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> L
             return Layout("channels_first", first)
         return Layout("channels_last", last) if _fits(last, size) else None
     if len(shape) == 3 and len(size) > 1:
+        # Channels after tokens is by far the usual order; the other is taken where it alone divides the input.
         rows, columns = _token_grid(shape[1], size), _token_grid(shape[2], size)
-        if rows and (not columns or rows[1] <= columns[1]):
-            return Layout("tokens", *rows)
-        return Layout("tokens_last", *columns) if columns else None
+        if rows and (rows.exact or not columns or not columns.exact):
+            return Layout("tokens", rows.grid, rows.prefix)
+        return Layout("tokens_last", columns.grid, columns.prefix) if columns else None
     return None
 
 

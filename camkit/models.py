@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
-from urllib.error import URLError
 
 import torch
 import torchvision
@@ -24,6 +23,8 @@ from camkit.values import LoadedModel, Preprocess
 
 DEMO_MODELS = ("demo-biased", "demo-fair")
 
+_STATE_KEYS = ("state_dict", "model_state_dict", "model", "model_ema")
+_PREFIXES = ("module.", "_orig_mod.")
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -46,7 +47,9 @@ def pick_device(device: str | torch.device | None) -> torch.device:
         picked = torch.device(device)
         torch.empty(0, device=picked)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        here += ["mps"] if torch.backends.mps.is_available() else []
+        raise ModelError(f"device {str(device)!r} cannot be used here; there is {', '.join(here)}") from error
     return picked
 
 
@@ -96,7 +99,7 @@ def _torchvision_model(name: str, weights: str | Path | None) -> LoadedModel:
         )
     state = read_state_dict(path)
     classes = _class_count(name, state)
-    module = _build(name, classes)
+    module = _build(name, classes, state)
     _fill(module, state, name, path)
     # A file published by torchvision is known by its name; any other is taken for one trained with the first recipe.
     recipe = next((entry for entry in known if Path(entry.url).name == path.name), next(iter(known)))
@@ -110,23 +113,35 @@ def _torchvision_model(name: str, weights: str | Path | None) -> LoadedModel:
     )
 
 
-def _build(name: str, classes: int | None = None) -> nn.Module:
+def _build(name: str, classes: int | None, state: dict[str, Tensor]) -> nn.Module:
+    """Build a torchvision model that a state dict could fit: so many classes, auxiliary heads if it has any."""
     options: dict[str, Any] = {} if classes is None else {"num_classes": classes}
     if name in ("googlenet", "inception_v3"):
         # Their published weights scale the input in the model; their slow initialisation would be overwritten.
-        options |= {"init_weights": False, "transform_input": True}
+        auxiliary = any(key.lower().startswith("aux") for key in state)
+        options |= {"init_weights": False, "transform_input": True, "aux_logits": auxiliary}
     return cast("nn.Module", torchvision.models.get_model(name, weights=None, **options))
 
 
 def _published(name: str, weights: Any) -> LoadedModel:
     try:
         module = torchvision.models.get_model(name, weights=weights)
-    except (URLError, OSError, RuntimeError) as error:
+    except OSError as error:
         raise ModelError(
-            f"the weights of {name} cannot be downloaded ({error}); with a local file pass --weights FILE "
-            f"(weights=...), and with nothing at all try: camkit demo"
+            f"the weights of {name} cannot be downloaded ({_first_line(error)}); with a local file pass --weights FILE "
+            "(weights=...), and with nothing at all try: camkit demo"
+        ) from error
+    except Exception as error:
+        file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
+        raise ModelError(
+            f"the weights in {file} are damaged or another model's ({_first_line(error)}); delete the file, try again"
         ) from error
     return LoadedModel(module, name, weights.transforms(), tuple(weights.meta["categories"]))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0][:120] if lines else type(error).__name__
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
@@ -150,25 +165,36 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             "save it with torch.save(model.state_dict(), ...)"
         ) from error
     except Exception as error:
-        raise ModelError(f"{path} cannot be read as weights: {str(error).splitlines()[0]}") from error
-    for key in ("state_dict", "model_state_dict", "model", "model_ema"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
+        raise ModelError(f"{path} cannot be read as weights: {_first_line(error)}") from error
+    state = _innermost(state)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise ModelError(f"{path} is not a state dict; save it with torch.save(model.state_dict(), ...)")
-    for prefix in ("module.", "_orig_mod."):
-        if all(key.startswith(prefix) for key in state):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    while prefix := next((known for known in _PREFIXES if all(key.startswith(known) for key in state)), None):
+        state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state
 
 
+def _innermost(checkpoint: Any) -> Any:
+    """Return the state dict inside a checkpoint's dictionaries."""
+    while isinstance(checkpoint, dict):
+        inner = next((checkpoint[key] for key in _STATE_KEYS if isinstance(checkpoint.get(key), dict)), None)
+        if inner is None:
+            break
+        checkpoint = inner
+    return checkpoint
+
+
 def _class_count(name: str, state: dict[str, Tensor]) -> int | None:
-    """Return the number of classes of a state dict when it is not the usual one: the length of the last bias."""
+    """Return the number of classes of a state dict when it is not the usual one.
+
+    It is the length of the last tensor that differs from the usual model's in its first dimension alone.
+    """
     with torch.device("meta"):
-        usual = _build(name).state_dict()
-    last = [key for key, value in usual.items() if value.dim() == 1 and key.endswith("bias")][-1]
-    if last in state and state[last].shape != usual[last].shape:
-        return len(state[last])
+        usual = _build(name, None, state).state_dict()
+    for key, value in reversed(usual.items()):
+        other = state.get(key)
+        if other is not None and other.dim() > 0 and other.shape != value.shape and other.shape[1:] == value.shape[1:]:
+            return len(other)
     return None
 
 
@@ -209,18 +235,26 @@ def as_model(
     if isinstance(model, str):
         model = _remembered(model, str(pick_device(device)))
     if isinstance(model, LoadedModel):
+        _check_place(model.module, device)
         known = tuple(labels) if labels else model.labels
         return replace(model, preprocess=preprocess or model.preprocess, labels=known)
     if not isinstance(model, nn.Module):
         raise ModelError(f"a model is a torch.nn.Module or a name, not a {type(model).__name__}")
     module = unwrapped(model)
+    _check_place(module, device)
+    return LoadedModel(module, type(module).__name__, preprocess, tuple(labels) if labels else None)
+
+
+def _check_place(module: nn.Module, device: str | torch.device | None) -> None:
     here = device_of(module)
-    if device is not None and (asked := pick_device(device)) != here and asked.type != here.type:
+    if device is None:
+        return
+    asked = pick_device(device)
+    if asked.type != here.type or asked.index not in (None, here.index):
         raise ModelError(
             f"the model is on {here} and {str(device)!r} was asked for; camkit does not move your model: call "
             f"model.to({str(device)!r}) first"
         )
-    return LoadedModel(module, type(module).__name__, preprocess, tuple(labels) if labels else None)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

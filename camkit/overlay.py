@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import tempfile
 from pathlib import Path
 
@@ -130,16 +130,13 @@ def write(path: Path, data: bytes) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        unfinished = path.with_name(f".camkit-{secrets.token_hex(8)}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with unfinished.open("xb") as file:
                 file.write(data)
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(name).chmod(0o666 & ~umask)
-            Path(name).replace(path)
+            unfinished.replace(path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

@@ -356,6 +356,8 @@ def _explanations(
     """Take one target's maps to the CPU and wrap each with what is known of its picture."""
     heatmaps, raws, values = heatmap.cpu().numpy(), raw.cpu().numpy(), scores.values.tolist()
     labels = plan.model.labels
+    if labels is not None and scores.classes not in (None, len(labels)):
+        raise InputError(f"{len(labels)} labels were given, but the model has {scores.classes} classes")
     explained = []
     for number, item in enumerate(batch):
         index = None if scores.indices is None else scores.indices[number]

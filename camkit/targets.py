@@ -74,6 +74,7 @@ def _class_scores(logits: Float[Tensor, "n k"], indices: Tensor) -> Scores:
         values=logits.gather(1, indices[:, None])[:, 0],
         indices=tuple(indices.tolist()),
         probabilities=tuple(shares.gather(1, indices[:, None])[:, 0].tolist()),
+        classes=logits.shape[1],
     )
 
 

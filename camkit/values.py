@@ -16,7 +16,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-Pixels: TypeAlias = UInt8[np.ndarray, "height width 3"]
+Pixels: TypeAlias = UInt8[np.ndarray, "_ _ 3"]
+"""A picture: height x width x RGB."""
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
 Preprocess: TypeAlias = Callable[[Image.Image], Tensor]
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -114,11 +115,12 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """One target's result for a batch: its score, and, where it is a class, index and probability."""
+    """One target's result for a batch: its score, and for a class its index, its probability and their number."""
 
     values: Float[Tensor, " n"]
     indices: tuple[int, ...] | None = None
     probabilities: tuple[float, ...] | None = None
+    classes: int | None = None
     description: str | None = None
 
 

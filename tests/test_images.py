@@ -1,0 +1,1030 @@
+"""Every way a picture comes in, what becomes of a bad one, and where the heat lies on the original."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import io
+import itertools
+import math
+import struct
+import threading
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image, ImageFile, ImageOps
+from torch import Tensor, nn
+from torchvision import transforms
+from torchvision.transforms import functional, v2
+from torchvision.transforms._presets import ImageClassification
+
+import camkit
+from camkit.errors import ImageError
+from camkit.images import find_pictures, open_picture, prepare, seen_box
+
+SIDE = 32
+PRESET = ImageClassification(crop_size=SIDE, resize_size=36)
+MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+
+
+class TinyNet(nn.Module):
+    """Takes any size of at least 4 x 4."""
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(channels, 6, 3, stride=2, padding=1), nn.ReLU())
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images).mean((2, 3)))
+
+
+class RedNet(nn.Module):
+    """Its one score is how much red there is, summed over cells of 4 x 4 pixels: its map is where the red is."""
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.redness = nn.Conv2d(3, 1, 1)
+        self.cells = nn.AvgPool2d(4)
+        mix = torch.tensor([1.0, -0.5, -0.5])
+        with torch.no_grad():
+            self.redness.weight.copy_((mix * std).reshape(1, 3, 1, 1))
+            self.redness.bias.copy_((mix * mean).sum() - 0.05)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.cells(self.redness(images).relu()).sum((2, 3))
+
+
+@pytest.fixture
+def net() -> TinyNet:
+    torch.manual_seed(0)
+    return TinyNet().eval()
+
+
+@pytest.fixture
+def pattern() -> np.ndarray:
+    """Return an upright picture without any symmetry, smooth enough to survive JPEG."""
+    rows, columns = np.mgrid[0:40, 0:56]
+    return np.stack([columns * 4, rows * 5, (rows + columns) * 2], axis=2).astype(np.uint8)
+
+
+def shown(net: nn.Module, image: Any) -> np.ndarray:
+    """Return what camkit took the picture for."""
+    explanation = camkit.explain(net, image, "features", preprocess=PRESET)
+    assert explanation.heatmap.shape == (SIDE, SIDE)
+    assert explanation.box is not None
+    return explanation.picture
+
+
+def assert_one_sentence(error: BaseException) -> None:
+    text = str(error)
+    assert 10 < len(text) < 400
+    assert "\n" not in text
+    assert "Error" not in text
+    assert "object at 0x" not in text
+
+
+# --- what must work ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["png", "tiff"])
+def test_16_bit_grey_is_scaled_and_not_clipped_to_white(net, tmp_path, ending):
+    levels = np.linspace(0, 65535, 40 * 56).reshape(40, 56).astype(np.uint16)
+    Image.fromarray(levels).save(tmp_path / f"deep.{ending}")
+
+    picture = shown(net, tmp_path / f"deep.{ending}")
+
+    assert np.array_equal(picture, np.repeat(np.rint(levels / 257)[:, :, None], 3, axis=2).astype(np.uint8))
+    assert (picture == 255).mean() < 0.01
+
+
+def test_16_bit_big_endian_tiff_is_the_same_picture(net, tmp_path):
+    levels = np.linspace(0, 65535, 40 * 56).reshape(40, 56).astype(np.uint16)
+    Image.frombytes("I;16B", (56, 40), levels.astype(">u2").tobytes()).save(tmp_path / "big.tiff")
+
+    assert np.array_equal(shown(net, tmp_path / "big.tiff")[:, :, 0], np.rint(levels / 257).astype(np.uint8))
+
+
+def test_cmyk_jpeg_keeps_its_colours(net, tmp_path):
+    cmyk = Image.new("CMYK", (48, 40), (0, 255, 255, 0))
+    cmyk.paste((255, 0, 255, 0), (24, 0, 48, 40))
+    cmyk.save(tmp_path / "print.jpg", quality=95)
+
+    picture = shown(net, tmp_path / "print.jpg").astype(int)
+
+    assert np.abs(picture[:, :20] - [255, 0, 0]).max() < 30
+    assert np.abs(picture[:, 28:] - [0, 255, 0]).max() < 30
+
+
+@pytest.mark.parametrize("transparency", [None, 1, bytes([255, 40, 0])])
+def test_palette_png_is_shown_in_its_colours_whatever_its_transparency(net, tmp_path, transparency):
+    colours = np.array([[250, 10, 20], [30, 240, 50], [60, 70, 230]], np.uint8)
+    indices = np.arange(40 * 48).reshape(40, 48) % 3
+    picture = Image.fromarray(indices.astype(np.uint8)).convert("L")
+    picture = Image.frombytes("P", picture.size, picture.tobytes())
+    picture.putpalette(colours.tobytes())
+    picture.save(tmp_path / "p.png", **({} if transparency is None else {"transparency": transparency}))
+
+    assert np.array_equal(shown(net, tmp_path / "p.png"), colours[indices])
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "L", "1", "RGB"])
+def test_png_modes_show_the_colours_and_drop_the_transparency(net, tmp_path, pattern, mode):
+    picture = Image.fromarray(pattern).convert(mode)
+    if mode in ("RGBA", "LA"):
+        picture.putalpha(Image.fromarray(np.tile(np.arange(56, dtype=np.uint8) * 4, (40, 1))))
+    picture.save(tmp_path / "p.png")
+    expected = {
+        "RGB": pattern,
+        "RGBA": pattern,
+        "1": np.repeat(np.asarray(picture.convert("L"))[:, :, None], 3, axis=2),
+    }.get(mode, np.repeat(np.asarray(Image.fromarray(pattern).convert("L"))[:, :, None], 3, axis=2))
+
+    assert np.array_equal(shown(net, tmp_path / "p.png"), expected)
+
+
+def test_grey_jpeg(net, tmp_path, pattern):
+    grey = Image.fromarray(pattern).convert("L")
+    grey.save(tmp_path / "grey.jpg", quality=95)
+
+    picture = shown(net, tmp_path / "grey.jpg")
+
+    assert np.abs(picture.astype(int) - np.asarray(grey)[:, :, None]).max() < 12
+    assert np.array_equal(picture[:, :, 0], picture[:, :, 2])
+
+
+def test_a_gifs_first_frame_is_taken(net, tmp_path):
+    frames = [Image.new("RGB", (48, 40), colour) for colour in ("red", "lime", "blue")]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+
+    assert np.array_equal(np.unique(shown(net, tmp_path / "moving.gif").reshape(-1, 3), axis=0), [[255, 0, 0]])
+
+
+UNDO = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+def turned(upright: Image.Image, orientation: int) -> tuple[Image.Image, Image.Exif]:
+    """Return the picture as a camera held that way stores it, with the EXIF entry that says so."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return (upright.transpose(UNDO[orientation]) if orientation in UNDO else upright), exif
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_honoured(net, tmp_path, pattern, orientation, ending):
+    stored, exif = turned(Image.fromarray(pattern), orientation)
+    stored.save(tmp_path / f"camera.{ending}", exif=exif, **({"quality": 98} if ending == "jpg" else {}))
+
+    picture = shown(net, tmp_path / f"camera.{ending}")
+
+    assert picture.shape == pattern.shape
+    assert np.abs(picture.astype(int) - pattern).max() <= (0 if ending == "png" else 12)
+
+
+def test_a_pil_picture_is_turned_upright_by_its_exif_entry_and_not_changed(net, tmp_path, pattern):
+    stored, exif = turned(Image.fromarray(pattern), 6)
+    stored.save(tmp_path / "camera.png", exif=exif)
+    with Image.open(tmp_path / "camera.png") as opened:
+        assert np.array_equal(shown(net, opened), pattern)
+        assert opened.size == stored.size
+        assert opened.getexif()[0x0112] == 6
+
+
+def test_exif_entries_of_a_wrong_type_do_not_cost_the_picture(net, tmp_path, pattern):
+    stored, exif = turned(Image.fromarray(pattern), 6)
+    exif[0x010F] = "maker"
+    # Tag 0x0153 holds numbers; cameras and editors that write text there exist.
+    damaged = exif.tobytes().replace(b"\x01\x0f\x00\x02", b"\x01\x53\x00\x02").replace(b"\x0f\x01", b"\x53\x01")
+    stored.save(tmp_path / "camera.jpg", exif=damaged, quality=98)
+
+    assert np.abs(shown(net, tmp_path / "camera.jpg").astype(int) - pattern).max() <= 12
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 1), (3, 40), (3000, 10), (10, 3000), (7, 7), (5, 64)])
+@pytest.mark.parametrize("crop", [PRESET, transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])])
+def test_tiny_and_very_long_pictures(net, tmp_path, size, crop):
+    Image.new("RGB", size, "orange").save(tmp_path / "p.png")
+
+    explanation = camkit.explain(net, tmp_path / "p.png", "features", preprocess=crop)
+
+    assert explanation.heatmap.shape == (SIDE, SIDE)
+    if explanation.box is not None:
+        assert explanation.picture.shape == (size[1], size[0], 3)
+    assert explanation.overlay().shape == explanation.picture.shape
+
+
+@pytest.mark.parametrize("size", [(40000, 300), (300, 40000)])
+def test_a_panorama_wider_than_32767_pixels_is_drawn(net, size):
+    squash = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])
+    panorama = np.full((size[1], size[0], 3), 90, np.uint8)
+
+    explanation = camkit.explain(net, panorama, "features", preprocess=squash)
+
+    assert explanation.overlay().shape == panorama.shape
+
+
+def as_rgba(pattern: np.ndarray) -> np.ndarray:
+    return np.dstack([pattern, np.full(pattern.shape[:2], 7, np.uint8)])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (lambda p: p, lambda p: p),
+        (lambda p: p.astype(np.float32) / 255, lambda p: p),
+        (lambda p: p.astype(np.float64) / 255, lambda p: p),
+        (lambda p: p[:, :, :1].astype(np.float16) / 255, lambda p: p[:, :, [0, 0, 0]]),
+        (lambda p: p[:, :, 0], lambda p: p[:, :, [0, 0, 0]]),
+        (lambda p: p[:, :, :1], lambda p: p[:, :, [0, 0, 0]]),
+        (as_rgba, lambda p: p),
+        (np.asfortranarray, lambda p: p),
+        (lambda p: p[:, ::-1], lambda p: p[:, ::-1]),
+        (lambda p: np.zeros_like(p, dtype=np.float32), np.zeros_like),
+    ],
+    ids=["uint8", "float32", "float64", "float16 Hx1", "HxW", "HxWx1", "HxWx4", "fortran", "view", "zeros"],
+)
+def test_arrays(net, pattern, given, expected):
+    array = given(pattern)
+    before = array.copy()
+
+    assert np.abs(shown(net, array).astype(int) - expected(pattern)).max() <= (1 if array.dtype == np.float16 else 0)
+    assert np.array_equal(array, before)
+
+
+def test_a_read_only_array_works(net, pattern):
+    pattern.setflags(write=False)
+
+    assert np.array_equal(shown(net, pattern), pattern)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F", "P", "CMYK", "YCbCr", "HSV", "LAB", "LA", "PA", "1"])
+def test_pil_pictures_of_every_mode(net, mode):
+    scale = {"I;16": 257, "I": 257}.get(mode, 1)
+    grey = np.tile(np.arange(48) * 5, (40, 1))
+    if mode in ("I;16", "I", "F"):
+        dtype = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
+        picture = Image.fromarray((grey * scale).astype(dtype))
+        assert picture.mode == mode
+        expected = grey
+    else:
+        picture = Image.fromarray(grey.astype(np.uint8)).convert("RGB").convert(mode)
+        expected = np.asarray(picture.convert("RGB"))[:, :, 0].astype(int)
+
+    assert np.abs(shown(net, picture)[:, :, 0].astype(int) - expected).max() <= 2
+
+
+def test_a_tensor_is_used_as_it_is_and_a_batch_is_taken_apart(net):
+    batch = torch.randn(3, 3, 20, 24)
+
+    single = camkit.explain(net, batch[1], "features")
+    several = camkit.explain(net, batch, "features")
+
+    assert isinstance(several, list)
+    assert len(several) == 3
+    assert single.heatmap.shape == (20, 24)
+    assert single.box == (0, 0, 24, 20)
+    assert single.picture.shape == (20, 24, 3)
+    assert np.allclose(single.raw, several[1].raw, atol=1e-6)
+    assert single.score == pytest.approx(several[1].score, abs=1e-6)
+    assert not isinstance(camkit.explain(net, batch[:1], "features"), list)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_tensors_of_other_precision_and_of_a_graph_are_taken(net, dtype):
+    tensor = torch.randn(3, 20, 24).to(dtype).requires_grad_()
+
+    explanation = camkit.explain(net, tensor, "features")
+
+    expected = camkit.explain(net, tensor.detach().float(), "features")
+    assert np.allclose(explanation.raw, expected.raw, atol=1e-6)
+    assert tensor.grad is None
+
+
+def test_a_tensor_of_four_channels_has_no_picture_but_a_map():
+    explanation = camkit.explain(TinyNet(4).eval(), torch.randn(4, 20, 24), "features")
+
+    assert explanation.picture is None
+    assert explanation.overlay().shape == (20, 24, 3)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        "ResNet18_Weights.DEFAULT",
+        "MobileNet_V2_Weights.IMAGENET1K_V2",
+        "Swin_T_Weights.DEFAULT",
+        "ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1",
+    ],
+)
+@pytest.mark.parametrize("size", [(500, 333), (57, 80), (256, 256)])
+def test_preprocessing_equals_torchvisions_own_exactly(tmp_path, weights, size):
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (size[1], size[0], 3), np.uint8)).save(tmp_path / "p.png")
+    preset = torchvision.models.get_weight(weights).transforms()
+
+    prepared = prepare(tmp_path / "p.png", preset, "p")
+
+    with Image.open(tmp_path / "p.png") as picture:
+        assert torch.equal(prepared.tensor, preset(picture.convert("RGB")))
+
+
+# --- finding files ----------------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_found_in_folders_and_patterns_in_order_and_once(tmp_path, monkeypatch):
+    for name in ("b.png", "a.JPG", "deep/c.webp", "notes.txt", "deep/model.pth", "odd[1].png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+
+    assert [path.as_posix() for path in find_pictures(["."])] == ["a.JPG", "b.png", "deep/c.webp", "odd[1].png"]
+    assert [path.as_posix() for path in find_pictures(["b.png", "*.png"])] == ["b.png", "odd[1].png"]
+    assert [path.as_posix() for path in find_pictures(["**/*.webp"])] == ["deep/c.webp"]
+    assert [path.as_posix() for path in find_pictures(["odd[1].png"])] == ["odd[1].png"]
+    assert [path.as_posix() for path in find_pictures(["*.bmp", "gone.png"])] == ["*.bmp", "gone.png"]
+
+
+# --- what must be refused in one sentence -----------------------------------------------------------------------------
+
+
+def png_that_declares(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
+    )
+
+
+def encoded(pattern: np.ndarray, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pattern).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+BAD_FILES: dict[str, tuple[str, Callable[[np.ndarray], bytes]]] = {
+    "truncated JPEG": ("p.jpg", lambda p: encoded(p, "JPEG")[:-200]),
+    "half a JPEG": ("p.jpg", lambda p: encoded(p, "JPEG")[: len(encoded(p, "JPEG")) // 2]),
+    "truncated PNG": ("p.png", lambda p: encoded(p, "PNG")[:-60]),
+    "PNG header alone": ("p.png", lambda p: encoded(p, "PNG")[:40]),
+    "truncated GIF": ("p.gif", lambda p: encoded(p, "GIF")[:-300]),
+    "truncated TIFF": ("p.tiff", lambda p: encoded(p, "TIFF")[:500]),
+    "truncated WebP": ("p.webp", lambda p: encoded(p, "WEBP", lossless=True)[:-30]),
+    "truncated AVIF": ("p.avif", lambda p: encoded(p, "AVIF")[:60] + b"\0" * 400),
+    "zero bytes": ("p.png", lambda p: b""),
+    "text": ("p.jpg", lambda p: b"this is a shopping list\n"),
+    "decompression bomb": ("p.png", lambda p: png_that_declares(100_000, 100_000)),
+    "zero width": ("p.png", lambda p: png_that_declares(0, 10)),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_bad_file_is_one_sentence_that_names_it(net, tmp_path, pattern, case):
+    name, make = BAD_FILES[case]
+    (tmp_path / name).write_bytes(make(pattern))
+    limits = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+
+    with pytest.raises(ImageError) as caught:
+        camkit.explain(net, tmp_path / name, "features", preprocess=PRESET)
+
+    assert_one_sentence(caught.value)
+    assert name in str(caught.value)
+    assert limits == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
+
+
+def test_an_empty_file_and_a_missing_file_and_a_folder_say_so(net, tmp_path):
+    (tmp_path / "empty.png").touch()
+    for path, words in ((tmp_path / "empty.png", "empty"), (tmp_path / "gone.png", "no file"), (tmp_path, "folder")):
+        with pytest.raises(ImageError, match=words) as caught:
+            camkit.explain(net, str(path), "features", preprocess=PRESET)
+        assert_one_sentence(caught.value)
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".png", "null\0byte.png"])
+def test_a_path_no_file_can_have_is_an_image_error(net, name):
+    with pytest.raises(ImageError):
+        camkit.explain(net, name, "features", preprocess=PRESET)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "TGA", "AVIF"])
+def test_damaged_files_never_raise_anything_but_an_image_error(tmp_path, pattern, kind):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "maker"
+    options = {"exif": exif} if kind in ("PNG", "JPEG", "WEBP") else {}
+    good = encoded(pattern, kind, **options)
+    rng = np.random.default_rng(5)
+    path = tmp_path / "damaged"
+    refused = 0
+    for _ in range(60):
+        data = bytearray(good)
+        for place in rng.integers(0, min(len(data), 400), rng.integers(1, 6)):
+            data[place] = rng.integers(0, 256)
+        path.write_bytes(data if rng.random() < 0.7 else data[: rng.integers(0, len(data))])
+        try:
+            assert open_picture(path).mode == "RGB"
+        except ImageError:
+            refused += 1
+
+    assert refused > 0
+
+
+def lazily_truncated(pattern: np.ndarray) -> Image.Image:
+    """Return a PIL picture whose pixels are not read yet, and cannot be."""
+    return Image.open(io.BytesIO(encoded(pattern, "JPEG")[:-200]))
+
+
+def test_an_opened_pil_picture_whose_file_is_damaged_is_an_image_error(net, pattern):
+    with pytest.raises(ImageError) as caught:
+        camkit.explain(net, lazily_truncated(pattern), "features", preprocess=PRESET)
+
+    assert_one_sentence(caught.value)
+
+
+BAD_OBJECTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "NaN tensor": (lambda: torch.full((3, 8, 8), math.nan), "NaN or infinite"),
+    "infinite tensor": (lambda: torch.full((3, 8, 8), math.inf), "NaN or infinite"),
+    "one NaN": (lambda: torch.zeros(3, 8, 8).index_put_((torch.tensor(1),) * 3, torch.tensor(math.nan)), "NaN"),
+    "uint8 tensor": (lambda: torch.zeros(3, 8, 8, dtype=torch.uint8), "floating-point"),
+    "int64 tensor": (lambda: torch.zeros(3, 8, 8, dtype=torch.int64), "floating-point"),
+    "complex tensor": (lambda: torch.zeros(3, 8, 8, dtype=torch.complex64), "floating-point"),
+    "2-D tensor": (lambda: torch.zeros(8, 8), r"\(8, 8\)"),
+    "5-D tensor": (lambda: torch.zeros(1, 1, 3, 8, 8), r"\(1, 1, 3, 8, 8\)"),
+    "empty tensor": (lambda: torch.zeros(3, 0, 8), r"\(3, 0, 8\)"),
+    "float array above 1": (lambda: np.full((8, 8, 3), 1.5), r"0\.\.1"),
+    "float array below 0": (lambda: np.full((8, 8, 3), -0.1), r"0\.\.1"),
+    "float array 0..255": (lambda: np.full((8, 8, 3), 200.0), r"0\.\.1"),
+    "NaN array": (lambda: np.full((8, 8, 3), np.nan), r"0\.\.1"),
+    "CHW array": (lambda: np.zeros((3, 16, 20), np.uint8), "channels-first"),
+    "int64 array": (lambda: np.zeros((8, 8, 3), np.int64), "int64"),
+    "uint16 array": (lambda: np.zeros((8, 8, 3), np.uint16), "uint16"),
+    "bool array": (lambda: np.zeros((8, 8), bool), "bool"),
+    "complex array": (lambda: np.zeros((8, 8, 3), np.complex128), "complex"),
+    "object array": (lambda: np.full((8, 8, 3), None, object), "object"),
+    "1-D array": (lambda: np.zeros(8), r"\(8,\)"),
+    "4-D array": (lambda: np.zeros((1, 8, 8, 3)), r"\(1, 8, 8, 3\)"),
+    "two channels": (lambda: np.zeros((8, 8, 2)), r"\(8, 8, 2\)"),
+    "empty array": (lambda: np.zeros((0, 8, 3)), r"\(0, 8, 3\)"),
+    "mode F above 255": (lambda: Image.fromarray(np.full((8, 8), 300, np.float32)), "255"),
+    "mode F below 0": (lambda: Image.fromarray(np.full((8, 8), -1, np.float32)), "255"),
+    "mode F with NaN": (lambda: Image.fromarray(np.full((8, 8), np.nan, np.float32)), "255"),
+    "PIL picture without pixels": (lambda: Image.new("RGB", (0, 8)), "0"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OBJECTS)
+def test_a_bad_object_is_one_sentence(net, case):
+    make, words = BAD_OBJECTS[case]
+
+    with pytest.raises(ImageError, match=words) as caught:
+        camkit.explain(net, make(), "features", preprocess=PRESET)
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+@pytest.mark.parametrize("layer", ["features", None])
+def test_a_wrong_number_of_channels_is_named_with_the_right_one(net, channels, layer):
+    with pytest.raises(ImageError, match=rf"\b{channels} channels?\b.*\b3\b") as caught:
+        camkit.explain(net, torch.zeros(channels, 16, 16), layer)
+
+    assert_one_sentence(caught.value)
+
+
+def test_a_picture_without_a_way_to_prepare_it_says_what_to_pass(net, pattern):
+    with pytest.raises(ImageError, match="preprocess=") as caught:
+        camkit.explain(net, pattern, "features")
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [lambda picture: picture, lambda picture: torch.zeros(2, 3, 8, 8)])
+def test_a_preprocessing_that_returns_no_picture_tensor_is_named(net, pattern, wrong):
+    with pytest.raises(ImageError, match="preprocess") as caught:
+        camkit.explain(net, pattern, "features", preprocess=wrong)
+
+    assert_one_sentence(caught.value)
+
+
+def test_an_exception_of_the_callers_preprocessing_passes_through(net, pattern):
+    def broken(picture: Image.Image) -> Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        camkit.explain(net, pattern, "features", preprocess=broken)
+
+
+# --- bad pictures among good ones -------------------------------------------------------------------------------------
+
+
+def mixture(folder: Path, pattern: np.ndarray) -> list[Any]:
+    """Return pictures of every kind, good ones at even places and bad ones at odd places."""
+    (folder / "bad.jpg").write_bytes(encoded(pattern, "JPEG")[:-200])
+    Image.fromarray(pattern).save(folder / "good.png")
+    return [
+        folder / "good.png",
+        folder / "bad.jpg",
+        pattern[:, ::-1],
+        folder / "gone.png",
+        torch.randn(3, 20, 24),
+        torch.full((3, 20, 24), math.nan),
+        torch.randn(3, 20, 24),
+        np.full((8, 8, 3), 7.0),
+        Image.fromarray(pattern[::-1]),
+        torch.zeros(3, 8, 8, dtype=torch.int32),
+        str(folder / "good.png"),
+    ]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 32])
+@pytest.mark.parametrize("layer", ["features", None])
+def test_failures_stand_in_their_place_and_the_others_are_as_if_alone(net, tmp_path, pattern, batch_size, layer):
+    images = mixture(tmp_path, pattern)
+
+    rows = list(camkit.explain_many(net, images, layer, preprocess=PRESET, on_error="yield", batch_size=batch_size))
+
+    assert len(rows) == len(images)
+    assert [isinstance(row, camkit.Failure) for row in rows] == [place % 2 == 1 for place in range(len(images))]
+    assert all(isinstance(row.error, ImageError) for row in rows[1::2])
+    assert [row.source for row in rows] == [
+        str(image) if isinstance(image, (str, Path)) else f"picture {number}"
+        for number, image in enumerate(images, start=1)
+    ]
+    for image, row in zip(images[::2], rows[::2], strict=True):
+        alone = camkit.explain(net, image, layer, preprocess=PRESET)
+        assert np.allclose(row.raw, alone.raw, atol=1e-6)
+        assert np.allclose(row.heatmap, alone.heatmap, atol=1e-5)
+        assert row.target == alone.target
+        assert row.score == pytest.approx(alone.score, abs=1e-5)
+        assert row.box == alone.box
+        assert np.array_equal(row.picture, alone.picture)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda pattern: torch.zeros(1, SIDE, SIDE),
+        lazily_truncated,
+        lambda pattern: Image.new("RGB", (0, 5)),
+    ],
+    ids=["wrong channels", "damaged PIL picture", "PIL picture without pixels"],
+)
+@pytest.mark.parametrize("layer", ["features", None])
+def test_a_picture_that_fails_late_does_not_take_the_others_with_it(net, pattern, bad, layer):
+    images = [pattern, bad(pattern), pattern[::-1]]
+
+    rows = list(camkit.explain_many(net, images, layer, preprocess=PRESET, on_error="yield"))
+
+    assert [type(row).__name__ for row in rows] == ["Explanation", "Failure", "Explanation"]
+    assert rows[1].source == "picture 2"
+    assert_one_sentence(rows[1].error)
+
+
+def test_a_failure_as_json(tmp_path):
+    row = next(camkit.explain_many(TinyNet(), [tmp_path / "gone.png"], "features", preprocess=PRESET, on_error="yield"))
+
+    assert row.to_dict() == {
+        "source": str(tmp_path / "gone.png"),
+        "status": "error",
+        "error": f"there is no file {tmp_path / 'gone.png'}",
+    }
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 32])
+def test_an_error_is_raised_in_its_place_after_those_before(net, tmp_path, pattern, batch_size):
+    images = [pattern, pattern[::-1], pattern[:, ::-1], tmp_path / "gone.png", pattern]
+    stream = camkit.explain_many(net, images, "features", preprocess=PRESET, batch_size=batch_size)
+
+    before = [next(stream) for _ in range(3)]
+
+    assert [np.array_equal(row.picture, image) for row, image in zip(before, images[:3], strict=True)] == [True] * 3
+    with pytest.raises(ImageError, match=r"gone\.png"):
+        next(stream)
+
+
+def test_an_exception_of_the_callers_own_iterable_comes_after_what_came_before_it(net, pattern):
+    def interrupted() -> Iterator[np.ndarray]:
+        yield pattern
+        yield pattern[::-1]
+        raise KeyError("the camera was unplugged")
+
+    stream = camkit.explain_many(net, interrupted(), "features", preprocess=PRESET)
+
+    assert np.array_equal(next(stream).picture, pattern)
+    assert np.array_equal(next(stream).picture, pattern[::-1])
+    with pytest.raises(KeyError, match="unplugged"):
+        next(stream)
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["arrays", "tensors", "batches"])
+def test_an_endless_stream_is_read_only_a_bounded_number_ahead(net, pattern, kind):
+    read = 0
+
+    def camera() -> Iterator[Any]:
+        nonlocal read
+        for number in itertools.count():
+            read += 1
+            if kind == "arrays":
+                yield np.roll(pattern, number, axis=1)
+            else:
+                yield torch.randn(3, 16, 16) if kind == "tensors" else torch.randn(2, 3, 16, 16)
+
+    batch_size = 4
+    stream = camkit.explain_many(net, camera(), "features", preprocess=PRESET, batch_size=batch_size)
+    assert read == 0
+
+    for given, _ in enumerate(itertools.islice(stream, 40), start=1):
+        assert read * (2 if kind == "batches" else 1) <= given + 3 * batch_size + 2
+    stream.close()
+
+
+def test_a_long_stream_keeps_only_a_few_pictures_in_memory(net):
+    alive = most = 0
+
+    class Watched(np.ndarray):
+        pass
+
+    def gone() -> None:
+        nonlocal alive
+        alive -= 1
+
+    def camera() -> Iterator[np.ndarray]:
+        nonlocal alive, most
+        for number in range(120):
+            frame = np.full((64, 64, 3), number, np.uint8).view(Watched)
+            weakref.finalize(frame, gone)
+            alive += 1
+            most = max(most, alive)
+            yield frame
+
+    count = sum(1 for _ in camkit.explain_many(net, camera(), "features", preprocess=PRESET, batch_size=3))
+
+    gc.collect()
+    assert count == 120
+    assert most <= 3 * 3 + 8
+    assert alive <= 1
+
+
+def test_leaving_a_stream_early_ends_its_readers(net, pattern):
+    stream = camkit.explain_many(net, itertools.repeat(pattern), "features", preprocess=PRESET, batch_size=2)
+    next(stream)
+    assert any(thread.name.startswith("camkit-read") for thread in threading.enumerate())
+
+    stream.close()
+
+    assert not any(thread.name.startswith("camkit-read") for thread in threading.enumerate())
+
+
+def test_sizes_may_be_mixed_in_one_stream(net, pattern):
+    images = [
+        torch.randn(3, 16, 16),
+        torch.randn(3, 16, 24),
+        torch.randn(2, 3, 12, 12),
+        pattern,
+        pattern[:20, :30],
+        torch.randn(3, 16, 16),
+    ]
+
+    rows = list(camkit.explain_many(net, images, "features", preprocess=PRESET))
+
+    expected = [(16, 16), (16, 24), (12, 12), (12, 12), (SIDE, SIDE), (SIDE, SIDE), (16, 16)]
+    assert [row.heatmap.shape for row in rows] == expected
+    assert [row.picture.shape[:2] for row in rows[4:6]] == [(40, 56), (20, 30)]
+    assert np.allclose(rows[6].raw, camkit.explain(net, images[5], "features").raw, atol=1e-6)
+
+
+# --- the box: what part of the picture the model saw ------------------------------------------------------------------
+
+SIZES = [(640, 480), (401, 703), (999, 1000), (517, 517), (1000, 401)]
+
+
+def blob(size: tuple[int, int], x: float, y: float, spread: float) -> Image.Image:
+    """Return a black picture with a soft white spot centred at (x, y), in pixels with centres at + 0.5."""
+    across = np.exp(-((np.arange(size[0]) + 0.5 - x) ** 2) / (2 * spread**2))
+    down = np.exp(-((np.arange(size[1]) + 0.5 - y) ** 2) / (2 * spread**2))
+    return Image.fromarray(np.rint(np.outer(down, across) * 255).astype(np.uint8)).convert("RGB")
+
+
+def spot_in(tensor: Tensor) -> tuple[float, float]:
+    """Return the centre of mass (x, y) of what a preprocessing made of a blob."""
+    light = tensor.double().mean(0)
+    light = light - light.amin()
+    light[light < 0.02 * light.amax()] = 0
+    rows = torch.arange(light.shape[0]) + 0.5
+    columns = torch.arange(light.shape[1]) + 0.5
+    return float((light.sum(0) * columns).sum() / light.sum()), float((light.sum(1) * rows).sum() / light.sum())
+
+
+def worst_miss(preprocess: Any, size: tuple[int, int]) -> float:
+    """Return by how many original pixels the box misplaces the worst of several spots, as shown to the model."""
+    spread = min(size) / 30
+    output = preprocess(Image.new("RGB", size))
+    box = seen_box(preprocess, size, (output.shape[2], output.shape[1]))
+    assert box is not None
+    middle, reach = (size[0] / 2, size[1] / 2), min(size) * 0.28
+    misses = []
+    for across, down in [(0, 0), (-1, -1), (1, -1), (1, 1), (-1, 0.5)]:
+        x, y = middle[0] + across * reach, middle[1] + down * reach
+        u, v = spot_in(preprocess(blob(size, x, y, spread)))
+        found_x = box.left + u * (box.right - box.left) / output.shape[2]
+        found_y = box.top + v * (box.bottom - box.top) / output.shape[1]
+        misses.append(math.hypot(found_x - x, found_y - y))
+    return max(misses)
+
+
+@pytest.mark.parametrize("size", [(640, 480), (401, 703), (517, 517), (225, 224), (60, 77)])
+@pytest.mark.parametrize(("resize", "crop"), [(256, 224), (232, 224), (224, 224), (236, 235), (200, 224), (181, 224)])
+def test_a_torchvision_presets_box_leads_every_spot_back_to_where_it_is(size, resize, crop):
+    assert worst_miss(ImageClassification(crop_size=crop, resize_size=resize), size) < 1.5
+
+
+def to_v2(*first: Any) -> Any:
+    return v2.Compose([v2.ToImage(), *first, v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.2] * 3)])
+
+
+def to_v1(*first: Any) -> Any:
+    return transforms.Compose([*first, transforms.ToTensor(), transforms.Normalize(MEAN.tolist(), STD.tolist())])
+
+
+def centre(size: tuple[int, int], side: float) -> tuple[float, float, float, float]:
+    width, height = size
+    return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
+
+
+CROPPED = {
+    "resize and crop": (to_v1(transforms.Resize(256), transforms.CenterCrop(224)), lambda s: centre(s, min(s) * 0.875)),
+    "v2 resize and crop": (to_v2(v2.Resize(256), v2.CenterCrop(224)), lambda s: centre(s, min(s) * 0.875)),
+    "squashed": (to_v1(transforms.Resize((224, 224))), lambda s: (0, 0, *s)),
+    "squashed to another shape": (to_v1(transforms.Resize((160, 320))), lambda s: (0, 0, *s)),
+    "padded": (to_v1(transforms.Pad(50), transforms.Resize((224, 224))), lambda s: (-50, -50, s[0] + 50, s[1] + 50)),
+    "padded grey": (
+        to_v1(transforms.Pad((40, 0), fill=127), transforms.Resize((224, 224))),
+        lambda s: (-40, 0, s[0] + 40, s[1]),
+    ),
+    "padded to a square": (
+        to_v1(lambda picture: ImageOps.pad(picture, (224, 224))),
+        lambda s: centre(s, max(s)),
+    ),
+    "crop alone": (to_v1(transforms.CenterCrop(320)), lambda s: centre(s, 320)),
+    "crop larger than the picture": (
+        to_v1(transforms.CenterCrop(1100), transforms.Resize(256)),
+        lambda s: centre(s, 1100),
+    ),
+    "crop off the centre": (
+        to_v1(lambda picture: picture.crop((50, 40, 350, 290)).resize((96, 96))),
+        lambda s: (50, 40, 350, 290),
+    ),
+    "grey, inverted": (
+        to_v1(transforms.Grayscale(3), ImageOps.invert, transforms.Resize(256), transforms.CenterCrop(224)),
+        lambda s: centre(s, min(s) * 0.875),
+    ),
+    "a function": (
+        lambda picture: functional.to_tensor(picture.resize((64, 48), Image.Resampling.NEAREST)),
+        lambda s: (0, 0, *s),
+    ),
+    "a batch of one": (
+        lambda picture: functional.to_tensor(picture.resize((64, 48)))[None],
+        lambda s: (0, 0, *s),
+    ),
+    "half precision": (
+        lambda picture: functional.to_tensor(picture.resize((64, 64))).half(),
+        lambda s: (0, 0, *s),
+    ),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", CROPPED)
+def test_the_box_of_the_callers_own_preprocessing(case, size):
+    preprocess, expected = CROPPED[case]
+
+    explanation = camkit.explain(TinyNet(), Image.new("RGB", size), "features", preprocess=preprocess)
+
+    assert explanation.box is not None
+    assert explanation.picture.shape == (size[1], size[0], 3)
+    assert explanation.box == pytest.approx(expected(size), abs=2)
+
+
+def rotated(degrees: float, crop: int = 200) -> Any:
+    return to_v1(transforms.RandomRotation((degrees, degrees)), transforms.CenterCrop(crop))
+
+
+TWISTED = {
+    "mirrored": to_v1(transforms.Resize((224, 224)), transforms.RandomHorizontalFlip(p=1)),
+    "upside down": to_v1(transforms.RandomVerticalFlip(p=1)),
+    "turned by 90 degrees": to_v1(transforms.RandomRotation((90, 90))),
+    "turned by 180 degrees": to_v1(lambda picture: picture.transpose(Image.Transpose.ROTATE_180)),
+    "turned by 15 degrees": rotated(15),
+    "turned by 5 degrees": rotated(5),
+    "transposed": to_v1(lambda picture: picture.transpose(Image.Transpose.TRANSPOSE)),
+    "sheared": to_v1(transforms.RandomAffine(degrees=(0, 0), shear=(25, 25)), transforms.CenterCrop(200)),
+    "in perspective": to_v1(transforms.Resize((224, 224)), transforms.RandomPerspective(distortion_scale=0.6, p=1)),
+    "contrast stretched after the crop": to_v1(transforms.CenterCrop(200), ImageOps.autocontrast),
+    "equalized after the crop": to_v1(transforms.CenterCrop(200), ImageOps.equalize),
+    "not looking at the picture": lambda picture: torch.ones(3, 64, 64),
+}
+
+
+@pytest.mark.parametrize("size", [(500, 400), (999, 1000)])
+@pytest.mark.parametrize("case", TWISTED)
+def test_what_is_no_resize_and_crop_gives_no_box_rather_than_a_wrong_one(case, size):
+    explanation = camkit.explain(TinyNet(), Image.new("RGB", size), "features", preprocess=TWISTED[case])
+
+    assert explanation.box is None
+    assert explanation.picture.shape[:2] == explanation.heatmap.shape
+
+
+RANDOM = {
+    "mirrored now and then": to_v1(transforms.Resize((224, 224)), transforms.RandomHorizontalFlip()),
+    "cropped at random": to_v1(transforms.Resize(256), transforms.RandomCrop(224)),
+    "cropped and resized at random": to_v1(transforms.RandomResizedCrop(224)),
+    "colours jittered": to_v1(transforms.ColorJitter(0.4, 0.4), transforms.Resize(256), transforms.CenterCrop(224)),
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("case", RANDOM)
+def test_a_random_preprocessing_gives_no_box_rather_than_another_draws(case, seed):
+    torch.manual_seed(seed)
+    preprocess, size = RANDOM[case], (500, 401 + seed)
+
+    box = camkit.explain(TinyNet(), blob(size, 200, 220, 12), "features", preprocess=preprocess).box
+
+    if box is not None and case == "colours jittered":
+        assert box == pytest.approx(centre(size, min(size) * 0.875), abs=2)
+    else:
+        assert box is None
+
+
+@pytest.mark.parametrize("value", [0, "random"])
+def test_erased_parts_do_not_move_the_box(value):
+    erase = to_v1(transforms.Resize((224, 224)))
+    erase.transforms.append(transforms.RandomErasing(p=1, value=value))
+
+    box = camkit.explain(TinyNet(), Image.new("RGB", (500, 400)), "features", preprocess=erase).box
+
+    assert box is None or box == pytest.approx((0, 0, 500, 400), abs=2)
+
+
+def test_asking_for_the_box_leaves_the_callers_random_numbers_alone():
+    crop = to_v1(transforms.RandomCrop(60))
+    picture = blob((90, 80), 40, 40, 10)
+    torch.manual_seed(3)
+    expected = [crop(picture) for _ in range(3)]
+
+    torch.manual_seed(3)
+    found = [prepare(picture, crop, "p").tensor for _ in range(3)]
+
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_a_preprocessing_without_a_hash_is_asked_too():
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, picture: Image.Image) -> Tensor:
+            return functional.to_tensor(picture.resize((40, 40)))
+
+    explanation = camkit.explain(TinyNet(), Image.new("RGB", (500, 400)), "features", preprocess=Unhashable())
+
+    assert explanation.box == pytest.approx((0, 0, 500, 400), abs=2)
+
+
+# --- the heat lies where the red is -----------------------------------------------------------------------------------
+
+CROP = ImageClassification(crop_size=224, resize_size=256)
+GREY = 120
+
+
+def with_marker(size: tuple[int, int], x: float, y: float, radius: float) -> Image.Image:
+    """Return a grey picture with a red spot that is reddest at (x, y)."""
+    rows, columns = np.mgrid[0 : size[1], 0 : size[0]] + 0.5
+    red = np.clip(1 - np.hypot(columns - x, rows - y) / radius, 0, 1)
+    pixels = np.full((size[1], size[0], 3), GREY, np.float64)
+    pixels[:, :, 0] += red * 130
+    pixels[:, :, 1:] -= red[:, :, None] * 110
+    return Image.fromarray(np.rint(pixels).astype(np.uint8))
+
+
+def hottest(overlay: np.ndarray, unheated: np.ndarray) -> tuple[float, float]:
+    """Return the centre (x, y) of the brightest heat of an overlay drawn with alpha 1 in the colour map 'bone'."""
+    heat = overlay.astype(float).sum(2)
+    heat[unheated] = 0
+    rows, columns = np.nonzero(heat >= 0.9 * heat.max())
+    return columns.mean() + 0.5, rows.mean() + 0.5
+
+
+def outside(box: Any, size: tuple[int, int]) -> np.ndarray:
+    rows, columns = np.mgrid[0 : size[1], 0 : size[0]] + 0.5
+    return (columns < box.left) | (columns > box.right) | (rows < box.top) | (rows > box.bottom)
+
+
+MARKERS = [((800, 500), (0.35, 0.4)), ((500, 800), (0.6, 0.3)), ((403, 299), (0.5, 0.8)), ((300, 301), (0.2, 0.2))]
+
+
+@pytest.mark.parametrize(("size", "place"), MARKERS)
+@pytest.mark.parametrize("way", ["preset", "compose", "squash"])
+def test_peak_and_overlay_lie_on_the_marker_of_the_original(size, place, way):
+    x, y = size[0] * place[0], size[1] * place[1]
+    radius = min(size) / 9
+    preprocess = {
+        "preset": CROP,
+        "compose": to_v1(transforms.Resize(256), transforms.CenterCrop(224)),
+        "squash": to_v1(transforms.Resize((224, 224))),
+    }[way]
+    picture = with_marker(size, x, y, radius)
+
+    explanation = camkit.explain(RedNet(MEAN, STD), picture, "cells", preprocess=preprocess)
+
+    cell = 4 * max(size if way == "squash" else (min(size) / 256 * 224,)) / 224
+    assert explanation.status == "ok"
+    assert math.dist(explanation.peak, (x, y)) < 0.75 * cell
+    unseen = outside(explanation.box, size)
+    drawn = explanation.overlay(colormap="bone", alpha=1.0)
+    assert math.dist(hottest(drawn, unseen), (x, y)) < 0.6 * cell
+    original = np.asarray(picture)
+    assert np.array_equal(explanation.picture, original)
+    overlay = explanation.overlay()
+    assert (overlay[unseen] == overlay[unseen][:, :1]).all()
+    assert (overlay[unseen] <= original[unseen]).all()
+    both = explanation.overlay(style="side-by-side")
+    assert np.array_equal(both, np.concatenate([original, overlay], axis=1))
+
+
+def test_far_from_the_marker_the_heat_is_the_colour_maps_zero():
+    picture = with_marker((400, 400), 150, 200, 20)
+
+    explanation = camkit.explain(RedNet(MEAN, STD), picture, "cells", preprocess=CROP)
+
+    drawn = explanation.overlay(colormap="bone", alpha=1.0)
+    columns, rows = np.meshgrid(np.arange(400) + 0.5, np.arange(400) + 0.5)
+    far = (np.hypot(columns - 150, rows - 200) > 45) & ~outside(explanation.box, (400, 400))
+    assert drawn[far].max() == 0
+
+
+def test_a_marker_outside_the_crop_gives_no_heat_at_all():
+    picture = with_marker((900, 300), 60, 150, 30)
+
+    explanation = camkit.explain(RedNet(MEAN, STD), picture, "cells", target=0, preprocess=CROP)
+
+    assert explanation.status == "no_positive_evidence"
+    assert explanation.peak is None
+    seen = ~outside(explanation.box, (900, 300))
+    assert np.array_equal(explanation.overlay()[seen], np.asarray(picture)[seen])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_heat_lies_on_the_marker_of_a_turned_picture(tmp_path, orientation):
+    size, x, y = (420, 300), 250, 90
+    upright = with_marker(size, x, y, 30)
+    stored, exif = turned(upright, orientation)
+    stored.save(tmp_path / "camera.png", exif=exif)
+
+    explanation = camkit.explain(RedNet(MEAN, STD), tmp_path / "camera.png", "cells", preprocess=CROP)
+
+    assert np.array_equal(explanation.picture, np.asarray(upright))
+    assert math.dist(explanation.peak, (x, y)) < 4
+    drawn = explanation.overlay(colormap="bone", alpha=1.0)
+    assert math.dist(hottest(drawn, outside(explanation.box, size)), (x, y)) < 4
+
+
+def test_without_a_box_the_heat_is_drawn_on_the_models_own_input():
+    mirror = to_v1(transforms.Resize((224, 224)), transforms.RandomHorizontalFlip(p=1))
+
+    explanation = camkit.explain(RedNet(MEAN, STD), with_marker((448, 448), 100, 150, 40), "cells", preprocess=mirror)
+
+    assert explanation.box is None
+    assert explanation.picture.shape == (224, 224, 3)
+    assert math.dist(explanation.peak, (224 - 50, 75)) < 3
+    drawn = explanation.overlay(colormap="bone", alpha=1.0)
+    assert math.dist(hottest(drawn, np.zeros((224, 224), bool)), (224 - 50, 75)) < 3
+
+
+def test_a_large_photo_with_the_callers_own_preprocessing_keeps_its_box():
+    size = (6000, 4000)
+    preprocess = functools.partial(lambda picture: functional.to_tensor(picture.resize((32, 32))))
+
+    box = camkit.explain(TinyNet(), Image.new("RGB", size), "features", preprocess=preprocess).box
+
+    assert box == pytest.approx((0, 0, *size), abs=20)

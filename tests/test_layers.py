@@ -1,0 +1,500 @@
+"""Which layer is explained: the resolver's choice, and the layers a caller names."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import camkit
+from camkit.errors import LayerError, TargetError
+from camkit.layers import named_layers, probe
+from camkit.values import LayerRef
+
+
+def assert_one_sentence(error: BaseException) -> None:
+    assert 10 < len(str(error)) < 600
+    assert "\n" not in str(error)
+
+
+# --- the resolver's choice --------------------------------------------------------------------------------------------
+
+SQUARE, WIDE = (128, 128), (96, 160)
+
+CHOICES: dict[str, tuple[str, tuple[int, int], tuple[int, int]]] = {
+    "resnet18": ("layer4", (4, 4), (3, 5)),
+    "resnet50": ("layer4", (4, 4), (3, 5)),
+    "vgg11": ("features", (4, 4), (3, 5)),
+    "alexnet": ("features", (3, 3), (2, 4)),
+    "squeezenet1_1": ("features", (7, 7), (5, 9)),
+    "densenet121": ("features", (4, 4), (3, 5)),
+    "mobilenet_v2": ("features", (4, 4), (3, 5)),
+    "mobilenet_v3_small": ("features", (4, 4), (3, 5)),
+    "efficientnet_b0": ("features", (4, 4), (3, 5)),
+    "shufflenet_v2_x0_5": ("conv5", (4, 4), (3, 5)),
+    "mnasnet0_5": ("layers", (4, 4), (3, 5)),
+    "regnet_y_400mf": ("trunk_output", (4, 4), (3, 5)),
+    "convnext_tiny": ("features", (4, 4), (3, 5)),
+    "swin_t": ("permute", (4, 4), (3, 5)),
+    "googlenet": ("inception5b", (4, 4), (3, 5)),
+}
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    quick = {"init_weights": False} if name in ("googlenet", "inception_v3", "vgg11") else {}
+    return torchvision.models.get_model(name, weights=None, **quick).eval()
+
+
+def weight_the_channels(net: nn.Module) -> None:
+    """Give the last layer weights of some size, so that no map is empty by chance of the initialisation."""
+    head = [module for module in net.modules() if isinstance(module, (nn.Linear, nn.Conv2d))][-1]
+    nn.init.uniform_(head.weight, 0.0, 0.1)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_choice_on_torchvisions_networks_and_its_grid_at_two_shapes(name):
+    layer, square, wide = CHOICES[name]
+    net = build(name)
+
+    first = camkit.explain(net, torch.randn(3, *SQUARE), target=1)
+    second = camkit.explain(net, torch.randn(3, *WIDE), target=1)
+
+    assert first.layer == second.layer == layer
+    assert first.raw.shape == square
+    assert second.raw.shape == wide
+    assert "x".join(map(str, square)) in first.layer_reason
+    assert np.abs(first.raw).max() > 0
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1", "swin_t"])
+def test_the_choice_is_the_same_when_the_first_picture_is_not_square(name):
+    layer, _, wide = CHOICES[name]
+
+    found = camkit.explain(build(name), torch.randn(3, *WIDE), target=1)
+
+    assert (found.layer, found.raw.shape) == (layer, wide)
+
+
+@pytest.mark.parametrize("size", [(299, 299), (128, 192)])
+def test_inception_is_explained_at_its_own_size_and_at_another(size):
+    found = camkit.explain(build("inception_v3"), torch.randn(3, *size), target=1)
+
+    assert (found.layer, found.raw.shape) == ("Mixed_7c", (8, 8) if size[0] == 299 else (2, 4))
+
+
+@pytest.mark.parametrize("head", ["zero, as initialised", "random"])
+def test_a_vit_is_explained_where_its_patches_still_reach_the_class_token(head):
+    net = build("vit_b_32")
+    if head == "random":
+        nn.init.normal_(net.heads.head.weight, std=0.02)
+    else:
+        assert not net.heads.head.weight.any()
+
+    found = camkit.explain(net, torch.randn(3, 224, 224), target=1)
+
+    assert found.layer == "encoder.layers.encoder_layer_11.ln_1"
+    assert found.raw.shape == (7, 7)
+    assert found.heatmap.shape == (224, 224)
+    assert ("zero" in found.layer_reason) == (head != "random")
+    assert bool(found.raw.any()) == (head == "random")
+
+
+class Attention(nn.Module):
+    """One head over tokens, of which the first collects the rest."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(width, 3 * width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        query, key, value = self.mix(tokens).chunk(3, dim=-1)
+        return (query @ key.mT / 3).softmax(-1) @ value
+
+
+class TinyVit(nn.Module):
+    def __init__(self, registers: int, pooled: bool) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 48, 8, stride=8)
+        self.first = nn.Parameter(torch.randn(1, 1 + registers, 48))
+        self.blocks = nn.Sequential(Attention(48), Attention(48), Attention(48))
+        self.head = nn.Linear(48, 5)
+        self.pooled = pooled
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patch(images).flatten(2).mT
+        tokens = self.blocks(torch.cat([self.first.expand(len(images), -1, -1), patches], dim=1))
+        return self.head(tokens.mean(1) if self.pooled else tokens[:, 0])
+
+
+@pytest.mark.parametrize("registers", [0, 1, 4])
+@pytest.mark.parametrize("size", [(64, 64), (48, 80)])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_tokens_after_any_number_of_others_become_the_patch_grid(registers, size, pooled):
+    found = camkit.explain(TinyVit(registers, pooled).eval(), torch.randn(3, *size), target=1)
+
+    assert found.raw.shape == (size[0] // 8, size[1] // 8)
+    assert found.layer == ("blocks" if pooled else "blocks.1")
+    assert found.raw.any()
+
+
+class Returning(nn.Module):
+    """Two convolutions; what the first stage returns is the test's choice."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.stage = Stage(kind)
+        self.head = nn.Linear(23, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.stage(images)
+        maps = found["maps"] if self.kind == "dict" else found[1] if self.kind == "tuple" else found
+        if self.kind == "channels last":
+            maps = maps.movedim(-1, 1)
+        if self.kind == "tokens last":
+            return self.head(maps.mean(2))
+        return self.head(maps.mean((2, 3)))
+
+
+class Stage(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.conv = nn.Conv2d(3, 23, 3, stride=2, padding=1)
+
+    def forward(self, images: Tensor) -> Any:
+        maps = self.conv(images)
+        return {
+            "dict": {"sum": maps.sum((2, 3)), "maps": maps},
+            "tuple": (maps.sum((2, 3)), maps),
+            "channels last": maps.movedim(1, -1),
+            "tokens last": maps.flatten(2),
+            "plain": maps,
+        }[self.kind]
+
+
+@pytest.mark.parametrize("kind", ["plain", "dict", "tuple", "channels last", "tokens last"])
+@pytest.mark.parametrize("layer", ["stage", None])
+def test_a_layer_may_return_its_maps_in_any_form(kind, layer):
+    nets = []
+    for kinds in (kind, "plain"):
+        torch.manual_seed(0)
+        nets.append(Returning(kinds).eval())
+    picture = torch.randn(3, 16, 24)
+
+    found, plain = (camkit.explain(net, picture, layer, target=1) for net in nets)
+
+    assert found.layer == plain.layer == "stage"
+    assert found.raw.shape == (8, 12)
+    assert np.allclose(found.raw, plain.raw, atol=1e-6)
+
+
+def test_a_segmentation_networks_features_are_chosen_and_not_its_class_scores():
+    class Segmenter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU())
+            self.classes = nn.Conv2d(8, 5, 1)
+
+        def forward(self, images: Tensor) -> dict[str, Tensor]:
+            return {"out": nn.functional.interpolate(self.classes(self.trunk(images)), scale_factor=2)}
+
+    found = camkit.explain(
+        Segmenter().eval(), torch.randn(3, 24, 32), target=lambda output: output["out"][:, 2].mean((1, 2))
+    )
+
+    assert (found.layer, found.raw.shape) == ("trunk", (12, 16))
+
+
+def test_a_network_without_any_grid_is_told_so():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10), nn.ReLU(), nn.Linear(10, 4))
+
+    with pytest.raises(LayerError, match="target_layer") as caught:
+        camkit.explain(net, torch.randn(3, 8, 8))
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("layer", ["encoder.layers.encoder_layer_0", None])
+def test_a_vit_as_wide_as_it_could_have_patches_is_not_read_with_its_axes_exchanged(layer):
+    # 1024 channels, as in ViT-L, could also be 32 x 32 patches of 7 pixels; the 197 tokens are 14 x 14 and one more.
+    net = torchvision.models.VisionTransformer(224, 16, 2, 4, 1024, 64, num_classes=5).eval()
+    nn.init.normal_(net.heads.head.weight, std=0.02)
+
+    found = camkit.explain(net, torch.randn(3, 224, 224), layer, target=1)
+
+    assert found.raw.shape == (14, 14)
+    assert found.layer == (layer or "encoder.layers.encoder_layer_1.ln_1")
+
+
+def refused(net: nn.Module, picture: Tensor) -> None:
+    with pytest.raises(TargetError):
+        camkit.explain(net, picture, target=999)
+
+
+def scored_by_nothing(net: nn.Module, picture: Tensor) -> None:
+    camkit.explain(net, picture, target=lambda output: (output * 0).sum(1))
+
+
+@pytest.mark.parametrize("first", [refused, scored_by_nothing])
+def test_the_choice_does_not_hang_on_the_target_that_came_first(first):
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        nets.append(TinyVit(0, pooled=False).eval())
+    picture = torch.randn(3, 64, 64)
+
+    first(nets[0], picture)
+    found, expected = (camkit.explain(net, picture, target=1) for net in nets)
+
+    assert (found.layer, found.layer_reason) == (expected.layer, expected.layer_reason)
+    assert np.array_equal(found.raw, expected.raw)
+
+
+# --- the probe --------------------------------------------------------------------------------------------------------
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, stride=2, padding=1)
+        self.relu = nn.ReLU()
+        self.deep = nn.Conv2d(6, 8, 3, padding=1)
+        self.unused = nn.Conv2d(8, 8, 1)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(8, 4)
+        self.passes = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.passes += 1
+        maps = self.relu(self.deep(self.relu(self.stem(images))))
+        return self.head(self.pool(maps).flatten(1))
+
+
+@pytest.fixture
+def net() -> Counted:
+    torch.manual_seed(0)
+    return Counted().eval()
+
+
+@pytest.fixture
+def picture() -> Tensor:
+    return torch.randn(3, 16, 24)
+
+
+def test_the_probe_is_one_pass_remembered_for_the_module(net, picture):
+    camkit.explain(net, picture)
+    assert net.passes == 2
+
+    camkit.explain(net, picture, target=2)
+    camkit.explain(net, torch.randn(5, 3, 32, 32), method="hirescam")
+    assert net.passes == 4
+
+
+def test_a_named_layer_needs_no_probe(net, picture):
+    camkit.explain(net, picture, "deep")
+
+    assert net.passes == 1
+
+
+def test_what_was_remembered_is_forgotten_with_the_module(picture):
+    net = Counted().eval()
+    camkit.explain(net, picture)
+    gone = weakref.ref(net)
+
+    del net
+    gc.collect()
+
+    assert gone() is None
+
+
+def test_two_modules_of_one_kind_are_looked_at_each(picture):
+    first, second = Counted().eval(), Counted().eval()
+
+    camkit.explain(first, picture)
+    camkit.explain(second, picture)
+
+    assert (first.passes, second.passes) == (2, 2)
+
+
+def test_the_probe_lists_every_call_with_what_it_returned_and_why_it_is_no_choice(net, picture):
+    rows = {str(row.ref): row for row in probe(net, picture[None]).rows}
+
+    assert list(rows) == ["stem", "relu#1", "deep", "relu#2", "pool", "head", ""]
+    assert rows["stem"].shape == (1, 6, 8, 12)
+    assert str(rows["stem"].layout) == "channels_first 8x12"
+    assert rows["head"].verdict == "no spatial grid"
+    assert rows["pool"].verdict
+    assert "unused" not in rows
+
+
+def test_the_runners_up_are_other_layers_that_can_be_asked_for(net, picture):
+    choice = probe(net, picture[None]).choice
+
+    assert str(choice) == "relu#2"
+    assert choice.runners_up
+    for ref in choice.runners_up:
+        assert ref not in choice.layers
+        assert camkit.explain(net, picture, str(ref), target=1).raw.shape == (8, 12)
+
+
+# --- layers a caller names --------------------------------------------------------------------------------------------
+
+
+def test_a_name_and_the_module_are_the_same_layer(net, picture):
+    by_name, by_module = (camkit.explain(net, picture, layer, target=1) for layer in ("deep", net.deep))
+
+    assert by_name.layer == by_module.layer == "deep"
+    assert by_name.layer_reason == "as asked for"
+    assert np.array_equal(by_name.raw, by_module.raw)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("deeb", "'deep'"), ("Stem", "'stem'"), ("layer4", "stem, relu, deep")])
+def test_an_unknown_name_is_answered_with_the_nearest_or_all(net, picture, typed, meant):
+    with pytest.raises(LayerError, match=meant) as caught:
+        camkit.explain(net, picture, typed)
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("layer", ["", "deep.", ".deep", "#1", "deep#0", "deep#x", "deep#", "deep#-1", "deep#1.5"])
+def test_a_name_that_cannot_be_is_one_sentence(net, picture, layer):
+    with pytest.raises(LayerError) as caught:
+        camkit.explain(net, picture, layer)
+
+    assert_one_sentence(caught.value)
+
+
+def test_another_models_module_is_one_sentence(net, picture):
+    with pytest.raises(LayerError, match="Conv2d") as caught:
+        camkit.explain(net, picture, Counted().deep)
+
+    assert_one_sentence(caught.value)
+
+
+def test_an_empty_list_of_layers_says_what_to_pass(net, picture):
+    with pytest.raises(LayerError, match="None") as caught:
+        camkit.explain(net, picture, [])
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("layer", ["unused", "deep#2"])
+def test_a_layer_that_does_not_run_is_one_sentence(net, picture, layer):
+    with pytest.raises(LayerError, match=f"'{layer}' did not run") as caught:
+        camkit.explain(net, picture, layer)
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("layer", ["head", "pool"])
+def test_a_layer_without_spatial_extent_is_one_sentence_with_its_shape(net, picture, layer):
+    with pytest.raises(LayerError, match=r"spatial extent") as caught:
+        camkit.explain(net, picture, layer)
+
+    assert_one_sentence(caught.value)
+    assert "(1, 4)" in str(caught.value) if layer == "head" else "(1, 8, 1, 1)" in str(caught.value)
+
+
+@pytest.mark.parametrize("asked", ["relu", "module"])
+def test_a_layer_that_runs_twice_says_how_to_choose_the_call(net, picture, asked):
+    with pytest.raises(LayerError, match="'relu#1' or 'relu#2'") as caught:
+        camkit.explain(net, picture, net.relu if asked == "module" else asked)
+
+    assert_one_sentence(caught.value)
+
+
+def test_each_call_of_a_layer_can_be_explained(net, picture):
+    first, second = (camkit.explain(net, picture, f"relu#{call}", target=1) for call in (1, 2))
+
+    expected = camkit.explain(
+        nn.Sequential(*[net.stem, nn.ReLU(), net.deep, nn.ReLU(), Pooled(net)]), picture, "3", target=1
+    )
+    assert (first.layer, second.layer) == ("relu#1", "relu#2")
+    assert np.allclose(second.raw, expected.raw, atol=1e-6)
+    assert not np.allclose(first.raw, second.raw, atol=1e-3)
+
+
+class Pooled(nn.Module):
+    def __init__(self, net: Counted) -> None:
+        super().__init__()
+        self.head = net.head
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return self.head(maps.mean((2, 3)))
+
+
+def test_a_layer_under_two_names_may_be_named_by_either(picture):
+    class Shared(Counted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alias = self.deep
+
+    net = Shared().eval()
+
+    by_alias, by_name = (camkit.explain(net, picture, layer, target=1) for layer in ("alias", "deep"))
+    both = camkit.explain(net, picture, ["alias", "deep"], target=1)
+
+    assert np.array_equal(by_alias.raw, by_name.raw)
+    assert np.allclose(both.heatmap, by_name.heatmap, atol=1e-6)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_layer_the_score_does_not_depend_on_is_one_sentence(picture, frozen):
+    class Aside(Counted):
+        def forward(self, images: Tensor) -> Tensor:
+            self.unused(self.deep(self.stem(images)))
+            return super().forward(images)
+
+    net = Aside().eval().requires_grad_(not frozen)
+
+    with pytest.raises(LayerError, match="depend") as caught:
+        camkit.explain(net, picture, "unused", target=1)
+
+    assert_one_sentence(caught.value)
+
+
+def test_several_layers_are_fused_by_the_mean_of_their_scaled_maps(net, picture):
+    single = [camkit.explain(net, picture, layer, target=1, method="layercam") for layer in ("stem", "deep")]
+
+    fused = camkit.explain(net, picture, ["stem", net.deep], target=1, method="layercam")
+
+    assert fused.layer == "stem+deep"
+    assert fused.raw.shape == (8, 12)
+    mean = np.mean([row.heatmap for row in single], axis=0)
+    assert np.allclose(fused.heatmap, mean / mean.max(), atol=1e-5)
+    scaled = np.mean([row.raw / np.abs(row.raw).max() for row in single], axis=0)
+    assert np.allclose(fused.raw, scaled, atol=1e-5)
+
+
+def test_fused_layers_of_different_grids_lie_on_the_finest():
+    net = build("resnet18")
+    weight_the_channels(net)
+
+    fused = camkit.explain(net, torch.randn(3, *WIDE), ["layer3", "layer4"], target=1)
+
+    assert fused.layer == "layer3+layer4"
+    assert fused.raw.shape == (6, 10)
+    assert fused.heatmap.shape == WIDE
+    assert 0 <= fused.heatmap.min() <= fused.heatmap.max() <= 1
+
+
+def test_naming_a_layer_twice_is_naming_it_once(net, picture):
+    once, twice = (camkit.explain(net, picture, layers, target=1) for layers in ("deep", ["deep", net.deep]))
+
+    assert twice.layer == "deep"
+    assert np.array_equal(once.raw, twice.raw)
+
+
+def test_names_become_references():
+    net = Counted()
+
+    assert named_layers(net, ["deep", "relu#2"]).layers == (LayerRef("deep"), LayerRef("relu", 2))
+    assert [str(ref) for ref in named_layers(net, ["deep", "relu#2"]).layers] == ["deep", "relu#2"]

@@ -1,0 +1,537 @@
+"""Where models come from: names, weights in files and in torchvision's cache, and the caller's own modules."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import camkit
+from camkit.errors import InputError, ModelError
+from camkit.models import as_model, load_model, model_names
+from camkit.values import LoadedModel
+
+SMALL = "squeezenet1_1"
+
+
+class Tiny(nn.Module):
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images).mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def squeezenet() -> nn.Module:
+    torch.manual_seed(1)
+    return torchvision.models.squeezenet1_1(weights=None).eval()
+
+
+@pytest.fixture
+def picture() -> Tensor:
+    return torch.randn(3, 64, 64)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make every attempt to reach another machine fail at once, and list the attempts."""
+    attempts: list[str] = []
+
+    def refuse(*address: Any, **_: Any) -> None:
+        attempts.append(str(address))
+        raise OSError("the network is unreachable")
+
+    for name in ("getaddrinfo", "create_connection"):
+        monkeypatch.setattr(socket, name, refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return attempts
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder that torch.hub takes for its cache of checkpoints."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "home/hub/checkpoints"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def assert_one_sentence(error: BaseException) -> None:
+    text = str(error)
+    assert 10 < len(text) < 500
+    assert "\n" not in text
+    assert "Traceback" not in text
+
+
+def same_weights(module: nn.Module, expected: dict[str, Tensor], tolerance: float = 0.0) -> bool:
+    found = module.state_dict()
+    return found.keys() == expected.keys() and all(
+        torch.allclose(found[key], expected[key].to(found[key].dtype), rtol=0, atol=tolerance) for key in expected
+    )
+
+
+def prefixed(prefix: str) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda state: {prefix + key: value for key, value in state.items()}
+
+
+WRAPPED: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+    "plain": lambda state: state,
+    "under state_dict": lambda state: {"state_dict": state, "epoch": 7, "lr": 0.1},
+    "under model_state_dict": lambda state: {"model_state_dict": state, "epoch": 7},
+    "under model, with state_dict in it": lambda state: {"model": {"state_dict": state}},
+    "from DataParallel": prefixed("module."),
+    "from torch.compile": prefixed("_orig_mod."),
+    "from compile in DataParallel": prefixed("module._orig_mod."),
+    "from DataParallel in compile": prefixed("_orig_mod.module."),
+    "nested, from DataParallel": lambda state: {"state_dict": prefixed("module.")(state)},
+    "half precision": lambda state: {key: value.half() for key, value in state.items()},
+    "parameters": lambda state: OrderedDict((key, nn.Parameter(value)) for key, value in state.items()),
+}
+
+
+@pytest.mark.parametrize("ending", ["pth", "pt", "bin"])
+@pytest.mark.parametrize("case", WRAPPED)
+def test_weights_in_a_file(squeezenet, tmp_path, case, ending):
+    path = tmp_path / f"weights.{ending}"
+    torch.save(WRAPPED[case](squeezenet.state_dict()), path)
+
+    loaded = load_model(SMALL, path, "cpu")
+
+    assert same_weights(loaded.module, squeezenet.state_dict(), 1e-3 if case == "half precision" else 0)
+    assert all(parameter.dtype == torch.float32 for parameter in loaded.module.parameters())
+    assert len(loaded.labels) == 1000
+    assert not loaded.module.training
+    assert loaded.preprocess(torchvision.transforms.functional.to_pil_image(torch.rand(3, 300, 400))).shape == (
+        3,
+        224,
+        224,
+    )
+
+
+def test_weights_in_the_old_format_and_as_text_path(squeezenet, tmp_path):
+    torch.save(squeezenet.state_dict(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+
+    assert same_weights(load_model(SMALL, str(tmp_path / "old.pth"), "cpu").module, squeezenet.state_dict())
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_safetensors(squeezenet, tmp_path, prefix):
+    save_file(
+        {prefix + key: value.contiguous() for key, value in squeezenet.state_dict().items()}, tmp_path / "w.safetensors"
+    )
+
+    assert same_weights(load_model(SMALL, tmp_path / "w.safetensors", "cpu").module, squeezenet.state_dict())
+
+
+CLASSES_AT_THE_END = (
+    "resnet18",
+    "squeezenet1_1",
+    "densenet121",
+    "mobilenet_v3_small",
+    "shufflenet_v2_x0_5",
+    "convnext_tiny",
+    "googlenet",
+    "inception_v3",
+    "swin_t",
+    "maxvit_t",
+)
+
+
+@pytest.mark.parametrize("name", CLASSES_AT_THE_END)
+def test_another_number_of_classes_is_taken_from_the_file_and_the_labels_are_unknown(tmp_path, name):
+    options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    with torch.device("meta"):
+        shapes = torchvision.models.get_model(name, weights=None, num_classes=7, **options).state_dict()
+    torch.save({key: torch.zeros(value.shape, dtype=value.dtype) for key, value in shapes.items()}, tmp_path / "w.pth")
+
+    loaded = load_model(name, tmp_path / "w.pth", "cpu")
+
+    assert loaded.labels is None
+    assert loaded.preprocess is not None
+    assert loaded.module.state_dict().keys() == shapes.keys()
+    assert all(value.shape == shapes[key].shape for key, value in loaded.module.state_dict().items())
+
+
+def test_seven_classes_end_to_end(tmp_path, picture):
+    torch.save(torchvision.models.squeezenet1_1(num_classes=7).state_dict(), tmp_path / "w.pth")
+
+    explanation = camkit.explain(load_model(SMALL, tmp_path / "w.pth", "cpu"), picture)
+
+    assert explanation.target in range(7)
+    assert explanation.label is None
+    assert explanation.name == f"class {explanation.target}"
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_weights_saved_without_the_auxiliary_heads_are_enough(tmp_path, name):
+    # torchvision's own googlenet(weights=...) drops these heads after loading, so that a saved copy lacks them.
+    torch.manual_seed(0)
+    state = torchvision.models.get_model(name, weights=None, init_weights=False).state_dict()
+    kept = {key: value for key, value in state.items() if not key.lower().startswith("aux")}
+    assert len(kept) < len(state)
+    torch.save(kept, tmp_path / "w.pth")
+
+    module = load_model(name, tmp_path / "w.pth", "cpu").module
+
+    assert all(torch.equal(module.state_dict()[key], value) for key, value in kept.items())
+
+
+def test_weights_of_another_architecture_are_refused_with_counts(squeezenet, tmp_path):
+    path = tmp_path / "squeeze.pth"
+    torch.save(squeezenet.state_dict(), path)
+    own, other = torchvision.models.resnet18().state_dict().keys(), squeezenet.state_dict().keys()
+
+    with pytest.raises(ModelError) as caught:
+        load_model("resnet18", path, "cpu")
+
+    assert_one_sentence(caught.value)
+    assert str(path) in str(caught.value)
+    assert "resnet18" in str(caught.value)
+    assert f"{len(own - other)} tensors are missing" in str(caught.value)
+    assert f"{len(other - own)} unknown" in str(caught.value)
+
+
+def test_a_wider_network_of_the_same_layout_is_refused_with_counts(tmp_path):
+    torch.save(torchvision.models.shufflenet_v2_x1_0().state_dict(), tmp_path / "wide.pth")
+
+    with pytest.raises(ModelError, match="of another shape") as caught:
+        load_model("shufflenet_v2_x0_5", tmp_path / "wide.pth", "cpu")
+
+    assert_one_sentence(caught.value)
+
+
+class Payload:
+    """Writes a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("how", ["torch.save", "bare pickle", "inside a checkpoint"])
+def test_a_file_that_holds_code_is_refused_and_not_run(squeezenet, tmp_path, how):
+    path, trace = tmp_path / "w.pth", tmp_path / "ran"
+    if how == "bare pickle":
+        path.write_bytes(pickle.dumps(Payload(trace)))
+    else:
+        held = Payload(trace)
+        torch.save(held if how == "torch.save" else {"state_dict": squeezenet.state_dict(), "extra": held}, path)
+
+    with pytest.raises(ModelError) as caught:
+        load_model(SMALL, path, "cpu")
+
+    assert not trace.exists()
+    assert_one_sentence(caught.value)
+    assert how == "bare pickle" or "torch.save(model.state_dict()" in str(caught.value)
+
+
+DAMAGED: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda data: data[:-5000],
+    "cut in half": lambda data: data[: len(data) // 2],
+    "text": lambda data: b"hello\n",
+    "empty": lambda data: b"",
+    "a picture": lambda data: b"\x89PNG\r\n\x1a\n" + bytes(100),
+}
+
+
+@pytest.mark.parametrize("old_format", [False, True])
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_file_is_one_sentence(squeezenet, tmp_path, case, ending, old_format):
+    path = tmp_path / f"w.{ending}"
+    state = squeezenet.state_dict()
+    if ending == "safetensors":
+        save_file({key: value.contiguous() for key, value in state.items()}, path)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=not old_format)
+    path.write_bytes(DAMAGED[case](path.read_bytes()))
+
+    with pytest.raises(ModelError) as caught:
+        load_model(SMALL, path, "cpu")
+
+    assert_one_sentence(caught.value)
+    assert path.name in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [torch.zeros(3), [torch.zeros(3)], {}, {"epoch": 3}, {"a": 1.0}])
+def test_a_file_without_a_state_dict_says_how_to_save_one(tmp_path, content):
+    torch.save(content, tmp_path / "w.pth")
+
+    with pytest.raises(ModelError, match="state dict") as caught:
+        load_model(SMALL, tmp_path / "w.pth", "cpu")
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+def test_a_torchscript_archive_is_no_weights_file(tmp_path):
+    torch.jit.trace(Tiny().eval(), torch.zeros(1, 3, 8, 8)).save(tmp_path / "w.pt")
+
+    with pytest.raises(ModelError) as caught:
+        load_model(SMALL, tmp_path / "w.pt", "cpu")
+
+    assert_one_sentence(caught.value)
+
+
+def test_a_missing_file_names_the_published_weights(tmp_path):
+    with pytest.raises(ModelError, match="no weights file") as caught:
+        load_model(SMALL, tmp_path / "gone.pth", "cpu")
+
+    assert_one_sentence(caught.value)
+    assert "IMAGENET1K_V1" in str(caught.value)
+
+
+def test_a_mistyped_weights_name_is_answered_with_the_nearest():
+    with pytest.raises(ModelError, match="did you mean 'IMAGENET1K_V1'"):
+        load_model(SMALL, "IMAGENET1K_v11", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("resnet5", "resnet50"), ("squeezenet1-1", SMALL), ("demo-fare", "demo-fair")]
+)
+def test_an_unknown_name_is_answered_with_the_nearest(typed, meant):
+    with pytest.raises(ModelError, match=meant) as caught:
+        load_model(typed, device="cpu")
+
+    assert_one_sentence(caught.value)
+
+
+def test_a_name_like_no_other_is_answered_with_what_there_is():
+    with pytest.raises(ModelError, match="torchvision") as caught:
+        camkit.explain("zzzz", torch.zeros(3, 32, 32))
+
+    assert_one_sentence(caught.value)
+
+
+def test_only_classifiers_are_offered():
+    names = model_names()
+
+    assert {"resnet50", "vit_b_16", "demo-fair", "demo-biased"} <= set(names)
+    assert not [name for name in names if "rcnn" in name or "deeplab" in name or "r3d" in name or "raft" in name]
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "mps", "xpu", "cpu:x", "tpu"])
+def test_a_device_that_is_not_here_is_one_sentence(device):
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has the device")
+
+    with pytest.raises(ModelError, match=device) as caught:
+        load_model("demo-fair", device=device)
+
+    assert_one_sentence(caught.value)
+
+
+# --- torchvision's own weights ----------------------------------------------------------------------------------------
+
+
+def published(name: str) -> Any:
+    return torchvision.models.get_model_weights(name)
+
+
+@pytest.mark.parametrize("asked", [None, "IMAGENET1K_V1", "DEFAULT"])
+def test_published_weights_come_from_torchvisions_cache(squeezenet, cache, no_network, asked):
+    weights = published(SMALL).DEFAULT
+    torch.save(squeezenet.state_dict(), cache / Path(weights.url).name)
+
+    loaded = load_model(SMALL, asked, "cpu")
+
+    assert no_network == []
+    assert same_weights(loaded.module, squeezenet.state_dict())
+    assert loaded.labels == tuple(weights.meta["categories"])
+    assert repr(loaded.preprocess) == repr(weights.transforms())
+
+
+def test_the_second_recipe_brings_its_own_preprocessing(cache, no_network):
+    first, second = published("mobilenet_v2").IMAGENET1K_V1, published("mobilenet_v2").IMAGENET1K_V2
+    state = torchvision.models.mobilenet_v2(weights=None).state_dict()
+    for weights in (first, second):
+        torch.save(state, cache / Path(weights.url).name)
+
+    by_default, by_name = load_model("mobilenet_v2", device="cpu"), load_model("mobilenet_v2", "IMAGENET1K_V1", "cpu")
+    by_file = load_model("mobilenet_v2", cache / Path(second.url).name, "cpu")
+
+    assert by_default.preprocess.resize_size == second.transforms().resize_size == [232]
+    assert by_name.preprocess.resize_size == first.transforms().resize_size == [256]
+    assert by_file.preprocess.resize_size == [232]
+
+
+def test_without_cache_and_network_the_message_says_what_to_type(cache, no_network):
+    began = time.monotonic()
+
+    with pytest.raises(ModelError) as caught:
+        load_model(SMALL, device="cpu")
+
+    assert time.monotonic() - began < 5
+    assert no_network
+    assert_one_sentence(caught.value)
+    assert "weights=" in str(caught.value)
+    assert "--weights" in str(caught.value)
+    assert SMALL in str(caught.value)
+
+
+def test_an_unroutable_proxy_is_the_same_sentence(cache, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+    with pytest.raises(ModelError, match="weights=") as caught:
+        load_model(SMALL, "IMAGENET1K_V1", "cpu")
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>blocked by the proxy</html>", b"\x80\x02" + bytes(50)])
+def test_a_damaged_file_in_the_cache_is_a_model_error_that_names_it(cache, no_network, data):
+    path = cache / Path(published(SMALL).DEFAULT.url).name
+    path.write_bytes(data)
+
+    with pytest.raises(ModelError) as caught:
+        load_model(SMALL, device="cpu")
+
+    assert_one_sentence(caught.value)
+    assert path.name in str(caught.value)
+
+
+def test_weights_of_another_model_under_the_cached_name_are_a_model_error(cache, no_network):
+    path = cache / Path(published(SMALL).DEFAULT.url).name
+    torch.save(Tiny().state_dict(), path)
+
+    with pytest.raises(ModelError) as caught:
+        load_model(SMALL, device="cpu")
+
+    assert_one_sentence(caught.value)
+
+
+def test_explaining_by_name_in_a_loop_reads_the_weights_once(squeezenet, cache, no_network, picture, monkeypatch):
+    torch.save(squeezenet.state_dict(), cache / Path(published(SMALL).DEFAULT.url).name)
+    built = []
+    original = torchvision.models.get_model
+    monkeypatch.setattr(torchvision.models, "get_model", lambda *a, **k: built.append(a) or original(*a, **k))
+
+    first, second = (camkit.explain(SMALL, picture, device="cpu") for _ in range(2))
+
+    assert len(built) <= 1
+    assert first.score == second.score
+    assert first.label in published(SMALL).DEFAULT.meta["categories"]
+
+
+# --- models as they are passed ----------------------------------------------------------------------------------------
+
+
+def test_names_modules_and_loaded_models_give_the_same_explanation():
+    loaded = load_model("demo-fair", device="cpu")
+    picture = camkit.scenes.scene_paths()["plane-sky"]
+
+    by_name = camkit.explain("demo-fair", picture, device="cpu")
+    by_loaded = camkit.explain(loaded, picture)
+    by_module = camkit.explain(loaded.module, picture, preprocess=loaded.preprocess, labels=loaded.labels)
+
+    assert isinstance(loaded, LoadedModel)
+    for other in (by_loaded, by_module):
+        assert other.score == by_name.score
+        assert other.label == by_name.label
+        assert (other.raw == by_name.raw).all()
+
+
+def test_the_callers_labels_and_preprocessing_take_the_place_of_the_models_own(picture):
+    loaded = load_model("demo-fair", device="cpu")
+    count = len(loaded.labels)
+
+    replaced = as_model(loaded, labels=[f"my {number}" for number in range(count)], preprocess=lambda image: picture)
+
+    assert replaced.labels == tuple(f"my {number}" for number in range(count))
+    assert replaced.preprocess(None) is picture
+    assert replaced.module is loaded.module
+    assert loaded.labels != replaced.labels
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_wrong_number_of_labels_is_named_with_the_right_one(picture, count):
+    with pytest.raises(InputError, match=rf"\b{count}\b.*\b3\b|\b3\b.*\b{count}\b") as caught:
+        camkit.explain(Tiny(3), picture, "features", labels=["x"] * count, target=2)
+
+    assert_one_sentence(caught.value)
+
+
+def test_data_parallel_is_unwrapped(picture):
+    net = Tiny()
+
+    wrapped = as_model(nn.DataParallel(net))
+
+    assert wrapped.module is net
+    assert camkit.explain(nn.DataParallel(net), picture, "features").score == camkit.explain(net, picture).score
+
+
+def test_a_compiled_model_is_unwrapped_also_inside_another_wrapper():
+    net = Tiny()
+
+    assert as_model(torch.compile(net)).module is net
+    assert as_model(nn.DataParallel(torch.compile(net))).module is net
+
+
+def test_the_layer_of_a_wrapped_model_may_be_named_as_the_bare_models(picture):
+    net = Tiny()
+
+    explanation = camkit.explain(torch.compile(net), picture, net.features)
+
+    assert explanation.layer == "features"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+@pytest.mark.parametrize("script", [torch.jit.script, lambda net: torch.jit.trace(net, torch.zeros(1, 3, 8, 8))])
+def test_torchscript_is_one_sentence(picture, script):
+    with pytest.raises(ModelError, match="TorchScript") as caught:
+        camkit.explain(script(Tiny().eval()), picture)
+
+    assert_one_sentence(caught.value)
+
+
+def test_a_module_stays_where_it_is(picture):
+    with pytest.raises(ModelError, match=r"model\.to\(") as caught:
+        camkit.explain(Tiny(), picture, device="meta")
+
+    assert_one_sentence(caught.value)
+    assert camkit.explain(Tiny(), picture, device="cpu").status
+
+
+def test_a_loaded_model_on_another_device_than_asked_for_is_said(picture):
+    with pytest.raises(ModelError):
+        camkit.explain(load_model("demo-fair", device="cpu"), torch.zeros(3, 64, 64), device="meta")
+
+
+def test_a_model_without_parameters_works(picture):
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = nn.AvgPool2d(8)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.cells(images.relu()).sum((2, 3))
+
+    assert camkit.explain(Sum(), picture, "cells").status == "ok"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_input_takes_the_models_own_precision(picture, dtype):
+    explanation = camkit.explain(Tiny().to(dtype), picture, "features")
+
+    assert explanation.raw.dtype == "float32"
+    assert explanation.status in ("ok", "no_positive_evidence")

@@ -1,0 +1,272 @@
+"""Real weights on real photos: the right classes, heat on the object, and the same maps as grad-cam."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image, ImageDraw, ImageFilter
+from pytorch_grad_cam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from torch import Tensor, nn
+from torchvision import transforms
+
+import camkit
+from camkit.heatmap import to_heatmap
+from camkit.overlay import place
+from camkit.values import LoadedModel
+
+WEIGHTS = {"squeezenet1_1": "squeezenet1_1-winml_fp16", "mobilenet_v2": "mobilenet_v2-coral_qat"}
+
+PHOTOS = (
+    "bird.png",
+    "bird_segmentation.png",
+    "cat.png",
+    "chelsea.png",
+    "coffee.png",
+    "dog_segmentation_256.png",
+    "dragonfly.png",
+    "hot_dog.jpg",
+    "parrot.jpg",
+)
+
+CHICKADEE, SAMOYED = 19, 258
+
+
+@pytest.fixture(scope="module")
+def models(test_data: Path) -> dict[str, LoadedModel]:
+    return {
+        name: camkit.load_model(name, test_data / "weights" / f"{stem}.pth", "cpu") for name, stem in WEIGHTS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(test_data: Path) -> dict[str, dict[str, list[list[float]]]]:
+    return json.loads((test_data / "expected_top5.json").read_text())
+
+
+@pytest.fixture(params=WEIGHTS)
+def model(request: pytest.FixtureRequest, models: dict[str, LoadedModel]) -> LoadedModel:
+    return models[request.param]
+
+
+@pytest.fixture
+def folder(test_data: Path) -> Path:
+    return test_data / "open_photos"
+
+
+# --- the classes ------------------------------------------------------------------------------------------------------
+
+
+def plain_probabilities(name: str, weights: Path, photo: Path) -> Tensor:
+    """Return the probabilities that torchvision gives without camkit."""
+    net = torchvision.models.get_model(name, weights=None).eval()
+    net.load_state_dict(torch.load(weights, weights_only=True))
+    preset = torchvision.models.get_model_weights(name).IMAGENET1K_V1.transforms()
+    with Image.open(photo) as picture, torch.no_grad():
+        return net(preset(picture.convert("RGB"))[None]).softmax(1)[0]
+
+
+def test_the_five_best_classes_of_every_photo_are_those_of_plain_torchvision(model, folder, test_data):
+    rows = camkit.explain(model, [folder / photo for photo in PHOTOS], target=camkit.targets.top(5))
+
+    assert len(rows) == 5 * len(PHOTOS)
+    for number, photo in enumerate(PHOTOS):
+        found = rows[5 * number : 5 * number + 5]
+        plain = plain_probabilities(model.name, test_data / "weights" / f"{WEIGHTS[model.name]}.pth", folder / photo)
+        assert [row.target for row in found] == plain.topk(5).indices.tolist(), photo
+        assert [row.probability for row in found] == pytest.approx(plain.topk(5).values.tolist(), abs=1e-4), photo
+        assert {row.source for row in found} == {str(folder / photo)}
+
+
+def test_the_recorded_probabilities_of_squeezenet_on_every_picture(models, test_data, expected):
+    # The record was made with pictures squashed to 227 x 227, not with torchvision's resize and crop.
+    squash = transforms.Compose(
+        [
+            transforms.Resize((227, 227)),
+            transforms.ToTensor(),
+            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    paths = [test_data / name for name in expected]
+
+    rows = list(camkit.explain_many(models["squeezenet1_1"], paths, target=camkit.targets.top(5), preprocess=squash))
+
+    assert len(rows) == 5 * len(expected) == 5 * 59
+    for number, (name, truth) in enumerate(expected.items()):
+        found, recorded = rows[5 * number : 5 * number + 5], truth[WEIGHTS["squeezenet1_1"]]
+        assert [row.probability for row in found] == pytest.approx([share for _, share in recorded], abs=2e-3), name
+        by_index = {row.target: row.probability for row in found}
+        for index, share in recorded:
+            assert by_index.get(index, found[-1].probability) == pytest.approx(share, abs=2e-3), name
+        assert found[0].target == recorded[0][0], name
+
+
+def test_labels_are_true_names(model, folder):
+    labels = json.loads((folder / "LICENCES.json").read_text())
+    right = 0
+    for entry in labels:
+        if entry["imagenet_labels"]:
+            row = camkit.explain(model, folder / entry["file"])
+            assert row.label == model.labels[row.target]
+            right += row.target in entry["imagenet_labels"]
+
+    assert right >= 6
+
+
+# --- the heat ---------------------------------------------------------------------------------------------------------
+
+
+def seen(row: camkit.Explanation) -> np.ndarray:
+    height, width = row.picture.shape[:2]
+    rows, columns = np.mgrid[0:height, 0:width] + 0.5
+    return (columns > row.box.left) & (columns < row.box.right) & (rows > row.box.top) & (rows < row.box.bottom)
+
+
+def energy_inside(row: camkit.Explanation, region: np.ndarray) -> float:
+    """Return the share of the heat, laid over the original picture, that falls into a region of it."""
+    heat = np.nan_to_num(place(row.heatmap, row.box, row.picture.shape[:2]))
+    return float(heat[region].sum() / heat.sum())
+
+
+def birds_region(reach: int) -> np.ndarray:
+    """Return where the bird of bird.png is, and what lies within ``reach`` pixels of it."""
+    outline = [(37, 110), (65, 90), (95, 78), (130, 85), (160, 115), (215, 125), (265, 150), (345, 185), (483, 208)]
+    outline += [
+        (480, 222),
+        (345, 212),
+        (275, 200),
+        (270, 240),
+        (215, 262),
+        (170, 258),
+        (110, 218),
+        (88, 180),
+        (70, 130),
+    ]
+    picture = Image.new("L", (512, 343))
+    ImageDraw.Draw(picture).polygon(outline, fill=255)
+    return np.asarray(picture.filter(ImageFilter.MaxFilter(2 * reach + 1))) > 0
+
+
+def test_a_chickadee_is_called_one_because_of_the_bird(models, folder):
+    row = camkit.explain(models["mobilenet_v2"], folder / "bird.png")
+
+    x, y = row.peak
+    assert row.target == CHICKADEE
+    assert row.label == "chickadee"
+    assert birds_region(0)[int(y), int(x)]
+    # A cell of the 7 x 7 grid is 43 pixels wide here: heat within half a cell of the bird is heat on it.
+    assert energy_inside(row, birds_region(21)) > 0.7 > 1.4 * birds_region(21)[seen(row)].mean()
+    assert energy_inside(row, birds_region(0)) > 1.6 * birds_region(0)[seen(row)].mean()
+
+
+def object_mask(folder: Path, photo: str) -> np.ndarray:
+    """Return where the object is: value 3 of the bird's mask; all but the background, value 1, of the dog's."""
+    name = photo.replace("segmentation", "segmentation_mask")
+    with Image.open(folder / name) as picture:
+        mask = np.asarray(picture)
+    return mask == 3 if photo.startswith("bird") else mask != 1
+
+
+@pytest.mark.parametrize("method", ["gradcam", "hirescam", "layercam"])
+@pytest.mark.parametrize(("photo", "lift"), [("bird_segmentation.png", 1.5), ("dog_segmentation_256.png", 1.2)])
+def test_the_heat_lies_on_the_object_more_than_its_area_would_explain(model, folder, photo, lift, method):
+    row = camkit.explain(model, folder / photo, method=method)
+
+    region = object_mask(folder, photo)
+    assert region.shape == row.picture.shape[:2]
+    assert row.status == "ok"
+    assert energy_inside(row, region) > lift * region[seen(row)].mean()
+
+
+def test_the_samoyed_is_found_on_the_dog(models, folder):
+    row = camkit.explain(models["mobilenet_v2"], folder / "dog_segmentation_256.png")
+
+    region = object_mask(folder, "dog_segmentation_256.png")
+    x, y = row.peak
+    assert row.target == SAMOYED
+    assert region[int(y), int(x)]
+    assert energy_inside(row, region) > 0.95
+
+
+# --- grad-cam ---------------------------------------------------------------------------------------------------------
+
+ENLARGED = 1e5
+
+
+class WithoutEpsilon(GradCAMPlusPlus):
+    """grad-cam's own Eq. 19, with the 1e-6 it adds to the denominator made too small to matter.
+
+    That sum is 2 g^2 + g^3 sum(A) + 1e-6. With k g and A / k in place of g and A it is k^2 times the same sum with
+    1e-6 / k^2, and the weights come out k times as large. Gradients of real networks are near 1e-4, where the plain
+    1e-6 outweighs 2 g^2.
+    """
+
+    def get_cam_weights(self, images: Any, layer: Any, targets: Any, activations: Any, gradients: Any) -> np.ndarray:
+        smaller, larger = activations.astype(np.float64) / ENLARGED, gradients.astype(np.float64) * ENLARGED
+        return super().get_cam_weights(images, layer, targets, smaller, larger) / ENLARGED
+
+
+PEERS = {
+    "gradcam": GradCAM,
+    "gradcam++": WithoutEpsilon,
+    "hirescam": HiResCAM,
+    "xgradcam": XGradCAM,
+    "layercam": LayerCAM,
+}
+
+
+def peers_maps(kind: Any, net: nn.Module, images: Tensor, targets: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return grad-cam's signed maps (N, h, w) before it scales each to 0..1, and the heatmaps it hands to its users."""
+    raw: list[np.ndarray] = []
+
+    class Listening(kind):
+        def get_cam_image(self, *arguments: Any, **options: Any) -> np.ndarray:
+            raw.append(super().get_cam_image(*arguments, **options))
+            return raw[-1]
+
+    net.requires_grad_()  # grad-cam needs gradients of the parameters
+    try:
+        with Listening(net, [net.features]) as cam:
+            scaled = cam(images, [ClassifierOutputTarget(target) for target in targets])
+    finally:
+        net.requires_grad_(requires_grad=False)
+    return np.asarray(raw[0], np.float32), scaled
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
+
+
+@pytest.mark.parametrize("method", PEERS)
+def test_maps_agree_with_grad_cam_on_every_photo(model, folder, method):
+    paths = [folder / photo for photo in PHOTOS]
+    found = camkit.explain(model, paths, "features", method=method)
+    images = torch.stack([model.preprocess(Image.open(path).convert("RGB")) for path in paths])
+
+    raws, scaled = peers_maps(PEERS[method], model.module, images, [row.target for row in found])
+
+    heatmaps = to_heatmap(torch.from_numpy(raws), images.shape[2:]).numpy()
+    for photo, row, raw, heatmap, handed in zip(PHOTOS, found, raws, heatmaps, scaled, strict=True):
+        assert correlation(row.raw, raw) > 0.999, photo
+        assert correlation(row.heatmap, heatmap) > 0.999, photo
+        assert correlation(row.heatmap, handed) > 0.999, photo
+        assert np.allclose(row.raw, raw, rtol=0, atol=1e-4 * np.abs(raw).max()), photo
+
+
+def test_grad_cams_epsilon_changes_real_maps_and_camkits_have_none(model, folder):
+    path = folder / "bird.png"
+    row = camkit.explain(model, path, "features", method="gradcam++")
+    with Image.open(path) as picture:
+        images = model.preprocess(picture.convert("RGB"))[None]
+
+    plain, _ = peers_maps(GradCAMPlusPlus, model.module, images, [row.target])
+    without, _ = peers_maps(WithoutEpsilon, model.module, images, [row.target])
+
+    assert np.abs(row.raw - plain[0]).max() > 0.1 * np.abs(plain[0]).max()
+    assert np.allclose(row.raw, without[0], rtol=0, atol=1e-4 * np.abs(without[0]).max())

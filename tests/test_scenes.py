@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from importlib.resources import files
+from itertools import product
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+
+from camkit.scenes import (
+    BACKGROUNDS,
+    HOME,
+    INPUT_SIZE,
+    LABELS,
+    THINGS,
+    Scene,
+    draw,
+    draw_background,
+    load_scene_net,
+    preprocess,
+    scene_mask,
+    scene_paths,
+)
+
+SHIPPED = {"plane-sky", "ship-sea", "car-road", "bird-wood", "plane-wood", "car-sea"}
+FRESH_SEED = 2_000_000
+
+
+def scene(seed: int, thing: str = "plane", background: str = "sky", size: int = 128) -> Scene:
+    return draw(np.random.default_rng(seed), thing, background, size)
+
+
+@pytest.fixture(scope="module")
+def home() -> list[Scene]:
+    things = [THINGS[i % 4] for i in range(120)]
+    return [scene(FRESH_SEED + i, thing, HOME[thing]) for i, thing in enumerate(things)]
+
+
+@pytest.fixture(scope="module")
+def strange() -> list[Scene]:
+    pairs = [pair for pair in product(THINGS, BACKGROUNDS) if HOME[pair[0]] != pair[1]]
+    return [scene(FRESH_SEED + 1000 + i, *pairs[i % 12]) for i in range(120)]
+
+
+def look(name: str, scenes: list[Scene]) -> tuple[list[str], torch.Tensor]:
+    """Predicted labels and ReLU'd Grad-CAM maps at the last feature map, (N, H, W)."""
+    network = load_scene_net(name)
+    images = torch.stack([preprocess(Image.fromarray(s.image)) for s in scenes])
+    features = network.features(images).detach().requires_grad_()
+    logits = network.head(network.pool(features).flatten(1))
+    logits.max(1).values.sum().backward()
+    assert features.grad is not None
+    weights = features.grad.mean((2, 3), keepdim=True)
+    grid = (weights * features.detach()).sum(1, keepdim=True).relu()
+    maps = functional.interpolate(grid, images.shape[-2:], mode="bilinear")[:, 0]
+    return [LABELS[int(i)] for i in logits.argmax(1)], maps
+
+
+def share_right(labels: list[str], scenes: list[Scene]) -> float:
+    return float(np.mean([label == s.thing for label, s in zip(labels, scenes, strict=True)]))
+
+
+def share_of_peaks_inside(maps: torch.Tensor, scenes: list[Scene]) -> float:
+    """How often the hottest pixel is in the object, or at most half a grid cell from it."""
+    hits = []
+    for heat, s in zip(maps.numpy(), scenes, strict=True):
+        near = cv2.dilate(s.mask.astype(np.uint8), np.ones((9, 9), np.uint8))
+        hits.append(near.ravel()[heat.argmax()] == 1)
+    return float(np.mean(hits))
+
+
+def test_same_seed_draws_the_same_scene():
+    first, second, other = scene(5), scene(5), scene(6)
+    assert np.array_equal(first.image, second.image)
+    assert np.array_equal(first.mask, second.mask)
+    assert not np.array_equal(first.image, other.image)
+
+
+def test_one_generator_draws_a_new_scene_each_time():
+    rng = np.random.default_rng(0)
+    first, second = draw(rng, "car", "road"), draw(rng, "car", "road")
+    assert not np.array_equal(first.mask, second.mask)
+
+
+@pytest.mark.parametrize(("thing", "background"), product(THINGS, BACKGROUNDS))
+def test_mask_is_exact(thing: str, background: str):
+    s = scene(3, thing, background)
+    bare = draw_background(np.random.default_rng(3), background)
+    assert s.image.shape == (128, 128, 3)
+    assert s.image.dtype == np.uint8
+    assert s.mask.dtype == np.bool_
+    assert (s.thing, s.background) == (thing, background)
+    changed = (s.image != bare).any(axis=2)
+    assert not (changed & ~s.mask).any()
+    assert changed[s.mask].mean() > 0.9
+
+
+@pytest.mark.parametrize("size", [64, 200, 384])
+def test_a_seed_shows_the_same_scene_at_every_size(size: int):
+    small, other = scene(8, "ship", "sea"), scene(8, "ship", "sea", size)
+    assert other.image.shape == (size, size, 3)
+    assert other.mask.shape == (size, size)
+    resized = cv2.resize(other.image, (128, 128), interpolation=cv2.INTER_AREA)
+    assert np.abs(resized.astype(float) - small.image).mean() < 12
+    assert abs(other.mask.mean() - small.mask.mean()) < 0.02
+
+
+def test_sizes_and_places_vary():
+    extents, centres = [], []
+    for seed in range(40):
+        rows, columns = np.nonzero(scene(seed, THINGS[seed % 4], "sky", 96).mask)
+        extents.append(max(np.ptp(rows), np.ptp(columns)) / 96)
+        centres.append((rows.mean() / 96, columns.mean() / 96))
+    assert 0.14 < min(extents) < 0.26
+    assert 0.44 < max(extents) < 0.57
+    assert np.ptp(centres, axis=0).min() > 0.5
+
+
+def test_unknown_names_are_named_errors():
+    with pytest.raises(ValueError, match=r"'boat'.*plane, ship, car, bird"):
+        scene(0, "boat")
+    with pytest.raises(ValueError, match=r"'moon'.*sky, sea, road, wood"):
+        scene(0, "plane", "moon")
+    with pytest.raises(ValueError, match=r"'fair'.*demo-biased or demo-fair"):
+        load_scene_net("fair")
+
+
+def test_preprocess_crops_the_middle():
+    wide = np.zeros((256, 512, 3), np.uint8)
+    wide[:, 128:384] = 255
+    tensor = preprocess(Image.fromarray(wide))
+    assert tensor.shape == (3, INPUT_SIZE, INPUT_SIZE)
+    assert tensor.dtype == torch.float32
+    assert tensor[:, :, 2:-2].min() > 2
+    assert preprocess(Image.new("L", (40, 30))).shape == (3, INPUT_SIZE, INPUT_SIZE)
+
+
+def test_grid_is_an_eighth_of_the_picture():
+    features = load_scene_net("demo-fair").features(torch.zeros(1, 3, INPUT_SIZE, INPUT_SIZE))
+    assert features.shape == (1, 64, 16, 16)
+
+
+@pytest.mark.parametrize("name", ["demo-biased", "demo-fair"])
+def test_shipped_weights_are_small_and_ready(name: str):
+    assert len(files("camkit.scenes").joinpath("files", f"{name}.safetensors").read_bytes()) < 1_000_000
+    network = load_scene_net(name)
+    assert not any(module.training for module in network.modules())
+    assert all(value.dtype == torch.float32 for value in network.parameters())
+
+
+def test_both_networks_know_objects_at_home(home: list[Scene]):
+    for name in ("demo-biased", "demo-fair"):
+        assert share_right(look(name, home)[0], home) > 0.97, name
+
+
+def test_only_the_fair_network_knows_objects_elsewhere(strange: list[Scene]):
+    fair, biased = look("demo-fair", strange)[0], look("demo-biased", strange)[0]
+    assert share_right(fair, strange) > 0.92
+    assert share_right(biased, strange) < 0.25
+    backgrounds = [BACKGROUNDS[THINGS.index(label)] for label in biased]
+    assert np.mean([b == s.background for b, s in zip(backgrounds, strange, strict=True)]) > 0.75
+
+
+def test_fair_looks_at_the_object_and_biased_does_not(home: list[Scene]):
+    assert share_of_peaks_inside(look("demo-fair", home)[1], home) > 0.85
+    assert share_of_peaks_inside(look("demo-biased", home)[1], home) < 0.15
+
+
+def test_shipped_scenes_are_small_pictures_of_what_they_say():
+    paths = scene_paths()
+    assert set(paths) == SHIPPED
+    for name, path in paths.items():
+        mask = scene_mask(name)
+        assert mask.shape == (384, 384)
+        assert mask.dtype == np.bool_
+        assert 0.02 < mask.mean() < 0.2
+        assert path.stat().st_size < 60_000
+        with Image.open(path) as picture:
+            assert picture.size == (384, 384)
+            assert picture.mode == "RGB"
+
+
+def test_the_demo_story_holds_for_the_shipped_plane():
+    with Image.open(scene_paths()["plane-sky"]) as picture:
+        batch = preprocess(picture)[None]
+    with torch.no_grad():
+        for name in ("demo-biased", "demo-fair"):
+            assert LABELS[int(load_scene_net(name)(batch).argmax())] == "plane"
