@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import math
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,15 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ImageError
+from camkit.state import generators, same_randomness
 from camkit.values import Box, ImageLike, Prepared, Preprocess
 
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _GLOB = "*?["
+_LONGEST_NAME = 255
+"""Characters beyond which asking the system about a file fails rather than answers."""
 
 
 def find_pictures(patterns: Iterable[str | Path]) -> list[Path]:
@@ -32,7 +34,9 @@ def find_pictures(patterns: Iterable[str | Path]) -> list[Path]:
     found: list[Path] = []
     for pattern in patterns:
         path = Path(pattern)
-        if path.is_dir():
+        if len(path.name) > _LONGEST_NAME:
+            found.append(path)
+        elif path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in extensions and file.is_file())
             found.extend(inside or [path])
         elif not path.exists() and any(sign in str(pattern) for sign in _GLOB):
@@ -51,12 +55,14 @@ def open_picture(path: str | Path) -> Image.Image:
         ImageError: the file is missing, not a picture, damaged, or so large that it looks like a decompression bomb.
     """
     path = Path(path)
-    if path.is_dir():
-        raise ImageError(f"there is no picture in the folder {path}")
     try:
         with Image.open(path) as picture:
             picture.load()
-            return as_rgb(ImageOps.exif_transpose(picture))
+            return as_rgb(_turned(picture))
+    except ImageError:
+        raise
+    except IsADirectoryError as error:
+        raise ImageError(f"there is no picture in the folder {path}") from error
     except FileNotFoundError as error:
         raise ImageError(f"there is no file {path}") from error
     except UnidentifiedImageError as error:
@@ -64,8 +70,42 @@ def open_picture(path: str | Path) -> Image.Image:
         raise ImageError(f"{path} is not a picture{' but an empty file' if size == 0 else ''}") from error
     except Image.DecompressionBombError as error:
         raise ImageError(f"{path} is too large to open safely: {error}") from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise ImageError(f"{path} cannot be read: {error}") from error
+    except Exception as error:  # a damaged file can make its decoder fail in any way
+        raise ImageError(f"{_short(path)} cannot be read: {error}") from error
+
+
+def _short(path: Path) -> str:
+    text = str(path)
+    return text if len(text) < 300 else f"{text[:120]}...{text[-40:]}"
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns a picture upright, by the number of its EXIF orientation."""
+
+
+def _turned(picture: Image.Image) -> Image.Image:
+    turn = _TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+    return picture if turn is None else picture.transpose(turn)
+
+
+def _upright(picture: Image.Image, source: str) -> Image.Image:
+    """Return a PIL picture as RGB, turned upright; reading it may fail only now."""
+    if 0 in picture.size:
+        raise ImageError(f"{source} has {picture.width} x {picture.height} pixels")
+    try:
+        return as_rgb(_turned(picture))
+    except ImageError:
+        raise
+    except Exception as error:  # a damaged file can make its decoder fail in any way
+        raise ImageError(f"{source} cannot be read: {error}") from error
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
@@ -138,7 +178,7 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str) -> Pre
     if isinstance(image, (str, Path)):
         picture = open_picture(image)
     elif isinstance(image, Image.Image):
-        picture = as_rgb(ImageOps.exif_transpose(image))
+        picture = _upright(image, source)
     elif isinstance(image, np.ndarray):
         picture = from_array(image)
     else:
@@ -217,55 +257,76 @@ def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
     return Box(left, top, left + crop * size[0] / resized[0], top + crop * size[1] / resized[1])
 
 
-_MOST_PIXELS_ASKED = 4096 * 4096
+_LEAST_SIDE = 8
+"""Pixels a picture must have on each side for its box to be asked for."""
 
+_MOST_BENT = 0.006
+"""How far positions may be from a straight line, as a share of the picture: a bit more than 8-bit levels can tell."""
 
 _boxes: weakref.WeakKeyDictionary[Any, dict[Any, Box | None]] = weakref.WeakKeyDictionary()
 
 
 def _ask_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:
-    if math.prod(size) > _MOST_PIXELS_ASKED or min(size) < 8:
+    """Find the box by passing pictures through whose brightness tells the position; None where that makes no sense."""
+    if min(size) < _LEAST_SIDE:
+        return None
+    with same_randomness():
+        before = generators()
+        across, down = _positions(preprocess, size, output, axis=1), _positions(preprocess, size, output, axis=0)
+        if across is None or down is None or generators() != before:
+            return None  # what a preprocessing that draws random numbers did to another picture says nothing
+    horizontal, vertical = _span(across, axis=1), _span(down, axis=0)
+    if horizontal is None or vertical is None:
         return None
     width, height = size
-    black, white = (_shown(preprocess, np.full((height, width), level, np.uint8), output) for level in (0, 255))
-    ramps = (
-        np.broadcast_to((np.arange(width) + 0.5) / width * 255, (height, width)),
-        np.broadcast_to(((np.arange(height) + 0.5) / height * 255)[:, None], (height, width)),
-    )
-    shown = [_shown(preprocess, np.rint(ramp).astype(np.uint8), output) for ramp in ramps]
-    if black is None or white is None or shown[0] is None or shown[1] is None:
-        return None
-    seen = np.abs(white - black) > 1e-3 * np.abs(white - black).max(initial=0)
-    if seen.mean() < 0.05:
-        return None
-    spans = [
-        _span(np.where(seen, (ramp - black) / np.where(seen, white - black, 1), np.nan), axis)
-        for axis, ramp in ((1, shown[0]), (0, shown[1]))
+    return Box(horizontal[0] * width, vertical[0] * height, horizontal[1] * width, vertical[1] * height)
+
+
+def _positions(
+    preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int], axis: int
+) -> Float[np.ndarray, "h w"] | None:
+    """Return for each cell of the output where on the picture it was, 0..1 along an axis; NaN outside the picture."""
+    length = size[1 - axis]
+    ramp = (np.arange(length) + 0.5) / length
+    levels = (np.zeros(length), np.ones(length), ramp, 0.25 + ramp / 2)
+    shown = [
+        _shown(preprocess, np.broadcast_to(line if axis == 1 else line[:, None], size[::-1]), output) for line in levels
     ]
-    if spans[0] is None or spans[1] is None:
+    black, white, full, half = shown
+    if black is None or white is None or full is None or half is None:
         return None
-    return Box(spans[0][0] * width, spans[1][0] * height, spans[0][1] * width, spans[1][1] * height)
+    contrast = white - black
+    inside = np.abs(contrast) > 0.99 * np.abs(contrast).max(initial=0)
+    if inside.mean() < 0.02 or not np.abs(contrast).max(initial=0) > 0:
+        return None
+    position, check = (
+        np.where(inside, (ramp - black) / np.where(inside, contrast, 1), np.nan) for ramp in (full, half)
+    )
+    # A preprocessing that stretches contrasts would show any ramp as the same one.
+    bent = np.nanmax(np.abs(0.25 + position / 2 - check)) > 2 * _MOST_BENT
+    return None if bent else position
 
 
-def _shown(preprocess: Preprocess, grey: np.ndarray, output: tuple[int, int]) -> np.ndarray | None:
-    """Return the mean channel of what the preprocessing makes of a grey picture."""
-    tensor = preprocess(Image.fromarray(grey).convert("RGB"))
+def _shown(preprocess: Preprocess, levels: np.ndarray, output: tuple[int, int]) -> np.ndarray | None:
+    """Return the mean channel of what the preprocessing makes of a grey picture with levels 0..1."""
+    tensor = preprocess(Image.fromarray(np.rint(levels * 255).astype(np.uint8)).convert("RGB"))
     tensor = tensor[0] if tensor.dim() == 4 else tensor
     shown = tensor.detach().double().mean(0).cpu().numpy()
     return shown if shown.shape == (output[1], output[0]) else None
 
 
-def _span(position: np.ndarray, axis: int) -> tuple[float, float] | None:
+def _span(position: Float[np.ndarray, "h w"], axis: int) -> tuple[float, float] | None:
     """Fit position = a * (index + 0.5) + b along an axis; return where the axis begins and ends, None if it bends."""
-    other = 1 - axis
-    lines = np.nan_to_num(position).sum(other) / np.maximum(np.isfinite(position).sum(other), 1)
-    used = np.isfinite(position).any(other)
-    spread = np.nanmax(np.abs(position - np.expand_dims(lines, other)))
-    index = np.arange(len(lines)) + 0.5
-    if used.sum() < 2:
+    lines = position if axis == 1 else position.T
+    used = np.isfinite(lines).any(0)
+    mean = np.nanmean(lines[:, used], axis=0)
+    if used.sum() < 3:
         return None
-    slope, offset = np.polyfit(index[used], lines[used], 1)
-    residual = np.abs(slope * index[used] + offset - lines[used]).max()
-    if max(spread, residual) > 0.03 or slope <= 0:
+    spread = np.nanmax(np.abs(lines[:, used] - mean))
+    index = np.flatnonzero(used) + 0.5
+    middle = slice(1, -1)  # at the picture's edges, filters see less than they weigh
+    slope, offset = np.polyfit(index[middle] if used.sum() > 8 else index, mean[middle] if used.sum() > 8 else mean, 1)
+    residual = np.abs(slope * index + offset - mean)[middle].max()
+    if max(spread, residual) > _MOST_BENT or slope <= 0:
         return None
-    return float(offset), float(offset + slope * len(lines))
+    return float(offset), float(offset + slope * len(used))

@@ -220,18 +220,28 @@ def _plan(
 
 def _stream(plan: _Plan, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
     batch: list[Prepared] = []
-    for item in _prepared(images, plan.model.preprocess, plan.batch_size):
-        if batch and (
-            isinstance(item, Failure) or len(batch) == plan.batch_size or item.tensor.shape != batch[0].tensor.shape
-        ):
+    prepared = _prepared(images, plan.model.preprocess, plan.batch_size)
+    failure: Exception | None = None
+    while True:
+        try:
+            item = next(prepared, None)
+        except Exception as error:  # the caller's iterable failed: what came before it is explained first
+            item, failure = None, error
+        if batch and not (isinstance(item, Prepared) and _joins(batch, item, plan.batch_size)):
             yield from _checked(_explain(plan, batch), on_error)
             batch = []
         if isinstance(item, Prepared):
             batch.append(item)
-        else:
+        elif isinstance(item, Failure):
             yield from _checked([item], on_error)
-    if batch:
-        yield from _checked(_explain(plan, batch), on_error)
+        elif failure is not None:
+            raise failure
+        else:
+            return
+
+
+def _joins(batch: list[Prepared], item: Prepared, most: int) -> bool:
+    return len(batch) < most and item.tensor.shape == batch[0].tensor.shape
 
 
 def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[Explanation | Failure]:
@@ -282,13 +292,15 @@ def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Fai
     finite = torch.isfinite(torch.stack([low, high])).all(0).tolist()
     if not all(finite):
         return _without(plan, batch, finite)
-    choice = plan.layers or resolve(module, inputs[:1])
     run = capture_for_cam if plan.method.needs == "head" else capture
     try:
+        choice = plan.layers or resolve(module, inputs[:1])
         captured = run(module, inputs, modules_of(module, choice), plan.targets, precision=plan.precision)
     except RuntimeError as error:
-        _explain_channels(module, inputs, error)
-        raise
+        sentence = _about_channels(module, inputs)
+        if sentence is None or is_out_of_memory(error):
+            raise
+        return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
     size = inputs.shape[2:]
     drawn = as_pixels(inputs, low, high) if any(item.pixels is None for item in batch) else None
     explained = []
@@ -333,15 +345,17 @@ def _stacked(tensors: list[Tensor]) -> Tensor:
     return torch.stack([tensor.detach() for tensor in tensors])
 
 
-def _explain_channels(module: nn.Module, inputs: Tensor, error: RuntimeError) -> None:
-    """Turn a failure of the model into a sentence about its input when the number of channels explains it."""
-    if is_out_of_memory(error):
-        return
+def _about_channels(module: nn.Module, inputs: Tensor) -> str | None:
+    """Return what is wrong with the number of channels, where that can explain why the model failed."""
     first = next((part for part in module.modules() if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
-    if first is not None and first.in_channels != inputs.shape[1]:
-        raise ImageError(
-            f"the picture has {inputs.shape[1]} channels and the model's first convolution takes {first.in_channels}"
-        ) from error
+    if first is None or first.in_channels == inputs.shape[1]:
+        return None
+    return f"the picture has {inputs.shape[1]} channels and the model's first convolution takes {first.in_channels}"
+
+
+def _caused(error: ImageError, cause: Exception) -> ImageError:
+    error.__cause__ = cause
+    return error
 
 
 def _explanations(

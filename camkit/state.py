@@ -140,13 +140,23 @@ def _restore_generators() -> None:
     random.setstate(saved.python)
 
 
+def generators() -> tuple[Any, ...]:
+    """Return the state of the CPU's generators (torch, NumPy, Python) in a form that can be compared."""
+    numpy: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), (numpy[1].tobytes(), *numpy[2:]), random.getstate()
+
+
 @contextmanager
-def same_randomness(model: nn.Module) -> Iterator[None]:
+def same_randomness(model: nn.Module | None = None) -> Iterator[None]:
     """Restore the random generators of torch (CPU and the model's devices), NumPy and Python at the end.
 
     They belong to the process: what other threads draw meanwhile, they draw again afterwards.
     """
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type in ("cuda", "mps", "xpu")}
+    devices = {
+        parameter.device
+        for parameter in (() if model is None else model.parameters())
+        if parameter.device.type in ("cuda", "mps", "xpu")
+    }
     with _lock:
         _save_generators(devices)
     try:

@@ -26,8 +26,17 @@ def in_order(tasks: Iterable[Task[Result]], *, workers: int, ahead: int, prompt:
     """
     waiting: deque[tuple[Callable[[], bool], Callable[[], Result]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="camkit")
+    failure: Exception | None = None
+    iterator = iter(tasks)
     try:
-        for function, in_thread in tasks:
+        while True:
+            try:
+                function, in_thread = next(iterator)
+            except StopIteration:
+                break
+            except Exception as error:  # results that come before it are given first
+                failure = error
+                break
             if in_thread:
                 future = pool.submit(function)
                 waiting.append((future.done, future.result))
@@ -37,5 +46,8 @@ def in_order(tasks: Iterable[Task[Result]], *, workers: int, ahead: int, prompt:
                 yield waiting.popleft()[1]()
         while waiting:
             yield waiting.popleft()[1]()
+        if failure is not None:
+            raise failure
     finally:
+        failure = None
         pool.shutdown(wait=True, cancel_futures=True)
