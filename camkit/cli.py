@@ -197,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("CAMKIT_TRACEBACK"):
             raise
-        _fail(f"the model or the program failed: {type(error).__name__}: {error} (CAMKIT_TRACEBACK=1 shows where)")
+        what = (str(error).splitlines() or [""])[0]
+        _fail(f"the model or the program failed: {type(error).__name__}: {what} (CAMKIT_TRACEBACK=1 shows where)")
         return CamkitError.exit_code
     return result if isinstance(result, int) else 0

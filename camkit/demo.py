@@ -19,7 +19,7 @@ from camkit.values import Box, Pixels
 _SIDE = 360
 _GAP = 12
 _CAPTION = 58
-_SCENES = {"plane-sky": "where planes are", "plane-wood": "where none was in training"}
+_SCENES = {"plane-sky": "where planes are", "plane-wood": "where demo-biased never saw one"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ def _poster(answers: dict[str, dict[str, Answer]]) -> Pixels:
         panels = [_panel(picture, scene.replace("-", " on "), _SCENES[scene])]
         for model, answer in by_model.items():
             found = answer.explanation
-            line = f"says {found.name} ({found.probability:.0%}), {answer.on_object:.0%} of heat on it"
+            line = f"says {found.name} ({found.probability:.0%}), {answer.on_object:.0%} of heat on plane"
             panels.append(_panel(found.overlay(), model, line))
         rows.append(_joined(panels, axis=1))
     return _joined(rows, axis=0)
