@@ -309,7 +309,7 @@ def main() -> None:
         strange = draw_all(strange_orders(options.seed, 3, CHECK_PICTURES), pool)
     print(f"drawn in {time.perf_counter() - start:.0f} s", flush=True)
     networks = {}
-    for name in ("fair", "biased"):
+    for name in ("biased", "fair"):
         start = time.perf_counter()
         print(name)
         weights = stored(train(parts, options.seed, biased=name == "biased"))

@@ -9,6 +9,7 @@ import itertools
 import math
 import struct
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -712,6 +713,63 @@ def test_sizes_may_be_mixed_in_one_stream(net, pattern):
     assert [row.heatmap.shape for row in rows] == expected
     assert [row.picture.shape[:2] for row in rows[4:6]] == [(40, 56), (20, 30)]
     assert np.allclose(rows[6].raw, camkit.explain(net, images[5], "features").raw, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_one_opened_picture_may_come_several_times(net, pattern, kind):
+    large = np.tile(pattern, (12, 12, 1))
+    data = encoded(large, kind)
+    expected = shown(net, Image.open(io.BytesIO(data)))
+
+    for _ in range(4):
+        opened = Image.open(io.BytesIO(data))  # its pixels are not read yet: several readers would share one decoder
+        rows = list(camkit.explain_many(net, [opened] * 6, "features", preprocess=PRESET))
+        assert [np.array_equal(row.picture, expected) for row in rows] == [True] * 6
+
+
+def test_a_generator_may_close_each_picture_when_the_next_is_wanted(net, tmp_path, pattern):
+    for number in range(8):
+        Image.fromarray(np.roll(np.tile(pattern, (8, 8, 1)), number, axis=1)).save(tmp_path / f"{number}.png")
+
+    def opened() -> Iterator[Image.Image]:
+        for path in sorted(tmp_path.iterdir()):
+            with Image.open(path) as picture:
+                yield picture
+
+    rows = list(camkit.explain_many(net, opened(), "features", preprocess=PRESET))
+
+    for number, row in enumerate(rows):
+        assert np.array_equal(row.picture, np.roll(np.tile(pattern, (8, 8, 1)), number, axis=1))
+
+
+def test_a_camera_may_write_each_frame_into_the_same_array(net, pattern):
+    frame = np.empty((400, 560, 3), np.uint8)
+
+    def camera() -> Iterator[np.ndarray]:
+        for level in range(12):
+            frame[:] = level * 20
+            yield frame
+
+    rows = list(camkit.explain_many(net, camera(), "features", preprocess=PRESET, batch_size=4))
+
+    assert [np.unique(row.picture).tolist() for row in rows] == [[level * 20] for level in range(12)]
+
+
+def test_reading_ahead_and_asking_for_boxes_leaves_the_consumers_random_numbers_alone(net):
+    expected = torch.rand(120, generator=torch.Generator().manual_seed(5)).tolist()
+    preprocess = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])
+    pictures = (np.full((200 + number, 300, 3), 90, np.uint8) for number in range(24))
+    drawn, boxes = [], []
+    torch.manual_seed(5)
+
+    for row in camkit.explain_many(net, pictures, "features", preprocess=preprocess, batch_size=2):
+        boxes.append(row.box)
+        for _ in range(5):
+            drawn.append(float(torch.rand(1)))
+            time.sleep(0.001)
+
+    assert drawn == pytest.approx(expected)
+    assert None not in boxes
 
 
 # --- the box: what part of the picture the model saw ------------------------------------------------------------------

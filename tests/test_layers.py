@@ -196,6 +196,29 @@ def test_a_layer_may_return_its_maps_in_any_form(kind, layer):
     assert np.allclose(found.raw, plain.raw, atol=1e-6)
 
 
+@pytest.mark.parametrize("channels", [23, 64, 256])
+def test_flattened_maps_are_never_read_with_their_axes_exchanged(channels):
+    class Flattening(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, channels, 8, stride=8)
+            self.stage = nn.Sequential(self.conv, nn.Flatten(2))
+            self.head = nn.Linear(channels, 4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(self.stage(images).mean(2))
+
+    net, picture = Flattening().eval(), torch.randn(3, 96, 96)
+    expected = camkit.explain(net, picture, "conv", target=1)
+
+    try:
+        found = camkit.explain(net, picture, "stage", target=1)
+    except LayerError as error:  # an honest answer where (N, 256, 144) can be both
+        assert_one_sentence(error)
+    else:
+        assert np.allclose(found.raw, expected.raw, atol=1e-5)
+
+
 def test_a_segmentation_networks_features_are_chosen_and_not_its_class_scores():
     class Segmenter(nn.Module):
         def __init__(self) -> None:

@@ -85,7 +85,7 @@ def test_one_generator_draws_a_new_scene_each_time():
     assert not np.array_equal(first.mask, second.mask)
 
 
-@pytest.mark.parametrize(("thing", "background"), product(THINGS, BACKGROUNDS))
+@pytest.mark.parametrize(("thing", "background"), list(product(THINGS, BACKGROUNDS)))
 def test_mask_is_exact(thing: str, background: str):
     s = scene(3, thing, background)
     bare = draw_background(np.random.default_rng(3), background)

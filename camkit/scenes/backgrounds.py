@@ -100,7 +100,7 @@ def road(rng: np.random.Generator, size: int) -> Field:
     worn = 0.72 + 0.28 * step(smooth_noise(rng, size, 40, 40), 0.25, 0.5)
     lanes = int(rng.integers(2, 4))
     verge = float(rng.uniform(0.02, 0.16))
-    edges = np.linspace(verge + 0.05, 0.97, lanes + 1) ** 1.1
+    edges = (np.linspace(verge + 0.05, 0.97, lanes + 1) ** 1.1).tolist()
     for index, edge in enumerate(edges):
         half = 0.008 + 0.009 * edge
         stripe = step(-np.abs(across - edge), -half - 0.004, -half)
