@@ -83,10 +83,10 @@ class Tape:
         Returns:
             Whether the score depends on any of the layers.
         """
-        first = next(iter(self.layers.values()))
-        count = len(first.gradients)
-        torch.autograd.grad(score, first.output, retain_graph=keep_graph, allow_unused=True)
-        saved = set(self.layers.values())
+        saved = dict.fromkeys(self.layers.values())
+        count = len(next(iter(saved)).gradients)
+        leaves = [layer.output for layer in saved if layer.output.requires_grad]
+        torch.autograd.grad(score, leaves, retain_graph=keep_graph, allow_unused=True)
         unreached = [layer for layer in saved if len(layer.gradients) == count]
         for layer in unreached:
             layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
@@ -107,11 +107,13 @@ def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gr
             "choose an earlier layer (camkit layers --model NAME lists them)"
         )
     path, tensor = found
-    if gradients and not tape.layers:
+    if not gradients:
+        tape.layers[ref] = Saved(tensor.detach().clone())
+        return None
+    if not tensor.requires_grad or not tape.layers:
         return _begin(tape, ref, output, path, tensor, shared=_shares_memory(tensor, arguments))
     tape.layers[ref] = saved = Saved(tensor.detach().clone())
-    if gradients and tensor.requires_grad:
-        tensor.register_hook(saved.gradients.append)
+    tensor.register_hook(saved.gradients.append)
     return None
 
 

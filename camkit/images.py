@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +195,19 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str) -> Pre
     if not isinstance(tensor, Tensor) or tensor.dim() not in (3, 4) or (tensor.dim() == 4 and len(tensor) != 1):
         seen = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ImageError(f"preprocess must turn a PIL picture into a tensor (C, H, W), but it returned {seen}")
-    tensor = tensor[0] if tensor.dim() == 4 else tensor
-    box = seen_box(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
-    return Prepared(tensor, None if box is None else np.asarray(picture), box, source)
+    return Prepared(tensor[0] if tensor.dim() == 4 else tensor, np.asarray(picture), None, source)
+
+
+def located(prepared: Prepared, preprocess: Preprocess | None) -> Prepared:
+    """Add the box that the preprocessing showed; where it cannot be followed, take the original picture away.
+
+    Belongs into the caller's thread, since the caller's preprocessing and random generators take part in it.
+    """
+    if prepared.pixels is None or preprocess is None:
+        return prepared
+    size, output = prepared.pixels.shape[1::-1], prepared.tensor.shape[:0:-1]
+    box = seen_box(preprocess, (size[0], size[1]), (output[0], output[1]))
+    return replace(prepared, box=box) if box is not None else replace(prepared, pixels=None)
 
 
 def _prepare_tensor(tensor: Tensor, source: str) -> Prepared:
@@ -309,7 +320,10 @@ def _positions(
 
 def _shown(preprocess: Preprocess, levels: np.ndarray, output: tuple[int, int]) -> np.ndarray | None:
     """Return the mean channel of what the preprocessing makes of a grey picture with levels 0..1."""
-    tensor = preprocess(Image.fromarray(np.rint(levels * 255).astype(np.uint8)).convert("RGB"))
+    try:
+        tensor = preprocess(Image.fromarray(np.rint(levels * 255).astype(np.uint8)).convert("RGB"))
+    except Exception:  # made for other pictures than ramps
+        return None
     tensor = tensor[0] if tensor.dim() == 4 else tensor
     shown = tensor.detach().double().mean(0).cpu().numpy()
     return shown if shown.shape == (output[1], output[0]) else None

@@ -70,20 +70,27 @@ class _Call:
     layout: Layout | None = None
 
 
-_probes: weakref.WeakKeyDictionary[nn.Module, Probe] = weakref.WeakKeyDictionary()
+_probes: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Probe]] = weakref.WeakKeyDictionary()
 
 
 def probe(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Probe:
-    """Look at the model with one pass and one backward pass; remembered for as long as the module lives.
+    """Look at the model with one pass and one backward pass.
+
+    What was measured is remembered for inputs of this size while the module lives and keeps its parts.
 
     Args:
         model: left exactly as it was found.
         image: one input on the model's device.
     """
-    known = _probes.get(model)
-    if known is None:
-        known = _probes[model] = _probe(model, image)
-    return known
+    remembered = _probes.setdefault(model, {})
+    names = tuple((name, id(module)) for name, module in model.named_modules())
+    key = (tuple(image.shape), image.dtype, hash(names))
+    if key not in remembered:
+        found, measured = _probe(model, image)
+        if not measured:
+            return found
+        remembered[key] = found
+    return remembered[key]
 
 
 def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> LayerChoice:
@@ -138,7 +145,7 @@ def modules_of(model: nn.Module, choice: LayerChoice) -> dict[LayerRef, nn.Modul
     return {ref: model.get_submodule(ref.name) for ref in choice.layers}
 
 
-def _probe(model: nn.Module, image: Tensor) -> Probe:
+def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
     with same_randomness(model), evaluating(model), torch.inference_mode(mode=False), torch.enable_grad():
         leaf = image.detach().clone().requires_grad_()
         calls, output = _watch(model, leaf)
@@ -146,7 +153,7 @@ def _probe(model: nn.Module, image: Tensor) -> Probe:
             if call.output is not None:
                 call.layout = infer_layout(tuple(call.output.shape), 1, tuple(image.shape[2:]))
         influence = _Influence(calls, _score(output))
-    return _choose(calls, influence)
+    return _choose(calls, influence), influence.measured
 
 
 def _score(output: Any) -> Tensor | None:
@@ -157,7 +164,7 @@ def _score(output: Any) -> Tensor | None:
     found = next((value for value in tensors_in(output) if value.requires_grad and value.numel()), None)
     if found is None:
         return None
-    return found.amax(1).sum() if found.dim() > 2 else found.amax()
+    return found.max(1).values.sum() if found.dim() > 1 else found.max()
 
 
 def _watch(model: nn.Module, leaf: Tensor) -> tuple[list[_Call], Any]:

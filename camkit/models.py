@@ -65,7 +65,11 @@ def load_model(name: str, weights: str | Path | None = None, device: str | torch
     Raises:
         ModelError: no such model, weights that cannot be had or do not fit, or no such device.
     """
-    place = pick_device(device)
+    with torch.inference_mode(mode=False):
+        return _load(name, weights, pick_device(device))
+
+
+def _load(name: str, weights: str | Path | None, place: torch.device) -> LoadedModel:
     if name in DEMO_MODELS:
         loaded = _demo_model(name, weights)
     elif name in torchvision.models.list_models(module=torchvision.models):
@@ -242,6 +246,10 @@ def as_model(
         raise ModelError(f"a model is a torch.nn.Module or a name, not a {type(model).__name__}")
     module = unwrapped(model)
     _check_place(module, device)
+    if any(tensor.is_inference() for tensor in itertools.chain(module.parameters(), module.buffers())):
+        raise ModelError(
+            "the model was built inside torch.inference_mode(), which rules gradients out for good; build it outside"
+        )
     return LoadedModel(module, type(module).__name__, preprocess, tuple(labels) if labels else None)
 
 

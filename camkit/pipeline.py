@@ -21,11 +21,11 @@ from camkit import heatmap as heat
 from camkit.capture import capture, capture_for_cam, is_out_of_memory
 from camkit.errors import CamkitError, ImageError, InputError
 from camkit.explanation import Explanation
-from camkit.images import as_pixels, extremes, prepare, unbatched
+from camkit.images import as_pixels, extremes, located, prepare, unbatched
 from camkit.layers import modules_of, named_layers, resolve
 from camkit.methods import Method, find_method
 from camkit.models import as_model, device_of, dtype_of
-from camkit.streams import in_order
+from camkit.streams import Task, in_order
 from camkit.targets import TargetLike, as_targets
 from camkit.values import (
     Failure,
@@ -231,7 +231,7 @@ def _stream(plan: _Plan, images: Iterable[ImageLike], on_error: str) -> Iterator
             yield from _checked(_explain(plan, batch), on_error)
             batch = []
         if isinstance(item, Prepared):
-            batch.append(item)
+            batch.append(located(item, plan.model.preprocess))
         elif isinstance(item, Failure):
             yield from _checked([item], on_error)
         elif failure is not None:
@@ -253,7 +253,7 @@ def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[E
 
 
 def _prepared(images: Iterable[ImageLike], preprocess: Preprocess | None, ahead: int) -> Iterator[Prepared | Failure]:
-    """Prepare pictures in the order they come, files and pictures ahead in other threads."""
+    """Prepare pictures in the order they come, files ahead in other threads."""
 
     def ready(image: ImageLike, number: int) -> Prepared | Failure:
         try:
@@ -261,11 +261,18 @@ def _prepared(images: Iterable[ImageLike], preprocess: Preprocess | None, ahead:
         except CamkitError as error:
             return Failure(_name(image, number), error)
 
-    tasks = (
-        (functools.partial(ready, image, number), not isinstance(image, Tensor))
-        for number, image in enumerate(unbatched(images), start=1)
-    )
-    return in_order(tasks, workers=_READERS, ahead=ahead)
+    def tasks() -> Iterator[Task[Prepared | Failure]]:
+        for number, image in enumerate(unbatched(images), start=1):
+            if isinstance(image, (str, Path)):
+                yield functools.partial(ready, image, number), True
+            else:  # the caller may close it, or write into it, as soon as the next one is asked for
+                yield functools.partial(_same, ready(image, number)), False
+
+    return in_order(tasks(), workers=_READERS, ahead=ahead)
+
+
+def _same(item: Prepared | Failure) -> Prepared | Failure:
+    return item
 
 
 def _name(image: ImageLike, number: int) -> str:

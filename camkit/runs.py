@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 
 from camkit import overlay
-from camkit.errors import CamkitError, ModelError
+from camkit.errors import CamkitError, ModelError, OutputError
 from camkit.explanation import Explanation
 from camkit.images import open_picture
 from camkit.layers import Probe, probe
@@ -100,6 +101,7 @@ def explain_files(
         on_error="yield",
     )
     names = output_names(pictures)
+    sources = {path.resolve() for path in pictures}
     per_picture = len(targets) if targets else 1
 
     def write(row: Explanation | Failure, rank: int) -> Written | Failure:
@@ -108,8 +110,11 @@ def explain_files(
         name = f"{names[Path(row.source)]}.{row.method}"
         if per_picture > 1:
             name += f".{rank}-{_slug(row.name)}"
+        file = out / f"{name}.png"
+        if file.resolve() in sources:
+            return Failure(row.source, OutputError(f"{file} is itself a picture to explain; choose another folder"))
         try:
-            return Written(row, row.save(out / f"{name}.png", **vars(drawing)))
+            return Written(row, row.save(file, **vars(drawing)))
         except CamkitError as error:
             return Failure(row.source, error)
 
@@ -138,8 +143,9 @@ def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
     names: dict[Path, str] = {}
     taken: set[str] = set()
     for number, path in enumerate(pictures, start=1):
-        unique = (form(path) for form, count in zip(forms, counts, strict=True) if count[form(path).casefold()] == 1)
-        name = next((form for form in unique if form.casefold() not in taken), f"{path.stem[:_LONGEST_STEM]}-{number}")
+        unique = (form(path) for form, known in zip(forms, counts, strict=True) if known[form(path).casefold()] == 1)
+        numbered = (f"{path.stem[:_LONGEST_STEM]}-{n}" for n in itertools.count(number))
+        name = next(form for form in itertools.chain(unique, numbered) if form.casefold() not in taken)
         taken.add(name.casefold())
         names[path] = name
     return names

@@ -687,8 +687,10 @@ def test_a_long_stream_keeps_only_a_few_pictures_in_memory(net):
     assert alive <= 1
 
 
-def test_leaving_a_stream_early_ends_its_readers(net, pattern):
-    stream = camkit.explain_many(net, itertools.repeat(pattern), "features", preprocess=PRESET, batch_size=2)
+def test_leaving_a_stream_early_ends_its_readers(net, pattern, tmp_path):
+    path = tmp_path / "p.png"
+    Image.fromarray(pattern).save(path)
+    stream = camkit.explain_many(net, itertools.repeat(path), "features", preprocess=PRESET, batch_size=2)
     next(stream)
     assert any(thread.name.startswith("camkit") for thread in threading.enumerate())
 

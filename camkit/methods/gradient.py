@@ -50,7 +50,7 @@ def gradcam_plus_plus(
     """
     positive = gradients.float().relu()
     below = 2 + positive * activations.float().sum(_cells(activations), keepdim=True)
-    return torch.where((positive > 0) & (below != 0), positive / below, 0).sum(_cells(gradients), keepdim=True)
+    return torch.where((positive == 0) | (below == 0), 0, positive / below).sum(_cells(gradients), keepdim=True)
 
 
 @register(
@@ -85,7 +85,7 @@ def xgradcam(
     total = maps.sum(_cells(maps), keepdim=True)
     rounding = torch.finfo(activations.dtype).eps * maps.abs().sum(_cells(maps), keepdim=True)
     share = (gradients.float() * maps).sum(_cells(maps), keepdim=True) / total
-    return torch.where(total.abs() > rounding, share, 0)
+    return torch.where(total.abs() <= rounding, 0, share)
 
 
 @register(
@@ -113,4 +113,4 @@ def gradcam_elementwise(
 ) -> Float[Tensor, "n c *grid"]:
     """Weight each cell of channel k by G_kij where G_kij A_kij > 0, so that the map sums ReLU(G_kij A_kij)."""
     slopes = gradients.float()
-    return torch.where(slopes * activations.float() > 0, slopes, 0)
+    return torch.where(slopes * activations.float() <= 0, 0, slopes)
