@@ -15,6 +15,9 @@ from camkit.values import Layout
 MOST_PREFIX_TOKENS = 16
 """More tokens than this before the grid are not taken for class, distillation or register tokens."""
 
+_USUAL_PREFIX = 2
+"""Tokens before the grid up to which the first of two possible readings is taken: class and distillation."""
+
 _MOST_CELLS_LOST = 2.5
 """Cells that unpadded convolutions may cost a grid, against the input's size divided by the stride."""
 
@@ -124,7 +127,8 @@ def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> L
     if len(shape) == 3 and len(size) > 1:
         # Channels after tokens is by far the usual order; the other is taken where it alone divides the input.
         rows, columns = _token_grid(shape[1], size), _token_grid(shape[2], size)
-        if rows and (rows.exact or not columns or not columns.exact):
+        clear = rows is not None and rows.exact and rows.prefix <= _USUAL_PREFIX
+        if rows and (clear or not columns or not columns.exact):
             return Layout("tokens", rows.grid, rows.prefix)
         return Layout("tokens_last", columns.grid, columns.prefix) if columns else None
     return None

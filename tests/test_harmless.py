@@ -14,6 +14,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -719,9 +720,10 @@ def endless() -> Iterator[Tensor]:
 
 
 @pytest.mark.parametrize("how", ["closed", "dropped", "dropped unstarted", "raised into"])
-def test_an_abandoned_stream_leaves_no_trace(how: str) -> None:
+def test_an_abandoned_stream_leaves_no_trace(how: str, tmp_path: Path) -> None:
     model = in_the_middle_of_training(made(Parts))
-    photo = Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8))
+    photo = tmp_path / "photo.png"
+    Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8)).save(photo)
     with unchanged(model):
         stream = camkit.explain_many(model, itertools.repeat(photo), preprocess=lambda _: pictures()[0], batch_size=2)
         if how != "dropped unstarted":
