@@ -81,7 +81,7 @@ def explain(
     from camkit.runs import Drawing, explain_files
     from camkit.targets import top
 
-    drawing = Drawing(style, colormap, alpha)  # type: ignore[arg-type] # Drawing checks the style itself
+    drawing = Drawing(style, colormap, alpha)
     found = find_pictures(pictures)
     rows = explain_files(
         model,

@@ -25,7 +25,7 @@ from camkit.pipeline import explain_many
 from camkit.scenes import scene_paths
 from camkit.streams import Task, in_order
 from camkit.targets import TargetLike
-from camkit.values import Failure, LoadedModel, Precision, Style
+from camkit.values import Failure, LoadedModel, Precision
 
 _LONGEST_STEM = 120
 
@@ -38,7 +38,7 @@ class Drawing:
         InputError: an unknown style or colormap, or alpha out of range.
     """
 
-    style: Style = "overlay"
+    style: str = "overlay"
     colormap: str = "turbo"
     alpha: float = 0.5
 

@@ -185,7 +185,7 @@ class TestInProcess:
         assert all(method.name in out and method.paper.split(",")[0] in out for method in camkit.METHODS.values())
 
     def test_names_with_markup_are_text(self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        odd = tmp_path / "[red]x[/red].jpg"
+        odd = tmp_path / "[red]x[bold].jpg"
         odd.write_bytes(plane.read_bytes())
         assert main([str(odd), "--model", "demo-fair", "--out", str(tmp_path)]) == 0
-        assert "[red]x[/red].jpg" in capsys.readouterr().out
+        assert "[red]x[bold].jpg" in capsys.readouterr().out
