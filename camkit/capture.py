@@ -10,16 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.errors import LayerError, MethodError, TargetError
+from camkit.errors import LayerError, LayoutUnclearError, MethodError, TargetError
 from camkit.hooks import ForwardHook, Saved, Tape, cut, forward_hooks
 from camkit.layouts import infer_layout, to_grid
 from camkit.state import evaluating, same_randomness
-from camkit.values import Capture, Features, LayerRef, Precision, Scores, Target
+from camkit.values import Capture, Features, LayerRef, Layout, Precision, Scores, Target
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 _FP16_LIFT = 1024.0
-"""The score is multiplied by this before an fp16 backward pass, and the gradients divided: small ones would be lost."""
+"""An fp16 backward pass begins with this instead of 1, and the gradients are divided by it: small ones would be lost."""
 
 
 @contextmanager
@@ -45,6 +45,8 @@ def capture(
     targets: Sequence[Target],
     *,
     precision: Precision = "fp32",
+    layouts: Mapping[LayerRef, Layout] | None = None,
+    memory_format: torch.memory_format = torch.preserve_format,
 ) -> Capture:
     """Run the model once and differentiate its head once per target.
 
@@ -54,16 +56,19 @@ def capture(
         layers: where to save feature maps and gradients.
         targets: each gives one score per image.
         precision: of the pass; "bf16" and "fp16" run under autocast.
+        layouts: of the layers' outputs, where a probe saw them; read from the shapes when None.
+        memory_format: of the copy of the inputs that the model gets.
 
     Raises:
+        LayoutUnclearError: ``layouts`` is None, and a shape can be read in two ways.
         LayerError: a layer did not run, ran several times, has no spatial extent, or the score does not depend on it.
         TargetError: the output does not have what a target asks for.
     """
-    result = _capture(model, inputs, layers, targets, precision, trunk_graph=False)
+    result = _capture(model, inputs, layers, targets, precision, layouts, memory_format, trunk_graph=False)
     if result is None:
         # The layer lies inside a no_grad block of the model's own forward, which switched gradients off again when it
         # ended. With gradients on outside the block, that is the mode it returns to.
-        result = _capture(model, inputs, layers, targets, precision, trunk_graph=True)
+        result = _capture(model, inputs, layers, targets, precision, layouts, memory_format, trunk_graph=True)
     if result is None:
         names = " and ".join(repr(str(ref)) for ref in layers)
         raise LayerError(
@@ -79,6 +84,8 @@ def _capture(
     layers: Mapping[LayerRef, nn.Module],
     targets: Sequence[Target],
     precision: Precision,
+    layouts: Mapping[LayerRef, Layout] | None,
+    memory_format: torch.memory_format,
     *,
     trunk_graph: bool,
 ) -> Capture | None:
@@ -86,17 +93,18 @@ def _capture(
     scores: list[Scores] = []
     reached = False
     with quiet_pass(model, inputs.device, precision), torch.set_grad_enabled(trunk_graph), cut(layers) as tape:
-        output = model(inputs.clone())
+        output = model(inputs.clone(memory_format=memory_format))
         _check_all_ran(tape, layers)
         for number, target in enumerate(targets, start=1):
             scored = target(output, len(inputs))
             if not scored.values.requires_grad:
                 return None
-            reached |= tape.backward(scored.values.float().sum() * lift, keep_graph=number < len(targets))
+            score = scored.values.float().sum()
+            reached |= tape.backward(score, keep_graph=number < len(targets), lift=lift)
             scores.append(replace(scored, values=scored.values.detach().float()))
         if not reached:
             return None
-        features = tuple(_features(ref, tape.layers[ref], inputs, lift) for ref in layers)
+        features = tuple(_features(ref, tape.layers[ref], inputs, layouts) for ref in layers)
     return Capture(features, tuple(scores))
 
 
@@ -106,16 +114,20 @@ def _check_all_ran(tape: Tape, layers: Mapping[LayerRef, nn.Module]) -> None:
         raise LayerError(f"layer {missing[0]!r} did not run in this pass; camkit layers --model NAME lists what runs")
 
 
-def _features(ref: LayerRef, saved: Saved, inputs: Tensor, lift: float) -> Features:
+def _features(
+    ref: LayerRef, saved: Saved, inputs: Tensor, layouts: Mapping[LayerRef, Layout] | None
+) -> Features:
     shape = tuple(saved.output.shape)
-    layout = infer_layout(shape, len(inputs), tuple(inputs.shape[2:]))
+    layout = (layouts or {}).get(ref) or infer_layout(shape, len(inputs), tuple(inputs.shape[2:]))
+    if layout is not None and layout.assumed and layouts is None:
+        raise LayoutUnclearError(f"layer {str(ref)!r} returned shape {shape}, which can be read in two ways")
     if layout is None:
         raise LayerError(
             f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
             f"{'x'.join(map(str, inputs.shape[2:]))}; choose an earlier layer (camkit layers --model NAME lists them)"
         )
-    gradients = (gradient if lift == 1 else gradient.float() / lift for gradient in saved.gradients)
-    return Features(to_grid(saved.output.detach(), layout), tuple(to_grid(gradient, layout) for gradient in gradients))
+    gradients = tuple(to_grid(gradient, layout) for gradient in saved.gradients)
+    return Features(to_grid(saved.output.detach(), layout), gradients)
 
 
 def capture_for_cam(
@@ -125,6 +137,8 @@ def capture_for_cam(
     targets: Sequence[Target],
     *,
     precision: Precision = "fp32",
+    layouts: Mapping[LayerRef, Layout] | None = None,
+    memory_format: torch.memory_format = torch.preserve_format,
 ) -> Capture:
     """Run the model once, without any gradient, and find the class weights of its linear layer.
 
@@ -133,6 +147,7 @@ def capture_for_cam(
     between them, as in DenseNet).
 
     Raises:
+        LayoutUnclearError: as ``capture``.
         MethodError: the head is of another form; the message names methods that work.
         TargetError: a target is not a class.
     """
@@ -146,22 +161,21 @@ def capture_for_cam(
         module: note for module in model.modules() if isinstance(module, nn.Linear)
     }
     with quiet_pass(model, inputs.device, precision), cut(layers, gradients=False) as tape, forward_hooks(linears):
-        output = model(inputs.clone())
+        output = model(inputs.clone(memory_format=memory_format))
         _check_all_ran(tape, layers)
         scores = tuple(target(output, len(inputs)) for target in targets)
         heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
-        features = tuple(_cam_features(ref, tape.layers[ref], inputs, heads, scores) for ref in layers)
+        maps = {ref: _features(ref, tape.layers[ref], inputs, layouts).activations for ref in layers}
+        features = tuple(_cam_features(ref, maps[ref], heads, scores) for ref in layers)
     return Capture(features, tuple(replace(scored, values=scored.values.float()) for scored in scores))
 
 
 def _cam_features(
     ref: LayerRef,
-    saved: Saved,
-    inputs: Tensor,
+    maps: Float[Tensor, "n c *grid"],
     heads: Sequence[tuple[nn.Linear, Tensor, Tensor]],
     scores: Sequence[Scores],
 ) -> Features:
-    maps = _features(ref, saved, inputs, 1.0).activations
     cells = tuple(range(2, maps.dim()))
     if heads:
         linear, pooled, _ = heads[-1]

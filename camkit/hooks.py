@@ -74,17 +74,34 @@ class Tape:
     """What the hooks of one pass saved, by layer, in execution order."""
 
     layers: dict[LayerRef, Saved] = field(default_factory=dict)
+    recording: bool = True
 
-    def backward(self, score: Tensor, *, keep_graph: bool) -> bool:
+    def backward(self, score: Tensor, *, keep_graph: bool, lift: float = 1.0) -> bool:
         """Differentiate a scalar down to the first layer; each layer's tensor hook saves its gradient.
 
-        Parameters receive no ``.grad``. A layer the score does not depend on has a gradient of zero.
+        Parameters receive no ``.grad``. A layer the score does not depend on has a gradient of zero. The pass begins
+        with ``lift`` instead of 1, and the gradients are divided by it in float32; where that made one of them
+        infinite, the pass is repeated without.
 
         Returns:
             Whether the score depends on any of the layers.
         """
+        self.recording = False  # modules under activation checkpointing run again in a backward pass
         saved = dict.fromkeys(self.layers.values())
-        count = len(next(iter(saved)).gradients)
+        if lift != 1:
+            reached = self._differentiate(saved, score * lift, keep_graph=True)
+            if all(bool(torch.isfinite(layer.gradients[-1]).all()) for layer in saved):
+                for layer in saved:
+                    layer.gradients[-1] = layer.gradients[-1].float() / lift
+                return reached
+            for layer in saved:
+                del layer.gradients[-1]
+        return self._differentiate(saved, score, keep_graph=keep_graph)
+
+    @staticmethod
+    def _differentiate(saved: Iterable[Saved], score: Tensor, *, keep_graph: bool) -> bool:
+        saved = list(saved)
+        count = len(saved[0].gradients)
         leaves = [layer.output for layer in saved if layer.output.requires_grad]
         torch.autograd.grad(score, leaves, retain_graph=keep_graph, allow_unused=True)
         unreached = [layer for layer in saved if len(layer.gradients) == count]
@@ -148,6 +165,8 @@ def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True) -> Iter
     calls = dict.fromkeys(refs, 0)
 
     def hook(module: nn.Module, arguments: list[Tensor], output: Any) -> Any:
+        if not tape.recording:
+            return None
         calls[module] += 1
         if calls[module] > 1 and LayerRef(refs[module][0].name) in refs[module]:
             name = refs[module][0].name

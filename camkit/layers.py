@@ -7,8 +7,8 @@ layers tells which grid cells the score depends on. Nothing is decided by a modu
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -83,14 +83,18 @@ def probe(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Probe:
         image: one input on the model's device.
     """
     remembered = _probes.setdefault(model, {})
-    names = tuple((name, id(module)) for name, module in model.named_modules())
-    key = (tuple(image.shape), image.dtype, hash(names))
+    key = _key(model, image)
     if key not in remembered:
         found, measured = _probe(model, image)
         if not measured:
             return found
         remembered[key] = found
     return remembered[key]
+
+
+def _key(model: nn.Module, image: Tensor) -> tuple[Any, ...]:
+    names = tuple((name, id(module)) for name, module in model.named_modules())
+    return tuple(image.shape), image.dtype, hash(names)
 
 
 def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> LayerChoice:
@@ -108,12 +112,30 @@ def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> LayerChoice:
     return found.choice
 
 
+def layouts_of(
+    model: nn.Module, image: Float[Tensor, "1 c *size"], choice: LayerChoice, *, probing: bool
+) -> Mapping[LayerRef, Layout] | None:
+    """Return how a probe saw the layers' outputs laid out; without ``probing``, None where none has been made."""
+    if choice.layouts:
+        return choice.layouts
+    found = probe(model, image) if probing else _probes.get(model, {}).get(_key(model, image))
+    return None if found is None else _layouts(found, choice.layers)
+
+
+def _layouts(found: Probe, layers: Sequence[LayerRef]) -> dict[LayerRef, Layout]:
+    rows = {(row.ref.name, row.ref.call or 1): row.layout for row in found.rows}
+    seen = {ref: rows.get((ref.name, ref.call or 1)) for ref in layers}
+    return {ref: layout for ref, layout in seen.items() if layout is not None}
+
+
 def named_layers(model: nn.Module, layers: str | nn.Module | Sequence[str | nn.Module]) -> LayerChoice:
     """Turn the caller's layers into a choice: modules, or dotted names such as ``"layer4"`` (``"relu#3"``: 3rd call).
 
     Raises:
         LayerError: there is no such layer in the model; the message names the nearest.
     """
+    if not isinstance(layers, (str, nn.Module, Iterable)):
+        raise LayerError(f"a target layer is a dotted name or a module of the model, not {layers!r}")
     asked = [layers] if isinstance(layers, (str, nn.Module)) else list(layers)
     if not asked:
         raise LayerError("the list of target layers is empty; pass None to have the layer chosen")
@@ -149,11 +171,20 @@ def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
     with same_randomness(model), evaluating(model), torch.inference_mode(mode=False), torch.enable_grad():
         leaf = image.detach().clone().requires_grad_()
         calls, output = _watch(model, leaf)
-        for call in calls:
-            if call.output is not None:
-                call.layout = infer_layout(tuple(call.output.shape), 1, tuple(image.shape[2:]))
+        _lay_out(calls, tuple(image.shape[2:]))
         influence = _Influence(calls, _score(output))
     return _choose(calls, influence), influence.measured
+
+
+def _lay_out(calls: list[_Call], size: tuple[int, ...]) -> None:
+    """Read each output's layout, tokens by the grid of the last convolution-like output before them."""
+    seen: tuple[int, ...] | None = None
+    for call in calls:
+        if call.output is None:
+            continue
+        call.layout = infer_layout(tuple(call.output.shape), 1, size, seen)
+        if call.layout is not None and call.output.dim() == len(size) + 2:
+            seen = call.layout.grid
 
 
 def _score(output: Any) -> Tensor | None:
@@ -267,7 +298,6 @@ def _choose(calls: list[_Call], influence: _Influence) -> Probe:
         verdicts[id(call)] = _verdict(call, influence, classes)
     fit = [call for call in calls if not verdicts[id(call)]]
     best = _deepest(calls, fit)
-    choice = None if best is None else _as_choice(best, calls, fit, influence)
     rows = tuple(
         LayerRow(
             _ref(call, calls),
@@ -278,7 +308,10 @@ def _choose(calls: list[_Call], influence: _Influence) -> Probe:
         )
         for call in calls
     )
-    return Probe(rows, choice)
+    found = Probe(rows, None if best is None else _as_choice(best, calls, fit, influence))
+    if found.choice is None:
+        return found
+    return replace(found, choice=replace(found.choice, layouts=_layouts(found, found.choice.layers)))
 
 
 def _verdict(call: _Call, influence: _Influence, classes: int | None) -> str:
@@ -344,4 +377,5 @@ def _as_choice(best: _Call, calls: list[_Call], fit: list[_Call], influence: _In
     chosen = _outermost(best, calls)
     others = _apart(named, chosen)
     seen = "whose cells influence the score" if influence.measured else "(its influence could not be measured)"
-    return LayerChoice((chosen,), f"the deepest {grid} grid {seen}{influence.note}", tuple(others))
+    doubt = "; its shape could also be read with channels and tokens exchanged" if best.layout.assumed else ""
+    return LayerChoice((chosen,), f"the deepest {grid} grid {seen}{influence.note}{doubt}", tuple(others))

@@ -87,24 +87,28 @@ class _TokenGrid(NamedTuple):
     exact: bool
 
 
-def _token_grid(length: int, size: tuple[int, ...]) -> _TokenGrid | None:
-    """Find the patch grid among ``length`` tokens: best a patch that divides the input, then few tokens before it."""
+def _token_grids(length: int, size: tuple[int, ...]) -> list[_TokenGrid]:
+    """List patch grids among ``length`` tokens: first patches that divide the input, then few tokens before the grid."""
     found = [
         _TokenGrid(grid, prefix, exact=all(s % patch == 0 for s in size))
         for patch in range(1, min(size) + 1)
         for grid in {tuple(s // patch for s in size), tuple(-(-s // patch) for s in size)}
         if 0 <= (prefix := length - math.prod(grid)) <= MOST_PREFIX_TOKENS and math.prod(grid) > 1
     ]
-    return min(found, key=lambda option: (not option.exact, option.prefix), default=None)
+    return sorted(found, key=lambda option: (not option.exact, option.prefix))
 
 
-def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout | None:
+def infer_layout(
+    shape: tuple[int, ...], batch: int, size: tuple[int, ...], seen: tuple[int, ...] | None = None
+) -> Layout | None:
     """Decide which axes of a layer's output are its grid.
 
     Args:
         shape: of the layer's output.
         batch: images in the input; a layer with another first dimension cannot be mapped onto pictures.
         size: the input's H x W (or its L, or D x H x W).
+        seen: the grid of the last output before this one that had one for certain; tokens are read as that grid where
+            they can be.
 
     Returns:
         The layout, or None when the output has no axes in proportion to the input's.
@@ -115,6 +119,8 @@ def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> L
     'channels_last 7x11'
     >>> str(infer_layout((1, 197, 192), 1, (224, 224)))
     'tokens 14x14 after 1'
+    >>> str(infer_layout((1, 64, 256), 1, (128, 128))), str(infer_layout((1, 64, 256), 1, (128, 128), seen=(16, 16)))
+    ('tokens 8x8', 'tokens_last 16x16')
 
     """
     if not shape or shape[0] != batch:
@@ -124,14 +130,26 @@ def infer_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> L
         if _fits(first, size):
             return Layout("channels_first", first)
         return Layout("channels_last", last) if _fits(last, size) else None
-    if len(shape) == 3 and len(size) > 1:
-        # Channels after tokens is by far the usual order; the other is taken where it alone divides the input.
-        rows, columns = _token_grid(shape[1], size), _token_grid(shape[2], size)
-        clear = rows is not None and rows.exact and rows.prefix <= _USUAL_PREFIX
-        if rows and (clear or not columns or not columns.exact):
-            return Layout("tokens", rows.grid, rows.prefix)
-        return Layout("tokens_last", columns.grid, columns.prefix) if columns else None
-    return None
+    if len(shape) != 3 or len(size) < 2:
+        return None
+    rows, columns = _token_grids(shape[1], size), _token_grids(shape[2], size)
+    readings = [Layout("tokens", found.grid, found.prefix) for found in rows]
+    readings += [Layout("tokens_last", found.grid, found.prefix) for found in columns]
+    if of_the_grid_seen := [reading for reading in readings if reading.grid == seen]:
+        return of_the_grid_seen[0]
+    # Channels after tokens is by far the usual order; the other is taken where it alone divides the input.
+    assumed = _exact(rows) and _exact(columns)
+    if rows and (_clear(rows) or not _exact(columns)):
+        return Layout("tokens", rows[0].grid, rows[0].prefix, assumed)
+    return Layout("tokens_last", columns[0].grid, columns[0].prefix, assumed) if columns else None
+
+
+def _exact(grids: list[_TokenGrid]) -> bool:
+    return bool(grids) and grids[0].exact
+
+
+def _clear(grids: list[_TokenGrid]) -> bool:
+    return _exact(grids) and grids[0].prefix <= _USUAL_PREFIX
 
 
 def to_grid(tensor: Float[Tensor, "n *rest"], layout: Layout) -> Float[Tensor, "n c *grid"]:

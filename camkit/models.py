@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -277,6 +278,29 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return unwrapped(model.module)
     inner = getattr(model, "_orig_mod", None)
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
+def faster_format(module: nn.Module, inputs: Tensor) -> torch.memory_format:
+    """Return the memory format in which a model is run.
+
+    Convolutions on a CPU are faster with the channels last, without any change to the model; ``docs/benchmarks.md`` has
+    the figures. Elsewhere the inputs stay as they are.
+    """
+    if inputs.dim() != 4 or inputs.device.type != "cpu" or module in _rigid:
+        return torch.preserve_format
+    helps = any(isinstance(part, nn.Conv2d) for part in module.modules())
+    return torch.channels_last if helps else torch.preserve_format
+
+
+def is_rigid(module: nn.Module, error: RuntimeError) -> bool:
+    """Tell, and remember, that a model failed because it relies on its input's memory format."""
+    if "view size is not compatible" not in str(error) and "contiguous" not in str(error):
+        return False
+    _rigid.add(module)
+    return True
+
+
+_rigid: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def device_of(module: nn.Module) -> torch.device:

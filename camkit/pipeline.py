@@ -19,15 +19,16 @@ from torch import Tensor, nn
 
 from camkit import heatmap as heat
 from camkit.capture import capture, capture_for_cam, is_out_of_memory
-from camkit.errors import CamkitError, ImageError, InputError
+from camkit.errors import CamkitError, ImageError, InputError, LayoutUnclearError
 from camkit.explanation import Explanation
 from camkit.images import as_pixels, extremes, located, prepare, unbatched
-from camkit.layers import modules_of, named_layers, resolve
+from camkit.layers import layouts_of, modules_of, named_layers, resolve
 from camkit.methods import Method, find_method
-from camkit.models import as_model, device_of, dtype_of
+from camkit.models import as_model, device_of, dtype_of, faster_format, is_rigid
 from camkit.streams import Task, in_order
 from camkit.targets import TargetLike, as_targets
 from camkit.values import (
+    Capture,
     Failure,
     ImageLike,
     LayerChoice,
@@ -299,10 +300,9 @@ def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Fai
     finite = torch.isfinite(torch.stack([low, high])).all(0).tolist()
     if not all(finite):
         return _without(plan, batch, finite)
-    run = capture_for_cam if plan.method.needs == "head" else capture
     try:
         choice = plan.layers or resolve(module, inputs[:1])
-        captured = run(module, inputs, modules_of(module, choice), plan.targets, precision=plan.precision)
+        captured = _captured(plan, inputs, choice)
     except RuntimeError as error:
         sentence = _about_channels(module, inputs)
         if sentence is None or is_out_of_memory(error):
@@ -313,12 +313,30 @@ def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Fai
     explained = []
     for number, scores in enumerate(captured.scores):
         raws = [
-            heat.weighted_sum(plan.method.weights(maps.activations, maps.seconds[number]), maps.activations)
+            heat.weighted_sum(plan.method.weights(maps.activations, maps.by_target[number]), maps.activations)
             for maps in captured.features
         ]
         raw, heatmap = heat.fuse(raws, size)
         explained.append(_explanations(plan, batch, drawn, choice, scores, raw, heatmap))
     return [explanation for of_one_picture in zip(*explained, strict=True) for explanation in of_one_picture]
+
+
+def _captured(plan: _Plan, inputs: Tensor, choice: LayerChoice) -> Capture:
+    """Run the model; a named layer whose output's axes are not clear is looked at with a probe first."""
+    module = plan.model.module
+    run = functools.partial(capture_for_cam if plan.method.needs == "head" else capture, module, inputs)
+    run = functools.partial(run, modules_of(module, choice), plan.targets, precision=plan.precision)
+    layouts = layouts_of(module, inputs[:1], choice, probing=False)
+    memory_format = faster_format(module, inputs)
+    while True:
+        try:
+            return run(layouts=layouts, memory_format=memory_format)
+        except LayoutUnclearError:
+            layouts = layouts_of(module, inputs[:1], choice, probing=True)
+        except RuntimeError as error:
+            if memory_format is torch.preserve_format or not is_rigid(module, error):
+                raise
+            memory_format = torch.preserve_format
 
 
 def _without(plan: _Plan, batch: list[Prepared], finite: list[bool]) -> list[Explanation | Failure]:

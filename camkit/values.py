@@ -5,8 +5,8 @@ Shapes are written the same way everywhere: N images, C channels, H x W pixels, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -53,12 +53,14 @@ class Layout:
     r"""Where the axes of a layer's output are.
 
     ``kind`` is "channels_first" (N, C, \*grid), "channels_last" (N, \*grid, C), "tokens" (N, L, C) or
-    "tokens_last" (N, C, L); ``prefix`` counts the tokens before the grid (class, distillation, registers).
+    "tokens_last" (N, C, L); ``prefix`` counts the tokens before the grid (class, distillation, registers). ``assumed``
+    where the shape could as well be read with the last two axes exchanged, and nothing that was seen said which.
     """
 
     kind: Literal["channels_first", "channels_last", "tokens", "tokens_last"]
     grid: tuple[int, ...]
     prefix: int = 0
+    assumed: bool = False
 
     def __str__(self) -> str:
         """Return, for example, ``"channels_first 7x7"`` or ``"tokens 14x14 after 1"``."""
@@ -91,11 +93,12 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """The layers a map is made from, why, and the next best ones."""
+    """The layers a map is made from, why, the next best ones, and how a probe saw the layers' outputs laid out."""
 
     layers: tuple[LayerRef, ...]
     reason: str
     runners_up: tuple[LayerRef, ...] = ()
+    layouts: Mapping[LayerRef, Layout] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return the layers' names, joined by a plus sign."""
@@ -106,11 +109,11 @@ class LayerChoice:
 class Features:
     r"""What the hooks saved of one layer: feature maps (N, C, \*grid), and for each target what weights them.
 
-    ``seconds`` holds the gradients (N, C, \*grid), or the class weights (N, C) of a linear head.
+    ``by_target`` holds the gradients (N, C, \*grid), or the class weights (N, C) of a linear head.
     """
 
     activations: Float[Tensor, "n c *grid"]
-    seconds: tuple[Tensor, ...]
+    by_target: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)

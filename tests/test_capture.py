@@ -113,7 +113,7 @@ def test_maps_and_gradients_are_those_of_the_full_graph(
         assert gradients[0][number].any(), "the test compares more than zeros"
         assert torch.equal(features.activations, to_channels_first(name, maps[number]))
         for rank in range(count):
-            assert torch.equal(features.seconds[rank], to_channels_first(name, gradients[rank][number]))
+            assert torch.equal(features.by_target[rank], to_channels_first(name, gradients[rank][number]))
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -122,7 +122,7 @@ def test_the_attention_kernel_for_inference_changes_no_more_than_rounding(layer:
     model = network("vit_b_32")
     maps, gradients, _ = full_graph(model, [layer], 1, bf16=False)
     found = capture(model, pictures(), modules_of(model, named_layers(model, layer)), top(1)).features[0]
-    for one, two in ((found.activations, maps[0]), (found.seconds[0], gradients[0][0])):
+    for one, two in ((found.activations, maps[0]), (found.by_target[0], gradients[0][0])):
         expected = to_channels_first("vit_b_32", two)
         torch.testing.assert_close(one, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
@@ -136,7 +136,7 @@ def test_the_order_asked_for_is_the_order_returned(name: str, layers: tuple[str,
     )
     for one, two in zip(forwards, reversed(backwards), strict=True):
         assert torch.equal(one.activations, two.activations)
-        assert torch.equal(one.seconds[0], two.seconds[0])
+        assert torch.equal(one.by_target[0], two.by_target[0])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -223,7 +223,7 @@ def test_gradcam_plus_plus_follows_its_formula_at_every_scale(name: str, factor:
     model, layer = scaled(name, factor, "gradcam++")
     features = capture(model, pictures(), modules_of(model, named_layers(model, layer)), top(1)).features[0]
     for number, found in enumerate(camkit.explain(model, pictures(), layer, method="gradcam++")):
-        expected = gradcam_plus_plus(features.activations[number], features.seconds[0][number])
+        expected = gradcam_plus_plus(features.activations[number], features.by_target[0][number])
         assert expected.any()
         np.testing.assert_allclose(found.raw, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 

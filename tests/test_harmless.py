@@ -626,7 +626,7 @@ def test_a_layer_after_another_target_layer_is_saved_alike(name: str) -> None:
     with unchanged(model):
         later = capture(model, pictures(), layers, [ClassTarget(2)]).features[1]
     torch.testing.assert_close(later.activations, maps)
-    torch.testing.assert_close(later.seconds[0], gradients)
+    torch.testing.assert_close(later.by_target[0], gradients)
 
 
 def test_a_layer_that_runs_twice_is_an_error_that_names_the_way_out() -> None:
@@ -650,7 +650,7 @@ def test_both_calls_of_a_layer_may_be_asked_for_at_once() -> None:
     found = capture(model, pictures(), layers, [ClassTarget(1)]).features
     for features, maps, gradient in zip(found, (first, second), gradients, strict=True):
         torch.testing.assert_close(features.activations, maps.detach())
-        torch.testing.assert_close(features.seconds[0], gradient)
+        torch.testing.assert_close(features.by_target[0], gradient)
 
 
 class InferenceForward(Parts):

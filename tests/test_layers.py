@@ -196,7 +196,7 @@ def test_a_layer_may_return_its_maps_in_any_form(kind, layer):
     assert np.allclose(found.raw, plain.raw, atol=1e-6)
 
 
-@pytest.mark.parametrize("channels", [23])
+@pytest.mark.parametrize("channels", [23, 64, 256])
 def test_flattened_maps_are_never_read_with_their_axes_exchanged(channels):
     class Flattening(nn.Module):
         def __init__(self) -> None:
