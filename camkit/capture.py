@@ -19,7 +19,7 @@ from camkit.values import Capture, Features, LayerRef, Layout, Precision, Scores
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 _FP16_LIFT = 1024.0
-"""An fp16 backward pass begins with this instead of 1, and the gradients are divided by it: small ones would be lost."""
+"""An fp16 backward pass begins with this instead of 1, and gradients are divided by it: small ones would be lost."""
 
 
 @contextmanager
@@ -114,9 +114,7 @@ def _check_all_ran(tape: Tape, layers: Mapping[LayerRef, nn.Module]) -> None:
         raise LayerError(f"layer {missing[0]!r} did not run in this pass; camkit layers --model NAME lists what runs")
 
 
-def _features(
-    ref: LayerRef, saved: Saved, inputs: Tensor, layouts: Mapping[LayerRef, Layout] | None
-) -> Features:
+def _features(ref: LayerRef, saved: Saved, inputs: Tensor, layouts: Mapping[LayerRef, Layout] | None) -> Features:
     shape = tuple(saved.output.shape)
     layout = (layouts or {}).get(ref) or infer_layout(shape, len(inputs), tuple(inputs.shape[2:]))
     if layout is not None and layout.assumed and layouts is None:

@@ -27,6 +27,7 @@ class Explanation:
     Attributes:
         heatmap: (H, W) float32 at the size of the model's input, 0..1; 0 always means no evidence.
         raw: (h, w) float32, the signed map on the layer's grid, in the units of the score: comparable between pictures.
+            Of several layers, the mean of their maps, each divided by its largest absolute value.
         target: the class index, or None for a target function.
         label: the class's name, or the target function's; None where no name is known.
         score: the target's value, for a class its logit.

@@ -48,7 +48,7 @@ def fuse(raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int]) -> tuple[Te
 
     Returns:
         The fused signed map (N, *grid) on the finest of the grids, and the heatmap (N, *size): the mean of the layers'
-        own heatmaps, scaled. One layer passes through unscaled.
+        own heatmaps, scaled, or zero where a layer's map is not finite. One layer's map passes through as it is.
 
     """
     if len(raws) == 1:
@@ -56,4 +56,6 @@ def fuse(raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int]) -> tuple[Te
     finest = max((raw.shape[1:] for raw in raws), key=lambda grid: grid.numel())
     signed = [torch.copysign(scale(raw.abs()), raw) for raw in raws]
     mean = torch.stack([upsample(raw, finest) for raw in signed]).mean(0)
-    return mean, scale(torch.stack([to_heatmap(raw, size) for raw in raws]).mean(0))
+    heatmap = torch.stack([to_heatmap(raw, size) for raw in raws]).mean(0)
+    finite = torch.stack([torch.isfinite(raw).flatten(1).all(1) for raw in raws]).all(0)
+    return mean, scale(torch.where(finite.reshape(-1, *[1] * len(size)), heatmap, 0))

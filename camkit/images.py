@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -22,29 +23,42 @@ from camkit.values import Box, ImageLike, Prepared, Preprocess
 
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _GLOB = "*?["
-_LONGEST_NAME = 255
-"""Characters beyond which asking the system about a file fails rather than answers."""
+_ENDINGS = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".apng", ".webp", ".avif", ".gif", ".bmp", ".dib"),
+    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
+)
+"""Which files of a folder are taken for pictures; a file named by itself may have any name."""
 
 
-def find_pictures(patterns: Iterable[str | Path]) -> list[Path]:
+def find_pictures(patterns: Iterable[str | Path], skip: Path | None = None) -> list[Path]:
     """List picture files from files, folders (searched through, in order of name) and glob patterns.
 
-    A pattern that matches nothing stays in the list as it is, so that it is reported where it would have been read.
+    Hidden files and folders are left out of a search, and so is the folder ``skip`` where it lies within the one
+    searched. A pattern that matches nothing stays in the list as it is, so that it is reported where it would have been
+    read. A file reached in two ways is listed once.
     """
-    extensions = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     found: list[Path] = []
     for pattern in patterns:
         path = Path(pattern)
-        if len(path.name) > _LONGEST_NAME:
-            found.append(path)
-        elif path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in extensions and file.is_file())
-            found.extend(inside or [path])
-        elif not path.exists() and any(sign in str(pattern) for sign in _GLOB):
-            found.extend(sorted(map(Path, glob.glob(str(pattern), recursive=True))) or [path])
-        else:
-            found.append(path)
-    return list(dict.fromkeys(found))
+        matches = [path]
+        if not os.path.lexists(path) and any(sign in str(pattern) for sign in _GLOB):
+            matches = sorted(map(Path, glob.glob(str(pattern), recursive=True))) or [path]
+        for match in matches:
+            inside = _inside(match, skip) if os.path.isdir(match) else []
+            found.extend(inside or [match])
+    once: dict[Path, Path] = {}
+    for path in found:
+        once.setdefault(path.absolute(), path)
+    return list(once.values())
+
+
+def _inside(folder: Path, skip: Path | None) -> list[Path]:
+    left_out = None if skip is None else skip.resolve()
+    pictures: list[Path] = []
+    for where, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] != "." and Path(where, name).resolve() != left_out]
+        pictures += [Path(where, name) for name in files if name[0] != "." and Path(name).suffix.lower() in _ENDINGS]
+    return sorted(pictures)
 
 
 def open_picture(path: str | Path) -> Image.Image:
@@ -191,11 +205,24 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str) -> Pre
             "this model does not say how its pictures are prepared; pass preprocess=..., for torchvision weights "
             "theirs (preprocess=weights.transforms()), or pass a normalised tensor"
         )
+    if isinstance(preprocess, ImageClassification):
+        _check_not_thin(picture, preprocess, source)
     tensor = preprocess(picture)
     if not isinstance(tensor, Tensor) or tensor.dim() not in (3, 4) or (tensor.dim() == 4 and len(tensor) != 1):
         seen = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ImageError(f"preprocess must turn a PIL picture into a tensor (C, H, W), but it returned {seen}")
     return Prepared(tensor[0] if tensor.dim() == 4 else tensor, np.asarray(picture), None, source)
+
+
+def _check_not_thin(picture: Image.Image, preset: ImageClassification, source: str) -> None:
+    """Refuse a picture that the preset would first enlarge beyond what Pillow takes for safe."""
+    shorter, longer = sorted(picture.size)
+    resize = preset.resize_size[0]
+    if Image.MAX_IMAGE_PIXELS is not None and resize * (resize * longer // shorter) > Image.MAX_IMAGE_PIXELS:
+        raise ImageError(
+            f"{source} has {picture.width} x {picture.height} pixels and is too thin for this model: its preprocessing "
+            f"makes the shorter side {resize}, and the longer would become {resize * longer // shorter}"
+        )
 
 
 def located(prepared: Prepared, preprocess: Preprocess | None) -> Prepared:
@@ -218,6 +245,22 @@ def _prepare_tensor(tensor: Tensor, source: str) -> Prepared:
         )
     height, width = tensor.shape[1:]
     return Prepared(tensor, None, Box(0, 0, width, height), source)
+
+
+def stacked(tensors: list[Float[Tensor, "c *size"]]) -> Float[Tensor, "n c *size"]:
+    """Return the tensors as one batch, without a copy where they lie behind each other in memory already."""
+    first = tensors[0]
+    step = first.numel()
+    in_a_row = first.is_contiguous() and all(
+        tensor.is_contiguous()
+        and tensor.dtype == first.dtype
+        and tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and tensor.storage_offset() == first.storage_offset() + number * step
+        for number, tensor in enumerate(tensors)
+    )
+    if in_a_row:
+        return first.detach().as_strided((len(tensors), *first.shape), (step, *first.stride()))
+    return torch.stack([tensor.detach() for tensor in tensors])
 
 
 def extremes(inputs: Float[Tensor, "n c *size"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:

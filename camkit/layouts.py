@@ -88,7 +88,7 @@ class _TokenGrid(NamedTuple):
 
 
 def _token_grids(length: int, size: tuple[int, ...]) -> list[_TokenGrid]:
-    """List patch grids among ``length`` tokens: first patches that divide the input, then few tokens before the grid."""
+    """List patch grids among ``length`` tokens: first patches that divide the input, then few tokens before them."""
     found = [
         _TokenGrid(grid, prefix, exact=all(s % patch == 0 for s in size))
         for patch in range(1, min(size) + 1)
@@ -130,8 +130,10 @@ def infer_layout(
         if _fits(first, size):
             return Layout("channels_first", first)
         return Layout("channels_last", last) if _fits(last, size) else None
-    if len(shape) != 3 or len(size) < 2:
-        return None
+    return _token_layout(shape, size, seen) if len(shape) == 3 and len(size) > 1 else None
+
+
+def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], seen: tuple[int, ...] | None) -> Layout | None:
     rows, columns = _token_grids(shape[1], size), _token_grids(shape[2], size)
     readings = [Layout("tokens", found.grid, found.prefix) for found in rows]
     readings += [Layout("tokens_last", found.grid, found.prefix) for found in columns]

@@ -6,23 +6,25 @@ import functools
 import itertools
 import pickle
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torchvision
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from camkit.errors import ModelError, did_you_mean
+from camkit.errors import InputError, ModelError, did_you_mean
 from camkit.scenes.network import LABELS as SCENE_LABELS
 from camkit.scenes.network import SceneNet, load_scene_net
 from camkit.scenes.network import preprocess as scene_preprocess
 from camkit.values import LoadedModel, Preprocess
 
 DEMO_MODELS = ("demo-biased", "demo-fair")
+
+Labels: TypeAlias = "Sequence[str] | Mapping[int, str]"
 
 _STATE_KEYS = ("state_dict", "model_state_dict", "model", "model_ema")
 _PREFIXES = ("module.", "_orig_mod.")
@@ -227,7 +229,7 @@ def as_model(
     model: nn.Module | str | LoadedModel,
     *,
     preprocess: Preprocess | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Labels | None = None,
     device: str | torch.device | None = None,
 ) -> LoadedModel:
     """Return a model, given as a module or by name, together with its preprocessing and labels.
@@ -236,13 +238,15 @@ def as_model(
 
     Raises:
         ModelError: an unknown name, a module that cannot carry hooks, or one on another device than asked for.
+        InputError: ``preprocess`` or ``labels`` is of another kind.
     """
+    names = as_labels(labels)
+    _check_preprocess(preprocess)
     if isinstance(model, str):
         model = _remembered(model, str(pick_device(device)))
     if isinstance(model, LoadedModel):
         _check_place(model.module, device)
-        known = tuple(labels) if labels else model.labels
-        return replace(model, preprocess=preprocess or model.preprocess, labels=known)
+        return replace(model, preprocess=preprocess or model.preprocess, labels=names or model.labels)
     if not isinstance(model, nn.Module):
         raise ModelError(f"a model is a torch.nn.Module or a name, not a {type(model).__name__}")
     module = unwrapped(model)
@@ -251,7 +255,39 @@ def as_model(
         raise ModelError(
             "the model was built inside torch.inference_mode(), which rules gradients out for good; build it outside"
         )
-    return LoadedModel(module, type(module).__name__, preprocess, tuple(labels) if labels else None)
+    return LoadedModel(module, type(module).__name__, preprocess, names)
+
+
+def as_labels(labels: Labels | None) -> tuple[str, ...] | None:
+    """Return the classes' names in the order of their indices, given in that order or as a mapping from index to name.
+
+    Raises:
+        InputError: text, a mapping whose keys are not the indices from 0, or names that are neither text nor numbers.
+    """
+    if labels is None:
+        return None
+    if isinstance(labels, Mapping):
+        by_index = {str(index): name for index, name in labels.items()}
+        if set(by_index) != {str(index) for index in range(len(by_index))}:
+            raise InputError("labels given as a dictionary must name every class by its index: {0: 'cat', 1: 'dog'}")
+        labels = [by_index[str(index)] for index in range(len(by_index))]
+    if isinstance(labels, str) or not isinstance(labels, Iterable):
+        raise InputError(f"labels are the names of the classes, as in ['cat', 'dog'], not {labels!r}")
+    names = list(labels)
+    strange = next((name for name in names if not isinstance(name, (str, int))), None)
+    if strange is not None:
+        raise InputError(f"labels are the names of the classes, as in ['cat', 'dog'], and {strange!r} is no name")
+    return tuple(map(str, names)) or None
+
+
+def _check_preprocess(preprocess: Any) -> None:
+    made_by = preprocess.func if isinstance(preprocess, functools.partial) else preprocess
+    if isinstance(made_by, type):
+        raise InputError(
+            f"preprocess is {made_by.__name__} itself, which makes a preprocessing; call it, as in weights.transforms()"
+        )
+    if preprocess is not None and not callable(preprocess):
+        raise InputError(f"preprocess is a function from a PIL picture to a tensor, not {preprocess!r}")
 
 
 def _check_place(module: nn.Module, device: str | torch.device | None) -> None:
@@ -278,6 +314,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return unwrapped(model.module)
     inner = getattr(model, "_orig_mod", None)
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
+def about_channels(module: nn.Module, inputs: Tensor) -> str | None:
+    """Return what is wrong with the number of channels, where that can explain why the model failed."""
+    first = next((part for part in module.modules() if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
+    if first is None or first.in_channels == inputs.shape[1]:
+        return None
+    return f"the picture has {inputs.shape[1]} channels and the model's first convolution takes {first.in_channels}"
 
 
 def faster_format(module: nn.Module, inputs: Tensor) -> torch.memory_format:

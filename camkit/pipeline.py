@@ -21,10 +21,10 @@ from camkit import heatmap as heat
 from camkit.capture import capture, capture_for_cam, is_out_of_memory
 from camkit.errors import CamkitError, ImageError, InputError, LayoutUnclearError
 from camkit.explanation import Explanation
-from camkit.images import as_pixels, extremes, located, prepare, unbatched
+from camkit.images import as_pixels, extremes, located, prepare, stacked, unbatched
 from camkit.layers import layouts_of, modules_of, named_layers, resolve
 from camkit.methods import Method, find_method
-from camkit.models import as_model, device_of, dtype_of, faster_format, is_rigid
+from camkit.models import Labels, about_channels, as_model, device_of, dtype_of, faster_format, is_rigid
 from camkit.streams import Task, in_order
 from camkit.targets import TargetLike, as_targets
 from camkit.values import (
@@ -66,7 +66,7 @@ def explain(
     method: str = "gradcam",
     target: TargetLike | Sequence[TargetLike] | None = None,
     preprocess: Preprocess | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Labels | None = None,
     device: str | torch.device | None = None,
     precision: Precision = "fp32",
     batch_size: int = 32,
@@ -84,7 +84,7 @@ def explain(
             ``output -> (N,)``, or a list of these, each of which is explained for every picture at the cost of one
             forward pass. ``camkit.targets.top(5)`` is such a list.
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
-        labels: the names of the classes.
+        labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
         device: where a model loaded by name runs; a module stays where it is.
         precision: "fp32", or "bf16" and "fp16" under autocast.
         batch_size: images per pass; halved by itself when memory runs out.
@@ -132,7 +132,7 @@ def explain_many(
     method: str = "gradcam",
     target: TargetLike | Sequence[TargetLike] | None = None,
     preprocess: Preprocess | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Labels | None = None,
     device: str | torch.device | None = None,
     precision: Precision = "fp32",
     batch_size: int = 32,
@@ -149,7 +149,7 @@ def explain_many(
     method: str = "gradcam",
     target: TargetLike | Sequence[TargetLike] | None = None,
     preprocess: Preprocess | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Labels | None = None,
     device: str | torch.device | None = None,
     precision: Precision = "fp32",
     batch_size: int = 32,
@@ -165,7 +165,7 @@ def explain_many(
     method: str = "gradcam",
     target: TargetLike | Sequence[TargetLike] | None = None,
     preprocess: Preprocess | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Labels | None = None,
     device: str | torch.device | None = None,
     precision: Precision = "fp32",
     batch_size: int = 32,
@@ -198,14 +198,14 @@ def _plan(
     method: str,
     target: TargetLike | Sequence[TargetLike] | None,
     preprocess: Preprocess | None,
-    labels: Sequence[str] | None,
+    labels: Labels | None,
     device: str | torch.device | None,
     precision: Precision,
     batch_size: int,
 ) -> _Plan:
     if precision not in get_args(Precision):
         raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         raise InputError(f"batch_size is a whole number from 1, not {batch_size!r}")
     found = find_method(method)
     loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
@@ -295,7 +295,7 @@ def _explain(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Failure]:
 
 def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Failure]:
     module = plan.model.module
-    inputs = _stacked([item.tensor for item in batch]).to(device_of(module), dtype_of(module))
+    inputs = stacked([item.tensor for item in batch]).to(device_of(module), dtype_of(module))
     low, high = extremes(inputs)
     finite = torch.isfinite(torch.stack([low, high])).all(0).tolist()
     if not all(finite):
@@ -304,7 +304,7 @@ def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Fai
         choice = plan.layers or resolve(module, inputs[:1])
         captured = _captured(plan, inputs, choice)
     except RuntimeError as error:
-        sentence = _about_channels(module, inputs)
+        sentence = about_channels(module, inputs)
         if sentence is None or is_out_of_memory(error):
             raise
         return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
@@ -352,30 +352,6 @@ def _without(plan: _Plan, batch: list[Prepared], finite: list[bool]) -> list[Exp
         error = ImageError(f"{item.source} holds NaN or infinite values where the model would see it")
         rows.append(Failure(item.source, error))
     return rows + (_explain(plan, good) if good else [])
-
-
-def _stacked(tensors: list[Tensor]) -> Tensor:
-    """Return the tensors as one batch, without a copy where they lie behind each other in memory already."""
-    first = tensors[0]
-    step = first.numel()
-    in_a_row = first.is_contiguous() and all(
-        tensor.is_contiguous()
-        and tensor.dtype == first.dtype
-        and tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        and tensor.storage_offset() == first.storage_offset() + number * step
-        for number, tensor in enumerate(tensors)
-    )
-    if in_a_row:
-        return first.detach().as_strided((len(tensors), *first.shape), (step, *first.stride()))
-    return torch.stack([tensor.detach() for tensor in tensors])
-
-
-def _about_channels(module: nn.Module, inputs: Tensor) -> str | None:
-    """Return what is wrong with the number of channels, where that can explain why the model failed."""
-    first = next((part for part in module.modules() if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
-    if first is None or first.in_channels == inputs.shape[1]:
-        return None
-    return f"the picture has {inputs.shape[1]} channels and the model's first convolution takes {first.in_channels}"
 
 
 def _caused(error: ImageError, cause: Exception) -> ImageError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, SupportsIndex, TypeAlias, cast
 
 import torch
@@ -97,12 +97,13 @@ class TopTarget:
     """The logit of each image's own best class (rank 1), second best (rank 2), and so on."""
 
     rank: int = 1
+    of: int | None = field(default=None, compare=False)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class at this rank for each image."""
         logits = logits_of(output, batch)
         if self.rank > logits.shape[1]:
-            raise TargetError(f"the model has {logits.shape[1]} classes, so there is no best class number {self.rank}")
+            raise TargetError(f"the model has {logits.shape[1]} classes, so there are no {self.of or self.rank} best")
         return _class_scores(logits, logits.detach().topk(self.rank, dim=1).indices[:, -1])
 
 
@@ -127,7 +128,7 @@ def top(count: int) -> list[TopTarget]:
     """Return targets for the ``count`` best classes of each image: ``explain(..., target=top(5))``."""
     if count < 1:
         raise TargetError(f"the number of best classes must be at least 1, not {count}")
-    return [TopTarget(rank) for rank in range(1, count + 1)]
+    return [TopTarget(rank, of=count) for rank in range(1, count + 1)]
 
 
 def _index_of(label: str, labels: Labels) -> int:
@@ -169,7 +170,8 @@ def as_targets(target: TargetLike | Sequence[TargetLike] | None, labels: Labels 
         return [ClassTarget(_index_of(target, labels))]
     if isinstance(target, (ClassTarget, TopTarget, FunctionTarget)):
         return [target]
-    if not isinstance(target, (bool, Tensor)):
+    is_one_number = not isinstance(target, Tensor) or (target.dim() == 0 and target.dtype is not torch.bool)
+    if not isinstance(target, bool) and is_one_number:
         with contextlib.suppress(TypeError):
             return [ClassTarget(operator.index(cast("SupportsIndex", target)))]
     if callable(target):

@@ -52,6 +52,8 @@ def find_method(name: str) -> Method:
         MethodError: there is none; the message names the nearest.
 
     """
+    if not isinstance(name, str):
+        raise MethodError(f"a method is one name, for example 'gradcam', not {name!r}")
     if name in METHODS:
         return METHODS[name]
     raise MethodError(f"unknown method {name!r}{did_you_mean(name, METHODS) or '; choose from ' + ', '.join(METHODS)}")
