@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,8 +32,13 @@ app = App(
 )
 
 
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end the program by itself
+
+
+def _console(*, stderr: bool = False) -> Console:
+    return _Console(stderr=stderr, highlight=False, soft_wrap=True)
 
 
 @app.default
@@ -78,18 +84,22 @@ def explain(
     if top_k is not None and target:
         raise InputError("--top-k and --target exclude each other")
     from camkit.images import find_pictures
+    from camkit.methods import find_method
+    from camkit.models import load_model
     from camkit.runs import Drawing, explain_files
     from camkit.targets import top
 
     drawing = Drawing(style, colormap, alpha)
-    found = find_pictures(pictures)
+    find_method(method)
+    found = find_pictures(pictures, skip=out)
+    loaded = load_model(model, weights, device)
+    if loaded.note:
+        _say(loaded.note)
     rows = explain_files(
-        model,
+        loaded,
         found,
         out,
         drawing,
-        weights=weights,
-        device=device,
         method=method,
         layers=layer,
         targets=target or (None if top_k is None else top(top_k)),
@@ -108,22 +118,23 @@ def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) 
     from camkit.values import Failure
 
     console = _console()
-    failed = 0
+    code = 0
     finished: set[str | None] = set()
-    bar = Console(stderr=True)
+    bar = _Console(stderr=True)
     with Progress(console=bar, transient=True, disable=pictures <= _A_FEW or not bar.is_terminal) as progress:
         task = progress.add_task("explaining", total=pictures)
         for row in rows:
-            failed += isinstance(row, Failure)
+            if isinstance(row, Failure):
+                code = max(code, getattr(row.error, "exit_code", CamkitError.exit_code))
             finished.add(row.source if isinstance(row, Failure) else row.explanation.source)
             if as_json:
                 print(lines.render(row), flush=True)  # noqa: T201
             elif isinstance(row, Failure):
-                Console(stderr=True, highlight=False, soft_wrap=True).print(text.row(row))
+                _console(stderr=True).print(text.row(row))
             else:
                 console.print(text.row(row))
             progress.update(task, completed=len(finished))
-    return InputError.exit_code if failed else 0
+    return code
 
 
 @app.command
@@ -173,16 +184,25 @@ def demo(*, out: Path = Path("camkit-out")) -> int:
     return 0
 
 
+def _say(message: str, style: str = "bold") -> None:
+    _console(stderr=True).print(Text.assemble(("camkit: ", style), message))
+
+
 def _fail(message: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(Text.assemble(("camkit: ", "bold red"), message))
+    _say(message, "bold red")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 2 the call or a file is wrong, 4 something failed."""
+    """Run the command line and return its exit code: 0 done, 2 the call or a file is wrong, 4 something failed.
+
+    As everywhere, 130 means interrupted, and 141 that what read the output went away before its end.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
+    typed = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        result: Any = app(
-            sys.argv[1:] if arguments is None else list(arguments), exit_on_error=False, result_action="return_value"
-        )
+        result: Any = app(typed or ["--help"], exit_on_error=False, result_action="return_value")
     except CycloptsError:
         return InputError.exit_code
     except CamkitError as error:
@@ -193,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 141
     except Exception as error:
         if os.environ.get("CAMKIT_TRACEBACK"):
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +16,11 @@ import torch
 from PIL import Image
 
 from camkit import overlay
-from camkit.errors import CamkitError, ModelError, OutputError
+from camkit.errors import CamkitError, ModelError, OutputError, RunError
 from camkit.explanation import Explanation
 from camkit.images import open_picture
 from camkit.layers import Probe, probe
-from camkit.methods import find_method
-from camkit.models import device_of, load_model
+from camkit.models import device_of
 from camkit.pipeline import explain_many
 from camkit.scenes import scene_paths
 from camkit.streams import Task, in_order
@@ -28,6 +28,7 @@ from camkit.targets import TargetLike
 from camkit.values import Failure, LoadedModel, Precision
 
 _LONGEST_STEM = 120
+"""Bytes of a picture's name that its output's name keeps; most file systems allow 255 in all."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,11 @@ class Written:
 
 
 def explain_files(
-    model: str,
+    model: LoadedModel,
     pictures: Sequence[Path],
     out: Path,
     drawing: Drawing,
     *,
-    weights: str | None = None,
-    device: str | None = None,
     method: str = "gradcam",
     layers: Sequence[str] | None = None,
     targets: Sequence[TargetLike] | None = None,
@@ -78,7 +77,7 @@ def explain_files(
     written, becomes a Failure in its place.
 
     Args:
-        model: a name; ``weights`` and ``device`` as for ``camkit.load_model``.
+        model: as ``camkit.load_model`` gives it.
         pictures: files; each must be listed once.
         out: the folder; it is made.
         drawing: style, colours and their weight.
@@ -88,10 +87,8 @@ def explain_files(
     Raises:
         InputError: something in the call is wrong, or the folder cannot be written to; nothing has been computed then.
     """
-    find_method(method)
-    overlay.check_folder(out)
     explained = explain_many(
-        load_model(model, weights, device),
+        model,
         pictures,
         layers or None,
         method=method,
@@ -100,6 +97,7 @@ def explain_files(
         batch_size=batch_size,
         on_error="yield",
     )
+    overlay.check_folder(out)
     names = output_names(pictures)
     sources = {path.resolve() for path in pictures}
     per_picture = len(targets) if targets else 1
@@ -107,16 +105,20 @@ def explain_files(
     def write(row: Explanation | Failure, rank: int) -> Written | Failure:
         if isinstance(row, Failure):
             return row
-        name = f"{names[Path(row.source)]}.{row.method}"
-        if per_picture > 1:
-            name += f".{rank}-{_slug(row.name)}"
-        file = out / f"{name}.png"
+        parts = [names[Path(row.source)], row.method]
+        if layers:
+            parts.append(_slug(row.layer))
+        if targets:
+            parts.append(_slug(row.name) if per_picture == 1 else f"{rank}-{_slug(row.name)}")
+        file = out / f"{'.'.join(parts)}.png"
         if file.resolve() in sources:
             return Failure(row.source, OutputError(f"{file} is itself a picture to explain; choose another folder"))
         try:
             return Written(row, row.save(file, **vars(drawing)))
         except CamkitError as error:
             return Failure(row.source, error)
+        except Exception as error:
+            return Failure(row.source, RunError(f"{file} could not be drawn: {type(error).__name__}: {error}"))
 
     def tasks() -> Iterator[Task[Written | Failure]]:
         rank = 0
@@ -134,25 +136,29 @@ def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
     {PosixPath('a/cat.png'): 'a-cat', PosixPath('b/cat.png'): 'b-cat', PosixPath('dog.png'): 'dog'}
     """
     forms: tuple[Callable[[Path], str], ...] = (
-        lambda path: path.stem[:_LONGEST_STEM],
-        lambda path: path.name[:_LONGEST_STEM],
-        lambda path: f"{path.absolute().parent.name}-{path.stem}"[:_LONGEST_STEM],
-        lambda path: f"{path.absolute().parent.name}-{path.name}"[:_LONGEST_STEM],
+        lambda path: _cut(path.stem),
+        lambda path: _cut(path.name),
+        lambda path: _cut(f"{path.absolute().parent.name}-{path.stem}"),
+        lambda path: _cut(f"{path.absolute().parent.name}-{path.name}"),
     )
     counts = [Counter(form(path).casefold() for path in pictures) for form in forms]
     names: dict[Path, str] = {}
     taken: set[str] = set()
     for number, path in enumerate(pictures, start=1):
         unique = (form(path) for form, known in zip(forms, counts, strict=True) if known[form(path).casefold()] == 1)
-        numbered = (f"{path.stem[:_LONGEST_STEM]}-{n}" for n in itertools.count(number))
+        numbered = (f"{_cut(path.stem)}-{n}" for n in itertools.count(number))
         name = next(form for form in itertools.chain(unique, numbered) if form.casefold() not in taken)
         taken.add(name.casefold())
         names[path] = name
     return names
 
 
+def _cut(name: str, most: int = _LONGEST_STEM) -> str:
+    return os.fsencode(name)[:most].decode(errors="ignore")
+
+
 def _slug(text: str) -> str:
-    return re.sub(r"[^\w-]+", "-", text).strip("-")[:40] or "target"
+    return _cut(re.sub(r"[^\w.-]+", "-", text).strip("-."), 40) or "target"
 
 
 def probe_model(model: LoadedModel) -> Probe:

@@ -9,5 +9,5 @@ from camkit.values import Failure
 
 
 def render(row: Written | Failure) -> str:
-    """Return one row as one line of strict JSON."""
-    return json.dumps(row.to_dict(), ensure_ascii=False, allow_nan=False)
+    """Return one row as one line of strict JSON, in ASCII, which every terminal and pipe can carry."""
+    return json.dumps(row.to_dict(), allow_nan=False)
