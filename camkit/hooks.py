@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from camkit.errors import LayerError
 from camkit.layouts import feature_tensor, tensors_in, with_tensor
@@ -63,9 +64,14 @@ def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> I
 
 @dataclass(eq=False)
 class Saved:
-    """One layer's feature maps, as the layer returned them, and one gradient for each backward pass so far."""
+    """One layer's feature maps, as the layer returned them, and one gradient for each backward pass so far.
+
+    ``end`` is where a backward pass must lead for the gradients to be computed: the output itself where it begins the
+    graph, otherwise its place in the graph, which an in-place operation after the layer doesn't move.
+    """
 
     output: Tensor
+    end: Tensor | GradientEdge | None = None
     gradients: list[Tensor] = field(default_factory=list)
 
 
@@ -102,8 +108,9 @@ class Tape:
     def _differentiate(saved: Iterable[Saved], score: Tensor, *, keep_graph: bool) -> bool:
         saved = list(saved)
         count = len(saved[0].gradients)
-        leaves = [layer.output for layer in saved if layer.output.requires_grad]
-        torch.autograd.grad(score, leaves, retain_graph=keep_graph, allow_unused=True)
+        # Every layer is an end: one on a branch beside the others, such as a skip connection, lies on no way to them.
+        ends = [layer.end for layer in saved if layer.end is not None]
+        torch.autograd.grad(score, cast("list[Tensor]", ends), retain_graph=keep_graph, allow_unused=True)
         unreached = [layer for layer in saved if len(layer.gradients) == count]
         for layer in unreached:
             layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
@@ -129,7 +136,7 @@ def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gr
         return None
     if not tensor.requires_grad or not tape.layers:
         return _begin(tape, ref, output, path, tensor, shared=_shares_memory(tensor, arguments))
-    tape.layers[ref] = saved = Saved(tensor.detach().clone())
+    tape.layers[ref] = saved = Saved(tensor.detach().clone(), get_gradient_edge(tensor))
     tensor.register_hook(saved.gradients.append)
     return None
 
@@ -137,7 +144,7 @@ def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gr
 def _begin(tape: Tape, ref: LayerRef, output: Any, path: tuple[Any, ...], tensor: Tensor, *, shared: bool) -> Any:
     """Start the graph at a layer's output: save it as a leaf, and have the model go on with a copy of that."""
     leaf = (tensor.detach().clone() if shared else tensor.detach()).requires_grad_()
-    tape.layers[ref] = saved = Saved(leaf)
+    tape.layers[ref] = saved = Saved(leaf, leaf)
     leaf.register_hook(saved.gradients.append)
     torch.set_grad_enabled(True)
     if shared and not tensor._is_view() and not (tensor.is_leaf and tensor.requires_grad):

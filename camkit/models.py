@@ -49,7 +49,7 @@ def pick_device(device: str | torch.device | None) -> torch.device:
     try:
         picked = torch.device(device)
         torch.empty(0, device=picked)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         here += ["mps"] if torch.backends.mps.is_available() else []
         raise ModelError(f"device {str(device)!r} cannot be used here; there is {', '.join(here)}") from error
@@ -274,9 +274,9 @@ def as_labels(labels: Labels | None) -> tuple[str, ...] | None:
     if isinstance(labels, str) or not isinstance(labels, Iterable):
         raise InputError(f"labels are the names of the classes, as in ['cat', 'dog'], not {labels!r}")
     names = list(labels)
-    strange = next((name for name in names if not isinstance(name, (str, int))), None)
-    if strange is not None:
-        raise InputError(f"labels are the names of the classes, as in ['cat', 'dog'], and {strange!r} is no name")
+    strange = [name for name in names if not isinstance(name, (str, int))]
+    if strange:
+        raise InputError(f"labels are the names of the classes, as in ['cat', 'dog'], and {strange[0]!r} is no name")
     return tuple(map(str, names)) or None
 
 

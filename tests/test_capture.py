@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from oracles import gradcam_plus_plus
+from oracles import gradcam, gradcam_plus_plus
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import camkit
 from camkit.capture import capture
 from camkit.layers import modules_of, named_layers
-from camkit.targets import top
+from camkit.targets import ClassTarget, top
+from camkit.values import LayerRef
 
 METHODS = tuple(camkit.METHODS)
 LAYERS = {
@@ -250,3 +252,137 @@ def test_bf16_maps_agree_with_fp32(
     correlations = [np.corrcoef(one.raw.ravel(), two.raw.ravel())[0, 1] for one, two in zip(full, half, strict=True)]
     record_property("correlations", correlations)
     assert min(correlations) > 0.99, correlations
+
+
+# --- what the pass meets on its way -----------------------------------------------------------------------------------
+
+
+def by_an_ordinary_pass(net: nn.Module, images: Tensor, layers: list[str], index: int) -> list[tuple[Tensor, Tensor]]:
+    """Return activations and gradients of some layers from an ordinary pass with gradients everywhere."""
+    kept: dict[str, Tensor] = {}
+    handles = []
+    for name in layers:
+
+        def keep(_module: nn.Module, _args: Any, output: Tensor, name: str = name) -> None:
+            kept[name] = output.clone()  # an in-place layer may follow
+            output.register_hook(lambda gradient: gradients.__setitem__(name, gradient.clone()))
+
+        handles.append(net.get_submodule(name).register_forward_hook(keep))
+    gradients: dict[str, Tensor] = {}
+    net(images.clone().requires_grad_())[:, index].sum().backward()
+    for handle in handles:
+        handle.remove()
+    net.zero_grad()
+    return [(kept[name].detach(), gradients[name]) for name in layers]
+
+
+def test_parallel_branches_get_the_gradients_of_the_full_graph():
+    net = torchvision.models.resnet18(weights=None).eval()
+    images, names = torch.randn(2, 3, 64, 64), ["layer4.0.bn2", "layer4.0.downsample"]
+
+    expected = by_an_ordinary_pass(net, images, names, 7)
+    for order in (names, names[::-1]):
+        layers = {LayerRef(name): net.get_submodule(name) for name in order}
+        found = capture(net, images, layers, [ClassTarget(7)])
+        for name, features in zip(order, found.features, strict=True):
+            activations, gradients = expected[names.index(name)]
+            torch.testing.assert_close(features.activations, activations)
+            torch.testing.assert_close(features.by_target[0], gradients)
+
+
+class Loud(nn.Module):
+    """Its logits' gradients are as large as ``volume``."""
+
+    def __init__(self, volume: float) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(4, 2)
+        self.volume = volume
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images).amax((2, 3))) * self.volume
+
+
+@pytest.mark.parametrize("volume", [1e-5, 1.0, 1000.0])
+def test_fp16_gradients_neither_vanish_nor_overflow(volume):
+    net, images = Loud(volume).eval(), torch.randn(2, 3, 8, 8)
+    layers = {LayerRef("features"): net.features}
+
+    exact = capture(net, images, layers, [ClassTarget(1)])
+    half = capture(net, images, layers, [ClassTarget(1)], precision="fp16")
+
+    one, two = half.features[0].by_target[0].float(), exact.features[0].by_target[0]
+    assert torch.isfinite(one).all()
+    torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-3 * float(two.abs().max()))
+
+
+class Checkpointed(nn.Module):
+    """Throws its blocks' activations away and computes them again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = checkpoint(self.first, images, use_reentrant=False)
+        found = checkpoint(self.second, found, use_reentrant=False)
+        return self.head(found.mean((2, 3)))
+
+
+def test_activation_checkpointing_is_no_second_run_of_a_layer():
+    net, images = Checkpointed().eval(), torch.randn(2, 3, 8, 8)
+    names = ["first", "second.0"]
+
+    expected = by_an_ordinary_pass(net, images, names, 1)
+    found = capture(net, images, {LayerRef(name): net.get_submodule(name) for name in names}, [ClassTarget(1)] * 2)
+
+    for features, (activations, gradients) in zip(found.features, expected, strict=True):
+        torch.testing.assert_close(features.activations, activations)
+        torch.testing.assert_close(features.by_target[0], gradients)
+        torch.testing.assert_close(features.by_target[1], gradients)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "densenet121", "shufflenet_v2_x0_5", "swin_t"])
+def test_channels_last_is_used_on_a_cpu_and_changes_nothing_but_rounding(name):
+    torch.manual_seed(0)
+    net, images = torchvision.models.get_model(name, weights=None).eval(), torch.randn(2, 3, 96, 96)
+    formats: list[bool] = []
+    first = next(part for part in net.modules() if isinstance(part, nn.Conv2d))
+    handle = first.register_forward_pre_hook(
+        lambda _module, args: formats.append(args[0].is_contiguous(memory_format=torch.channels_last))
+    )
+
+    found = [camkit.explain(net, image, target=3) for image in images]
+    handle.remove()
+
+    assert formats[-1]
+    layer = LayerRef(found[0].layer)
+    plain = capture(net, images, {layer: net.get_submodule(layer.name)}, [ClassTarget(3)])
+    for number, one in enumerate(found):
+        expected = gradcam(plain.features[0].activations[number], plain.features[0].by_target[0][number])
+        np.testing.assert_allclose(one.raw, expected, rtol=1e-3, atol=1e-4 * float(np.abs(expected).max()))
+
+
+class Rigid(nn.Module):
+    """Flattens its features with ``view``, which wants the ordinary memory format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4 * 8 * 8, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.features(images)
+        return self.head(found.view(len(images), -1))
+
+
+def test_a_model_that_relies_on_the_memory_format_gets_the_ordinary_one():
+    net, image = Rigid().eval(), torch.randn(3, 8, 8)
+
+    found = [camkit.explain(net, image, target=1) for _ in range(2)]
+
+    expected = (net.head.weight[1].reshape(4, 8, 8).mean((1, 2))[:, None, None] * net.features(image)).sum(0)
+    for one in found:
+        np.testing.assert_allclose(one.raw, expected.detach(), rtol=1e-4, atol=1e-6)

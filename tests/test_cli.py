@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+import torch
+import torchvision
 
 import camkit
 from camkit.cli import main
@@ -87,6 +90,33 @@ class TestInstalled:
         assert written
         assert all(cv2.imread(str(path)) is not None for path in written)
 
+    @pytest.mark.parametrize("form", [(), ("--json",)])
+    def test_a_reader_that_goes_away_ends_it_quietly(self, plane: Path, tmp_path: Path, form: tuple[str]) -> None:
+        pictures = [tmp_path / f"{number}.jpg" for number in range(60)]
+        for picture in pictures:
+            picture.write_bytes(plane.read_bytes())
+        options = ["--model", "demo-fair", "--out", str(tmp_path / "out"), "--batch-size", "1", *form]
+        with subprocess.Popen(
+            [CAMKIT, *map(str, pictures), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert "plane" in process.stdout.readline()
+            process.stdout.close()
+            said = process.stderr.read()
+            assert process.wait(timeout=60) == 141
+        assert said == ""
+
+    def test_names_the_terminal_cannot_show_are_spelled_out(self, plane: Path, tmp_path: Path) -> None:
+        odd = tmp_path / "vögel.jpg"
+        odd.write_bytes(plane.read_bytes())
+        done = run(odd, "--model", "demo-fair", "--out", tmp_path, PYTHONIOENCODING="ascii")
+        assert done.returncode == 0, done.stderr
+        assert r"v\xf6gel.jpg" in done.stdout
+        done = run(odd, "--model", "demo-fair", "--out", tmp_path, "--json", PYTHONIOENCODING="ascii")
+        assert json.loads(done.stdout)["source"] == str(odd)
+        assert (tmp_path / "vögel.gradcam.png").is_file()
+
     def test_the_demo(self, tmp_path: Path) -> None:
         done = run("demo", "--out", tmp_path)
         assert done.returncode == 0, done.stderr
@@ -132,6 +162,7 @@ class TestInProcess:
             (["x.png", "--model", "demo-fair", "--batch-size", "0"], "from 1"),
             (["x.png", "--model", "demo-fair", "--top-k", "0"], "at least 1"),
             (["x.png", "--model", "demo-fair", "--top-k", "2", "--target", "car"], "exclude each other"),
+            ([str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--top-k", "9"], "there are no 9 best"),
             (["x.png", "--model", "demo-fair", "--device", "tpu9"], "cannot be used"),
             (["x.png", "--model", "demo-fair", "--weights", "none.pth"], "no weights file none.pth"),
             (["--model", "demo-fair"], "name at least one picture"),
@@ -169,6 +200,72 @@ class TestInProcess:
         monkeypatch.setattr(camkit.scenes.SceneNet, "forward", broken)
         assert main([str(plane), "--model", "demo-fair", "--out", str(tmp_path)]) == 4
         assert "ValueError: the weights are cursed" in capsys.readouterr().err
+
+    def test_a_drawing_that_fails_is_a_row_and_exit_code_4(
+        self, plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        other = tmp_path / "other.jpg"
+        other.write_bytes(plane.read_bytes())
+        draw = camkit.Explanation.overlay
+
+        def broken(found: camkit.Explanation, **options: Any) -> Any:
+            if found.source == str(plane):
+                raise MemoryError("no room")
+            return draw(found, **options)
+
+        monkeypatch.setattr(camkit.Explanation, "overlay", broken)
+        assert main([str(plane), str(other), "--model", "demo-fair", "--out", str(tmp_path)]) == 4
+        captured = capsys.readouterr()
+        assert "MemoryError: no room" in captured.err
+        assert "other.gradcam.png" in captured.out
+
+    def test_alone_it_shows_its_help(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([]) == 0
+        assert "--model" in capsys.readouterr().out
+
+    def test_a_folder_twice_does_not_explain_its_own_drawings(
+        self, plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "plane.jpg").write_bytes(plane.read_bytes())
+        monkeypatch.chdir(tmp_path)
+        for _ in range(2):
+            assert main([".", "--model", "demo-fair"]) == 0
+            assert capsys.readouterr().out.count("wrote") == 1
+        assert [path.name for path in Path("camkit-out").iterdir()] == ["plane.gradcam.png"]
+
+    def test_runs_with_other_layers_and_targets_leave_each_others_files(self, plane: Path, tmp_path: Path) -> None:
+        for options in ([], ["--target", "bird"], ["--target", "car"], ["--layer", "features"]):
+            assert main([str(plane), "--model", "demo-fair", "--out", str(tmp_path), *options]) == 0
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "plane-sky.gradcam.bird.png",
+            "plane-sky.gradcam.car.png",
+            "plane-sky.gradcam.features.png",
+            "plane-sky.gradcam.png",
+        ]
+
+    @pytest.mark.parametrize("wrong", [["--model", "nothing"], ["--model", "demo-fair", "--method", "none"]])
+    def test_a_wrong_call_leaves_no_folder(self, plane: Path, tmp_path: Path, wrong: list[str]) -> None:
+        assert main([str(plane), "--out", str(tmp_path / "out"), *wrong]) == 2
+        assert not (tmp_path / "out").exists()
+
+    def test_how_pictures_are_prepared_for_local_weights_is_said_once(
+        self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        state = torchvision.models.squeezenet1_1(num_classes=3).state_dict()
+        torch.save(state, tmp_path / "mine.pth")
+        arguments = [plane, scene_paths()["plane-wood"], "--model", "squeezenet1_1", "--weights", tmp_path / "mine.pth"]
+        assert main([*map(str, arguments), "--out", str(tmp_path)]) == 0
+        assert capsys.readouterr().err.count("SqueezeNet1_1_Weights.IMAGENET1K_V1") == 1
+
+    def test_names_longer_than_a_file_system_takes(
+        self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        long = tmp_path / f"{'é' * 120}.jpg"
+        long.write_bytes(plane.read_bytes())
+        arguments = [long, tmp_path / f"{'é' * 200}.jpg", "--model", "demo-fair", "--out", tmp_path / "out"]
+        assert main(list(map(str, arguments))) == 2
+        assert "too long" in capsys.readouterr().err
+        assert len(list((tmp_path / "out").iterdir())) == 1
 
     def test_layers_lists_calls_and_the_choice(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["layers", "--model", "demo-fair"]) == 0

@@ -361,6 +361,29 @@ def test_pictures_are_found_in_folders_and_patterns_in_order_and_once(tmp_path, 
     assert [path.as_posix() for path in find_pictures(["*.bmp", "gone.png"])] == ["*.bmp", "gone.png"]
 
 
+def test_hidden_files_and_the_output_are_left_out_of_a_search_but_not_when_named(tmp_path, monkeypatch):
+    for name in ("a.png", "._a.png", ".cache/b.png", "out/a.gradcam.png", "sub/out/c.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+
+    def found(*patterns):
+        return [path.as_posix() for path in find_pictures(patterns, skip=Path("out"))]
+
+    assert found(".") == ["a.png", "sub/out/c.png"]
+    assert found("out") == ["out/a.gradcam.png"]
+    assert found("._a.png", ".cache") == ["._a.png", ".cache/b.png"]
+    assert found("s*") == ["sub/out/c.png"]
+    assert found("a.png", str(tmp_path / "a.png"), ".") == ["a.png", "sub/out/c.png"]
+
+
+def test_a_picture_too_thin_for_its_preset_is_refused_before_it_is_enlarged():
+    preset = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
+    with pytest.raises(ImageError, match="1 x 1500 pixels and is too thin"):
+        prepare(Image.new("RGB", (1, 1500)), preset, "thin")
+    assert prepare(Image.new("RGB", (1500, 15)), preset, "wide").tensor.shape == (3, 224, 224)
+
+
 # --- what must be refused in one sentence -----------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.errors import LayerError, TargetError
+from camkit.heatmap import fuse
 from camkit.layers import named_layers, probe
 from camkit.values import LayerRef
 
@@ -524,3 +525,39 @@ def test_names_become_references():
 
     assert named_layers(net, ["deep", "relu#2"]).layers == (LayerRef("deep"), LayerRef("relu", 2))
     assert [str(ref) for ref in named_layers(net, ["deep", "relu#2"]).layers] == ["deep", "relu#2"]
+
+
+def test_several_layers_of_which_one_is_not_finite_have_no_heatmap():
+    good, bad = torch.rand(2, 4, 4), torch.rand(2, 2, 2)
+    bad[1, 0, 0] = float("nan")
+
+    raw, heatmap = fuse([good, bad], (8, 8))
+
+    assert torch.isfinite(raw[0]).all()
+    assert heatmap[0].max() == 1
+    assert not torch.isfinite(raw[1]).all()
+    assert not heatmap[1].any()
+
+
+class Patches(nn.Module):
+    """Tokens by channels whose shape is that of channels by tokens as well; only the convolution before them tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 1024, 14, stride=14)
+        self.norm = nn.LayerNorm(1024)
+        self.head = nn.Linear(1024, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(images).flatten(2).mT).mean(1))
+
+
+def test_a_named_layer_whose_axes_are_not_clear_is_read_as_the_pass_shows():
+    net, picture = Patches().eval(), torch.randn(3, 224, 224)
+    passes = []
+    net.register_forward_pre_hook(lambda *_: passes.append(1))
+
+    found = [camkit.explain(net, picture, "norm", target=1) for _ in range(3)]
+
+    assert {one.raw.shape for one in found} == {(16, 16)}
+    assert len(passes) == 3 + 1 + 1  # an attempt, a probe and the pass itself; later the pass alone

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import math
+import subprocess
+import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -448,3 +450,49 @@ def test_logits_keep_their_graph():
 
     assert logits_of({"logits": output}, 2).requires_grad
     assert ClassTarget(1)(output, 2).values.requires_grad
+
+
+def test_an_index_may_be_a_tensor_of_one_whole_number(net, images):
+    assert explain(net, images, torch.tensor(2))[0].target == 2
+    for wrong in (torch.tensor(2.0), torch.tensor([1, 2]), torch.tensor(True)):
+        with pytest.raises(TargetError) as caught:
+            explain(net, images, wrong)
+        assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("labels", [LABELS, list(LABELS), np.array(LABELS), dict(enumerate(LABELS))])
+def test_labels_come_in_any_order_that_says_which_is_which(net, images, labels):
+    assert explain(net, images, "hot dog", labels=labels)[0].target == 2
+    assert explain(net, images, 1, labels=labels)[0].label == "dog"
+
+
+WRONG_KINDS = """
+import camkit, torch, torchvision
+from torch import nn
+net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)).eval()
+wrong = [
+    {"labels": "cat"}, {"labels": {1: "cat", 2: "dog"}}, {"labels": {"cat": 0}}, {"labels": [None, "dog"]},
+    {"labels": 5}, {"method": None}, {"method": ["gradcam"]}, {"batch_size": True}, {"batch_size": 2.0},
+    {"precision": "fp64"}, {"preprocess": torchvision.models.ResNet18_Weights.DEFAULT.transforms},
+    {"preprocess": 3}, {"target_layer": 3}, {"target_layer": [3]}, {"target_layer": 2.5}, {"target_layer": [None]},
+    {"target": 1.5}, {"target": [[]]}, {"img": 3}, {"img": None}, {"model": 3}, {"device": "gpu"}, {"device": 2.5},
+]
+for options in wrong:
+    call = {"model": net, "img": torch.randn(3, 9, 9), **options}
+    try:
+        camkit.explain(**call)
+    except camkit.CamkitError as error:
+        print(options, "->", repr(str(error)))
+    except Exception as error:
+        raise SystemExit(f"{options} -> {error!r}")
+    else:
+        raise SystemExit(f"{options} was taken")
+"""
+
+
+def test_an_argument_of_a_wrong_kind_is_one_sentence():
+    """Run without the type checks that these tests switch on, as users do."""
+    done = subprocess.run([sys.executable, "-c", WRONG_KINDS], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert all(10 < len(line.split(" -> ")[1]) < 500 and "\\n" not in line for line in done.stdout.splitlines())
