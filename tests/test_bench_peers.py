@@ -62,7 +62,7 @@ def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_every_contender_that_can_run_here_is_timed(report: dict[str, Any]) -> None:
     missing = {peer for peer, module in PEERS.items() if find_spec(module) is None}
-    own = {"plain", "camkit", "auto", "first", "top5", "plusplus", "plain-bf16", "bf16"}
+    own = {"plain", "plain-last", "camkit", "auto", "first", "top5", "plusplus", "plain-bf16", "bf16"}
     assert set(rows(report)) == own | (set(PEERS) - missing)
     assert set(report["left_out"]) == missing
     assert all(len(row["seconds"]) == report["rounds"] and min(row["seconds"]) > 0 for row in rows(report).values())
