@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,14 +13,11 @@ from torch import Tensor, nn
 
 from camkit.errors import LayerError, LayoutUnclearError, MethodError, TargetError
 from camkit.hooks import ForwardHook, Saved, Tape, cut, forward_hooks
-from camkit.layouts import infer_layout, to_grid
+from camkit.layouts import are_tokens, infer_layout, tensors_in, to_grid
 from camkit.state import evaluating, same_randomness
 from camkit.values import Capture, Features, LayerRef, Layout, Precision, Scores, Target
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-_FP16_LIFT = 1024.0
-"""An fp16 backward pass begins with this instead of 1, and gradients are divided by it: small ones would be lost."""
 
 
 @contextmanager
@@ -56,11 +54,12 @@ def capture(
         layers: where to save feature maps and gradients.
         targets: each gives one score per image.
         precision: of the pass; "bf16" and "fp16" run under autocast.
-        layouts: of the layers' outputs, where a probe saw them; read from the shapes when None.
+        layouts: of the layers' outputs, where a probe saw them; None reads them from the shapes alone, which is not
+            certain for tokens.
         memory_format: of the copy of the inputs that the model gets.
 
     Raises:
-        LayoutUnclearError: ``layouts`` is None, and a shape can be read in two ways.
+        LayoutUnclearError: a layer returned tokens, and ``layouts`` does not have it.
         LayerError: a layer did not run, ran several times, has no spatial extent, or the score does not depend on it.
         TargetError: the output does not have what a target asks for.
     """
@@ -89,7 +88,6 @@ def _capture(
     *,
     trunk_graph: bool,
 ) -> Capture | None:
-    lift = _FP16_LIFT if precision == "fp16" else 1.0
     scores: list[Scores] = []
     reached = False
     with quiet_pass(model, inputs.device, precision), torch.set_grad_enabled(trunk_graph), cut(layers) as tape:
@@ -99,8 +97,8 @@ def _capture(
             scored = target(output, len(inputs))
             if not scored.values.requires_grad:
                 return None
-            score = scored.values.float().sum()
-            reached |= tape.backward(score, keep_graph=number < len(targets), lift=lift)
+            again = number < len(targets)
+            reached |= tape.backward(scored.values.float(), keep_graph=again, lifted=precision == "fp16")
             scores.append(replace(scored, values=scored.values.detach().float()))
         if not reached:
             return None
@@ -116,9 +114,9 @@ def _check_all_ran(tape: Tape, layers: Mapping[LayerRef, nn.Module]) -> None:
 
 def _features(ref: LayerRef, saved: Saved, inputs: Tensor, layouts: Mapping[LayerRef, Layout] | None) -> Features:
     shape = tuple(saved.output.shape)
-    layout = (layouts or {}).get(ref) or infer_layout(shape, len(inputs), tuple(inputs.shape[2:]))
-    if layout is not None and layout.assumed and layouts is None:
+    if layouts is not None and ref not in layouts and are_tokens(shape, tuple(inputs.shape[2:])):
         raise LayoutUnclearError(f"layer {str(ref)!r} returned shape {shape}, which can be read in two ways")
+    layout = (layouts or {}).get(ref) or infer_layout(shape, len(inputs), tuple(inputs.shape[2:]))
     if layout is None:
         raise LayerError(
             f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
@@ -205,6 +203,41 @@ def _same(pooled: Tensor, mean: Tensor) -> bool:
 
 def _class_weights(linear: nn.Linear, scored: Scores) -> Float[Tensor, "n c"]:
     return linear.weight.detach()[list(scored.indices or ())].float()
+
+
+def faster_format(model: nn.Module, inputs: Float[Tensor, "n c *size"], precision: Precision) -> torch.memory_format:
+    """Return the memory format in which a batch is given to a model.
+
+    Convolutions on a CPU are faster with the channels last, without any change to the model; ``docs/benchmarks.md`` has
+    the figures. Few images gain little. A model that answers differently in that format, since it relies on the
+    ordinary one, gets the ordinary one: that is tried once, with one image, and remembered while the model lives.
+    """
+    if inputs.dim() != 4 or inputs.device.type != "cpu" or len(inputs) < _FEW_IMAGES:
+        return torch.preserve_format
+    if model not in _takes_channels_last:
+        convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
+        _takes_channels_last[model] = convolves and _same_in_both_formats(model, inputs[:1], precision)
+    return torch.channels_last if _takes_channels_last[model] else torch.preserve_format
+
+
+_FEW_IMAGES = 4
+_takes_channels_last: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def _same_in_both_formats(model: nn.Module, image: Tensor, precision: Precision) -> bool:
+    tolerance = 1e-3 if precision == "fp32" else 5e-2
+    with quiet_pass(model, image.device, precision):
+        plain = [tensor.double() for tensor in tensors_in(model(image.clone()))]
+        try:
+            other = list(tensors_in(model(image.clone(memory_format=torch.channels_last))))
+        except Exception:  # whatever a model does that finds its input in another order than it expects
+            return False
+        return len(plain) == len(other) and all(
+            one.shape == two.shape
+            and torch.allclose(one, two.double(), rtol=0, atol=tolerance * float(one.abs().amax()), equal_nan=True)
+            for one, two in zip(plain, other, strict=True)
+            if one.numel()
+        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 _A_FEW = 3
 
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end the program by itself
+
+
 app = App(
     name="camkit",
     version=camkit.__version__,
@@ -29,12 +35,8 @@ app = App(
     "Example: camkit image.jpg --model resnet50",
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
+    console=_Console(),
 )
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would end the program by itself
 
 
 def _console(*, stderr: bool = False) -> Console:

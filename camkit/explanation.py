@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from camkit import overlay
+from camkit.errors import OutputError
 from camkit.values import Box, Pixels, Status, Style
 
 _NOTEBOOK_SIDE = 480
@@ -80,6 +81,8 @@ class Explanation:
             OutputError: the file cannot be written, or its type is unknown.
         """
         path = Path(path)
+        if not path.name:
+            raise OutputError(f"{str(path)!r} is no name for a file")
         drawn = self.overlay(style=style, colormap=colormap, alpha=alpha)
         overlay.write(path, overlay.encode(drawn, path.suffix or ".png"))
         return path

@@ -62,6 +62,10 @@ def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> I
         yield
 
 
+_LIFT, _STEP = 1024.0, 32.0
+"""Where an fp16 backward pass begins, and by how much it is tried higher or lower; 2^16 would be infinite in fp16."""
+
+
 @dataclass(eq=False)
 class Saved:
     """One layer's feature maps, as the layer returned them, and one gradient for each backward pass so far.
@@ -82,31 +86,42 @@ class Tape:
     layers: dict[LayerRef, Saved] = field(default_factory=dict)
     recording: bool = True
 
-    def backward(self, score: Tensor, *, keep_graph: bool, lift: float = 1.0) -> bool:
-        """Differentiate a scalar down to the first layer; each layer's tensor hook saves its gradient.
+    def backward(self, values: Tensor, *, keep_graph: bool, lifted: bool = False) -> bool:
+        """Differentiate the images' scores (N,) down to the first layer; tensor hooks save each layer's gradient.
 
-        Parameters receive no ``.grad``. A layer the score does not depend on has a gradient of zero. The pass begins
-        with ``lift`` instead of 1, and the gradients are divided by it in float32; where that made one of them
-        infinite, the pass is repeated without.
+        Parameters receive no ``.grad``. A layer the scores do not depend on has a gradient of zero. ``lifted`` is for
+        fp16, which loses small and large numbers: each image's score is multiplied by a power of two and its gradients
+        are divided by it in float32; where they came out infinite or tiny, the pass is repeated with another one.
 
         Returns:
-            Whether the score depends on any of the layers.
+            Whether the scores depend on any of the layers.
         """
         self.recording = False  # modules under activation checkpointing run again in a backward pass
-        saved = dict.fromkeys(self.layers.values())
-        if lift != 1:
-            reached = self._differentiate(saved, score * lift, keep_graph=True)
-            if all(bool(torch.isfinite(layer.gradients[-1]).all()) for layer in saved):
-                for layer in saved:
-                    layer.gradients[-1] = layer.gradients[-1].float() / lift
-                return reached
+        saved = list(dict.fromkeys(self.layers.values()))
+        if not lifted:
+            return self._differentiate(saved, values.sum(), keep_graph=keep_graph)
+        lifts = torch.full_like(values, _LIFT, requires_grad=False)
+        was_high = torch.zeros_like(lifts, dtype=torch.bool)
+        for tries_left in range(3, -1, -1):
+            reached = self._differentiate(saved, (values * lifts).sum(), keep_graph=True)
+            batched = [layer for layer in saved if len(layer.gradients[-1]) == len(values)]
+            peaks = [layer.gradients[-1].detach().flatten(1).float().abs().amax(1) for layer in batched]
+            largest = torch.stack([*peaks, torch.zeros_like(lifts)]).amax(0)
+            too_high = ~torch.isfinite(largest)
+            was_high |= too_high
+            too_low = (largest < 1) & (lifts == _LIFT) & ~was_high
+            if not tries_left or not bool((too_high | too_low).any()):
+                break
+            lifts = torch.where(too_high, lifts / _STEP, torch.where(too_low, lifts * _STEP, lifts))
             for layer in saved:
                 del layer.gradients[-1]
-        return self._differentiate(saved, score, keep_graph=keep_graph)
+        for layer in batched:
+            gradient = layer.gradients[-1].float()
+            layer.gradients[-1] = gradient / lifts.reshape(-1, *[1] * (gradient.dim() - 1))
+        return reached
 
     @staticmethod
-    def _differentiate(saved: Iterable[Saved], score: Tensor, *, keep_graph: bool) -> bool:
-        saved = list(saved)
+    def _differentiate(saved: list[Saved], score: Tensor, *, keep_graph: bool) -> bool:
         count = len(saved[0].gradients)
         # Every layer is an end: one on a branch beside the others, such as a skip connection, lies on no way to them.
         ends = [layer.end for layer in saved if layer.end is not None]

@@ -34,15 +34,15 @@ def find_pictures(patterns: Iterable[str | Path], skip: Path | None = None) -> l
     """List picture files from files, folders (searched through, in order of name) and glob patterns.
 
     Hidden files and folders are left out of a search, and so is the folder ``skip`` where it lies within the one
-    searched. A pattern that matches nothing stays in the list as it is, so that it is reported where it would have been
-    read. A file reached in two ways is listed once.
+    searched or is met by a pattern. A pattern that matches nothing stays in the list as it is, so that it is reported
+    where it would have been read. A file reached in two ways is listed once.
     """
     found: list[Path] = []
     for pattern in patterns:
         path = Path(pattern)
         matches = [path]
         if not os.path.lexists(path) and any(sign in str(pattern) for sign in _GLOB):
-            matches = sorted(map(Path, glob.glob(str(pattern), recursive=True))) or [path]
+            matches = [match for match in _matches(str(pattern)) if not _within(match, skip)] or [path]
         for match in matches:
             inside = _inside(match, skip) if os.path.isdir(match) else []
             found.extend(inside or [match])
@@ -50,6 +50,14 @@ def find_pictures(patterns: Iterable[str | Path], skip: Path | None = None) -> l
     for path in found:
         once.setdefault(path.absolute(), path)
     return list(once.values())
+
+
+def _matches(pattern: str) -> list[Path]:
+    return sorted(map(Path, glob.glob(pattern, recursive=True)))
+
+
+def _within(path: Path, folder: Path | None) -> bool:
+    return folder is not None and path.resolve().is_relative_to(folder.resolve())
 
 
 def _inside(folder: Path, skip: Path | None) -> list[Path]:
@@ -208,7 +216,12 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str) -> Pre
     if isinstance(preprocess, ImageClassification):
         _check_not_thin(picture, preprocess, source)
     tensor = preprocess(picture)
-    if not isinstance(tensor, Tensor) or tensor.dim() not in (3, 4) or (tensor.dim() == 4 and len(tensor) != 1):
+    if (
+        not isinstance(tensor, Tensor)
+        or tensor.dim() not in (3, 4)
+        or (tensor.dim() == 4 and len(tensor) != 1)
+        or not tensor.numel()
+    ):
         seen = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ImageError(f"preprocess must turn a PIL picture into a tensor (C, H, W), but it returned {seen}")
     return Prepared(tensor[0] if tensor.dim() == 4 else tensor, np.asarray(picture), None, source)
@@ -242,6 +255,10 @@ def _prepare_tensor(tensor: Tensor, source: str) -> Prepared:
         raise ImageError(
             f"a tensor must be a normalised picture (C, H, W) or a batch (N, C, H, W) of floating-point numbers, "
             f"not {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise ImageError(
+            f"a tensor must hold its numbers in the ordinary way; this one is {tensor.layout} on {tensor.device}"
         )
     height, width = tensor.shape[1:]
     return Prepared(tensor, None, Box(0, 0, width, height), source)

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from camkit.errors import LayerError, did_you_mean
 from camkit.hooks import forward_hooks, starts
-from camkit.layouts import feature_tensor, infer_layout, tensors_in, to_grid
+from camkit.layouts import are_tokens, feature_tensor, infer_layout, tensors_in, to_grid
+from camkit.lineage import Lineage, is_attention
 from camkit.state import evaluating, same_randomness
 from camkit.values import LayerChoice, LayerRef, LayerRow, Layout
 
@@ -67,6 +69,7 @@ class _Call:
     finished: int = 0
     arguments: list[Tensor] = field(default_factory=list)
     output: Tensor | None = None
+    node: Node | None = None  # the output's place in the graph; an in-place operation gives the tensor another one
     layout: Layout | None = None
 
 
@@ -177,14 +180,15 @@ def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
 
 
 def _lay_out(calls: list[_Call], size: tuple[int, ...]) -> None:
-    """Read each output's layout, tokens by the grid of the last convolution-like output before them."""
-    seen: tuple[int, ...] | None = None
+    """Read each output's layout, that of tokens by the grids of the outputs they were computed from."""
+    grids: Lineage[tuple[int, ...]] = Lineage()
     for call in calls:
-        if call.output is None:
+        if call.output is None or is_attention(call.node, call.output.dim()):
             continue
-        call.layout = infer_layout(tuple(call.output.shape), 1, size, seen)
-        if call.layout is not None and call.output.dim() == len(size) + 2:
-            seen = call.layout.grid
+        shape = tuple(call.output.shape)
+        call.layout = infer_layout(shape, 1, size, grids.nearest(call.node) if are_tokens(shape, size) else ())
+        if call.layout is not None and not call.layout.assumed:
+            grids.add(call.node, call.layout.grid)
 
 
 def _score(output: Any) -> Tensor | None:
@@ -215,7 +219,9 @@ def _watch(model: nn.Module, leaf: Tensor) -> tuple[list[_Call], Any]:
             running.pop()
         call = running.pop()
         found = feature_tensor(output)
-        call.finished, call.arguments, call.output = next(clock), arguments, found[1] if found else None
+        call.finished, call.arguments = next(clock), arguments
+        if found is not None:
+            call.output, call.node = found[1], found[1].grad_fn
         finished.append(call)
 
     with starts(names, begin), forward_hooks(dict.fromkeys(names, end)):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -99,7 +100,7 @@ def _token_grids(length: int, size: tuple[int, ...]) -> list[_TokenGrid]:
 
 
 def infer_layout(
-    shape: tuple[int, ...], batch: int, size: tuple[int, ...], seen: tuple[int, ...] | None = None
+    shape: tuple[int, ...], batch: int, size: tuple[int, ...], seen: Sequence[tuple[int, ...]] = ()
 ) -> Layout | None:
     """Decide which axes of a layer's output are its grid.
 
@@ -107,8 +108,8 @@ def infer_layout(
         shape: of the layer's output.
         batch: images in the input; a layer with another first dimension cannot be mapped onto pictures.
         size: the input's H x W (or its L, or D x H x W).
-        seen: the grid of the last output before this one that had one for certain; tokens are read as that grid where
-            they can be.
+        seen: grids of the outputs this one was computed from, the nearest first. A shape alone does not tell tokens
+            from channels; it is read as one of these grids where it can be.
 
     Returns:
         The layout, or None when the output has no axes in proportion to the input's.
@@ -119,7 +120,7 @@ def infer_layout(
     'channels_last 7x11'
     >>> str(infer_layout((1, 197, 192), 1, (224, 224)))
     'tokens 14x14 after 1'
-    >>> str(infer_layout((1, 64, 256), 1, (128, 128))), str(infer_layout((1, 64, 256), 1, (128, 128), seen=(16, 16)))
+    >>> str(infer_layout((1, 64, 256), 1, (128, 128))), str(infer_layout((1, 64, 256), 1, (128, 128), seen=[(16, 16)]))
     ('tokens 8x8', 'tokens_last 16x16')
 
     """
@@ -130,17 +131,32 @@ def infer_layout(
         if _fits(first, size):
             return Layout("channels_first", first)
         return Layout("channels_last", last) if _fits(last, size) else None
-    return _token_layout(shape, size, seen) if len(shape) == 3 and len(size) > 1 else None
+    if not are_tokens(shape, size):
+        return None
+    return _tokens_as_seen(shape, seen) or _tokens_by_size(shape, size)
 
 
-def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], seen: tuple[int, ...] | None) -> Layout | None:
+def are_tokens(shape: tuple[int, ...], size: tuple[int, ...]) -> bool:
+    """Tell whether an output has its grid, if any, in one axis."""
+    return len(shape) == 3 and len(size) > 1
+
+
+def _tokens_as_seen(shape: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> Layout | None:
+    kinds: tuple[tuple[Literal["tokens", "tokens_last"], int], ...] = (("tokens", shape[1]), ("tokens_last", shape[2]))
+    readings = [
+        Layout(kind, grid, prefix)
+        for grid in seen
+        for kind, length in kinds
+        if 0 <= (prefix := length - math.prod(grid)) <= MOST_PREFIX_TOKENS
+    ]
+    usual = [reading for reading in readings if reading.prefix <= _USUAL_PREFIX] or readings
+    return replace(usual[0], assumed=len(usual) > 1) if usual else None
+
+
+def _tokens_by_size(shape: tuple[int, ...], size: tuple[int, ...]) -> Layout | None:
     rows, columns = _token_grids(shape[1], size), _token_grids(shape[2], size)
-    readings = [Layout("tokens", found.grid, found.prefix) for found in rows]
-    readings += [Layout("tokens_last", found.grid, found.prefix) for found in columns]
-    if of_the_grid_seen := [reading for reading in readings if reading.grid == seen]:
-        return of_the_grid_seen[0]
     # Channels after tokens is by far the usual order; the other is taken where it alone divides the input.
-    assumed = _exact(rows) and _exact(columns)
+    assumed = bool(rows and columns)
     if rows and (_clear(rows) or not _exact(columns)):
         return Layout("tokens", rows[0].grid, rows[0].prefix, assumed)
     return Layout("tokens_last", columns[0].grid, columns[0].prefix, assumed) if columns else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -172,7 +171,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             "save it with torch.save(model.state_dict(), ...)"
         ) from error
     except Exception as error:
-        raise ModelError(f"{path} cannot be read as weights: {_first_line(error)}") from error
+        raise ModelError(f"{path} cannot be read as weights ({type(error).__name__}: {_first_line(error)})") from error
     state = _innermost(state)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise ModelError(f"{path} is not a state dict; save it with torch.save(model.state_dict(), ...)")
@@ -271,7 +270,7 @@ def as_labels(labels: Labels | None) -> tuple[str, ...] | None:
         if set(by_index) != {str(index) for index in range(len(by_index))}:
             raise InputError("labels given as a dictionary must name every class by its index: {0: 'cat', 1: 'dog'}")
         labels = [by_index[str(index)] for index in range(len(by_index))]
-    if isinstance(labels, str) or not isinstance(labels, Iterable):
+    if isinstance(labels, (str, Set)) or not isinstance(labels, Iterable):
         raise InputError(f"labels are the names of the classes, as in ['cat', 'dog'], not {labels!r}")
     names = list(labels)
     strange = [name for name in names if not isinstance(name, (str, int))]
@@ -322,29 +321,6 @@ def about_channels(module: nn.Module, inputs: Tensor) -> str | None:
     if first is None or first.in_channels == inputs.shape[1]:
         return None
     return f"the picture has {inputs.shape[1]} channels and the model's first convolution takes {first.in_channels}"
-
-
-def faster_format(module: nn.Module, inputs: Tensor) -> torch.memory_format:
-    """Return the memory format in which a model is run.
-
-    Convolutions on a CPU are faster with the channels last, without any change to the model; ``docs/benchmarks.md`` has
-    the figures. Elsewhere the inputs stay as they are.
-    """
-    if inputs.dim() != 4 or inputs.device.type != "cpu" or module in _rigid:
-        return torch.preserve_format
-    helps = any(isinstance(part, nn.Conv2d) for part in module.modules())
-    return torch.channels_last if helps else torch.preserve_format
-
-
-def is_rigid(module: nn.Module, error: RuntimeError) -> bool:
-    """Tell, and remember, that a model failed because it relies on its input's memory format."""
-    if "view size is not compatible" not in str(error) and "contiguous" not in str(error):
-        return False
-    _rigid.add(module)
-    return True
-
-
-_rigid: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from camkit import heatmap as heat
-from camkit.capture import capture, capture_for_cam, is_out_of_memory
+from camkit.capture import capture, capture_for_cam, faster_format, is_out_of_memory
 from camkit.errors import CamkitError, ImageError, InputError, LayoutUnclearError
 from camkit.explanation import Explanation
 from camkit.images import as_pixels, extremes, located, prepare, stacked, unbatched
 from camkit.layers import layouts_of, modules_of, named_layers, resolve
 from camkit.methods import Method, find_method
-from camkit.models import Labels, about_channels, as_model, device_of, dtype_of, faster_format, is_rigid
+from camkit.models import Labels, about_channels, as_model, device_of, dtype_of
 from camkit.streams import Task, in_order
 from camkit.targets import TargetLike, as_targets
 from camkit.values import (
@@ -205,7 +205,7 @@ def _plan(
 ) -> _Plan:
     if precision not in get_args(Precision):
         raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
         raise InputError(f"batch_size is a whole number from 1, not {batch_size!r}")
     found = find_method(method)
     loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
@@ -326,17 +326,12 @@ def _captured(plan: _Plan, inputs: Tensor, choice: LayerChoice) -> Capture:
     module = plan.model.module
     run = functools.partial(capture_for_cam if plan.method.needs == "head" else capture, module, inputs)
     run = functools.partial(run, modules_of(module, choice), plan.targets, precision=plan.precision)
-    layouts = layouts_of(module, inputs[:1], choice, probing=False)
-    memory_format = faster_format(module, inputs)
-    while True:
-        try:
-            return run(layouts=layouts, memory_format=memory_format)
-        except LayoutUnclearError:
-            layouts = layouts_of(module, inputs[:1], choice, probing=True)
-        except RuntimeError as error:
-            if memory_format is torch.preserve_format or not is_rigid(module, error):
-                raise
-            memory_format = torch.preserve_format
+    run = functools.partial(run, memory_format=faster_format(module, inputs, plan.precision))
+    try:
+        return run(layouts=layouts_of(module, inputs[:1], choice, probing=False) or {})
+    except LayoutUnclearError:
+        layouts = layouts_of(module, inputs[:1], choice, probing=True)
+        return run(layouts=layouts if layouts and len(layouts) == len(choice.layers) else None)
 
 
 def _without(plan: _Plan, batch: list[Prepared], finite: list[bool]) -> list[Explanation | Failure]:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from camkit.streams import Task, in_order
 from camkit.targets import TargetLike
 from camkit.values import Failure, LoadedModel, Precision
 
+_LONGEST_SLUG = 30
 _LONGEST_STEM = 120
 """Bytes of a picture's name that its output's name keeps; most file systems allow 255 in all."""
 
@@ -130,7 +132,7 @@ def explain_files(
 
 
 def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
-    """Give each picture a name for its output: its stem, or as much more of its path as makes it unique.
+    """Name each picture's output: its stem, its name, or its folder's and its name where unique; else a number.
 
     >>> output_names([Path("a/cat.png"), Path("b/cat.png"), Path("dog.png")])
     {PosixPath('a/cat.png'): 'a-cat', PosixPath('b/cat.png'): 'b-cat', PosixPath('dog.png'): 'dog'}
@@ -153,12 +155,17 @@ def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
     return names
 
 
-def _cut(name: str, most: int = _LONGEST_STEM) -> str:
-    return os.fsencode(name)[:most].decode(errors="ignore")
+def _cut(name: str) -> str:
+    while len(os.fsencode(name)) > _LONGEST_STEM:
+        name = name[:-1]
+    return name
 
 
 def _slug(text: str) -> str:
-    return _cut(re.sub(r"[^\w.-]+", "-", text).strip("-."), 40) or "target"
+    slug = re.sub(r"[^\w.-]+", "-", text).strip("-.") or "target"
+    return (
+        slug if len(slug) <= _LONGEST_SLUG else f"{slug[:_LONGEST_SLUG]}-{zlib.crc32(text.encode(errors='replace')):x}"
+    )
 
 
 def probe_model(model: LoadedModel) -> Probe:

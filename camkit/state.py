@@ -18,23 +18,31 @@ _held: dict[int, _Held] = {}
 
 
 @dataclass
+class _Buffer:
+    """A buffer as it was: the tensor itself, and a copy of what it held."""
+
+    tensor: Tensor
+    copy: Tensor
+    version: int
+    required_grad: bool
+
+
+@dataclass
 class _Held:
     """A module some thread is using: how many do, its flag before the first came, and its buffers at that time."""
 
     module: nn.Module
     users: int
     training: bool
-    writes: bool
-    buffers: dict[str, tuple[Tensor | None, Tensor | None, int]]
+    buffers: dict[str, _Buffer | None]
 
 
 def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _may_write_buffers(module: nn.Module) -> bool:
-    """Tell whether a forward pass may change the module's buffers: PyTorch's own layers never do in evaluation mode."""
-    return bool(module._buffers) and not type(module).__module__.startswith("torch.nn.modules.")
+def _noted(buffer: Tensor | None) -> _Buffer | None:
+    return None if buffer is None else _Buffer(buffer, buffer.detach().clone(), _version(buffer), buffer.requires_grad)
 
 
 def _hold(module: nn.Module) -> None:
@@ -43,12 +51,8 @@ def _hold(module: nn.Module) -> None:
     if held is not None:
         held.users += 1
         return
-    writes = _may_write_buffers(module)
-    buffers = {
-        name: (buffer, None if buffer is None else buffer.detach().clone(), 0 if buffer is None else _version(buffer))
-        for name, buffer in (module._buffers.items() if writes else ())
-    }
-    _held[id(module)] = _Held(module, 1, module.training, writes, buffers)
+    buffers = {name: _noted(buffer) for name, buffer in module._buffers.items()}
+    _held[id(module)] = _Held(module, 1, module.training, buffers)
     if module.training:
         module.training = False
 
@@ -61,20 +65,36 @@ def _release(module: nn.Module) -> None:
     del _held[id(module)]
     if module.training != held.training:
         module.training = held.training
-    if held.writes:
-        _restore_buffers(held)
-
-
-def _restore_buffers(held: _Held) -> None:
-    module = held.module
     for name in [name for name in module._buffers if name not in held.buffers]:
         del module._buffers[name]
-    for name, (buffer, saved, version) in held.buffers.items():
-        module._buffers[name] = buffer
-        if buffer is not None and saved is not None and _version(buffer) in (-1, version):
-            continue
-        if buffer is not None and saved is not None:
-            buffer.copy_(saved)
+    for name, noted in held.buffers.items():
+        module._buffers[name] = None if noted is None else _restored(noted)
+
+
+def _restored(noted: _Buffer) -> Tensor:
+    """Return a buffer with what it held; the same tensor wherever it can still hold that."""
+    tensor = noted.tensor
+    if _unchanged(noted):
+        return tensor
+    try:
+        if tensor.shape != noted.copy.shape:
+            tensor.resize_(noted.copy.shape)
+        tensor.copy_(noted.copy)
+        if tensor.requires_grad and not noted.required_grad:
+            tensor.detach_()
+    except Exception:  # the model made it into something that cannot be written to
+        return noted.copy.requires_grad_(noted.required_grad)
+    return tensor
+
+
+def _unchanged(noted: _Buffer) -> bool:
+    tensor = noted.tensor
+    if tensor.shape != noted.copy.shape or tensor.requires_grad != noted.required_grad:
+        return False
+    if _version(tensor) not in (-1, noted.version):
+        return False
+    # ``.data`` and NumPy write without raising the version. Elsewhere than on a CPU, to compare would be to wait.
+    return tensor.device.type != "cpu" or torch.equal(tensor, noted.copy)
 
 
 @contextmanager

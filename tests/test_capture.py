@@ -347,14 +347,14 @@ def test_activation_checkpointing_is_no_second_run_of_a_layer():
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "densenet121", "shufflenet_v2_x0_5", "swin_t"])
 def test_channels_last_is_used_on_a_cpu_and_changes_nothing_but_rounding(name):
     torch.manual_seed(0)
-    net, images = torchvision.models.get_model(name, weights=None).eval(), torch.randn(2, 3, 96, 96)
+    net, images = torchvision.models.get_model(name, weights=None).eval(), torch.randn(4, 3, 96, 96)
     formats: list[bool] = []
     first = next(part for part in net.modules() if isinstance(part, nn.Conv2d))
     handle = first.register_forward_pre_hook(
         lambda _module, args: formats.append(args[0].is_contiguous(memory_format=torch.channels_last))
     )
 
-    found = [camkit.explain(net, image, target=3) for image in images]
+    found = camkit.explain(net, images, target=3)
     handle.remove()
 
     assert formats[-1]
@@ -366,23 +366,38 @@ def test_channels_last_is_used_on_a_cpu_and_changes_nothing_but_rounding(name):
 
 
 class Rigid(nn.Module):
-    """Flattens its features with ``view``, which wants the ordinary memory format."""
+    """Relies on the ordinary memory format, in one way or another."""
 
-    def __init__(self) -> None:
+    def __init__(self, flatten: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.features = nn.Conv2d(3, 4, 3, padding=1)
         self.head = nn.Linear(4 * 8 * 8, 2)
+        self.flatten = flatten
 
     def forward(self, images: Tensor) -> Tensor:
-        found = self.features(images)
-        return self.head(found.view(len(images), -1))
+        return self.head(self.flatten(self.features(images)))
 
 
-def test_a_model_that_relies_on_the_memory_format_gets_the_ordinary_one():
-    net, image = Rigid().eval(), torch.randn(3, 8, 8)
+def with_an_assertion(maps: Tensor) -> Tensor:
+    assert maps.is_contiguous()
+    return maps.flatten(1)
 
-    found = [camkit.explain(net, image, target=1) for _ in range(2)]
 
-    expected = (net.head.weight[1].reshape(4, 8, 8).mean((1, 2))[:, None, None] * net.features(image)).sum(0)
-    for one in found:
-        np.testing.assert_allclose(one.raw, expected.detach(), rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize(
+    "flatten",
+    [
+        lambda maps: maps.view(len(maps), -1),
+        lambda maps: torch.as_strided(maps, (len(maps), 256), (256, 1)),  # silently other numbers
+        with_an_assertion,
+    ],
+    ids=["view", "as_strided", "assert"],
+)
+def test_a_model_that_relies_on_the_memory_format_gets_the_ordinary_one(flatten):
+    net, images = Rigid(flatten).eval(), torch.randn(5, 3, 8, 8)
+    weights = net.head.weight[1].reshape(4, 8, 8).mean((1, 2))
+
+    for _ in range(2):
+        for image, one in zip(images, camkit.explain(net, images, target=1), strict=True):
+            expected = (weights[:, None, None] * net.features(image)).sum(0)
+            np.testing.assert_allclose(one.raw, expected.detach(), rtol=1e-4, atol=1e-6)
+            assert one.score == pytest.approx(net(image[None])[0, 1].item(), rel=1e-4)

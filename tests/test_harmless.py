@@ -991,3 +991,59 @@ def test_the_model_is_not_kept() -> None:
     camkit.explain(model, pictures(), target=1)
     del model
     assert [reference() for reference in kept] == [None, None]
+
+
+# --- buffers that a forward writes in ways of its own -----------------------------------------------------------------
+
+
+class Writing(nn.Module):
+    """A network whose forward changes its buffers, as ``write`` does."""
+
+    def __init__(self, write: Callable[[Any, Tensor], object]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("mean", torch.zeros(4))
+        self.write = write
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.norm(self.conv(images))
+        self.write(self, maps)
+        return self.head(maps.mean((2, 3)))
+
+
+def _norm_in_training(net: Any, maps: Tensor) -> None:
+    net.norm.train()
+    net.norm(maps)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        _norm_in_training,
+        lambda net, maps: nn.functional.batch_norm(maps, net.norm.running_mean, net.norm.running_var, training=True),
+        lambda net, maps: net.mean.resize_(9),
+        lambda net, maps: net.mean.mul_(0.9).add_(maps.mean((0, 2, 3))),
+        lambda net, maps: net.mean.data.add_(1),
+        lambda net, maps: net.mean.numpy().fill(7),
+        lambda net, maps: setattr(net, "mean", None),
+        lambda net, maps: net.register_buffer("other", torch.ones(2)),
+    ],
+    ids=["train()", "batch_norm", "resize_", "graph", "data", "numpy", "None", "new"],
+)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_buffers_come_back_however_they_were_written(write, frozen):
+    net = Writing(write).train().requires_grad_(not frozen)
+    before = {name: (buffer, buffer.clone()) for name, buffer in net.named_buffers()}
+
+    with torch.no_grad():
+        camkit.explain(net, torch.randn(3, 16, 16), "conv", target=1)
+
+    assert all(module.training for module in net.modules())
+    assert dict(net.named_buffers()).keys() == before.keys()
+    for name, buffer in net.named_buffers():
+        assert buffer is before[name][0]
+        assert torch.equal(buffer, before[name][1])
+        assert not buffer.requires_grad
+    copy.deepcopy(net)

@@ -319,10 +319,10 @@ def test_the_probe_is_one_pass_remembered_for_the_module_and_size(net, picture):
 
     camkit.explain(net, picture, target=2)
     camkit.explain(net, torch.randn(5, *picture.shape), method="hirescam")
-    assert net.passes == 4
+    assert net.passes == 6  # two of them, of one image, try the memory format
 
     camkit.explain(net, torch.randn(3, 32, 32))
-    assert net.passes == 6
+    assert net.passes == 8
 
 
 def test_a_named_layer_needs_no_probe(net, picture):
@@ -561,3 +561,63 @@ def test_a_named_layer_whose_axes_are_not_clear_is_read_as_the_pass_shows():
 
     assert {one.raw.shape for one in found} == {(16, 16)}
     assert len(passes) == 3 + 1 + 1  # an attempt, a probe and the pass itself; later the pass alone
+
+
+class Tokens(nn.Module):
+    """Patches flattened to tokens, channels after them or before, and a layer that computes with them."""
+
+    def __init__(self, channels: int, patch: int, stride: int, *, last: bool, beside: bool = False) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, channels, patch, stride)
+        self.beside = nn.Conv2d(3, 5, 16, 16) if beside else None
+        self.mix = nn.Conv1d(channels, channels, 1) if last else nn.Linear(channels, channels)
+        self.head = nn.Linear(channels, 3)
+        self.last = last
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2)
+        aside = 0 if self.beside is None else self.beside(images).mean()
+        mixed = self.mix(tokens) if self.last else self.mix(tokens.mT).mT
+        return self.head(mixed.relu().mean(2)) + aside
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "patch", "stride", "size", "beside"),
+    [
+        (1024, 16, 12, 224, False),  # 18x18 overlapping patches; 1024 is 32x32
+        (256, 16, 10, 224, False),  # 21x21; 256 is 16x16
+        (64, 3, 2, 128, False),  # 62x62, which no whole stride gives; 64 is 8x8
+        (64, 8, 8, 128, True),  # 16x16, beside a branch of 8x8
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_tokens_are_read_by_the_grid_they_were_computed_from(channels, patch, stride, size, beside, last, named):
+    net, picture = Tokens(channels, patch, stride, last=last, beside=beside).eval(), torch.randn(3, size, size)
+    side = (size - patch) // stride + 1
+
+    found = camkit.explain(net, picture, "mix" if named else None, target=1)
+
+    assert found.raw.shape == (side, side)
+    assert "exchanged" not in found.layer_reason
+
+
+class Weighing(nn.Module):
+    """Attention whose softmax is the last module with something like a grid: heads by tokens by tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 32, 16, 16)
+        self.softmax = nn.Softmax(dim=-1)
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).mT.reshape(len(images), -1, 4, 8).transpose(1, 2)
+        mixed = self.softmax(tokens @ tokens.mT) @ tokens
+        return self.head(mixed.transpose(1, 2).flatten(2).mean(1))
+
+
+def test_attention_between_tokens_is_no_grid_of_features():
+    found = camkit.explain(Weighing().eval(), torch.randn(3, 128, 128), target=1)
+
+    assert (found.layer, found.raw.shape) == ("patches", (8, 8))

@@ -1,0 +1,47 @@
+"""From which earlier outputs a tensor was computed, read from the autograd graph."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+from torch.autograd.graph import Node
+
+Note = TypeVar("Note")
+
+
+class Lineage(Generic[Note]):
+    """Remembers a note for some nodes of a graph and finds the nearest notes before a node."""
+
+    def __init__(self) -> None:
+        self._notes: dict[Node, Note] = {}
+
+    def add(self, node: Node | None, note: Note) -> None:
+        """Write a note to a node, unless it has one."""
+        if node is not None:
+            self._notes.setdefault(node, note)
+
+    def nearest(self, node: Node | None) -> list[Note]:
+        """Return the different notes met first on all ways back from a node, the nearest first."""
+        found: list[Note] = []
+        waiting, known = deque([node]), {node}
+        while waiting:
+            current = waiting.popleft()
+            if current is None:
+                continue
+            if current in self._notes:
+                if self._notes[current] not in found:
+                    found.append(self._notes[current])
+                continue
+            new = [before for before, _ in current.next_functions if before not in known]
+            known.update(new)
+            waiting.extend(new)
+        return found
+
+
+def is_attention(node: Node | None, dimensions: int) -> bool:
+    """Tell whether a tensor of so many dimensions came out of a softmax along its last: weights, not features."""
+    if node is None or not node.name().startswith("SoftmaxBackward"):
+        return False
+    axis = getattr(node, "_saved_dim", None)
+    return axis is not None and int(axis) in (dimensions - 1, -1, (1 << 64) - 1)
