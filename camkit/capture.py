@@ -227,17 +227,21 @@ _takes_channels_last: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakK
 def _same_in_both_formats(model: nn.Module, image: Tensor, precision: Precision) -> bool:
     tolerance = 1e-3 if precision == "fp32" else 5e-2
     with quiet_pass(model, image.device, precision):
-        plain = [tensor.double() for tensor in tensors_in(model(image.clone()))]
         try:
+            plain = [tensor.double() for tensor in tensors_in(model(image.clone()))]
             other = list(tensors_in(model(image.clone(memory_format=torch.channels_last))))
         except Exception:  # whatever a model does that finds its input in another order than it expects
             return False
         return len(plain) == len(other) and all(
             one.shape == two.shape
-            and torch.allclose(one, two.double(), rtol=0, atol=tolerance * float(one.abs().amax()), equal_nan=True)
+            and torch.allclose(one, two.double(), rtol=0, atol=tolerance * _largest(one), equal_nan=True)
             for one, two in zip(plain, other, strict=True)
             if one.numel()
         )
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.nan_to_num(0, 0, 0).abs().amax())
 
 
 def is_out_of_memory(error: BaseException) -> bool:

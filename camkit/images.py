@@ -42,7 +42,8 @@ def find_pictures(patterns: Iterable[str | Path], skip: Path | None = None) -> l
         path = Path(pattern)
         matches = [path]
         if not os.path.lexists(path) and any(sign in str(pattern) for sign in _GLOB):
-            matches = [match for match in _matches(str(pattern)) if not _within(match, skip)] or [path]
+            matches = _matches(str(pattern))
+            matches = [match for match in matches if not _within(match, skip)] or matches or [path]
         for match in matches:
             inside = _inside(match, skip) if os.path.isdir(match) else []
             found.extend(inside or [match])
@@ -57,7 +58,7 @@ def _matches(pattern: str) -> list[Path]:
 
 
 def _within(path: Path, folder: Path | None) -> bool:
-    return folder is not None and path.resolve().is_relative_to(folder.resolve())
+    return folder is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _inside(folder: Path, skip: Path | None) -> list[Path]:

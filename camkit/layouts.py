@@ -147,14 +147,15 @@ def _tokens_as_seen(shape: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> 
         Layout(kind, grid, prefix)
         for grid in seen
         for kind, length in kinds
-        if 0 <= (prefix := length - math.prod(grid)) <= MOST_PREFIX_TOKENS
+        if 0 <= (prefix := length - math.prod(grid)) <= (MOST_PREFIX_TOKENS if kind == "tokens" else 0)
     ]
     usual = [reading for reading in readings if reading.prefix <= _USUAL_PREFIX] or readings
     return replace(usual[0], assumed=len(usual) > 1) if usual else None
 
 
 def _tokens_by_size(shape: tuple[int, ...], size: tuple[int, ...]) -> Layout | None:
-    rows, columns = _token_grids(shape[1], size), _token_grids(shape[2], size)
+    rows = _token_grids(shape[1], size)
+    columns = [found for found in _token_grids(shape[2], size) if not found.prefix]
     # Channels after tokens is by far the usual order; the other is taken where it alone divides the input.
     assumed = bool(rows and columns)
     if rows and (_clear(rows) or not _exact(columns)):

@@ -74,9 +74,9 @@ def _release(module: nn.Module) -> None:
 def _restored(noted: _Buffer) -> Tensor:
     """Return a buffer with what it held; the same tensor wherever it can still hold that."""
     tensor = noted.tensor
-    if _unchanged(noted):
-        return tensor
     try:
+        if _unchanged(noted):
+            return tensor
         if tensor.shape != noted.copy.shape:
             tensor.resize_(noted.copy.shape)
         tensor.copy_(noted.copy)
@@ -94,7 +94,12 @@ def _unchanged(noted: _Buffer) -> bool:
     if _version(tensor) not in (-1, noted.version):
         return False
     # ``.data`` and NumPy write without raising the version. Elsewhere than on a CPU, to compare would be to wait.
-    return tensor.device.type != "cpu" or torch.equal(tensor, noted.copy)
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return True
+    if torch.equal(tensor, noted.copy):
+        return True
+    both_nan = tensor.isnan() & noted.copy.isnan()
+    return torch.equal(tensor.masked_fill(both_nan, 0), noted.copy.masked_fill(both_nan, 0))
 
 
 @contextmanager
