@@ -91,7 +91,8 @@ class Tape:
 
         Parameters receive no ``.grad``. A layer the scores do not depend on has a gradient of zero. ``lifted`` is for
         fp16, which loses small and large numbers: each image's score is multiplied by a power of two and its gradients
-        are divided by it in float32; where they came out infinite or tiny, the pass is repeated with another one.
+        are divided by it in float32; where they came out infinite or tiny, the pass is repeated with another one. For
+        that, each score must be one image's own, as those of a model in evaluation mode are.
 
         Returns:
             Whether the scores depend on any of the layers.
@@ -105,7 +106,9 @@ class Tape:
         for tries_left in range(3, -1, -1):
             reached = self._differentiate(saved, (values * lifts).sum(), keep_graph=True)
             batched = [layer for layer in saved if len(layer.gradients[-1]) == len(values)]
-            peaks = [layer.gradients[-1].detach().flatten(1).float().abs().amax(1) for layer in batched]
+            peaks = [
+                layer.gradients[-1].detach().flatten(1).float().abs().amax(1).to(lifts.device) for layer in batched
+            ]
             largest = torch.stack([*peaks, torch.zeros_like(lifts)]).amax(0)
             too_high = ~torch.isfinite(largest)
             was_high |= too_high
@@ -117,7 +120,7 @@ class Tape:
                 del layer.gradients[-1]
         for layer in batched:
             gradient = layer.gradients[-1].float()
-            layer.gradients[-1] = gradient / lifts.reshape(-1, *[1] * (gradient.dim() - 1))
+            layer.gradients[-1] = gradient / lifts.to(gradient.device).reshape(-1, *[1] * (gradient.dim() - 1))
         return reached
 
     @staticmethod

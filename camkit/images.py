@@ -54,7 +54,13 @@ def find_pictures(patterns: Iterable[str | Path], skip: Path | None = None) -> l
 
 
 def _matches(pattern: str) -> list[Path]:
-    return sorted(map(Path, glob.glob(pattern, recursive=True)))
+    path = Path(pattern)
+    if path.name == "**":  # all there is below a folder, as for the folder itself
+        return _matches(str(path.parent)) if glob.has_magic(str(path.parent)) else [path.parent]
+    found = sorted(map(Path, glob.glob(pattern, recursive=True)))
+    if path.name == "*":
+        found = [match for match in found if match.suffix.lower() in _ENDINGS or os.path.isdir(match)] or found
+    return found
 
 
 def _within(path: Path, folder: Path | None) -> bool:

@@ -19,7 +19,7 @@ from torch.autograd.graph import Node
 from camkit.errors import LayerError, did_you_mean
 from camkit.hooks import forward_hooks, starts
 from camkit.layouts import are_tokens, feature_tensor, infer_layout, tensors_in, to_grid
-from camkit.lineage import Lineage, is_attention
+from camkit.lineage import Lineage, is_attention, spatial_shape
 from camkit.state import evaluating, same_randomness
 from camkit.values import LayerChoice, LayerRef, LayerRow, Layout
 
@@ -181,7 +181,13 @@ def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
 
 def _lay_out(calls: list[_Call], size: tuple[int, ...]) -> None:
     """Read each output's layout, that of tokens by the grids of the outputs they were computed from."""
-    grids: Lineage[tuple[int, ...]] = Lineage()
+
+    def computed(node: Node) -> tuple[int, ...] | None:
+        shape = spatial_shape(node)
+        found = infer_layout(shape, 1, size) if shape is not None and not are_tokens(shape, size) else None
+        return None if found is None else found.grid
+
+    grids: Lineage[tuple[int, ...]] = Lineage(computed)
     for call in calls:
         if call.output is None or is_attention(call.node, call.output.dim()):
             continue

@@ -142,7 +142,9 @@ def are_tokens(shape: tuple[int, ...], size: tuple[int, ...]) -> bool:
 
 
 def _tokens_as_seen(shape: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> Layout | None:
-    kinds: tuple[tuple[Literal["tokens", "tokens_last"], int], ...] = (("tokens", shape[1]), ("tokens_last", shape[2]))
+    kinds: list[tuple[Literal["tokens", "tokens_last"], int]] = [("tokens", shape[1])]
+    if shape[1] > 1:  # one token, such as the class token by itself, is no map of one channel
+        kinds.append(("tokens_last", shape[2]))
     readings = [
         Layout(kind, grid, prefix)
         for grid in seen
@@ -155,7 +157,7 @@ def _tokens_as_seen(shape: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> 
 
 def _tokens_by_size(shape: tuple[int, ...], size: tuple[int, ...]) -> Layout | None:
     rows = _token_grids(shape[1], size)
-    columns = [found for found in _token_grids(shape[2], size) if not found.prefix]
+    columns = [found for found in _token_grids(shape[2], size) if not found.prefix and shape[1] > 1]
     # Channels after tokens is by far the usual order; the other is taken where it alone divides the input.
     assumed = bool(rows and columns)
     if rows and (_clear(rows) or not _exact(columns)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from torch.autograd.graph import Node
@@ -11,10 +12,16 @@ Note = TypeVar("Note")
 
 
 class Lineage(Generic[Note]):
-    """Remembers a note for some nodes of a graph and finds the nearest notes before a node."""
+    """Remembers a note for some nodes of a graph and finds the nearest notes before a node.
 
-    def __init__(self) -> None:
+    Args:
+        read: returns the note that a node without one carries in itself, if any.
+
+    """
+
+    def __init__(self, read: Callable[[Node], Note | None]) -> None:
         self._notes: dict[Node, Note] = {}
+        self._read = read
 
     def add(self, node: Node | None, note: Note) -> None:
         """Write a note to a node, unless it has one."""
@@ -29,14 +36,23 @@ class Lineage(Generic[Note]):
             current = waiting.popleft()
             if current is None:
                 continue
-            if current in self._notes:
-                if self._notes[current] not in found:
-                    found.append(self._notes[current])
+            note = self._notes[current] if current in self._notes else self._read(current)
+            if note is not None:
+                if note not in found:
+                    found.append(note)
                 continue
             new = [before for before, _ in current.next_functions if before not in known]
             known.update(new)
             waiting.extend(new)
         return found
+
+
+def spatial_shape(node: Node) -> tuple[int, ...] | None:
+    """Return what a convolution, pooling or resizing returned, which has a grid for certain; None of other nodes."""
+    if not any(kind in node.name() for kind in ("Conv", "Pool", "Upsample")):
+        return None
+    returned = getattr(node, "_input_metadata", ())  # the backward's inputs are shaped as the forward's outputs
+    return tuple(returned[0].shape) if returned else None
 
 
 def is_attention(node: Node | None, dimensions: int) -> bool:

@@ -14,6 +14,7 @@ import torch
 import torchvision
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from camkit.errors import InputError, ModelError, did_you_mean
 from camkit.scenes.network import LABELS as SCENE_LABELS
@@ -250,6 +251,8 @@ def as_model(
         raise ModelError(f"a model is a torch.nn.Module or a name, not a {type(model).__name__}")
     module = unwrapped(model)
     _check_place(module, device)
+    if any(is_lazy(tensor) for tensor in itertools.chain(module.parameters(), module.buffers())):
+        raise ModelError("the model has lazy layers that have not seen an input yet; run it once, then explain it")
     if any(tensor.is_inference() for tensor in itertools.chain(module.parameters(), module.buffers())):
         raise ModelError(
             "the model was built inside torch.inference_mode(), which rules gradients out for good; build it outside"

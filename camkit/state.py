@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import threading
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,12 +31,18 @@ class _Buffer:
 
 @dataclass
 class _Held:
-    """A module some thread is using: how many do, its flag before the first came, and its buffers at that time."""
+    """A module some thread is using: how many do, and what the module was before the first came."""
 
     module: nn.Module
     users: int
     training: bool
     buffers: dict[str, _Buffer | None]
+    attributes: dict[str, tuple[Any, Any]]
+    """What the model's author keeps on the module: each value, and what it held where it is a container."""
+
+
+_PYTORCHS = frozenset(vars(nn.Module()))
+"""Attributes that are PyTorch's own, such as the hooks, which others may set meanwhile."""
 
 
 def _version(tensor: Tensor) -> int:
@@ -52,7 +60,8 @@ def _hold(module: nn.Module) -> None:
         held.users += 1
         return
     buffers = {name: _noted(buffer) for name, buffer in module._buffers.items()}
-    _held[id(module)] = _Held(module, 1, module.training, buffers)
+    attributes = {name: (value, _held_by(value)) for name, value in vars(module).items() if name not in _PYTORCHS}
+    _held[id(module)] = _Held(module, 1, module.training, buffers, attributes)
     if module.training:
         module.training = False
 
@@ -69,6 +78,35 @@ def _release(module: nn.Module) -> None:
         del module._buffers[name]
     for name, noted in held.buffers.items():
         module._buffers[name] = None if noted is None else _restored(noted)
+    _restore_attributes(module, held.attributes)
+
+
+def _held_by(value: Any) -> Any:
+    """Return a copy of an ordinary container that shares what is in it; None for anything else."""
+    return value.copy() if type(value) in (dict, OrderedDict, defaultdict, list, set) else None
+
+
+def _same_contents(value: Any, contents: Any) -> bool:
+    if len(value) != len(contents):
+        return False
+    if isinstance(value, dict):
+        return all(key in contents and contents[key] is item for key, item in value.items())
+    return value == contents if isinstance(value, set) else all(map(operator.is_, value, contents))
+
+
+def _restore_attributes(module: nn.Module, saved: dict[str, tuple[Any, Any]]) -> None:
+    """Undo what a forward pass set, changed or filled, such as a cache and the flag that says it is there."""
+    attributes = vars(module)
+    for name in [name for name in attributes if name not in _PYTORCHS and name not in saved]:
+        del attributes[name]
+    for name, (value, contents) in saved.items():
+        if name in module._parameters or name in module._modules:  # made in this pass, and known by that name since
+            continue
+        if attributes.get(name, attributes) is not value:
+            attributes[name] = value
+        if contents is not None and not _same_contents(value, contents):
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(contents)
 
 
 def _restored(noted: _Buffer) -> Tensor:
@@ -104,7 +142,7 @@ def _unchanged(noted: _Buffer) -> bool:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every submodule into evaluation mode, and restore each one's own flag and buffers at the end.
+    """Put every submodule into evaluation mode, and restore each one's flag, buffers and attributes at the end.
 
     Several threads may be inside for the same model, or for models that share modules: the first one in saves, the last
     one out restores. ``train()`` and ``eval()`` are not called, since models may override them.

@@ -378,6 +378,10 @@ class Rigid(nn.Module):
         return self.head(self.flatten(self.features(images)))
 
 
+def for_five(maps: Tensor) -> Tensor:
+    return maps.reshape(5, 256)
+
+
 def with_an_assertion(maps: Tensor) -> Tensor:
     assert maps.is_contiguous()
     return maps.flatten(1)
@@ -389,15 +393,30 @@ def with_an_assertion(maps: Tensor) -> Tensor:
         lambda maps: maps.view(len(maps), -1),
         lambda maps: torch.as_strided(maps, (len(maps), 256), (256, 1)),  # silently other numbers
         with_an_assertion,
+        for_five,
     ],
-    ids=["view", "as_strided", "assert"],
+    ids=["view", "as_strided", "assert", "fixed batch"],
 )
 def test_a_model_that_relies_on_the_memory_format_gets_the_ordinary_one(flatten):
     net, images = Rigid(flatten).eval(), torch.randn(5, 3, 8, 8)
     weights = net.head.weight[1].reshape(4, 8, 8).mean((1, 2))
 
     for _ in range(2):
-        for image, one in zip(images, camkit.explain(net, images, target=1), strict=True):
-            expected = (weights[:, None, None] * net.features(image)).sum(0)
+        for number, one in enumerate(camkit.explain(net, images, "features", target=1)):
+            expected = (weights[:, None, None] * net.features(images[number])).sum(0)
             np.testing.assert_allclose(one.raw, expected.detach(), rtol=1e-4, atol=1e-6)
-            assert one.score == pytest.approx(net(image[None])[0, 1].item(), rel=1e-4)
+            assert one.score == pytest.approx(net(images)[number, 1].item(), rel=1e-4)
+
+
+def test_infinite_logits_do_not_hide_that_a_model_relies_on_the_memory_format():
+    def flatten(maps: Tensor) -> Tensor:
+        return torch.as_strided(maps, (len(maps), 256), (256, 1))
+
+    class Masked(Rigid):
+        def forward(self, images: Tensor) -> Tensor:
+            logits = super().forward(images)
+            return torch.cat([logits, torch.full_like(logits, -torch.inf)], dim=1)
+
+    net, images = Masked(flatten).eval(), torch.randn(5, 3, 8, 8)
+    scores = [one.score for one in camkit.explain(net, images, "features", target=1)]
+    assert scores == pytest.approx(net(images)[:, 1].tolist(), rel=1e-4)

@@ -355,6 +355,45 @@ class Counting(Parts):
         return self.tail(maps, x) + self.seen + self.average.sum()
 
 
+class BuildsAtFirst(Parts):
+    """Makes a buffer in its first pass, and makes it anew for another number of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built = False
+        self.images = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.built:
+            self.register_buffer("scale", torch.full((8, 1, 1), 0.5))
+            self.built = True
+        if self.images != len(x):
+            self.shift = torch.full((len(x), 1, 1, 1), 0.1)
+            self.images = len(x)
+        return self.tail(self.layer(self.trunk(x) * self.scale + self.shift), x)
+
+
+class Remembers(Parts):
+    """Fills a dictionary, a list and a set it holds; what it keeps for evaluation, ``train()`` throws away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: dict[str, Tensor] = {}
+        self.maps: list[Tensor] = []
+        self.sizes: set[int] = {2, 3}
+
+    def train(self, mode: bool = True) -> Parts:
+        self.cache = {}
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.layer(self.trunk(x))
+        self.maps.append(maps)
+        self.sizes.add(len(x) + 100)
+        bias = self.cache.setdefault("bias", self.stem.bias[:, None, None] * 2)
+        return self.tail(maps + bias, x)
+
+
 class Drawing(Parts):
     """Draws from all three generators in every pass, in evaluation mode too."""
 
@@ -498,6 +537,10 @@ def test_parameter_gradients_are_those_of_an_undisturbed_training_step() -> None
 
 class MishapError(Exception):
     """An error of the user's own."""
+
+
+def fails_with(error: type[BaseException], _: Tensor) -> Tensor:
+    raise error
 
 
 FAULTS = (
@@ -685,6 +728,62 @@ def test_buffers_that_a_forward_writes_come_back(method: str) -> None:
     with unchanged(model, except_for="'seen' version"):
         first, second = (camkit.explain(model, pictures(1), method=method) for _ in range(2))
     assert first.score == second.score
+
+
+@pytest.mark.parametrize("layer", ["layer", None])
+@pytest.mark.parametrize("network", [BuildsAtFirst, Remembers])
+@pytest.mark.parametrize("warm", [False, True])
+def test_what_a_forward_keeps_for_later_comes_back(network: type[Parts], layer: str | None, warm: bool) -> None:
+    model = made(network)
+    if warm:
+        model(pictures(2))
+    with unchanged(model):
+        found = [camkit.explain(model, pictures(count), layer, target=1) for count in (1, 4, 3)]
+        for error in (MishapError, KeyboardInterrupt):
+            with pytest.raises(error):
+                camkit.explain(model, pictures(4), layer, target=functools.partial(fails_with, error))
+
+    assert found[0].score == pytest.approx(model(pictures(1))[0, 1].item(), abs=1e-5)
+
+
+def test_no_stale_cache_is_left_to_a_model_in_training() -> None:
+    model = made(Remembers).train()
+    camkit.explain(model, pictures(1), "layer", target=1)
+    with torch.no_grad():
+        model.stem.bias += 1
+    for module in model.modules():
+        module.training = False  # unlike eval(), this lets a cache be
+    fresh = made(Remembers)
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(model(pictures(1)), fresh(pictures(1)))
+
+
+@pytest.mark.parametrize("kind", ["sparse", "not a number", "empty", "complex", "text"])
+def test_odd_buffers_and_attributes_are_no_hindrance(kind: str) -> None:
+    model = made(Parts)
+    odd = {
+        "sparse": torch.eye(3).to_sparse(),
+        "not a number": torch.tensor([1.0, np.nan]),
+        "empty": torch.zeros(0, 4),
+        "complex": torch.tensor([1j, complex(np.nan, 1)]),
+    }
+    if kind in odd:
+        model.register_buffer("odd", odd[kind])
+    else:
+        model.odd = namedtuple("Odd", "one")([1])
+    before = None if kind not in odd else (model.odd, model.odd._version)
+    camkit.explain(model, pictures(1), "layer", target=1)
+    assert before is None or (model.odd is before[0] and model.odd._version == before[1])
+
+
+def test_a_buffer_that_waits_for_a_backward_pass_is_not_written_to() -> None:
+    model = made(Parts)
+    model.register_buffer("odd", torch.tensor([1.0, np.nan]))
+    weight = torch.ones(2, requires_grad=True)
+    waiting = (weight * model.odd).sum()
+    camkit.explain(model, pictures(1), "layer", target=1)
+    waiting.backward()
+    assert weight.grad is not None
 
 
 @pytest.mark.parametrize("layer", ["layer", None])

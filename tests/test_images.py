@@ -357,6 +357,10 @@ def test_pictures_are_found_in_folders_and_patterns_in_order_and_once(tmp_path, 
     assert [path.as_posix() for path in find_pictures(["."])] == ["a.JPG", "b.png", "deep/c.webp", "odd[1].png"]
     assert [path.as_posix() for path in find_pictures(["b.png", "*.png"])] == ["b.png", "odd[1].png"]
     assert [path.as_posix() for path in find_pictures(["**/*.webp"])] == ["deep/c.webp"]
+    assert [path.as_posix() for path in find_pictures(["*"])] == ["a.JPG", "b.png", "deep/c.webp", "odd[1].png"]
+    assert [path.as_posix() for path in find_pictures(["**"])] == ["a.JPG", "b.png", "deep/c.webp", "odd[1].png"]
+    assert [path.as_posix() for path in find_pictures(["d*/**"])] == ["deep/c.webp"]
+    assert [path.as_posix() for path in find_pictures(["*.txt"])] == ["notes.txt"]
     assert [path.as_posix() for path in find_pictures(["odd[1].png"])] == ["odd[1].png"]
     assert [path.as_posix() for path in find_pictures(["*.bmp", "gone.png"])] == ["*.bmp", "gone.png"]
 
@@ -375,6 +379,17 @@ def test_hidden_files_and_the_output_are_left_out_of_a_search_but_not_when_named
     assert found("._a.png", ".cache") == ["._a.png", ".cache/b.png"]
     assert found("s*") == ["sub/out/c.png"]
     assert found("a.png", str(tmp_path / "a.png"), ".") == ["a.png", "sub/out/c.png"]
+
+
+def test_a_pattern_that_names_pictures_beside_the_output_finds_them(tmp_path, monkeypatch):
+    for name in ("a.png", "sub/b.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub" / "loop").symlink_to("loop")
+
+    for skip in (Path(), tmp_path, tmp_path.parent, Path("sub/loop")):
+        assert [path.as_posix() for path in find_pictures(["*.png", "sub/*"], skip=skip)][:2] == ["a.png", "sub/b.png"]
 
 
 def test_a_picture_too_thin_for_its_preset_is_refused_before_it_is_enlarged():

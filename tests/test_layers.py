@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn import functional
 
 import camkit
 from camkit.errors import LayerError, TargetError
@@ -285,6 +287,11 @@ def test_the_choice_does_not_hang_on_the_target_that_came_first(first):
 # --- the probe --------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Tally:
+    count: int = 0
+
+
 class Counted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -294,10 +301,14 @@ class Counted(nn.Module):
         self.unused = nn.Conv2d(8, 8, 1)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Linear(8, 4)
-        self.passes = 0
+        self.tally = Tally()  # an attribute of the module itself would be put back
+
+    @property
+    def passes(self) -> int:
+        return self.tally.count
 
     def forward(self, images: Tensor) -> Tensor:
-        self.passes += 1
+        self.tally.count += 1
         maps = self.relu(self.deep(self.relu(self.stem(images))))
         return self.head(self.pool(maps).flatten(1))
 
@@ -615,6 +626,58 @@ class Weighing(nn.Module):
         tokens = self.patches(images).flatten(2).mT.reshape(len(images), -1, 4, 8).transpose(1, 2)
         mixed = self.softmax(tokens @ tokens.mT) @ tokens
         return self.head(mixed.transpose(1, 2).flatten(2).mean(1))
+
+
+class PooledTokens(nn.Module):
+    """Patches pooled by a function, not a module, to fewer tokens than there are channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 196, 16, 16)
+        self.mix = nn.Linear(196, 196)
+        self.head = nn.Linear(196, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = functional.avg_pool2d(self.patches(images), 2).flatten(2).mT
+        return self.head(self.mix(tokens).relu().mean(1))
+
+
+@pytest.mark.parametrize("layer", ["mix", None])
+def test_tokens_are_read_by_the_grid_of_a_function_between_the_modules(layer):
+    torch.manual_seed(0)
+    model, images = PooledTokens().eval(), torch.randn(1, 3, 224, 224)
+
+    tokens = model.mix(functional.avg_pool2d(model.patches(images), 2).flatten(2).mT).detach().requires_grad_()
+    model.head(tokens.relu().mean(1))[0, 1].backward()
+    expected = (tokens * tokens.grad).detach().sum(2).reshape(7, 7)
+
+    found = camkit.explain(model, images[0], layer, target=1, method="hirescam")
+
+    assert str(found.layer) == "mix"
+    assert np.allclose(found.raw, expected, atol=1e-6)
+
+
+class OneToken(nn.Module):
+    """The class token goes on alone; as many channels as there are patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 64, 8, 8)
+        self.token = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).mT
+        return self.head(self.token(tokens.relu().mean(1, keepdim=True)).relu()[:, 0])
+
+
+def test_one_token_by_itself_is_no_map():
+    torch.manual_seed(0)
+    model, image = OneToken().eval(), torch.randn(3, 64, 64)
+
+    assert str(camkit.explain(model, image, target=1).layer) == "patches"
+    with pytest.raises(LayerError, match=r"'token' returned shape \(1, 1, 64\)"):
+        camkit.explain(model, image, "token", target=1)
 
 
 def test_attention_between_tokens_is_no_grid_of_features():

@@ -504,6 +504,17 @@ def test_torchscript_is_one_sentence(picture, script):
     assert_one_sentence(caught.value)
 
 
+@pytest.mark.parametrize("lazy", [lambda: nn.LazyConv2d(4, 1), nn.LazyBatchNorm2d])
+def test_a_lazy_module_is_to_be_run_first(picture, lazy):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), lazy(), nn.Flatten(), nn.LazyLinear(3)).eval()
+    with pytest.raises(ModelError, match="run it once") as caught:
+        camkit.explain(net, picture)
+
+    assert_one_sentence(caught.value)
+    net(picture[None])
+    assert camkit.explain(net, picture).heatmap.shape == picture.shape[1:]
+
+
 def test_a_module_stays_where_it_is(picture):
     with pytest.raises(ModelError, match=r"model\.to\(") as caught:
         camkit.explain(Tiny(), picture, device="meta")
