@@ -23,6 +23,10 @@ _MOST_CELLS_LOST = 2.5
 """Cells that unpadded convolutions may cost a grid, against the input's size divided by the stride."""
 
 
+_MOST_DISTORTION = 2.0
+"""How much longer a cell may be than wide; beyond that what is left of a grid is an edge of it."""
+
+
 def _tensors(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
     if isinstance(output, Tensor):
         yield path, output
@@ -73,6 +77,9 @@ def with_tensor(output: Any, path: tuple[Any, ...], tensor: Tensor) -> Any:
 def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
     """Tell whether a grid can be the input seen at one whole-numbered stride, short of a few cells at the edges."""
     if len(grid) != len(size) or math.prod(grid) < 2 or min(grid) < 1:
+        return False
+    strides = [s / g for g, s in zip(grid, size, strict=True)]
+    if max(strides) > _MOST_DISTORTION * min(strides):
         return False
     longest = max(range(len(size)), key=lambda axis: size[axis])
     guess = size[longest] / grid[longest]

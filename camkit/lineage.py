@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from torch.autograd.graph import Node
@@ -15,11 +15,11 @@ class Lineage(Generic[Note]):
     """Remembers a note for some nodes of a graph and finds the nearest notes before a node.
 
     Args:
-        read: returns the note that a node without one carries in itself, if any.
+        read: returns the note that a node without one carries in itself, if any, and whether to look behind it.
 
     """
 
-    def __init__(self, read: Callable[[Node], Note | None]) -> None:
+    def __init__(self, read: Callable[[Node], tuple[Note | None, bool]]) -> None:
         self._notes: dict[Node, Note] = {}
         self._read = read
 
@@ -36,20 +36,19 @@ class Lineage(Generic[Note]):
             current = waiting.popleft()
             if current is None:
                 continue
-            note = self._notes[current] if current in self._notes else self._read(current)
-            if note is not None:
-                if note not in found:
-                    found.append(note)
-                continue
-            new = [before for before, _ in current.next_functions if before not in known]
-            known.update(new)
-            waiting.extend(new)
+            note, go_on = (self._notes[current], False) if current in self._notes else self._read(current)
+            if note is not None and note not in found:
+                found.append(note)
+            if go_on:
+                new = [before for before, _ in current.next_functions if before not in known]
+                known.update(new)
+                waiting.extend(new)
         return found
 
 
-def spatial_shape(node: Node) -> tuple[int, ...] | None:
+def spatial_shape(node: Node, kinds: Sequence[str] = ("Conv", "Pool", "Upsample")) -> tuple[int, ...] | None:
     """Return what a convolution, pooling or resizing returned, which has a grid for certain; None of other nodes."""
-    if not any(kind in node.name() for kind in ("Conv", "Pool", "Upsample")):
+    if not any(kind in node.name() for kind in kinds):
         return None
     returned = getattr(node, "_input_metadata", ())  # the backward's inputs are shaped as the forward's outputs
     return tuple(returned[0].shape) if returned else None
