@@ -66,7 +66,8 @@ def capture(
     result = _capture(model, inputs, layers, targets, precision, layouts, memory_format, trunk_graph=False)
     if result is None:
         # The layer lies inside a no_grad block of the model's own forward, which switched gradients off again when it
-        # ended. With gradients on outside the block, that is the mode it returns to.
+        # ended: with gradients on outside the block, that is the mode it returns to. Or it returned several tensors, of
+        # which the score depends on another than the feature maps: with the whole graph, the maps lead to that one.
         result = _capture(model, inputs, layers, targets, precision, layouts, memory_format, trunk_graph=True)
     if result is None:
         names = " and ".join(repr(str(ref)) for ref in layers)
@@ -90,7 +91,11 @@ def _capture(
 ) -> Capture | None:
     scores: list[Scores] = []
     reached = False
-    with quiet_pass(model, inputs.device, precision), torch.set_grad_enabled(trunk_graph), cut(layers) as tape:
+    with (
+        quiet_pass(model, inputs.device, precision),
+        torch.set_grad_enabled(trunk_graph),
+        cut(layers, whole=trunk_graph) as tape,
+    ):
         output = model(inputs.clone(memory_format=memory_format))
         _check_all_ran(tape, layers)
         for number, target in enumerate(targets, start=1):

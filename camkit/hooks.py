@@ -85,6 +85,7 @@ class Tape:
 
     layers: dict[LayerRef, Saved] = field(default_factory=dict)
     recording: bool = True
+    whole: bool = False
 
     def backward(self, values: Tensor, *, keep_graph: bool, lifted: bool = False) -> bool:
         """Differentiate the images' scores (N,) down to the first layer; tensor hooks save each layer's gradient.
@@ -152,7 +153,7 @@ def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gr
     if not gradients:
         tape.layers[ref] = Saved(tensor.detach().clone())
         return None
-    if not tensor.requires_grad or not tape.layers:
+    if not tensor.requires_grad or not (tape.layers or tape.whole):
         return _begin(tape, ref, output, path, tensor, shared=_shares_memory(tensor, arguments))
     tape.layers[ref] = saved = Saved(tensor.detach().clone(), get_gradient_edge(tensor))
     tensor.register_hook(saved.gradients.append)
@@ -173,17 +174,18 @@ def _begin(tape: Tape, ref: LayerRef, output: Any, path: tuple[Any, ...], tensor
 
 
 @contextmanager
-def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True) -> Iterator[Tape]:
+def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: bool = False) -> Iterator[Tape]:
     """Save the outputs, and with ``gradients`` the gradients, of some layers during one forward pass.
 
     Run it inside ``torch.no_grad()``: the first of the layers to be reached switches gradients on for the rest of the
-    pass, and leaving the outer context restores the mode.
+    pass, and leaving the outer context restores the mode. With ``whole`` the graph of the layers before is kept where
+    there is one, which costs their memory: a layer that returns several tensors may have computed one from the other.
 
     Raises:
         LayerError: a layer ran more than once and no call was chosen, or it returned nothing spatial.
 
     """
-    tape = Tape()
+    tape = Tape(whole=whole)
     refs: dict[nn.Module, list[LayerRef]] = {}
     for ref, module in layers.items():
         refs.setdefault(module, []).append(ref)

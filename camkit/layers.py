@@ -227,8 +227,12 @@ def _ref(call: Call, calls: list[Call]) -> LayerRef:
 
 
 def _outermost(call: Call, calls: list[Call]) -> LayerRef:
-    """Return the shortest name under which the call's output leaves a module, one that runs once if there is any."""
-    same = [_ref(other, calls) for other in calls if other.output is call.output and other.name]
+    """Return the shortest name under which the call's output leaves a module, one that runs once if there is any.
+
+    Preferably alone: what comes out beside it may have been computed from it already.
+    """
+    leaves = [other for other in calls if other.output is call.output and other.name]
+    same = [_ref(other, calls) for other in leaves if other.alone] or [_ref(other, calls) for other in leaves]
     return min(same, key=lambda ref: (ref.call is not None, ref.name.count("."), len(ref.name)))
 
 

@@ -31,6 +31,7 @@ class Call:
     output: Tensor | None = None
     node: Node | None = None  # the output's place in the graph; an in-place operation gives the tensor another one
     layout: Layout | None = None
+    alone: bool = True  # nothing else that was computed came out with it
 
 
 def lay_out(calls: list[Call], size: tuple[int, ...]) -> None:
@@ -51,7 +52,6 @@ def lay_out(calls: list[Call], size: tuple[int, ...]) -> None:
     stretched: Lineage[tuple[int, ...]] = Lineage(resized)
     fitting: set[Node | None] = set()
     read: dict[int, Layout | None] = {}
-    read: dict[int, bool] = {}
     for call in calls:
         if call.output is None or is_attention(call.node, call.output.dim()):
             continue
@@ -100,6 +100,7 @@ def watch(model: nn.Module, leaf: Tensor) -> tuple[list[Call], Any]:
         call.finished, call.arguments = next(clock), arguments
         if found is not None:
             call.output, call.node = found[1], found[1].grad_fn
+            call.alone = sum(tensor.requires_grad for tensor in tensors_in(output)) == 1
         finished.append(call)
 
     with starts(names, begin), forward_hooks(dict.fromkeys(names, end)):

@@ -36,6 +36,10 @@ def describe(output: Any) -> str:
     return f"a {type(output).__name__}"
 
 
+_SCORE_KEYS = ("logits", "out", "last_hidden_state")
+"""Where dictionaries hold class scores; the last where it is (N, K), as one network of Hugging Face has it."""
+
+
 def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
     """Find the class scores (N, K) in a model's output.
 
@@ -48,8 +52,9 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
     """
     found = output
     while not isinstance(found, Tensor):
-        if isinstance(found, dict) and ("logits" in found or "out" in found):
-            found = found["logits" if "logits" in found else "out"]
+        key = next((key for key in _SCORE_KEYS if key in found), None) if isinstance(found, dict) else None
+        if key is not None:
+            found = found[key]
         elif isinstance(getattr(found, "logits", None), Tensor):
             found = found.logits
         elif isinstance(found, (tuple, list)) and found:

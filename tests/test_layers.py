@@ -194,9 +194,48 @@ def test_a_layer_may_return_its_maps_in_any_form(kind, layer):
 
     found, plain = (camkit.explain(net, picture, layer, target=1) for net in nets)
 
-    assert found.layer == plain.layer == "stage"
+    # Unasked, a layer is not cut where something that could have been computed from its maps leaves beside them.
+    assert found.layer == ("stage.conv" if layer is None and kind in ("dict", "tuple") else "stage")
     assert found.raw.shape == (8, 12)
     assert np.allclose(found.raw, plain.raw, atol=1e-6)
+
+
+class Pooling(nn.Module):
+    """Returns its maps and, computed from them, what the head takes; as Hugging Face's networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, stride=2, padding=1)
+        self.conv = nn.Conv2d(6, 23, 3, stride=2, padding=1)
+
+    def forward(self, images: Tensor) -> Any:
+        maps = self.conv(self.stem(images).relu())
+        return {"last_hidden_state": maps, "pooler_output": maps.relu().mean((2, 3))}
+
+
+class Summarised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Pooling()
+        self.head = nn.Linear(23, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.body(images)["pooler_output"])
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("layer", ["body", "body.conv", None])
+def test_what_a_layer_returns_beside_its_maps_may_be_computed_from_them(layer, frozen):
+    torch.manual_seed(0)
+    net, picture = Summarised().eval().requires_grad_(not frozen), torch.randn(3, 32, 48)
+
+    maps = net.body.conv(net.body.stem(picture[None]).relu()).detach().requires_grad_()
+    net.head(maps.relu().mean((2, 3)))[0, 1].backward()
+
+    found = camkit.explain(net, picture, layer, target=1, method="hirescam")
+
+    assert found.layer == (layer or "body.conv")
+    assert np.allclose(found.raw, (maps * maps.grad).sum(1)[0].detach(), atol=1e-6)
 
 
 @pytest.mark.parametrize("channels", [23, 64, 256])
