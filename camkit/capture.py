@@ -96,7 +96,8 @@ def _capture(
         torch.set_grad_enabled(trunk_graph),
         cut(layers, whole=trunk_graph) as tape,
     ):
-        output = model(inputs.clone(memory_format=memory_format))
+        images = inputs.clone().requires_grad_() if trunk_graph else inputs  # where every parameter is frozen
+        output = model(images.clone(memory_format=memory_format))
         _check_all_ran(tape, layers)
         for number, target in enumerate(targets, start=1):
             scored = target(output, len(inputs))
