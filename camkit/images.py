@@ -238,6 +238,8 @@ def _check_not_thin(picture: Image.Image, preset: ImageClassification, source: s
     """Refuse a picture that the preset would first enlarge beyond what Pillow takes for safe."""
     shorter, longer = sorted(picture.size)
     resize = preset.resize_size[0]
+    if len(preset.resize_size) == 2:
+        return
     if Image.MAX_IMAGE_PIXELS is not None and resize * (resize * longer // shorter) > Image.MAX_IMAGE_PIXELS:
         raise ImageError(
             f"{source} has {picture.width} x {picture.height} pixels and is too thin for this model: its preprocessing "
@@ -326,13 +328,16 @@ def seen_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, i
 
 
 def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
-    resize, crop = preset.resize_size[0], preset.crop_size[0]
-    shorter = min(size)
+    crops = preset.crop_size[-1], preset.crop_size[0]
+    shorter, resize = min(size), preset.resize_size[0]
     resized = [resize if side == shorter else int(resize * side / shorter) for side in size]
+    if len(preset.resize_size) == 2:
+        resized = [preset.resize_size[1], preset.resize_size[0]]
     # A picture smaller than the crop is padded evenly, the odd pixel at the end, and then cropped from the start.
-    starts = [-((crop - side) // 2) if side < crop else round((side - crop) / 2.0) for side in resized]
+    both = zip(resized, crops, strict=True)
+    starts = [-((crop - side) // 2) if side < crop else round((side - crop) / 2.0) for side, crop in both]
     left, top = (start * side / small for start, side, small in zip(starts, size, resized, strict=True))
-    return Box(left, top, left + crop * size[0] / resized[0], top + crop * size[1] / resized[1])
+    return Box(left, top, left + crops[0] * size[0] / resized[0], top + crops[1] * size[1] / resized[1])
 
 
 _LEAST_SIDE = 8

@@ -22,6 +22,7 @@ ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
 Preprocess: TypeAlias = Callable[[Image.Image], Tensor]
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 Status: TypeAlias = Literal["ok", "no_positive_evidence", "non_finite"]
+Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap"]
 
 
@@ -141,13 +142,17 @@ class Capture:
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model with what belongs to it: how its pictures are prepared and what its classes are called."""
+    """A model with what belongs to it: how its pictures are prepared and what its classes are called.
+
+    ``activation`` makes probabilities of its logits; None means the softmax of several and the sigmoid of one.
+    """
 
     module: torch.nn.Module
     name: str
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] | None = None
     note: str | None = None
+    activation: Activation | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,150 @@
+"""Hugging Face's networks, ``hf:NAME`` or a folder: classifiers, and CLIP-like ones with texts for classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from PIL import Image
+from torch import Tensor, nn
+
+from camkit.errors import ModelError
+from camkit.models.request import Request
+from camkit.models.weights import class_count, fill, first_line, read_state_dict
+from camkit.values import Activation, LoadedModel
+
+
+class TextClasses(nn.Module):
+    """A CLIP-like model as a classifier whose classes are texts (Radford et al. 2021).
+
+    The logits (N, K) are the cosines of the picture's embedding with each text's, times the learned scale, plus the
+    learned bias where there is one (SigLIP, Zhai et al. 2023). The texts are encoded once.
+    """
+
+    def __init__(self, model: nn.Module, embeddings: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.texts: Tensor
+        self.register_buffer("texts", nn.functional.normalize(embeddings.detach().float(), dim=-1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (N, K) of prepared pictures (N, C, H, W)."""
+        model: Any = self.model
+        embedded = nn.functional.normalize(_embedding(model.get_image_features(pixel_values=images)).float(), dim=-1)
+        logits = embedded @ self.texts.T * model.logit_scale.exp()
+        bias = getattr(model, "logit_bias", None)
+        return cast("Tensor", logits if bias is None else logits + bias)
+
+
+class Prepare:
+    """Turns a PIL picture into what an image processor makes of it, (C, H, W)."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        """Return the prepared picture."""
+        return cast("Tensor", self.processor(images=picture, return_tensors="pt")["pixel_values"][0])
+
+
+def load(request: Request) -> LoadedModel:
+    """Build a network as its configuration says, with its published weights, those of a file, or none."""
+    name = request.name.removeprefix("hf:")
+    config = _had(request, transformers.AutoConfig.from_pretrained, name)
+    classifies = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    compares = hasattr(config, "text_config") and hasattr(config, "vision_config")
+    named = [str(one) for one in config.architectures or ()]
+    if compares and not any(one.endswith("ForImageClassification") for one in named):
+        return _with_texts(request, name, config)
+    if not classifies:
+        raise ModelError(
+            f"{request.name} is a {config.model_type} model, which is no image classifier; load it yourself and pass "
+            "the module with target=a function of its output"
+        )
+    request.refuse_text()
+    module, labels = _classifier(request, name, config)
+    return LoadedModel(module, request.name, _prepared(request, name), labels)
+
+
+def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tuple[str, ...] | None]:
+    build = transformers.AutoModelForImageClassification
+    labels = _labels(config)
+    if request.weights is None:
+        module = _had(request, build.from_pretrained, name) if request.pretrained else build.from_config(config)
+        return module, labels
+    path = Path(request.weights)
+    state = read_state_dict(path)
+    with torch.device("meta"):
+        usual = build.from_config(config).state_dict()
+    classes = class_count(usual, state)
+    if classes is not None:
+        config.num_labels, labels = classes, None
+    module = build.from_config(config)
+    fill(module, state, request.name, path)
+    return module, labels
+
+
+def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
+    if not request.text:
+        raise ModelError(
+            f"{request.name} compares pictures with texts; give at least one (--text 'a photo of a dog', text=[...])"
+        )
+    if request.weights is not None:
+        raise ModelError(f"{request.name} takes its weights from its own folder; --weights is for classifiers")
+    build = transformers.AutoModel
+    model: Any = _had(request, build.from_pretrained, name) if request.pretrained else build.from_config(config)
+    if not hasattr(model, "get_text_features") or not hasattr(model, "logit_scale"):
+        raise ModelError(
+            f"{request.name} ({config.model_type}) is not of CLIP's or SigLIP's kind, which can be explained"
+        )
+    tokenizer = _had(request, transformers.AutoTokenizer.from_pretrained, name)
+    is_siglip = "siglip" in str(config.model_type)
+    padding = "max_length" if is_siglip else True
+    tokens = tokenizer(list(request.text), padding=padding, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        embeddings = _embedding(model.eval().get_text_features(**tokens))
+    activation: Activation = "sigmoid" if is_siglip else "softmax" if len(request.text) > 1 else "none"
+    return LoadedModel(
+        TextClasses(model, embeddings),
+        request.name,
+        _prepared(request, name),
+        request.text,
+        activation=activation,
+    )
+
+
+def _embedding(features: Any) -> Tensor:
+    return cast("Tensor", features if isinstance(features, Tensor) else features.pooler_output)
+
+
+def _labels(config: Any) -> tuple[str, ...] | None:
+    names = dict(config.id2label)
+    if all(str(name) == f"LABEL_{index}" for index, name in names.items()):
+        return None
+    return tuple(str(names[index]) for index in sorted(names))
+
+
+def _prepared(request: Request, name: str) -> Prepare:
+    processor = _had(request, transformers.AutoImageProcessor.from_pretrained, name)
+    if request.size is not None:
+        height, width = request.size
+        processor.size = {"height": height, "width": width}
+        processor.do_center_crop = False
+    if request.mean is not None:
+        processor.image_mean, processor.do_normalize = list(request.mean), True
+    if request.std is not None:
+        processor.image_std, processor.do_normalize = list(request.std), True
+    return Prepare(processor)
+
+
+def _had(request: Request, get: Any, name: str) -> Any:
+    """Call a function that reads a folder, or downloads and keeps what it reads."""
+    try:
+        return get(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"{request.name} cannot be had ({first_line(error)}); give the name of a model on the hub or a folder "
+            "with its config.json, preprocessor_config.json and weights"
+        ) from error

@@ -1,0 +1,67 @@
+"""timm's networks: ``timm:NAME``, with preprocessing and labels from their own configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import timm
+import torch
+from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
+from torch import nn
+
+from camkit.errors import ModelError, did_you_mean
+from camkit.models.request import Request
+from camkit.models.weights import class_count, fill, first_line, read_state_dict
+from camkit.values import LoadedModel, Preprocess
+
+
+def load(request: Request) -> LoadedModel:
+    """Build a network with timm's published weights, those of a file, or none."""
+    request.refuse_text()
+    name = request.name.removeprefix("timm:")
+    architecture = name.partition(".")[0]
+    if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(architecture):
+        raise ModelError(f"timm has no model {name!r}{did_you_mean(architecture, timm.list_models())}")
+    if request.weights is None:
+        module = _published(name, pretrained=request.pretrained)
+        return LoadedModel(module, request.name, _prepared(module, request), _labels(module))
+    path = Path(request.weights)
+    state = read_state_dict(path)
+    with torch.device("meta"):
+        usual = timm.create_model(name).state_dict()
+    classes = class_count(usual, state)
+    module = timm.create_model(name) if classes is None else timm.create_model(name, num_classes=classes)
+    fill(module, state, request.name, path)
+    return LoadedModel(module, request.name, _prepared(module, request), _labels(module) if classes is None else None)
+
+
+def _published(name: str, *, pretrained: bool) -> nn.Module:
+    try:
+        return cast("nn.Module", timm.create_model(name, pretrained=pretrained))
+    except (OSError, RuntimeError) as error:
+        raise ModelError(
+            f"the weights of timm:{name} cannot be had ({first_line(error)}); with a local file pass --weights FILE "
+            "(weights=...)"
+        ) from error
+
+
+def _prepared(module: nn.Module, request: Request) -> Preprocess:
+    config: dict[str, Any] = resolve_model_data_config(module)
+    if request.size is not None:
+        config["input_size"] = (config["input_size"][0], *request.size)
+    config |= {name: value for name, value in request.changes.items() if name != "size"}
+    return cast("Preprocess", create_transform(**config, is_training=False))
+
+
+def _labels(module: nn.Module) -> tuple[str, ...] | None:
+    config = getattr(module, "pretrained_cfg", {})
+    classes = getattr(module, "num_classes", 0)
+    named = config.get("label_descriptions") or config.get("label_names")
+    if named and len(named) == classes:
+        return tuple(named.get(name, name) if isinstance(named, dict) else name for name in named)
+    subset = infer_imagenet_subset(module)
+    if subset is None:
+        return None
+    known = ImageNetInfo(subset)
+    return tuple(known.index_to_description(index) for index in range(classes))

@@ -1,0 +1,101 @@
+"""torchvision's classifiers, segmentation networks and detectors, by the names of their builders."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torchvision.transforms._presets import ImageClassification
+
+from camkit.errors import ModelError, did_you_mean
+from camkit.models.request import Request, changed_preset
+from camkit.models.weights import class_count, fill, first_line, read_state_dict
+from camkit.values import LoadedModel, Preprocess
+
+_KINDS = (torchvision.models, torchvision.models.segmentation, torchvision.models.detection)
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """List the builders of networks for pictures."""
+    return tuple(name for kind in _KINDS for name in torchvision.models.list_models(module=kind))
+
+
+def load(request: Request) -> LoadedModel:
+    """Build a network with published weights, those of a file, or none."""
+    request.refuse_text()
+    name, weights = request.name, request.weights
+    known = torchvision.models.get_model_weights(name)
+    if weights is None and not request.pretrained:
+        recipe = known.DEFAULT
+        return LoadedModel(_build(name, None, {}), name, _prepared(recipe, request), tuple(recipe.meta["categories"]))
+    if weights is None:
+        return _published(request, known.DEFAULT)
+    if str(weights) in known.__members__:
+        return _published(request, known[str(weights)])
+    path = Path(weights)
+    if not path.is_file():
+        raise ModelError(
+            f"there is no weights file {path}{did_you_mean(str(weights), known.__members__)}; "
+            f"{name} has the published weights {', '.join(known.__members__)}"
+        )
+    state = read_state_dict(path)
+    with torch.device("meta"):
+        usual = _build(name, None, state).state_dict()
+    classes = class_count(usual, state)
+    module = _build(name, classes, state)
+    fill(module, state, name, path)
+    # A file published by torchvision is known by its name; any other is taken for one trained with the first recipe.
+    recipe = next((entry for entry in known if Path(entry.url).name == path.name), next(iter(known)))
+    labels = tuple(recipe.meta["categories"])
+    return LoadedModel(
+        module,
+        name,
+        _prepared(recipe, request),
+        labels if classes is None or classes == len(labels) else None,
+        None if request.changes else f"pictures prepared as for torchvision's {recipe}",
+    )
+
+
+def _prepared(recipe: Any, request: Request) -> Preprocess:
+    preset = recipe.transforms()
+    if not request.changes:
+        return cast("Preprocess", preset)
+    if not isinstance(preset, ImageClassification):
+        raise ModelError(f"{request.name} prepares its pictures itself; size, mean and std are for classifiers")
+    return cast("Preprocess", changed_preset(preset, request))
+
+
+def _build(name: str, classes: int | None, state: dict[str, Tensor]) -> nn.Module:
+    """Build a model that a state dict could fit: so many classes, auxiliary heads if it has any."""
+    options: dict[str, Any] = {} if classes is None else {"num_classes": classes}
+    if name in ("googlenet", "inception_v3"):
+        # Their published weights scale the input in the model; their slow initialisation would be overwritten.
+        auxiliary = any(key.lower().startswith("aux") for key in state)
+        options |= {"init_weights": False, "transform_input": True, "aux_logits": auxiliary}
+    if name not in torchvision.models.list_models(module=torchvision.models):
+        options |= {"weights_backbone": None}
+        if any(key.startswith("aux_classifier") for key in state):
+            options |= {"aux_loss": True}
+    return cast("nn.Module", torchvision.models.get_model(name, weights=None, **options))
+
+
+def _published(request: Request, weights: Any) -> LoadedModel:
+    name = request.name
+    try:
+        module = torchvision.models.get_model(name, weights=weights)
+    except OSError as error:
+        raise ModelError(
+            f"the weights of {name} cannot be downloaded ({first_line(error)}); with a local file pass --weights FILE "
+            "(weights=...), and with nothing at all try: camkit demo"
+        ) from error
+    except Exception as error:
+        file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
+        raise ModelError(
+            f"the weights in {file} are damaged or another model's ({first_line(error)}); delete the file, try again"
+        ) from error
+    return LoadedModel(module, name, _prepared(weights, request), tuple(weights.meta["categories"]))
