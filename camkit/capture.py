@@ -6,16 +6,17 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.errors import LayerError, LayoutUnclearError, MethodError, TargetError
-from camkit.hooks import ForwardHook, Saved, Tape, cut, forward_hooks
+from camkit.hooks import ForwardHook, Saved, Tape, cut, forward_hooks, resizing
 from camkit.layouts import are_tokens, infer_layout, tensors_in, to_grid
 from camkit.state import evaluating, same_randomness
-from camkit.values import Capture, Features, LayerRef, Layout, Precision, Scores, Target
+from camkit.values import Capture, Expands, Features, LayerRef, Layout, Precision, Scores, Target
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -95,21 +96,38 @@ def _capture(
         quiet_pass(model, inputs.device, precision),
         torch.set_grad_enabled(trunk_graph),
         cut(layers, whole=trunk_graph) as tape,
+        resizing(model) as resized,
     ):
         images = inputs.clone().requires_grad_() if trunk_graph else inputs  # where every parameter is frozen
         output = model(images.clone(memory_format=memory_format))
         _check_all_ran(tape, layers)
-        for number, target in enumerate(targets, start=1):
+        asked = _expanded(targets, output, len(inputs))
+        for number, target in enumerate(asked, start=1):
             scored = target(output, len(inputs))
-            if not scored.values.requires_grad:
+            if not (scored.values.requires_grad or _absent(scored)):
                 return None
-            again = number < len(targets)
+            again = number < len(asked)
             reached |= tape.backward(scored.values.float(), keep_graph=again, lifted=precision == "fp16")
+            reached |= _absent(scored)
             scores.append(replace(scored, values=scored.values.detach().float()))
         if not reached:
             return None
-        features = tuple(_features(ref, tape.layers[ref], inputs, layouts) for ref in layers)
-    return Capture(features, tuple(scores))
+        size = resized.padded or tuple(inputs.shape[2:])
+        features = tuple(_features(ref, tape.layers[ref], len(inputs), size, layouts) for ref in layers)
+    return Capture(features, tuple(scores), resized.extent)
+
+
+def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target]:
+    """Return the targets, one that stands for several, as many as the output has, taken apart."""
+    return [
+        single
+        for target in targets
+        for single in (target.expand(output, batch) if isinstance(target, Expands) else [target])
+    ]
+
+
+def _absent(scores: Scores) -> bool:
+    return scores.present is not None and not any(scores.present)
 
 
 def _check_all_ran(tape: Tape, layers: Mapping[LayerRef, nn.Module]) -> None:
@@ -118,15 +136,17 @@ def _check_all_ran(tape: Tape, layers: Mapping[LayerRef, nn.Module]) -> None:
         raise LayerError(f"layer {missing[0]!r} did not run in this pass; camkit layers --model NAME lists what runs")
 
 
-def _features(ref: LayerRef, saved: Saved, inputs: Tensor, layouts: Mapping[LayerRef, Layout] | None) -> Features:
+def _features(
+    ref: LayerRef, saved: Saved, batch: int, size: tuple[int, ...], layouts: Mapping[LayerRef, Layout] | None
+) -> Features:
     shape = tuple(saved.output.shape)
-    if layouts is not None and ref not in layouts and are_tokens(shape, tuple(inputs.shape[2:])):
+    if layouts is not None and ref not in layouts and are_tokens(shape, size):
         raise LayoutUnclearError(f"layer {str(ref)!r} returned shape {shape}, which can be read in two ways")
-    layout = (layouts or {}).get(ref) or infer_layout(shape, len(inputs), tuple(inputs.shape[2:]))
+    layout = (layouts or {}).get(ref) or infer_layout(shape, batch, size)
     if layout is None:
         raise LayerError(
             f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
-            f"{'x'.join(map(str, inputs.shape[2:]))}; choose an earlier layer (camkit layers --model NAME lists them)"
+            f"{'x'.join(map(str, size))}; choose an earlier layer (camkit layers --model NAME lists them)"
         )
     gradients = tuple(to_grid(gradient, layout) for gradient in saved.gradients)
     return Features(to_grid(saved.output.detach(), layout), gradients)
@@ -165,9 +185,10 @@ def capture_for_cam(
     with quiet_pass(model, inputs.device, precision), cut(layers, gradients=False) as tape, forward_hooks(linears):
         output = model(inputs.clone(memory_format=memory_format))
         _check_all_ran(tape, layers)
-        scores = tuple(target(output, len(inputs)) for target in targets)
+        scores = tuple(target(output, len(inputs)) for target in _expanded(targets, output, len(inputs)))
         heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
-        maps = {ref: _features(ref, tape.layers[ref], inputs, layouts).activations for ref in layers}
+        size = tuple(inputs.shape[2:])
+        maps = {ref: _features(ref, tape.layers[ref], len(inputs), size, layouts).activations for ref in layers}
         features = tuple(_cam_features(ref, maps[ref], heads, scores) for ref in layers)
     return Capture(features, tuple(replace(scored, values=scored.values.float()) for scored in scores))
 

@@ -42,6 +42,7 @@ class Explanation:
             followed, and then ``picture`` is the model's input.
         picture: the original picture, H x W x 3 uint8 RGB.
         source: the file's name, or where there is none "picture 3" for the third of the call.
+        detection: of a detector, the box that was explained, in pixels of ``picture``.
     """
 
     heatmap: Float[np.ndarray, "h w"]
@@ -57,6 +58,7 @@ class Explanation:
     box: Box | None
     picture: Pixels | None
     source: str
+    detection: Box | None = None
 
     def overlay(self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
         """Draw the heat onto the original picture.

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from camkit.values import Fusion
+
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -33,29 +35,50 @@ def scale(maps: Float[Tensor, "n *size"]) -> Float[Tensor, "n *size"]:
     return maps / torch.where(largest > 0, largest, 1)
 
 
-def to_heatmap(raw: Float[Tensor, "n *grid"], size: Sequence[int]) -> Float[Tensor, "n *size"]:
+def to_heatmap(
+    raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Sequence[float] = ()
+) -> Float[Tensor, "n *size"]:
     """Turn signed maps on the grid into heatmaps 0..1 at the size of the input.
 
     ReLU comes before the upsampling, the division by the maximum after it. A map with a value that is not finite
-    becomes zero: there is nothing true to draw.
+    becomes zero: there is nothing true to draw. ``extent`` is the share of the grid that lies on the input, from its
+    start along each axis; empty where it is all.
     """
+    whole = [round(side / share) for side, share in zip(size, extent, strict=True)] if extent else size
     finite = torch.isfinite(raw).flatten(1).all(1).reshape(-1, *[1] * (raw.dim() - 1))
-    return scale(upsample(torch.where(finite, raw, 0).relu(), size))
+    enlarged = upsample(torch.where(finite, raw, 0).relu(), whole)
+    return scale(enlarged[(slice(None), *(slice(side) for side in size))])
 
 
-def fuse(raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Fuse the signed maps of several layers by their mean, each scaled by its own largest absolute value first.
+def fuse(
+    raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int], how: Fusion = "mean", extent: Sequence[float] = ()
+) -> tuple[Tensor, Tensor]:
+    """Fuse the signed maps of several layers, each scaled by its own largest absolute value first.
+
+    Args:
+        raws: a map on its own grid for each layer.
+        size: of the input.
+        how: "mean"; "max", where one layer is enough; "product", where all must agree.
+        extent: as for ``to_heatmap``.
 
     Returns:
-        The fused signed map (N, *grid) on the finest of the grids, and the heatmap (N, *size): the mean of the layers'
-        own heatmaps, scaled, or zero where a layer's map is not finite. One layer's map passes through as it is.
+        The fused signed map (N, *grid) on the finest of the grids (of a product, that of the positive parts), and the
+        heatmap (N, *size): the layers' own heatmaps fused and scaled, or zero where a layer's map is not finite. One
+        layer's map passes through as it is.
 
     """
     if len(raws) == 1:
-        return raws[0], to_heatmap(raws[0], size)
+        return raws[0], to_heatmap(raws[0], size, extent)
     finest = max((raw.shape[1:] for raw in raws), key=lambda grid: grid.numel())
     signed = [torch.copysign(scale(raw.abs()), raw) for raw in raws]
-    mean = torch.stack([upsample(raw, finest) for raw in signed]).mean(0)
-    heatmap = torch.stack([to_heatmap(raw, size) for raw in raws]).mean(0)
+    grids = torch.stack([upsample(raw, finest) for raw in signed])
+    heatmap = _fused(torch.stack([to_heatmap(raw, size, extent) for raw in raws]), how)
     finite = torch.stack([torch.isfinite(raw).flatten(1).all(1) for raw in raws]).all(0)
-    return mean, scale(torch.where(finite.reshape(-1, *[1] * len(size)), heatmap, 0))
+    heatmap = scale(torch.where(finite.reshape(-1, *[1] * len(size)), heatmap, 0))
+    return _fused(grids.relu() if how == "product" else grids, how), heatmap
+
+
+def _fused(stacked: Float[Tensor, "layers n *size"], how: Fusion) -> Float[Tensor, "n *size"]:
+    if how == "mean":
+        return stacked.mean(0)
+    return stacked.amax(0) if how == "max" else stacked.prod(0)

@@ -62,6 +62,38 @@ def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> I
         yield
 
 
+@dataclass
+class Resized:
+    """What a model made of its input by itself, as detectors do: the padded size, and the input's share of it."""
+
+    padded: tuple[int, ...] = ()
+    extent: tuple[float, ...] = ()
+
+
+@contextmanager
+def resizing(model: nn.Module) -> Iterator[Resized]:
+    """Notice a part of the model that resizes and pads its images into a batch, and says so as torchvision's does."""
+    resized = Resized()
+
+    def note(_: nn.Module, __: list[Tensor], output: Any) -> None:
+        found = resized_input(output)
+        if found is not None:
+            resized.padded, resized.extent = found
+
+    with forward_hooks(dict.fromkeys(model.children(), note)):
+        yield resized
+
+
+def resized_input(output: Any) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
+    """Return the padded size, and the share of it that is the first image, of a batch of resized and padded images."""
+    batch = output[0] if isinstance(output, tuple) and output else output
+    sizes, tensors = getattr(batch, "image_sizes", None), getattr(batch, "tensors", None)
+    if not sizes or not isinstance(tensors, Tensor):
+        return None
+    padded = tuple(tensors.shape[2:])
+    return padded, tuple(side / whole for side, whole in zip(sizes[0], padded, strict=True))
+
+
 _LIFT, _STEP = 1024.0, 32.0
 """Where an fp16 backward pass begins, and by how much it is tried higher or lower; 2^16 would be infinite in fp16."""
 
@@ -98,6 +130,10 @@ class Tape:
         Returns:
             Whether the scores depend on any of the layers.
         """
+        if not values.requires_grad:  # no image has what was asked for
+            for layer in dict.fromkeys(self.layers.values()):
+                layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
+            return False
         self.recording = False  # modules under activation checkpointing run again in a backward pass
         saved = list(dict.fromkeys(self.layers.values()))
         if not lifted:

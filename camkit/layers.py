@@ -16,7 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.errors import LayerError, did_you_mean
-from camkit.probing import Call, Influence, class_count, lay_out, score_of, watch
+from camkit.lineage import ancestors, is_regional
+from camkit.probing import Call, Influence, class_count, detections_in, lay_out, score_of, watch
 from camkit.state import evaluating, same_randomness
 from camkit.values import LayerChoice, LayerRef, LayerRow, Layout
 
@@ -154,8 +155,49 @@ def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
         leaf = image.detach().clone().requires_grad_()
         calls, output = watch(model, leaf)
         lay_out(calls, tuple(image.shape[2:]))
+        if detections_in(output):
+            return _choose_for_boxes(calls), True
         influence = Influence(calls, score_of(output))
     return _choose(calls, influence), influence.measured
+
+
+def _choose_for_boxes(calls: list[Call]) -> Probe:
+    """Choose the layer of a detector: the deepest that each of its boxes was computed from, whichever they are.
+
+    A box's score depends on one scale and a few cells of it, and in a picture where nothing is found there is no score.
+    So the structure decides: the last grid before what the scales begin with, or before regions are taken out of it.
+    """
+    pyramid = next((call for call in reversed(calls) if call.scales), None)
+    shared = set.intersection(*map(ancestors, pyramid.scales)) if pyramid is not None else None
+    verdicts = {}
+    for call in calls:
+        verdict = _verdict(call, None, None)
+        if not verdict and (call.node not in shared if shared is not None else is_regional(call.node)):
+            verdict = "not every box is computed from it"
+        verdicts[id(call)] = verdict
+    fit = [call for call in calls if call.name and not verdicts[id(call)]]
+    found = Probe(_rows(calls, verdicts), None)
+    if not fit:
+        return found
+    grid = "x".join(map(str, fit[-1].layout.grid)) if fit[-1].layout is not None else ""
+    chosen = _outermost(fit[-1], calls)
+    others = _apart([_outermost(call, calls) for call in reversed(fit)], chosen)
+    choice = LayerChoice((chosen,), f"the deepest grid, {grid}, that every box is computed from", tuple(others))
+    found = replace(found, choice=choice)
+    return replace(found, choice=replace(choice, layouts=_layouts(found, choice.layers)))
+
+
+def _rows(calls: list[Call], verdicts: dict[int, str]) -> tuple[LayerRow, ...]:
+    return tuple(
+        LayerRow(
+            _ref(call, calls),
+            type(call.module).__name__,
+            None if call.output is None else tuple(call.output.shape),
+            call.layout,
+            verdicts[id(call)],
+        )
+        for call in calls
+    )
 
 
 def _choose(calls: list[Call], influence: Influence) -> Probe:
@@ -171,28 +213,18 @@ def _choose(calls: list[Call], influence: Influence) -> Probe:
         verdicts = {id(call): _verdict(call, influence, classes) for call in calls}
         fit = [call for call in calls if not verdicts[id(call)]]
     best = _deepest(calls, fit)
-    rows = tuple(
-        LayerRow(
-            _ref(call, calls),
-            type(call.module).__name__,
-            None if call.output is None else tuple(call.output.shape),
-            call.layout,
-            verdicts[id(call)],
-        )
-        for call in calls
-    )
-    found = Probe(rows, None if best is None else _as_choice(best, calls, fit, influence))
+    found = Probe(_rows(calls, verdicts), None if best is None else _as_choice(best, calls, fit, influence))
     if found.choice is None:
         return found
     return replace(found, choice=replace(found.choice, layouts=_layouts(found, found.choice.layers)))
 
 
-def _verdict(call: Call, influence: Influence, classes: int | None) -> str:
+def _verdict(call: Call, influence: Influence | None, classes: int | None) -> str:
     if call.output is None or call.layout is None:
         return "no spatial grid"
     if isinstance(call.module, _PASSING) or any(argument is call.output for argument in call.arguments):
         return "computes no features"
-    return influence.of(call.output, classes)
+    return "" if influence is None else influence.of(call.output, classes)
 
 
 def _deepest(calls: list[Call], fit: list[Call]) -> Call | None:

@@ -46,6 +46,18 @@ class Lineage(Generic[Note]):
         return found
 
 
+def ancestors(node: Node | None) -> set[Node]:
+    """Return all nodes a tensor was computed from, its own among them."""
+    known: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current is not None and current not in known:
+            known.add(current)
+            waiting.extend(before for before, _ in current.next_functions)
+    return known
+
+
 def spatial_shape(node: Node, kinds: Sequence[str] = ("Conv", "Pool", "Upsample")) -> tuple[int, ...] | None:
     """Return what a convolution, pooling or resizing returned, which has a grid for certain; None of other nodes."""
     if not any(kind in node.name() for kind in kinds):
@@ -60,3 +72,8 @@ def is_attention(node: Node | None, dimensions: int) -> bool:
         return False
     axis = getattr(node, "_saved_dim", None)
     return axis is not None and int(axis) in (dimensions - 1, -1, (1 << 64) - 1)
+
+
+def is_regional(node: Node | None) -> bool:
+    """Tell whether a tensor was computed from regions taken out of feature maps: its grid is a region's."""
+    return any("roi" in before.name().casefold() for before in ancestors(node))

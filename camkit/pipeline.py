@@ -9,7 +9,6 @@ import copy
 import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args, overload
 
@@ -17,45 +16,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camkit import heatmap as heat
-from camkit.capture import capture, capture_for_cam, faster_format, is_out_of_memory
-from camkit.errors import CamkitError, ImageError, InputError, LayoutUnclearError
+from camkit.batches import Plan, explain_batch
+from camkit.capture import quiet_pass
+from camkit.errors import CamkitError, InputError
 from camkit.explanation import Explanation
-from camkit.images import as_pixels, extremes, located, prepare, stacked, unbatched
-from camkit.layers import layouts_of, modules_of, named_layers, resolve
-from camkit.methods import Method, find_method
-from camkit.models import Labels, about_channels, as_model, device_of, dtype_of
+from camkit.images import located, prepare, unbatched
+from camkit.layers import named_layers
+from camkit.methods import find_method
+from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.streams import Task, in_order
-from camkit.targets import TargetLike, as_targets
+from camkit.targets import SimilarTarget, TargetLike, as_targets
 from camkit.values import (
-    Capture,
     Failure,
+    Fusion,
     ImageLike,
-    LayerChoice,
     LoadedModel,
     Precision,
     Prepared,
     Preprocess,
-    Scores,
-    Status,
     Target,
 )
 
 TargetLayer: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"
 
 _READERS = min(4, os.cpu_count() or 1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """A call's arguments, checked."""
-
-    model: LoadedModel
-    layers: LayerChoice | None
-    method: Method
-    targets: tuple[Target, ...]
-    precision: Precision
-    batch_size: int
 
 
 def explain(
@@ -70,6 +54,7 @@ def explain(
     device: str | torch.device | None = None,
     precision: Precision = "fp32",
     batch_size: int = 32,
+    fuse: Fusion = "mean",
 ) -> Explanation | list[Explanation]:
     """Show which pixels a model used.
 
@@ -88,6 +73,7 @@ def explain(
         device: where a model loaded by name runs; a module stays where it is.
         precision: "fp32", or "bf16" and "fp16" under autocast.
         batch_size: images per pass; halved by itself when memory runs out.
+        fuse: how several layers become one map: their "mean", "max", or "product" after scaling.
 
     Returns:
         One Explanation for one picture and one target; otherwise a list, picture by picture, target by target within.
@@ -116,6 +102,7 @@ def explain(
             device=device,
             precision=precision,
             batch_size=batch_size,
+            fuse=fuse,
         )
     )
     if several or isinstance(target, (list, tuple)):
@@ -136,6 +123,7 @@ def explain_many(
     device: str | torch.device | None = None,
     precision: Precision = "fp32",
     batch_size: int = 32,
+    fuse: Fusion = "mean",
     on_error: Literal["raise"] = "raise",
 ) -> Iterator[Explanation]: ...
 
@@ -153,6 +141,7 @@ def explain_many(
     device: str | torch.device | None = None,
     precision: Precision = "fp32",
     batch_size: int = 32,
+    fuse: Fusion = "mean",
     on_error: Literal["yield"],
 ) -> Iterator[Explanation | Failure]: ...
 
@@ -169,12 +158,14 @@ def explain_many(
     device: str | torch.device | None = None,
     precision: Precision = "fp32",
     batch_size: int = 32,
+    fuse: Fusion = "mean",
     on_error: Literal["raise", "yield"] = "raise",
 ) -> Iterator[Explanation | Failure]:
     """Explain any number of pictures as a stream: memory holds a few batches, reading overlaps with computing.
 
     Args:
-        model, target_layer, method, target, preprocess, labels, device, precision, batch_size: as for ``explain``.
+        model, target_layer, method, target, preprocess, labels, device, precision, batch_size, fuse: as for
+            ``explain``.
         images: any iterable of what ``explain`` takes; read only as fast as the results are taken.
         on_error: what to do about a picture that cannot be read: "raise" its error in its place, or "yield" a
             ``Failure`` there and go on.
@@ -188,7 +179,7 @@ def explain_many(
     """
     if on_error not in ("raise", "yield"):
         raise InputError(f"on_error is 'raise' or 'yield', not {on_error!r}")
-    plan = _plan(model, target_layer, method, target, preprocess, labels, device, precision, batch_size)
+    plan = _plan(model, target_layer, method, target, preprocess, labels, device, precision, batch_size, fuse)
     return _stream(plan, images, on_error)
 
 
@@ -202,24 +193,38 @@ def _plan(
     device: str | torch.device | None,
     precision: Precision,
     batch_size: int,
-) -> _Plan:
+    fuse: Fusion,
+) -> Plan:
+    if fuse not in get_args(Fusion):
+        raise InputError(f"layers are fused by their {', '.join(get_args(Fusion))}, not by {fuse!r}")
     if precision not in get_args(Precision):
         raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
     if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
         raise InputError(f"batch_size is a whole number from 1, not {batch_size!r}")
     found = find_method(method)
     loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
-    return _Plan(
+    return Plan(
         loaded,
         None if target_layer is None else named_layers(loaded.module, target_layer),
         found,
-        tuple(as_targets(target, loaded.labels)),
+        tuple(_complete(single, loaded) for single in as_targets(target, loaded.labels, loaded.activation)),
         precision,
         batch_size,
+        fuse,
     )
 
 
-def _stream(plan: _Plan, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
+def _complete(target: Target, model: LoadedModel) -> Target:
+    """Return a target whose reference picture, if it has one, has been run through the model."""
+    if not isinstance(target, SimilarTarget) or target.embedding is not None:
+        return target
+    place = device_of(model.module)
+    prepared = prepare(target.reference, model.preprocess, "the reference picture")
+    with quiet_pass(model.module, place, "fp32"):
+        return target.embedded(model.module(prepared.tensor[None].to(place, dtype_of(model.module))))
+
+
+def _stream(plan: Plan, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
     batch: list[Prepared] = []
     prepared = _prepared(images, plan.model.preprocess, plan.batch_size)
     failure: Exception | None = None
@@ -229,7 +234,7 @@ def _stream(plan: _Plan, images: Iterable[ImageLike], on_error: str) -> Iterator
         except Exception as error:  # the caller's iterable failed: what came before it is explained first
             item, failure = None, error
         if batch and not (isinstance(item, Prepared) and _joins(batch, item, plan.batch_size)):
-            yield from _checked(_explain(plan, batch), on_error)
+            yield from _checked(explain_batch(plan, batch), on_error)
             batch = []
         if isinstance(item, Prepared):
             batch.append(located(item, plan.model.preprocess))
@@ -279,119 +284,3 @@ def _same(item: Prepared | Failure) -> Prepared | Failure:
 def _name(image: ImageLike, number: int) -> str:
     file = image if isinstance(image, (str, Path)) else getattr(image, "filename", None)
     return str(file) if file else f"picture {number}"
-
-
-def _explain(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Failure]:
-    """Explain a batch of pictures of one size, in halves where the device has too little memory for all."""
-    try:
-        with torch.autocast(device_of(plan.model.module).type, enabled=False):
-            return _explain_batch(plan, batch)
-    except RuntimeError as error:
-        if len(batch) == 1 or not is_out_of_memory(error):
-            raise
-    middle = len(batch) // 2
-    return _explain(plan, batch[:middle]) + _explain(plan, batch[middle:])
-
-
-def _explain_batch(plan: _Plan, batch: list[Prepared]) -> list[Explanation | Failure]:
-    module = plan.model.module
-    inputs = stacked([item.tensor for item in batch]).to(device_of(module), dtype_of(module))
-    low, high = extremes(inputs)
-    finite = torch.isfinite(torch.stack([low, high])).all(0).tolist()
-    if not all(finite):
-        return _without(plan, batch, finite)
-    try:
-        choice = plan.layers or resolve(module, inputs[:1])
-        captured = _captured(plan, inputs, choice)
-    except RuntimeError as error:
-        sentence = about_channels(module, inputs)
-        if sentence is None or is_out_of_memory(error):
-            raise
-        return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
-    size = inputs.shape[2:]
-    drawn = as_pixels(inputs, low, high) if any(item.pixels is None for item in batch) else None
-    explained = []
-    for number, scores in enumerate(captured.scores):
-        raws = [
-            heat.weighted_sum(plan.method.weights(maps.activations, maps.by_target[number]), maps.activations)
-            for maps in captured.features
-        ]
-        raw, heatmap = heat.fuse(raws, size)
-        explained.append(_explanations(plan, batch, drawn, choice, scores, raw, heatmap))
-    return [explanation for of_one_picture in zip(*explained, strict=True) for explanation in of_one_picture]
-
-
-def _captured(plan: _Plan, inputs: Tensor, choice: LayerChoice) -> Capture:
-    """Run the model; a named layer whose output's axes are not clear is looked at with a probe first."""
-    module = plan.model.module
-    run = functools.partial(capture_for_cam if plan.method.needs == "head" else capture, module, inputs)
-    run = functools.partial(run, modules_of(module, choice), plan.targets, precision=plan.precision)
-    run = functools.partial(run, memory_format=faster_format(module, inputs, plan.precision))
-    try:
-        return run(layouts=layouts_of(module, inputs[:1], choice, probing=False) or {})
-    except LayoutUnclearError:
-        layouts = layouts_of(module, inputs[:1], choice, probing=True)
-        return run(layouts=layouts if layouts and len(layouts) == len(choice.layers) else None)
-
-
-def _without(plan: _Plan, batch: list[Prepared], finite: list[bool]) -> list[Explanation | Failure]:
-    """Explain the pictures of a batch that hold numbers; failures take the places of the others."""
-    rows: list[Explanation | Failure] = []
-    good: list[Prepared] = []
-    for item, usable in zip(batch, finite, strict=True):
-        if usable:
-            good.append(item)
-            continue
-        rows += _explain(plan, good) if good else []
-        good = []
-        error = ImageError(f"{item.source} holds NaN or infinite values where the model would see it")
-        rows.append(Failure(item.source, error))
-    return rows + (_explain(plan, good) if good else [])
-
-
-def _caused(error: ImageError, cause: Exception) -> ImageError:
-    error.__cause__ = cause
-    return error
-
-
-def _explanations(
-    plan: _Plan,
-    batch: list[Prepared],
-    drawn: np.ndarray | None,
-    choice: LayerChoice,
-    scores: Scores,
-    raw: Tensor,
-    heatmap: Tensor,
-) -> list[Explanation]:
-    """Take one target's maps to the CPU and wrap each with what is known of its picture."""
-    heatmaps, raws, values = heatmap.cpu().numpy(), raw.cpu().numpy(), scores.values.tolist()
-    labels = plan.model.labels
-    if labels is not None and scores.classes not in (None, len(labels)):
-        raise InputError(f"{len(labels)} labels were given, but the model has {scores.classes} classes")
-    explained = []
-    for number, item in enumerate(batch):
-        index = None if scores.indices is None else scores.indices[number]
-        explained.append(
-            Explanation(
-                heatmap=heatmaps[number].copy(),
-                raw=raws[number].copy(),
-                target=index,
-                label=scores.description if index is None else labels[index] if labels else None,
-                score=values[number],
-                probability=None if scores.probabilities is None else scores.probabilities[number],
-                layer=str(choice),
-                layer_reason=choice.reason,
-                method=plan.method.name,
-                status=_status(heatmaps[number], raws[number]),
-                box=item.box,
-                picture=drawn[number] if item.pixels is None and drawn is not None else item.pixels,
-                source=item.source,
-            )
-        )
-    return explained
-
-
-def _status(heatmap: np.ndarray, raw: np.ndarray) -> Status:
-    if not np.isfinite(raw).all():
-        return "non_finite"
-    return "ok" if heatmap.any() else "no_positive_evidence"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from camkit.hooks import forward_hooks, starts
+from camkit.hooks import forward_hooks, resized_input, starts
 from camkit.layouts import are_tokens, feature_tensor, infer_layout, tensors_in, to_grid
 from camkit.lineage import Lineage, is_attention, spatial_shape
 from camkit.values import Layout
@@ -32,6 +32,8 @@ class Call:
     node: Node | None = None  # the output's place in the graph; an in-place operation gives the tensor another one
     layout: Layout | None = None
     alone: bool = True  # nothing else that was computed came out with it
+    scales: list[Node] = field(default_factory=list)  # the places of its outputs, where they have several grids
+    padded: tuple[int, ...] = ()  # the size of the images it returned, where it resized and padded the input
 
 
 def lay_out(calls: list[Call], size: tuple[int, ...]) -> None:
@@ -53,6 +55,7 @@ def lay_out(calls: list[Call], size: tuple[int, ...]) -> None:
     fitting: set[Node | None] = set()
     read: dict[int, Layout | None] = {}
     for call in calls:
+        size = call.padded or size
         if call.output is None or is_attention(call.node, call.output.dim()):
             continue
         if id(call.output) in read:  # returned by a module and by the one around it
@@ -67,6 +70,12 @@ def lay_out(calls: list[Call], size: tuple[int, ...]) -> None:
         if call.layout is not None and not call.layout.assumed:
             fitting.add(call.node)
             grids.add(call.node, call.layout.grid)
+
+
+def detections_in(output: Any) -> bool:
+    """Tell whether a model returned boxes: a list with a dictionary for each image."""
+    found = output[0] if isinstance(output, tuple) and output else output
+    return isinstance(found, list) and bool(found) and all(isinstance(item, dict) and "boxes" in item for item in found)
 
 
 def score_of(output: Any) -> Tensor | None:
@@ -100,7 +109,12 @@ def watch(model: nn.Module, leaf: Tensor) -> tuple[list[Call], Any]:
         call.finished, call.arguments = next(clock), arguments
         if found is not None:
             call.output, call.node = found[1], found[1].grad_fn
-            call.alone = sum(tensor.requires_grad for tensor in tensors_in(output)) == 1
+            computed = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
+            call.alone = len(computed) == 1
+            if len({tensor.shape[2:] for tensor in computed if tensor.dim() == leaf.dim()}) > 1:
+                call.scales = [tensor.grad_fn for tensor in computed if tensor.grad_fn is not None]
+        resized = resized_input(output)
+        call.padded = resized[0] if resized is not None else ()
         finished.append(call)
 
     with starts(names, begin), forward_hooks(dict.fromkeys(names, end)):

@@ -5,10 +5,10 @@ Shapes are written the same way everywhere: N images, C channels, H x W pixels, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ Preprocess: TypeAlias = Callable[[Image.Image], Tensor]
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 Status: TypeAlias = Literal["ok", "no_positive_evidence", "non_finite"]
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
+Fusion: TypeAlias = Literal["mean", "max", "product"]
 Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap"]
 
 
@@ -119,25 +120,46 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """One target's result for a batch: its score, and for a class its index, its probability and their number."""
+    """One target's result for a batch: its score, and for a class its index, its probability and their number.
+
+    ``present`` tells for which images there is such a thing at all, and ``absence`` what to say of the others.
+    ``boxes`` holds the detections (left, top, right, bottom) in pixels of the input.
+    """
 
     values: Float[Tensor, " n"]
     indices: tuple[int, ...] | None = None
     probabilities: tuple[float, ...] | None = None
     classes: int | None = None
     description: str | None = None
+    present: tuple[bool, ...] | None = None
+    absence: str = ""
+    boxes: tuple[tuple[float, ...] | None, ...] | None = None
 
 
 Target: TypeAlias = Callable[[Any, int], Scores]
 """Scores a model's output for a batch of so many images; the values keep their graph, to be differentiated."""
 
 
+@runtime_checkable
+class Expands(Protocol):
+    """A target that stands for as many others as a model's output asks for."""
+
+    def expand(self, output: Any, batch: int) -> Sequence[Target]:
+        """Return the targets for this output."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """The result of running the model once: features per layer in the order asked for, scores per target."""
+    """The result of running the model once: features per layer in the order asked for, scores per target.
+
+    ``extent`` is the share of the grids, from their start along each axis, that shows the input, where the model itself
+    resized and padded it; empty where it is all.
+    """
 
     features: tuple[Features, ...]
     scores: tuple[Scores, ...]
+    extent: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

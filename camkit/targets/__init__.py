@@ -1,0 +1,179 @@
+"""What is explained: a target turns the model's output into one score per image.
+
+    >>> import camkit
+    >>> camkit.targets.top(2)
+    [TopTarget(rank=1), TopTarget(rank=2)]
+
+A class is its index or its label; the functions here make the other targets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal, SupportsIndex, TypeAlias, cast
+
+from torch import Tensor
+
+from camkit.errors import TargetError
+from camkit.targets.boxes import BoxTarget
+from camkit.targets.classes import (
+    AboveTarget,
+    ClassTarget,
+    ContrastTarget,
+    DirectionTarget,
+    FunctionTarget,
+    TargetFunction,
+    TopTarget,
+)
+from camkit.targets.embeddings import SimilarTarget
+from camkit.targets.maps import SegmentTarget
+from camkit.targets.names import index_of
+from camkit.targets.outputs import describe, logits_of
+from camkit.values import Activation, Target
+
+__all__ = [
+    "AboveTarget",
+    "BoxTarget",
+    "ClassTarget",
+    "ContrastTarget",
+    "DirectionTarget",
+    "FunctionTarget",
+    "SegmentTarget",
+    "SimilarTarget",
+    "TopTarget",
+    "above",
+    "as_targets",
+    "box",
+    "contrast",
+    "describe",
+    "direction",
+    "logits_of",
+    "segment",
+    "similar_to",
+    "top",
+]
+
+Labels: TypeAlias = "Sequence[str] | None"
+TargetObject: TypeAlias = (
+    "ClassTarget | TopTarget | AboveTarget | DirectionTarget | ContrastTarget | SegmentTarget | BoxTarget | "
+    "SimilarTarget | FunctionTarget"
+)
+TargetLike: TypeAlias = "int | str | TargetObject | TargetFunction"
+
+_OBJECTS = (
+    ClassTarget,
+    TopTarget,
+    AboveTarget,
+    DirectionTarget,
+    ContrastTarget,
+    SegmentTarget,
+    BoxTarget,
+    SimilarTarget,
+    FunctionTarget,
+)
+
+
+def top(count: int) -> list[TopTarget]:
+    """Return targets for the ``count`` best classes of each image: ``explain(..., target=top(5))``."""
+    if count < 1:
+        raise TargetError(f"the number of best classes must be at least 1, not {count}")
+    return [TopTarget(rank, of=count) for rank in range(1, count + 1)]
+
+
+def above(threshold: float = 0.5) -> AboveTarget:
+    """Return a target for every class whose probability (its logit's sigmoid) is above a threshold: multi-label."""
+    if not 0 <= threshold < 1:
+        raise TargetError(f"a threshold is a probability from 0 up to 1, not {threshold}")
+    return AboveTarget(threshold)
+
+
+def direction(sign: Literal["+", "-"], index: int = 0) -> DirectionTarget:
+    """Return a target for one number of the output: what raises it ("+"), or what lowers it ("-").
+
+    For regressions, and for classifiers with one logit, whose second class is "-".
+    """
+    if sign not in ("+", "-"):
+        raise TargetError(f"a direction is '+' or '-', not {sign!r}")
+    return DirectionTarget(1 if sign == "+" else -1, index)
+
+
+def contrast(target: int | str, rather_than: int | str) -> ContrastTarget:
+    """Return a target for one class rather than another: the difference of their logits (Prabhushankar et al. 2020)."""
+    return ContrastTarget(target, rather_than)
+
+
+def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) -> SegmentTarget:
+    """Return a target for a class of a segmentation network.
+
+    Args:
+        target: its index or label.
+        mask: (H, W) over the model's input, true where the class is asked about; scaled to the output.
+        everywhere: over the whole output. Without either, where the class is predicted.
+    """
+    if mask is not None and everywhere:
+        raise TargetError("a segment is within the mask or everywhere, not both")
+    return SegmentTarget(target, mask, everywhere)
+
+
+def box(
+    number: int | None = None,
+    *,
+    label: int | str | None = None,
+    near: tuple[float, float, float, float] | None = None,
+) -> BoxTarget:
+    """Return a target for one box of a detector: by number from 0, by label, or by overlap with a given box."""
+    return BoxTarget(number, label, near)
+
+
+def similar_to(reference: Any) -> SimilarTarget:
+    """Return a target for the similarity to a reference: a picture as ``explain`` takes it, or an embedding (D,)."""
+    return SimilarTarget(reference)
+
+
+def as_targets(
+    target: TargetLike | Sequence[TargetLike] | None, labels: Labels = None, activation: Activation | None = None
+) -> list[Target]:
+    """Turn what the caller passed as ``target`` into targets.
+
+    Args:
+        target: None (each image's best class), a class index, a label's text, a function ``output -> (N,)``, a target
+            of this module, or a list of these.
+        labels: the model's class names, to look a text up in.
+        activation: what makes probabilities of the model's logits.
+
+    Raises:
+        TargetError: an unknown or ambiguous label, one class twice, or a value that is none of these.
+
+    """
+    bound = None if labels is None else tuple(labels)
+    if isinstance(target, (list, tuple)):
+        if not target:
+            raise TargetError("the list of targets is empty; pass None for each picture's best class")
+        found = [single for item in target for single in as_targets(item, labels, activation)]
+        classes = [single.index for single in found if isinstance(single, ClassTarget)]
+        twice = next((index for index in classes if classes.count(index) > 1), None)
+        if twice is not None:
+            name = f" ({bound[twice]})" if bound and 0 <= twice < len(bound) else ""
+            raise TargetError(f"target {twice}{name} is in the list twice")
+        return found
+    single = _single(target, bound)
+    bind = getattr(single, "bind", None)
+    return [single if bind is None else bind(bound, activation)]
+
+
+def _single(target: Any, labels: tuple[str, ...] | None) -> Target:
+    if target is None:
+        return TopTarget()
+    if isinstance(target, str):
+        return ClassTarget(index_of(target, labels))
+    if isinstance(target, _OBJECTS):
+        return target
+    is_one_number = not isinstance(target, Tensor) or (target.dim() == 0 and not target.is_floating_point())
+    if not isinstance(target, bool) and is_one_number and not (isinstance(target, Tensor) and target.dtype.is_complex):
+        with contextlib.suppress(TypeError):
+            return ClassTarget(operator.index(cast("SupportsIndex", target)))
+    if callable(target):
+        return FunctionTarget(target)
+    raise TargetError(f"a target is None, an index, a label, a function or a list of these, not {describe(target)}")
