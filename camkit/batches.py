@@ -16,7 +16,7 @@ from camkit.errors import ImageError, InputError, LayoutUnclearError, TargetErro
 from camkit.explanation import Explanation
 from camkit.images import as_pixels, extremes, stacked
 from camkit.layers import layouts_of, modules_of, resolve
-from camkit.methods import Method
+from camkit.methods import Method, find_method
 from camkit.models import about_channels, device_of, dtype_of
 from camkit.values import (
     Box,
@@ -39,7 +39,7 @@ class Plan:
 
     model: LoadedModel
     layers: LayerChoice | None
-    method: Method
+    method: Method | None
     targets: tuple[Target, ...]
     precision: Precision
     batch_size: int
@@ -81,12 +81,13 @@ def _explain_at_once(plan: Plan, batch: list[Prepared]) -> list[Explanation | Fa
     drawn = as_pixels(inputs, low, high) if any(item.pixels is None for item in batch) else None
     explained = []
     for number, scores in enumerate(captured.scores):
+        method = plan.method or find_method("gradcam" if scores.boxes is None else "hirescam")
         raws = [
-            heat.weighted_sum(plan.method.weights(maps.activations, maps.by_target[number]), maps.activations)
+            heat.weighted_sum(method.weights(maps.activations, maps.by_target[number]), maps.activations)
             for maps in captured.features
         ]
         raw, heatmap = heat.fuse(raws, size, plan.fuse, captured.extent)
-        explained.append(_explanations(plan, batch, drawn, choice, scores, raw, heatmap))
+        explained.append(_explanations(plan, batch, drawn, choice, method.name, scores, raw, heatmap))
     return [row for rows in zip(*explained, strict=True) for row in _of_one_picture(rows)]
 
 
@@ -99,7 +100,9 @@ def _of_one_picture(rows: Sequence[Explanation | Failure]) -> list[Explanation |
 def _captured(plan: Plan, inputs: Tensor, choice: LayerChoice) -> Capture:
     """Run the model; a named layer whose output's axes are not clear is looked at with a probe first."""
     module = plan.model.module
-    run = functools.partial(capture_for_cam if plan.method.needs == "head" else capture, module, inputs)
+    run = functools.partial(
+        capture_for_cam if plan.method is not None and plan.method.needs == "head" else capture, module, inputs
+    )
     run = functools.partial(run, modules_of(module, choice), plan.targets, precision=plan.precision)
     run = functools.partial(run, memory_format=faster_format(module, inputs, plan.precision))
     try:
@@ -134,6 +137,7 @@ def _explanations(
     batch: list[Prepared],
     drawn: np.ndarray | None,
     choice: LayerChoice,
+    method: str,
     scores: Scores,
     raw: Tensor,
     heatmap: Tensor,
@@ -163,7 +167,7 @@ def _explanations(
                 probability=None if scores.probabilities is None else scores.probabilities[number],
                 layer=str(choice),
                 layer_reason=choice.reason,
-                method=plan.method.name,
+                method=method,
                 status=_status(heatmaps[number], raws[number]),
                 box=item.box,
                 picture=drawn[number] if item.pixels is None and drawn is not None else item.pixels,

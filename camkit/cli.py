@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from camkit.errors import CamkitError, InputError
 
 if TYPE_CHECKING:
     from camkit.runs import Written
-    from camkit.values import Failure
+    from camkit.values import Failure, LoadedModel
 
 _A_FEW = 3
 
@@ -43,16 +44,81 @@ def _console(*, stderr: bool = False) -> Console:
     return _Console(stderr=stderr, highlight=False, soft_wrap=True)
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Source:
+    """Which model, and what to change in how its pictures are prepared.
+
+    Attributes:
+        model: A network of torchvision (resnet50, vit_b_16, ...), timm:NAME, hf:NAME or a Hugging Face folder,
+            file.py:factory or package.module:factory, demo-biased or demo-fair.
+        weights: A local state dict (.pth, .pt, .safetensors), or a name such as IMAGENET1K_V1. Without it the published
+            weights are used, and downloaded the first time.
+        device: cpu, cuda, cuda:1, mps; the best there is if not given.
+        size: Side of the model's input in pixels, or height x width: 224, 224x336.
+        mean: Mean of each channel, of values 0..1: 0.485,0.456,0.406.
+        std: Standard deviation of each channel: 0.229,0.224,0.225.
+        labels: A file with the names of the classes: one a line, or JSON.
+        text: A class of a CLIP-like model, as text; given once for each.
+    """
+
+    model: str
+    weights: str | None = None
+    device: str | None = None
+    size: str | None = None
+    mean: str | None = None
+    std: str | None = None
+    labels: Path | None = None
+    text: Annotated[list[str] | None, Parameter(negative=())] = None
+
+    def load(self, *, pretrained: bool = True) -> LoadedModel:
+        """Load the model."""
+        from camkit.models import load_model, read_labels
+
+        return load_model(
+            self.model,
+            self.weights,
+            self.device,
+            pretrained=pretrained,
+            size=None if self.size is None else _size(self.size),
+            mean=None if self.mean is None else _numbers("mean", self.mean),
+            std=None if self.std is None else _numbers("std", self.std),
+            labels=None if self.labels is None else read_labels(self.labels),
+            text=self.text,
+        )
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(f"--{name} takes numbers separated by commas, not {text!r}") from error
+
+
+def _size(text: str) -> tuple[int, int]:
+    sides = text.lower().split("x")
+    if not all(side.isdecimal() for side in sides) or len(sides) > 2:
+        raise InputError(f"--size takes a side in pixels, or height x width as in 224x336, not {text!r}")
+    return int(sides[0]), int(sides[-1])
+
+
 @app.default
 def explain(
     *pictures: str,
-    model: str,
-    weights: str | None = None,
-    method: str = "gradcam",
+    source: Source,
+    method: str | None = None,
     layer: Annotated[list[str] | None, Parameter(negative=())] = None,
+    fuse: Literal["mean", "max", "product"] = "mean",
     target: Annotated[list[str] | None, Parameter(negative=())] = None,
     top_k: int | None = None,
-    device: str | None = None,
+    above: float | None = None,
+    versus: str | None = None,
+    direction: Literal["up", "down"] | None = None,
+    box: int | None = None,
+    near: str | None = None,
+    mask: Path | None = None,
+    everywhere: Annotated[bool, Parameter(negative=())] = False,
+    similar_to: Path | None = None,
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     batch_size: int = 32,
     out: Path = Path("camkit-out"),
@@ -65,14 +131,20 @@ def explain(
 
     Args:
         pictures: Files, folders or quoted glob patterns.
-        model: A torchvision classifier (resnet50, vit_b_16, ...), demo-biased or demo-fair.
-        weights: A local state dict (.pth, .pt, .safetensors), or a name such as IMAGENET1K_V1. Without it torchvision's
-            default weights are used, and downloaded the first time.
-        method: How feature maps are weighted; "camkit methods" lists them.
+        source: The model.
+        method: How feature maps are weighted; "camkit methods" lists them. gradcam if not given, for boxes hirescam.
         layer: The layer to explain, chosen by itself if not given; several are fused. "camkit layers" lists them.
+        fuse: How several layers become one map.
         target: The class to explain, by label or index; may be given several times. The best class if not given.
-        top_k: Explain the K best classes of each picture.
-        device: cpu, cuda, cuda:1, mps; the best there is if not given.
+        top_k: Explain the K best classes, or boxes, of each picture.
+        above: Explain every class whose probability (sigmoid) is above this, of a multi-label model.
+        versus: Explain the target rather than this class.
+        direction: Explain what raises or lowers one number of the output, of a one-logit model or a regression.
+        box: Explain a detector's box by its number, from 0.
+        near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
+        mask: Explain the target of a segmentation network within this picture's white part.
+        everywhere: Explain the target of a segmentation network everywhere, not only where it is predicted.
+        similar_to: Explain how similar the embedding is to that of this picture.
         precision: Of the computation; bf16 and fp16 are faster on hardware made for them.
         batch_size: Pictures per pass; halved by itself when memory runs out.
         out: The folder for the drawn pictures.
@@ -83,18 +155,20 @@ def explain(
     """
     if not pictures:
         raise InputError("name at least one picture: camkit image.jpg --model resnet50 (or try: camkit demo)")
-    if top_k is not None and target:
-        raise InputError("--top-k and --target exclude each other")
     from camkit.images import find_pictures
     from camkit.methods import find_method
-    from camkit.models import load_model
-    from camkit.runs import Drawing, explain_files
-    from camkit.targets import top
+    from camkit.runs import Asked, Drawing, explain_files
 
     drawing = Drawing(style, colormap, alpha)
-    find_method(method)
+    if method is not None:
+        find_method(method)
+    corners = None if near is None else _numbers("near", near)
+    if corners is not None and len(corners) != 4:
+        raise InputError(f"--near takes left,top,right,bottom, not {near!r}")
+    asked = Asked(tuple(target or ()), top_k, above, versus, direction, box, corners, mask, everywhere, similar_to)
+    targets = asked.targets()
     found = find_pictures(pictures, skip=out)
-    loaded = load_model(model, weights, device)
+    loaded = source.load()
     if loaded.note:
         _say(loaded.note)
     rows = explain_files(
@@ -104,9 +178,10 @@ def explain(
         drawing,
         method=method,
         layers=layer,
-        targets=target or (None if top_k is None else top(top_k)),
+        targets=targets,
         precision=precision,
         batch_size=batch_size,
+        fuse=fuse,
     )
     return _report(rows, len(found), as_json=json)
 
@@ -153,19 +228,18 @@ def methods() -> int:
 
 
 @app.command
-def layers(*, model: str, weights: str | None = None, device: str | None = None) -> int:
+def layers(*, source: Source) -> int:
     """List a model's layers in execution order, and which one would be explained, and why.
 
+    The layers are the same with any weights, so none are loaded unless some are named.
+
     Args:
-        model: A torchvision classifier (resnet50, vit_b_16, ...), demo-biased or demo-fair.
-        weights: A local state dict, or a name such as IMAGENET1K_V1.
-        device: cpu, cuda, cuda:1, mps; the best there is if not given.
+        source: The model.
     """
-    from camkit.models import load_model
     from camkit.report import console as text
     from camkit.runs import probe_model
 
-    found = probe_model(load_model(model, weights, device))
+    found = probe_model(source.load(pretrained=source.weights is not None))
     console, table = _console(), text.layers(found)
     text.wide(table, console).print(table)
     console.print(text.choice(found))

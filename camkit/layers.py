@@ -175,7 +175,10 @@ def _choose_for_boxes(calls: list[Call]) -> Probe:
         if not verdict and (call.node not in shared if shared is not None else is_regional(call.node)):
             verdict = "not every box is computed from it"
         verdicts[id(call)] = verdict
-    fit = [call for call in calls if call.name and not verdicts[id(call)]]
+    first: dict[int, Call] = {}
+    for call in calls:  # a module around others may return what one of them returned long before
+        first.setdefault(id(call.output), call)
+    fit = [call for call in first.values() if call.name and not verdicts[id(call)]]
     found = Probe(_rows(calls, verdicts), None)
     if not fit:
         return found

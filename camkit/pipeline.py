@@ -47,7 +47,7 @@ def explain(
     img: ImageLike | Sequence[ImageLike],
     target_layer: TargetLayer = None,
     *,
-    method: str = "gradcam",
+    method: str | None = None,
     target: TargetLike | Sequence[TargetLike] | None = None,
     preprocess: Preprocess | None = None,
     labels: Labels | None = None,
@@ -64,7 +64,8 @@ def explain(
         img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
             or a list of these.
         target_layer: None to have it chosen, a dotted name, a module, or several, which are fused by their mean.
-        method: a name from ``camkit.METHODS``.
+        method: a name from ``camkit.METHODS``. None is "gradcam", and for the boxes of a detector "hirescam": Grad-CAM
+            weights whole channels, which many boxes share.
         target: what to explain: None for each picture's best class, a class index, a label's text, a function
             ``output -> (N,)``, or a list of these, each of which is explained for every picture at the cost of one
             forward pass. ``camkit.targets.top(5)`` is such a list.
@@ -116,7 +117,7 @@ def explain_many(
     images: Iterable[ImageLike],
     target_layer: TargetLayer = None,
     *,
-    method: str = "gradcam",
+    method: str | None = None,
     target: TargetLike | Sequence[TargetLike] | None = None,
     preprocess: Preprocess | None = None,
     labels: Labels | None = None,
@@ -134,7 +135,7 @@ def explain_many(
     images: Iterable[ImageLike],
     target_layer: TargetLayer = None,
     *,
-    method: str = "gradcam",
+    method: str | None = None,
     target: TargetLike | Sequence[TargetLike] | None = None,
     preprocess: Preprocess | None = None,
     labels: Labels | None = None,
@@ -151,7 +152,7 @@ def explain_many(
     images: Iterable[ImageLike],
     target_layer: TargetLayer = None,
     *,
-    method: str = "gradcam",
+    method: str | None = None,
     target: TargetLike | Sequence[TargetLike] | None = None,
     preprocess: Preprocess | None = None,
     labels: Labels | None = None,
@@ -186,7 +187,7 @@ def explain_many(
 def _plan(
     model: nn.Module | str | LoadedModel,
     target_layer: TargetLayer,
-    method: str,
+    method: str | None,
     target: TargetLike | Sequence[TargetLike] | None,
     preprocess: Preprocess | None,
     labels: Labels | None,
@@ -201,7 +202,7 @@ def _plan(
         raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
     if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
         raise InputError(f"batch_size is a whole number from 1, not {batch_size!r}")
-    found = find_method(method)
+    found = None if method is None else find_method(method)
     loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
     return Plan(
         loaded,

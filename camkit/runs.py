@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from PIL import Image
 
 from camkit import overlay
-from camkit.errors import CamkitError, ModelError, OutputError, RunError
+from camkit.errors import CamkitError, InputError, ModelError, OutputError, RunError
 from camkit.explanation import Explanation
 from camkit.images import open_picture
 from camkit.layers import Probe, probe
@@ -25,9 +26,10 @@ from camkit.models import device_of
 from camkit.pipeline import explain_many
 from camkit.scenes import scene_paths
 from camkit.streams import Task, in_order
-from camkit.targets import TargetLike
-from camkit.values import Failure, LoadedModel, Precision
+from camkit.targets import TargetLike, above, box, contrast, direction, segment, similar_to, top
+from camkit.values import Expands, Failure, Fusion, LoadedModel, Precision
 
+_HALF = 127
 _LONGEST_SLUG = 30
 _LONGEST_STEM = 120
 """Bytes of a picture's name that its output's name keeps; most file systems allow 255 in all."""
@@ -67,11 +69,12 @@ def explain_files(
     out: Path,
     drawing: Drawing,
     *,
-    method: str = "gradcam",
+    method: str | None = None,
     layers: Sequence[str] | None = None,
     targets: Sequence[TargetLike] | None = None,
     precision: Precision = "fp32",
     batch_size: int = 32,
+    fuse: Fusion = "mean",
 ) -> Iterator[Written | Failure]:
     """Explain picture files and write one drawn picture per target into a folder.
 
@@ -83,7 +86,7 @@ def explain_files(
         pictures: files; each must be listed once.
         out: the folder; it is made.
         drawing: style, colours and their weight.
-        method, targets, precision, batch_size: as for ``camkit.explain``.
+        method, targets, precision, batch_size, fuse: as for ``camkit.explain``.
         layers: names of the layers to explain; chosen when None.
 
     Raises:
@@ -97,12 +100,13 @@ def explain_files(
         target=list(targets) if targets else None,
         precision=precision,
         batch_size=batch_size,
+        fuse=fuse,
         on_error="yield",
     )
     overlay.check_folder(out)
     names = output_names(pictures)
     sources = {path.resolve() for path in pictures}
-    per_picture = len(targets) if targets else 1
+    several = targets is not None and (len(targets) > 1 or any(isinstance(one, Expands) for one in targets))
 
     def write(row: Explanation | Failure, rank: int) -> Written | Failure:
         if isinstance(row, Failure):
@@ -111,7 +115,7 @@ def explain_files(
         if layers:
             parts.append(_slug(row.layer))
         if targets:
-            parts.append(_slug(row.name) if per_picture == 1 else f"{rank}-{_slug(row.name)}")
+            parts.append(f"{rank}-{_slug(row.name)}" if several else _slug(row.name))
         file = out / f"{'.'.join(parts)}.png"
         if file.resolve() in sources:
             return Failure(row.source, OutputError(f"{file} is itself a picture to explain; choose another folder"))
@@ -123,12 +127,71 @@ def explain_files(
             return Failure(row.source, RunError(f"{file} could not be drawn: {type(error).__name__}: {error}"))
 
     def tasks() -> Iterator[Task[Written | Failure]]:
-        rank = 0
+        rank, source = 0, ""
         for row in explained:
-            rank = 0 if isinstance(row, Failure) else rank % per_picture + 1
+            rank, source = rank + 1 if row.source == source else 1, row.source
             yield functools.partial(write, row, rank), True
 
     return in_order(tasks(), workers=2, ahead=8, prompt=True)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command line asks to have explained; the best class where it asks for nothing."""
+
+    target: Sequence[str] = ()
+    top_k: int | None = None
+    above: float | None = None
+    versus: str | None = None
+    direction: Literal["up", "down"] | None = None
+    box: int | None = None
+    near: tuple[float, float, float, float] | None = None
+    mask: Path | None = None
+    everywhere: bool = False
+    similar_to: Path | None = None
+
+    def targets(self) -> list[TargetLike] | None:
+        """Return the targets.
+
+        Raises:
+            InputError: options that exclude each other, or one that needs another.
+        """
+        kinds = ("top_k", "above", "direction", "box", "near", "similar_to")
+        given = [f"--{name.replace('_', '-')}" for name in kinds if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} exclude each other")
+        if given and given != ["--direction"] and self.target:
+            raise InputError(f"{given[0]} and --target exclude each other")
+        if (self.versus is not None or self.mask is not None or self.everywhere) and len(self.target) != 1:
+            raise InputError("--versus, --mask and --everywhere need one --target")
+        if self.direction is not None:
+            return [self._number()]
+        if self.target:
+            return [self._class(one) for one in self.target]
+        makers: dict[str, Callable[[Any], Any]] = {
+            "top_k": top,
+            "above": above,
+            "box": box,
+            "near": lambda near: box(near=near),
+            "similar_to": similar_to,
+        }
+        found = next(
+            (make(getattr(self, name)) for name, make in makers.items() if getattr(self, name) is not None), None
+        )
+        return found if found is None or isinstance(found, list) else [found]
+
+    def _number(self) -> TargetLike:
+        """Return a target for one number of the output, the first if none is named."""
+        if len(self.target) > 1 or not all(one.isdecimal() for one in self.target):
+            raise InputError("--direction is of one number of the output: --target takes its index")
+        return direction("+" if self.direction == "up" else "-", int(self.target[0]) if self.target else 0)
+
+    def _class(self, name: str) -> TargetLike:
+        if self.versus is not None:
+            return contrast(name, self.versus)
+        if self.mask is not None:
+            return segment(name, np.asarray(open_picture(self.mask).convert("L")) > _HALF)
+        return segment(name, everywhere=True) if self.everywhere else name
 
 
 def output_names(pictures: Sequence[Path]) -> dict[Path, str]:

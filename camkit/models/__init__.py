@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from camkit.errors import InputError, ModelError, did_you_mean
 from camkit.models import from_torchvision
-from camkit.models.labels import Labels, as_labels
+from camkit.models.labels import Labels, as_labels, read_labels
 from camkit.models.modules import about_channels, device_of, dtype_of, unwrapped
 from camkit.models.request import Request
 from camkit.models.weights import fill, read_state_dict
@@ -35,6 +35,7 @@ __all__ = [
     "load_model",
     "model_names",
     "pick_device",
+    "read_labels",
 ]
 
 DEMO_MODELS = ("demo-biased", "demo-fair")
