@@ -131,6 +131,7 @@ class Influence:
         self._score: Tensor | None = None
         self._layouts = {id(call.output): call.layout for call in calls}
         self._gradients: dict[int, Tensor | None] = {}
+        self._returns_maps = bool(calls) and not calls[-1].name and calls[-1].layout is not None
         self.note = ""
         if score is not None and not self._measure(score):
             stand_in = _head_input(calls)
@@ -181,7 +182,8 @@ class Influence:
             return "class scores" if channels == classes else ""
         if int((gradient != 0).any(0).sum()) < 2:
             return "its cells do not influence the score"
-        if channels == classes and channels > 1 and int((gradient != 0).sum(0).amax()) == 1:
+        alone = int((gradient != 0).sum(0).amax()) == 1
+        if channels == classes and channels > 1 and (alone or self._returns_maps):
             return "class scores, not features"
         return ""
 

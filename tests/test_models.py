@@ -320,11 +320,11 @@ def test_a_name_like_no_other_is_answered_with_what_there_is():
     assert_one_sentence(caught.value)
 
 
-def test_only_classifiers_are_offered():
+def test_networks_for_pictures_are_offered_and_no_others():
     names = model_names()
 
-    assert {"resnet50", "vit_b_16", "demo-fair", "demo-biased"} <= set(names)
-    assert not [name for name in names if "rcnn" in name or "deeplab" in name or "r3d" in name or "raft" in name]
+    assert {"resnet50", "vit_b_16", "fcn_resnet50", "fasterrcnn_resnet50_fpn", "demo-fair", "demo-biased"} <= set(names)
+    assert not [name for name in names if "r3d" in name or "raft" in name or "quantized" in name]
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "mps", "xpu", "cpu:x", "tpu"])

@@ -389,10 +389,7 @@ def test_the_class_scores_are_found_in_what_models_return(images, case, layer):
 
 
 WITHOUT_SCORES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "a map": (lambda out: out[:, :, None, None].expand(-1, -1, 8, 8), r"a tensor of shape \(3, 5, 8, 8\)"),
-    "a dict of a map": (lambda out: {"out": out[:, :, None, None].expand(-1, -1, 8, 8)}, r"'out'.*\(3, 5, 8, 8\)"),
     "a dict without scores": (lambda out: {"boxes": out, "classes": None}, r"dict with 'boxes'.*'classes'.*NoneType"),
-    "detections": (lambda out: [{"boxes": out[:0], "scores": out[:0, 0]}] * 3, r"list of 3 items"),
     "another batch": (lambda out: out[:2], r"\(2, 5\)"),
     "no classes": (lambda out: out[:, :0], r"\(3, 0\)"),
     "integers": (lambda out: out.long(), r"\(3, 5\)"),
@@ -446,7 +443,7 @@ def test_logits_that_are_not_finite_still_give_strict_json(images, value):
 
 def test_targets_are_made_from_what_is_passed():
     assert as_targets(None) == [TopTarget(1)]
-    assert as_targets([1, "dog"], LABELS) == [ClassTarget(1), ClassTarget(1)]
+    assert as_targets([2, "dog"], LABELS) == [ClassTarget(2), ClassTarget(1)]
     assert as_targets(margin) == [FunctionTarget(margin)]
     assert as_targets(top(3)) == [TopTarget(1), TopTarget(2), TopTarget(3)]
 
@@ -478,7 +475,7 @@ from torch import nn
 net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)).eval()
 wrong = [
     {"labels": "cat"}, {"labels": {1: "cat", 2: "dog"}}, {"labels": {"cat": 0}}, {"labels": [None, "dog"]},
-    {"labels": 5}, {"method": None}, {"method": ["gradcam"]}, {"batch_size": True}, {"batch_size": 2.0},
+    {"labels": 5}, {"method": 5}, {"method": ["gradcam"]}, {"fuse": "sum"}, {"batch_size": True}, {"batch_size": 2.0},
     {"precision": "fp64"}, {"preprocess": torchvision.models.ResNet18_Weights.DEFAULT.transforms},
     {"preprocess": 3}, {"target_layer": 3}, {"target_layer": [3]}, {"target_layer": 2.5}, {"target_layer": [None]},
     {"target": 1.5}, {"target": [[]]}, {"img": 3}, {"img": None}, {"model": 3}, {"device": "gpu"}, {"device": 2.5},

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias, cast
 
+import torch
 from torch import Tensor
 
 from camkit.errors import TargetError
@@ -121,10 +122,13 @@ def box(
     number: int | None = None,
     *,
     label: int | str | None = None,
-    near: tuple[float, float, float, float] | None = None,
+    near: Sequence[float | int] | None = None,
 ) -> BoxTarget:
     """Return a target for one box of a detector: by number from 0, by label, or by overlap with a given box."""
-    return BoxTarget(number, label, near)
+    corners = None if near is None else tuple(float(side) for side in near)
+    if corners is not None and len(corners) != 4:
+        raise TargetError(f"a box is (left, top, right, bottom), not {near!r}")
+    return BoxTarget(number, label, corners)
 
 
 def similar_to(reference: Any) -> SimilarTarget:
@@ -170,8 +174,8 @@ def _single(target: Any, labels: tuple[str, ...] | None) -> Target:
         return ClassTarget(index_of(target, labels))
     if isinstance(target, _OBJECTS):
         return target
-    is_one_number = not isinstance(target, Tensor) or (target.dim() == 0 and not target.is_floating_point())
-    if not isinstance(target, bool) and is_one_number and not (isinstance(target, Tensor) and target.dtype.is_complex):
+    is_one_number = not isinstance(target, Tensor) or (target.dim() == 0 and target.dtype is not torch.bool)
+    if not isinstance(target, bool) and is_one_number:
         with contextlib.suppress(TypeError):
             return ClassTarget(operator.index(cast("SupportsIndex", target)))
     if callable(target):

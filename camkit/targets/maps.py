@@ -83,10 +83,11 @@ class SegmentTarget:
         index = index_of(self.index, labels) if isinstance(self.index, str) else self.index
         if self.mask is None:
             return replace(self, index=index)
-        mask = torch.as_tensor(np.asarray(self.mask)) if not isinstance(self.mask, Tensor) else self.mask
-        if mask.dim() != 2 or not mask.any():
-            raise TargetError(f"a mask is an array (H, W) that is true somewhere, not {describe(mask)}")
-        return replace(self, index=index, mask=mask.detach().bool())
+        array = self.mask.detach().cpu().numpy() if isinstance(self.mask, Tensor) else np.asarray(self.mask)
+        if array.ndim != 2 or array.dtype.kind not in "biuf" or not array.any():
+            raise TargetError(f"a mask is an array (H, W) that is true somewhere, not {describe(self.mask)}")
+        mask = torch.from_numpy(array.astype(bool))
+        return replace(self, index=index, mask=mask)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the class's mean logit over the cells."""

@@ -1,0 +1,401 @@
+"""Other outputs than class scores: maps, boxes, several labels, one number, embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+import camkit
+from camkit import scenes
+from camkit.errors import LayerError, TargetError
+from camkit.scenes import LABELS, draw
+from camkit.targets import above, box, contrast, direction, segment, similar_to, top
+
+NAMES = ("__background__", *LABELS)
+SIDE = 128
+
+
+class Segmenting(nn.Module):
+    """The demo's trained network as a fully convolutional one: its head applied to each cell (Zhou et al. 2016)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        net = scenes.load_scene_net("demo-fair")
+        self.features, linear = net.features, net.head
+        self.head = nn.Conv2d(linear.in_features, len(LABELS), 1)
+        with torch.no_grad():
+            self.head.weight.copy_(linear.weight[:, :, None, None])
+            self.head.bias.copy_(linear.bias)
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        maps = self.head(self.features(images))
+        background = torch.full_like(maps[:, :1], 6.0)
+        maps = torch.cat([background, maps], dim=1)
+        return {"out": functional.interpolate(maps, size=images.shape[2:], mode="bilinear", align_corners=False)}
+
+
+class Detecting(nn.Module):
+    """Finds one box in each 128 columns of a picture: around the cells that speak for the best class there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = Segmenting()
+
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+        return [self.boxes(maps) for maps in self.maps(images)["out"]]
+
+    def boxes(self, maps: Tensor) -> dict[str, Tensor]:
+        found: list[tuple[Tensor, int, list[float]]] = []
+        for start in range(0, maps.shape[2], SIDE):
+            part = maps[1:, :, start : start + SIDE]
+            label = int(part.detach().mean((1, 2)).argmax()) + 1
+            there = part[label - 1].detach()
+            rows, columns = torch.nonzero(there > 0.5 * there.max(), as_tuple=True)
+            left, right = int(columns.min()), int(columns.max()) + 1
+            top_, bottom = int(rows.min()), int(rows.max()) + 1
+            score = part[label - 1, top_:bottom, left:right].mean().div(10).sigmoid()
+            found.append((score, label, [left + start, top_, right + start, bottom]))
+        found.sort(key=lambda one: -float(one[0].detach()))
+        return {
+            "boxes": torch.tensor([one[2] for one in found]).float(),
+            "labels": torch.tensor([one[1] for one in found]),
+            "scores": torch.stack([one[0] for one in found]),
+        }
+
+
+def scene(thing: str, background: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    drawn = draw(np.random.default_rng(seed), thing, background, SIDE)
+    return drawn.image, drawn.mask
+
+
+def beside(*things: tuple[str, str, int]) -> tuple[Tensor, list[np.ndarray]]:
+    """Return scenes side by side as a model's input, and each object's mask on the whole."""
+    drawn = [scene(*thing) for thing in things]
+    picture = np.concatenate([picture for picture, _ in drawn], axis=1)
+    masks = []
+    for number, (_, mask) in enumerate(drawn):
+        whole = np.zeros(picture.shape[:2], bool)
+        whole[:, number * SIDE : (number + 1) * SIDE] = mask
+        masks.append(whole)
+    tensor = torch.from_numpy(picture.copy()).permute(2, 0, 1).float() / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (scenes.network.MEAN, scenes.network.STD))
+    return (tensor - mean) / std, masks
+
+
+def grown(mask: np.ndarray, by: int = 12) -> np.ndarray:
+    return functional.max_pool2d(torch.from_numpy(mask)[None].float(), 2 * by + 1, 1, by)[0].bool().numpy()
+
+
+def share(heatmap: np.ndarray, mask: np.ndarray) -> float:
+    return float(heatmap[grown(mask)].sum() / heatmap.sum())
+
+
+# --- segmentation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["gradcam", "hirescam", "layercam"])
+@pytest.mark.parametrize("how", ["predicted", "mask"])
+def test_the_heat_for_a_class_lies_on_it_and_not_on_another(method, how):
+    net = Segmenting().eval()
+    image, (plane, car) = beside(("plane", "sea", 1), ("car", "wood", 2))
+
+    for name, mask, other in (("plane", plane, car), ("car", car, plane)):
+        target = name if how == "predicted" else segment(name, mask)
+        found = camkit.explain(net, image, target=target, method=method, labels=NAMES)
+
+        assert found.label == name
+        assert found.raw.shape == (16, 32)
+        assert share(found.heatmap, mask) > 0.6
+        assert share(found.heatmap, other) < 0.3
+
+
+def test_what_is_asked_of_a_segmentation_is_the_mean_logit_over_its_cells():
+    net = Segmenting().eval()
+    image, (plane, car) = beside(("plane", "sea", 1), ("car", "wood", 2))
+    features = net.features(image[None]).detach().requires_grad_()
+    maps = functional.interpolate(
+        torch.cat([torch.full((1, 1, 16, 32), 6.0), net.head(features)], dim=1), size=image.shape[1:], mode="bilinear"
+    )
+    index = NAMES.index("plane")
+    for target, where in (
+        (index, maps[0].argmax(0) == index),
+        (segment(index, car), torch.from_numpy(car)),
+        (segment(index, everywhere=True), torch.ones(image.shape[1:], dtype=torch.bool)),
+    ):
+        score = maps[0, index][where].mean()
+        (gradient,) = torch.autograd.grad(score, features, retain_graph=True)
+        found = camkit.explain(net, image, target=target, method="hirescam")
+
+        assert found.score == pytest.approx(score.item(), rel=1e-4)
+        expected = (features * gradient).sum(1)[0].detach().numpy()
+        assert np.allclose(found.raw, expected, atol=1e-4 * np.abs(expected).max())
+    assert plane.any()
+
+
+def test_without_a_target_the_class_that_covers_most_is_explained_and_not_the_background():
+    image, _ = beside(("ship", "road", 4))
+    net = Segmenting().eval()
+    assert camkit.explain(net, image, labels=NAMES).label == "ship"
+    assert camkit.explain(net, image).target == 0  # without labels, class 0 is a class as any other
+
+
+@pytest.mark.parametrize("mask", [np.zeros((8, 8), bool), np.ones(4), "mask.png"])
+def test_a_mask_that_is_none_is_one_sentence(mask):
+    image, _ = beside(("ship", "road", 4))
+    with pytest.raises(TargetError, match="mask"):
+        camkit.explain(Segmenting().eval(), image, target=segment(1, mask))
+
+
+# --- detection --------------------------------------------------------------------------------------------------------
+
+
+def test_each_boxs_heat_lies_on_it_and_differs_from_the_others():
+    net = Detecting().eval()
+    image, masks = beside(("plane", "sea", 1), ("car", "wood", 2))
+    both = net(image[None])[0]
+
+    found = camkit.explain(net, image, target=[box(0), box(1)], labels=NAMES)
+
+    assert {row.label for row in found} == {"plane", "car"}
+    for number, row in enumerate(found):
+        mask = masks[0] if row.label == "plane" else masks[1]
+        assert row.method == "hirescam"
+        assert row.score == pytest.approx(both["scores"][number].item(), abs=1e-5)
+        assert list(row.detection) == pytest.approx(both["boxes"][number].tolist())
+        assert share(row.heatmap, mask) > 0.7
+    assert np.corrcoef(found[0].heatmap.ravel(), found[1].heatmap.ravel())[0, 1] < 0.2
+
+
+def test_a_box_is_found_by_label_by_place_and_as_the_best():
+    net = Detecting().eval()
+    image, _ = beside(("plane", "sea", 1), ("car", "wood", 2))
+    both = camkit.explain(net, image, target=top(2), labels=NAMES)
+    by_label = {row.label: row for row in both}
+
+    car = by_label["car"]
+    near = tuple(side + 9 for side in car.detection)
+    for target in ("car", box(label="car"), box(near=near)):
+        row = camkit.explain(net, image, target=target, labels=NAMES)
+        assert (row.label, row.detection) == ("car", car.detection)
+        assert np.array_equal(row.raw, car.raw)
+    assert camkit.explain(net, image, labels=NAMES).detection == both[0].detection
+
+
+def test_pictures_without_the_box_asked_for_are_said_and_the_others_explained():
+    net = Detecting().eval()
+    with_car, _ = beside(("car", "wood", 2))
+    without, _ = beside(("ship", "sea", 3))
+
+    rows = list(camkit.explain_many(net, [without, with_car, without], target="car", labels=NAMES, on_error="yield"))
+
+    assert [isinstance(row, camkit.Failure) for row in rows] == [True, False, True]
+    assert "no such box" in str(rows[0].error)
+    with pytest.raises(TargetError, match="there is no box 3: the most found in a picture is 1"):
+        camkit.explain(net, without, target=box(3))
+    with pytest.raises(TargetError, match="no detection overlaps"):
+        camkit.explain(net, with_car, target=box(near=(0, 0, 2, 2)))
+
+
+def test_a_box_on_the_original_picture(tmp_path):
+    picture, _ = scene("car", "wood", 2)
+    Image.fromarray(picture).resize((256, 256)).save(tmp_path / "car.png")
+
+    row = camkit.explain(Detecting().eval(), tmp_path / "car.png", preprocess=scenes.preprocess, labels=NAMES)
+
+    on_input = camkit.explain(Detecting().eval(), scenes.preprocess(Image.open(tmp_path / "car.png")), labels=NAMES)
+    assert list(row.detection) == pytest.approx([2 * side for side in on_input.detection], abs=1.5)
+
+
+@pytest.mark.parametrize("name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large"])
+@pytest.mark.parametrize("size", [(160, 160), (160, 280)])
+def test_torchvisions_detectors_are_explained_where_all_boxes_come_from(name, size):
+    torch.manual_seed(0)
+    options = {"box_score_thresh": 0.0} if "rcnn" in name else {"score_thresh": 0.0}
+    net = torchvision.models.get_model(name, weights=None, weights_backbone=None, **options).eval()
+    with torch.no_grad():
+        for module in net.modules():  # weights that tell boxes apart
+            if isinstance(module, nn.Linear):
+                module.weight.normal_(0, 0.1)
+    image = torch.rand(3, *size)
+
+    first, second = camkit.explain(net, image, target=[box(0), box(1)])
+
+    assert first.layer.startswith("backbone")
+    assert first.heatmap.shape == size
+    one, other = (row.raw / np.abs(row.raw).max() for row in (first, second))
+    assert not np.allclose(one, other, atol=1e-3)
+    grid = np.array(first.raw.shape)
+    assert abs(grid[1] / grid[0] - (size[1] / size[0] if "rcnn" in name else 1)) < 0.15
+
+
+class Padding(nn.Module):
+    """Resizes its input to twice its size and pads it at the right, as detectors do; the grid shows the padding too."""
+
+    class Batch:
+        def __init__(self, tensors: Tensor, sizes: list[tuple[int, int]]) -> None:
+            self.tensors, self.image_sizes = tensors, sizes
+
+    class Transform(nn.Module):
+        def forward(self, images: Tensor) -> Any:
+            resized = functional.interpolate(images, scale_factor=2.0)
+            sizes = [(resized.shape[2], resized.shape[3])] * len(images)
+            return Padding.Batch(functional.pad(resized, (0, resized.shape[3])), sizes), None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = Padding.Transform()
+        self.patches = nn.Conv2d(3, 4, 8, 8)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        batch, _ = self.transform(images)
+        return self.head(self.patches(batch.tensors).mean((2, 3)))
+
+
+def test_heat_on_the_padding_a_model_adds_is_not_stretched_over_the_picture():
+    torch.manual_seed(0)
+    net, image = Padding().eval(), torch.rand(3, 16, 16)
+
+    found = camkit.explain(net, image, "patches", target=1)
+
+    assert found.raw.shape == (4, 8)
+    enlarged = functional.interpolate(torch.from_numpy(found.raw)[None, None].relu(), size=(16, 32), mode="bilinear")
+    expected = enlarged[0, 0, :, :16]
+    assert np.allclose(found.heatmap, expected / expected.max(), atol=1e-6)
+
+
+# --- several labels, one number, a contrast, an embedding -------------------------------------------------------------
+
+
+class Small(nn.Module):
+    def __init__(self, outputs: int = 4) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 6, 3, padding=1)
+        self.head = nn.Linear(6, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images).relu().mean((2, 3)))
+
+
+def made(outputs: int = 4, bias: list[float] | None = None) -> Small:
+    torch.manual_seed(0)
+    net = Small(outputs).eval()
+    if bias is not None:
+        with torch.no_grad():
+            net.head.weight.mul_(0.1)
+            net.head.bias.copy_(torch.tensor(bias))
+    return net
+
+
+def raw_of(net: Small, image: Tensor, score: Any) -> np.ndarray:
+    maps = net.features(image[None]).detach().requires_grad_()
+    score(net.head(maps.relu().mean((2, 3)))).sum().backward()
+    return (maps * maps.grad).sum(1)[0].detach().numpy()
+
+
+def test_every_class_above_a_threshold_is_explained_best_first():
+    net, image = made(bias=[1.0, -3.0, 3.0, -0.5]), torch.randn(3, 12, 12)
+    shares = net(image[None])[0].sigmoid().tolist()
+
+    found = camkit.explain(net, [image, image], target=above(0.5), method="hirescam")
+
+    assert [row.target for row in found] == [2, 0, 2, 0]
+    assert [row.probability for row in found[:2]] == pytest.approx([shares[2], shares[0]], abs=1e-6)
+    assert np.allclose(found[1].raw, raw_of(net, image, lambda out: out[:, 0]), atol=1e-6)
+    with pytest.raises(TargetError, match=r"no class above 0\.99"):
+        camkit.explain(net, image, target=above(0.99))
+
+
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_a_number_may_go_up_or_down(outputs):
+    net, image = made(outputs), torch.randn(3, 12, 12)
+
+    up, down = camkit.explain(net, image, target=[direction("+"), direction("-")], method="hirescam")
+
+    assert up.score == pytest.approx(-down.score)
+    assert np.allclose(up.raw, -down.raw)
+    assert np.allclose(down.raw, raw_of(net, image, lambda out: -out[:, 0]), atol=1e-6)
+    assert up.probability is None
+    with pytest.raises(TargetError, match="out of range"):
+        camkit.explain(net, image, target=direction("+", outputs))
+
+
+def test_one_class_rather_than_another_is_the_difference_of_their_logits():
+    net, image = made(), torch.randn(3, 12, 12)
+
+    found = camkit.explain(net, image, target=contrast("b", 3), labels=list("abcd"), method="hirescam")
+
+    assert found.label == "b rather than d"
+    assert np.allclose(found.raw, raw_of(net, image, lambda out: out[:, 1] - out[:, 3]), atol=1e-6)
+    for wrong, said in ((contrast("b", 1), "the same"), (contrast("z", "a"), "no label"), (contrast(0, 9), "range")):
+        with pytest.raises(TargetError, match=said):
+            camkit.explain(net, image, target=wrong, labels=list("abcd"))
+
+
+def test_similarity_to_a_reference_is_the_cosine_of_the_embeddings():
+    net = made(8)
+    image, reference = torch.randn(3, 12, 12), torch.randn(3, 12, 12)
+    embedding = net(reference[None])[0].detach()
+
+    by_picture = camkit.explain(net, image, target=similar_to(reference), method="hirescam")
+    by_embedding = camkit.explain(net, image, target=similar_to(embedding), method="hirescam")
+
+    expected = raw_of(net, image, lambda out: functional.cosine_similarity(out, embedding[None]))
+    assert by_picture.score == pytest.approx(functional.cosine_similarity(net(image[None])[0], embedding, dim=0).item())
+    for found in (by_picture, by_embedding):
+        assert np.allclose(found.raw, expected, atol=1e-6)
+    with pytest.raises(TargetError, match="3 numbers"):
+        camkit.explain(net, image, target=similar_to(torch.zeros(3)))
+
+
+WRONG = {
+    "class": (lambda: 9, "out of range"),
+    "twice": (lambda: [1, "b"], r"target 1 \(b\) is in the list twice"),
+    "box": (lambda: box(0), "not a detector"),
+    "box of two kinds": (lambda: box(0, label=1), "one of the three"),
+    "box without an inside": (lambda: box(near=(5, 5, 5, 9)), "inside"),
+    "segment": (lambda: segment(1), "no maps"),
+    "threshold": (lambda: above(1.5), "probability"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_target_for_another_kind_of_model_is_one_sentence(case):
+    make, said = WRONG[case]
+    with pytest.raises(TargetError, match=said) as caught:
+        camkit.explain(made(), torch.randn(3, 12, 12), target=make(), labels=list("abcd"))
+    assert "\n" not in str(caught.value)
+
+
+# --- several layers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "product"])
+def test_layers_are_fused_after_scaling(how):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 5, 3, 2, 1), nn.Flatten(), nn.LazyLinear(3)).eval()
+    image = torch.randn(3, 16, 24)
+    net(image[None])
+
+    fused = camkit.explain(net, image, ["0", "1"], target=1, fuse=how)
+    alone = np.stack([camkit.explain(net, image, layer, target=1).heatmap for layer in ("0", "1")])
+
+    expected = {"mean": alone.mean(0), "max": alone.max(0), "product": alone.prod(0)}[how]
+    assert fused.heatmap == pytest.approx(expected / expected.max(), abs=1e-5)
+    assert fused.raw.shape == (8, 12)
+
+
+def test_a_detector_without_a_grid_is_told_so():
+    class Empty(nn.Module):
+        def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+            return [{"boxes": torch.zeros(0, 4), "scores": torch.zeros(0)} for _ in images]
+
+    with pytest.raises(LayerError, match="none can be chosen"):
+        camkit.explain(Empty(), torch.randn(3, 12, 12))
