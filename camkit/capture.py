@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from camkit.errors import LayerError, LayoutUnclearError, MethodError, TargetError
 from camkit.hooks import ForwardHook, Saved, Tape, cut, forward_hooks, resizing
 from camkit.layouts import are_tokens, infer_layout, tensors_in, to_grid
-from camkit.state import evaluating, same_randomness
+from camkit.state import eagerly, evaluating, same_randomness
 from camkit.values import Capture, Expands, Features, LayerRef, Layout, Precision, Scores, Target
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,6 +28,7 @@ def quiet_pass(model: nn.Module, device: torch.device, precision: Precision) -> 
     Works inside a caller's ``no_grad``, ``inference_mode`` and ``autocast``, whose cache of weights is not shared.
     """
     with (
+        eagerly(),
         same_randomness(model),
         evaluating(model),
         torch.inference_mode(mode=False),
@@ -143,6 +144,8 @@ def _features(
     if layouts is not None and ref not in layouts and are_tokens(shape, size):
         raise LayoutUnclearError(f"layer {str(ref)!r} returned shape {shape}, which can be read in two ways")
     layout = (layouts or {}).get(ref) or infer_layout(shape, batch, size)
+    if layout is None and layouts is not None and ref not in layouts and len(shape) == len(size) + 2:
+        raise LayoutUnclearError(f"layer {str(ref)!r} returned shape {shape}, out of proportion to the input")
     if layout is None:
         raise LayerError(
             f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "

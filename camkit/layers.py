@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from camkit.errors import LayerError, did_you_mean
 from camkit.lineage import ancestors, is_regional
 from camkit.probing import Call, Influence, class_count, detections_in, lay_out, score_of, watch
-from camkit.state import evaluating, same_randomness
+from camkit.state import eagerly, evaluating, same_randomness
 from camkit.values import LayerChoice, LayerRef, LayerRow, Layout
 
 _PASSING = (
@@ -151,7 +151,7 @@ def modules_of(model: nn.Module, choice: LayerChoice) -> dict[LayerRef, nn.Modul
 
 
 def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
-    with same_randomness(model), evaluating(model), torch.inference_mode(mode=False), torch.enable_grad():
+    with eagerly(), same_randomness(model), evaluating(model), torch.inference_mode(mode=False), torch.enable_grad():
         leaf = image.detach().clone().requires_grad_()
         calls, output = watch(model, leaf)
         lay_out(calls, tuple(image.shape[2:]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from torch.autograd.graph import Node
@@ -58,12 +58,20 @@ def ancestors(node: Node | None) -> set[Node]:
     return known
 
 
-def spatial_shape(node: Node, kinds: Sequence[str] = ("Conv", "Pool", "Upsample")) -> tuple[int, ...] | None:
+def spatial_shape(node: Node) -> tuple[int, ...] | None:
     """Return what a convolution, pooling or resizing returned, which has a grid for certain; None of other nodes."""
-    if not any(kind in node.name() for kind in kinds):
+    if not any(kind in node.name() for kind in ("Conv", "Pool", "Upsample")):
         return None
     returned = getattr(node, "_input_metadata", ())  # the backward's inputs are shaped as the forward's outputs
     return tuple(returned[0].shape) if returned else None
+
+
+def moves_over_cells(node: Node) -> bool:
+    """Tell whether a node combined neighbouring cells, so that its axes are a grid; a 1 x 1 convolution does not."""
+    if "Conv" not in node.name():
+        return True
+    weight = getattr(node, "_saved_weight", None)
+    return weight is not None and weight.shape[2:].numel() > 1
 
 
 def is_attention(node: Node | None, dimensions: int) -> bool:

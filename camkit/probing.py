@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from camkit.hooks import forward_hooks, resized_input, starts
 from camkit.layouts import are_tokens, feature_tensor, infer_layout, tensors_in, to_grid
-from camkit.lineage import Lineage, is_attention, spatial_shape
+from camkit.lineage import Lineage, is_attention, moves_over_cells, spatial_shape
 from camkit.values import Layout
 
 _TAIL = 32
@@ -47,7 +47,7 @@ def lay_out(calls: list[Call], size: tuple[int, ...]) -> None:
         return shape[2:], infer_layout(shape, 1, size) is None
 
     def resized(node: Node) -> tuple[tuple[int, ...] | None, bool]:
-        shape = spatial_shape(node, ("Pool", "Upsample"))
+        shape = spatial_shape(node) if moves_over_cells(node) else None
         return (shape[2:] if shape is not None and len(shape) == len(size) + 2 else None), node not in fitting
 
     grids: Lineage[tuple[int, ...]] = Lineage(computed)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 import random
+import sys
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -138,6 +139,13 @@ def _unchanged(noted: _Buffer) -> bool:
         return True
     both_nan = tensor.isnan() & noted.copy.isnan()
     return torch.equal(tensor.masked_fill(both_nan, 0), noted.copy.masked_fill(both_nan, 0))
+
+
+def eagerly() -> AbstractContextManager[None]:
+    """Have compiled modules run as they are written: hooks set later do not exist in what was compiled."""
+    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and its import takes seconds
+        return nullcontext()
+    return cast("AbstractContextManager[None]", torch.compiler.set_stance("force_eager"))
 
 
 @contextmanager

@@ -187,6 +187,8 @@ def as_model(
     if isinstance(model, LoadedModel):
         _check_place(model.module, device)
         return replace(model, preprocess=preprocess or model.preprocess, labels=names or model.labels)
+    if isinstance(model, torch.export.ExportedProgram):
+        raise ModelError("an exported program has no layers to watch; pass the Python module it was exported from")
     if not isinstance(model, nn.Module):
         raise ModelError(f"a model is a torch.nn.Module or a name, not a {type(model).__name__}")
     module = unwrapped(model)

@@ -12,18 +12,30 @@ from camkit.errors import ModelError
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
+_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized", "torch.nn.intrinsic.q")
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module inside DataParallel and torch.compile wrappers.
+    """Return the module inside wrappers: DataParallel, torch.compile, Lightning's Fabric.
 
     Raises:
-        ModelError: a TorchScript module, whose layers cannot carry hooks.
+        ModelError: a TorchScript or quantised module, whose layers cannot be watched or differentiated.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError("a TorchScript module's layers cannot be watched; pass the Python module it was made from")
     if isinstance(model, _WRAPPERS):
         return unwrapped(model.module)
-    inner = getattr(model, "_orig_mod", None)
-    return unwrapped(inner) if isinstance(inner, nn.Module) else model
+    for name in ("_orig_mod", "_forward_module"):
+        inner = getattr(model, name, None)
+        if isinstance(inner, nn.Module):
+            return unwrapped(inner)
+    quantised = next((part for part in model.modules() if type(part).__module__.startswith(_QUANTISED)), None)
+    if quantised is not None:
+        raise ModelError(
+            f"the model is quantised (it has a {type(quantised).__module__}.{type(quantised).__name__}), and integers "
+            "have no gradients; explain the floating-point model it was made from"
+        )
+    return model
 
 
 def about_channels(module: nn.Module, inputs: Tensor) -> str | None:

@@ -74,6 +74,9 @@ def fill(module: nn.Module, state: dict[str, Tensor], name: str, path: Path) -> 
     Raises:
         ModelError: it does not fit; the message counts and names what differs.
     """
+    own_names = module.state_dict().keys()
+    if all(key.startswith("model.") for key in state) and not any(key.startswith("model.") for key in own_names):
+        state = {key.removeprefix("model."): value for key, value in state.items()}  # a Lightning module's part
     try:
         module.load_state_dict(state)
     except RuntimeError as error:

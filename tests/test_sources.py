@@ -1,0 +1,468 @@
+"""Models from timm, Hugging Face and the caller's own code: their preprocessing, labels and wrong uses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+import camkit
+from camkit import cli
+from camkit.errors import InputError, ModelError
+from camkit.models import load_model, read_labels
+
+PLANE = camkit.scenes.scene_paths()["plane-sky"]
+
+
+def plane() -> Image.Image:
+    with Image.open(PLANE) as picture:
+        return picture.convert("RGB")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def assert_one_sentence(error: BaseException) -> None:
+    assert 10 < len(str(error)) < 500
+    assert "\n" not in str(error)
+
+
+# --- timm -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_timm_network_brings_its_own_preprocessing():
+    timm = pytest.importorskip("timm")
+    loaded = load_model("timm:test_vit", pretrained=False)
+    config = timm.data.resolve_model_data_config(loaded.module)
+
+    assert torch.equal(loaded.preprocess(plane()), timm.data.create_transform(**config)(plane()))
+    assert config["input_size"] == (3, 160, 160)
+    assert loaded.labels is not None
+    assert loaded.labels[0].startswith("tench")
+
+
+def test_a_timm_network_takes_a_local_state_dict_of_other_classes(tmp_path):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    trained = timm.create_model("test_vit", num_classes=3).eval()
+    save_file(trained.state_dict(), tmp_path / "mine.safetensors")
+
+    loaded = load_model("timm:test_vit", tmp_path / "mine.safetensors")
+    found = camkit.explain(loaded, PLANE)
+
+    logits = trained(loaded.preprocess(plane())[None])[0]
+    assert loaded.labels is None
+    assert found.target == int(logits.argmax())
+    assert found.score == pytest.approx(logits.max().item(), abs=1e-4)
+    assert found.raw.shape == (10, 10)
+    assert found.box is not None
+
+
+def test_published_timm_weights_come_from_the_hubs_cache(tmp_path, monkeypatch):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    trained = timm.create_model("test_vit").eval()
+    folder = tmp_path / "hub" / "models--timm--test_vit.r160_in1k"
+    snapshot = folder / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    save_file(trained.state_dict(), snapshot / "model.safetensors")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    loaded = load_model("timm:test_vit")
+
+    assert torch.equal(loaded.module.head.weight, trained.head.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("timm:resnet8", "did you mean"), ("timm:zzz", "no model 'zzz'"), ("timm:resnet18", "--weights FILE")],
+)
+def test_a_timm_model_that_cannot_be_had_is_one_sentence(name, said, monkeypatch):
+    pytest.importorskip("timm")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=said) as caught:
+        load_model(name)
+    assert_one_sentence(caught.value)
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory) -> Path:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=32, image_size=64, patch_size=16,
+        id2label={0: "cat", 1: "dog", 2: "cow"}, label2id={"cat": 0, "dog": 1, "cow": 2},
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("classifier")
+    model = transformers.ViTForImageClassification(config)
+    model.save_pretrained(folder)
+    processor = transformers.ViTImageProcessor(
+        size={"height": 64, "width": 64}, image_mean=[0.2] * 3, image_std=[0.4] * 3
+    )
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("prefix", ["", "hf:"])
+def test_a_hugging_face_folder_brings_preprocessing_and_labels(classifier, prefix):
+    transformers = pytest.importorskip("transformers")
+    loaded = load_model(f"{prefix}{classifier}")
+    found = camkit.explain(loaded, PLANE)
+
+    model = transformers.ViTForImageClassification.from_pretrained(classifier).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(classifier)
+    logits = model(**processor(images=plane(), return_tensors="pt")).logits[0]
+    assert found.label == ("cat", "dog", "cow")[int(logits.argmax())]
+    assert found.score == pytest.approx(logits.max().item(), abs=1e-4)
+    assert found.raw.shape == (4, 4)
+    width, height = plane().size
+    assert list(found.box) == pytest.approx([0, 0, width, height], abs=2)
+
+
+def test_a_hugging_face_model_takes_a_local_state_dict(classifier, tmp_path):
+    torch.manual_seed(5)
+    loaded = load_model(str(classifier))
+    state = {name: value + 0.1 for name, value in loaded.module.state_dict().items()}
+    torch.save({"state_dict": {f"model.{name}": value for name, value in state.items()}}, tmp_path / "lightning.ckpt")
+
+    again = load_model(str(classifier), tmp_path / "lightning.ckpt")
+
+    assert torch.equal(again.module.classifier.weight, state["classifier.weight"])
+
+
+@pytest.fixture(scope="module", params=["clip", "siglip"])
+def comparer(request, tmp_path_factory) -> Path:
+    """A tiny model that compares pictures with texts, with a tokenizer of single letters."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp(request.param)
+    small = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
+    letters = list("abcdefghijklmnopqrstuvwxyz")
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = transformers.CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16)
+    text = {**small, "vocab_size": len(words), "max_position_embeddings": 16}
+    text |= {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": len(words) - 1}
+    vision = {**small, "image_size": 32, "patch_size": 8}
+    if request.param == "clip":
+        config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+        model = transformers.CLIPModel(config)
+    else:
+        config = transformers.SiglipConfig(text_config=text, vision_config=vision)
+        model = transformers.SiglipModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(
+        folder
+    )
+    return folder
+
+
+def test_texts_are_the_classes_of_a_model_that_compares(comparer):
+    transformers = pytest.importorskip("transformers")
+    texts = ["a plane", "a dog on a sea"]
+    loaded = load_model(str(comparer), text=texts)
+    found = camkit.explain(loaded, PLANE, target=["a plane", 1])
+
+    model = transformers.AutoModel.from_pretrained(comparer).eval()
+    padding = "max_length" if "siglip" in comparer.name else True
+    tokens = transformers.AutoTokenizer.from_pretrained(comparer)(texts, padding=padding, return_tensors="pt")
+    pixels = transformers.AutoImageProcessor.from_pretrained(comparer)(images=plane(), return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**tokens, **pixels).logits_per_image[0]
+    shares = logits.sigmoid() if "siglip" in comparer.name else logits.softmax(0)
+    assert [row.label for row in found] == texts
+    assert [row.score for row in found] == pytest.approx(logits.tolist(), abs=1e-3)
+    assert [row.probability for row in found] == pytest.approx(shares.tolist(), abs=1e-3)
+    assert {row.raw.shape for row in found} == {(4, 4)}
+    assert not np.allclose(found[0].raw, found[1].raw)
+
+
+def test_text_is_needed_where_pictures_are_compared_with_it_and_nowhere_else(comparer, classifier):
+    with pytest.raises(ModelError, match="--text") as caught:
+        load_model(str(comparer))
+    assert_one_sentence(caught.value)
+    for name in (str(classifier), "resnet18", "demo-fair"):
+        with pytest.raises(ModelError, match="takes pictures alone") as caught:
+            load_model(name, text="a dog", pretrained=False)
+        assert_one_sentence(caught.value)
+
+
+def test_a_hugging_face_model_that_cannot_be_had_is_one_sentence(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    transformers.BertConfig(num_hidden_layers=1).save_pretrained(tmp_path / "bert")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    for name, said in (
+        ("hf:nobody/nothing", "cannot be had"),
+        (str(tmp_path / "bert"), "no image classifier"),
+        (str(tmp_path / "broken"), "cannot be had"),
+    ):
+        with pytest.raises(ModelError, match=said) as caught:
+            load_model(name)
+        assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize(("name", "package"), [("timm:resnet18", "timm"), ("hf:a/b", "transformers")])
+def test_a_missing_package_is_named_with_what_to_install(name, package):
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+from camkit.cli import main
+sys.exit(main(["picture.png", "--model", {name!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert f"pip install 'camkit[{package}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- the caller's own code --------------------------------------------------------------------------------------------
+
+OWN = """
+import torch
+from torch import nn
+from parts import block
+
+def alone():
+    torch.manual_seed(0)
+    return nn.Sequential(block(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+
+def prepare(picture):
+    return torch.full((3, 16, 16), picture.width / 1000)
+
+def with_preparation():
+    return alone(), prepare
+
+def needs(argument):
+    return alone()
+
+class Space:
+    @staticmethod
+    def inside():
+        return with_preparation()
+
+ready = alone()
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "own.py").write_text(OWN)
+    (folder / "parts.py").write_text("from torch import nn\ndef block():\n    return nn.Conv2d(3, 4, 3, 2, 1)\n")
+    yield folder
+    for name in ("parts", "own", "camkit_model_own"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("attribute", ["with_preparation", "Space.inside"])
+def test_a_factory_in_a_file_gives_module_and_preprocessing(own, attribute):
+    before = list(sys.path)
+    found = camkit.explain(load_model(f"{own / 'own.py'}:{attribute}"), PLANE)
+
+    width = plane().width
+    net = load_model(f"{own / 'own.py'}:alone").module
+    logits = net(torch.full((1, 3, 16, 16), width / 1000))[0]
+    assert found.score == pytest.approx(logits.max().item(), abs=1e-5)
+    assert sys.path == before
+
+
+def test_a_factory_in_a_module_beside_where_one_stands(own, monkeypatch):
+    monkeypatch.chdir(own)
+    assert isinstance(load_model("own:ready", pretrained=False).module, nn.Sequential)
+
+
+def test_a_module_without_preprocessing_asks_for_it_and_takes_it(own):
+    name = f"{own / 'own.py'}:alone"
+    with pytest.raises(InputError, match="how its pictures are prepared"):
+        camkit.explain(load_model(name), PLANE)
+    with pytest.raises(ModelError, match="all three"):
+        load_model(name, size=32)
+
+    loaded = load_model(name, size=(16, 32), mean=[0.1, 0.2, 0.3], std=[0.5, 0.5, 0.5])
+
+    values = np.asarray(plane().resize((32, 16), Image.Resampling.BILINEAR)) / 255
+    expected = (values - [0.1, 0.2, 0.3]) / 0.5
+    assert np.allclose(loaded.preprocess(plane()).permute(1, 2, 0), expected, atol=0.02)
+    found = camkit.explain(loaded, PLANE)
+    width, height = plane().size
+    assert list(found.box) == [0, 0, width, height]
+
+
+def test_weights_fill_the_callers_own_module(own, tmp_path):
+    name = f"{own / 'own.py'}:with_preparation"
+    state = {key: value + 1 for key, value in load_model(name).module.state_dict().items()}
+    torch.save(state, tmp_path / "own.pth")
+    assert torch.equal(load_model(name, tmp_path / "own.pth").module[3].bias, state["3.bias"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("{}:alon", "alone"), ("{}:number", "gave a int"), ("nofile.py:f", "no file"), ("no.such:f", "no Python module")],
+)
+def test_what_is_wrong_with_the_callers_own_is_one_sentence(own, name, said):
+    with pytest.raises(ModelError, match=said) as caught:
+        load_model(name.format(own / "own.py"))
+    assert_one_sentence(caught.value)
+
+
+# --- overrides and labels ---------------------------------------------------------------------------------------------
+
+
+def test_size_mean_and_deviation_replace_a_presets(tmp_path):
+    usual = load_model("resnet18", pretrained=False).preprocess
+    changed = load_model("resnet18", pretrained=False, size=112, mean=[0.5] * 3).preprocess
+    assert (changed.crop_size, changed.resize_size) == ([112], [128])
+    assert (changed.mean, changed.std) == ([0.5] * 3, usual.std)
+    for options, said in (
+        ({"size": (3, 0)}, "height and width"),
+        ({"std": [0.0] * 3}, "positive"),
+        ({"mean": [0.1], "std": [0.1] * 3}, "per channel"),
+    ):
+        with pytest.raises(InputError, match=said):
+            load_model("resnet18", pretrained=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("l.txt", "cat\ndog\n\n"), ("l.json", '["cat", "dog"]'), ("l.json", '{"1": "dog", "0": "cat"}')],
+)
+def test_labels_are_read_from_lines_and_json(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert read_labels(tmp_path / name) == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("l.txt", ""), ("l.txt", "a\n\nb"), ("l.json", "{"), ("l.json", "[]"), ("l.json", '{"1": "a"}')]
+)
+def test_labels_that_are_none_are_one_sentence(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_labels(tmp_path / name)
+    assert_one_sentence(caught.value)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_labels(tmp_path / "gone.txt")
+
+
+def test_the_command_line_hands_everything_on(own, tmp_path, capfd):
+    (tmp_path / "labels.txt").write_text("left\nright\n")
+    name = f"{own / 'own.py'}:alone"
+    options = ["--size", "16x32", "--mean", "0.1,0.1,0.1", "--std", "1,1,1", "--labels", str(tmp_path / "labels.txt")]
+
+    code = cli.main(
+        [str(PLANE), "--model", name, *options, "--target", "right", "--versus", "left", "--out", str(tmp_path)]
+    )
+
+    assert code == 0
+    assert "right rather than left" in capfd.readouterr().out
+    for wrong, said in (
+        (["--size", "a"], "--size"),
+        (["--mean", "x"], "--mean"),
+        (["--near", "1,2"], "--near"),
+        (["--box", "1", "--above", "0.5"], "exclude"),
+        (["--versus", "left"], "need one --target"),
+        (["--top-k", "2", "--target", "left"], "exclude"),
+        (["--direction", "up", "--target", "left"], "index"),
+    ):
+        assert cli.main([str(PLANE), "--model", name, *options, *wrong]) == 2
+        assert said in capfd.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        ["--direction", "down"],
+        ["--above", "0.1"],
+        ["--similar-to", str(PLANE)],
+        ["--top-k", "2"],
+        ["--direction", "up", "--target", "1"],
+    ],
+)
+def test_each_kind_of_target_runs_from_the_command_line(own, tmp_path, wanted, capfd):
+    name = f"{own / 'own.py'}:with_preparation"
+    assert cli.main([str(PLANE), "--model", name, *wanted, "--out", str(tmp_path / "out"), "--json"]) == 0
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert rows
+    assert all(Path(row["file"]).is_file() for row in rows)
+
+
+def test_the_layers_of_a_model_are_listed_without_its_weights(capfd, monkeypatch):
+    pytest.importorskip("timm")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["layers", "--model", "timm:vit_tiny_patch16_224"]) == 0
+    said = capfd.readouterr().out
+    assert "explain would use blocks.11.norm1: the deepest 14x14 grid" in said
+    assert "patch_embed" in said
+
+
+# --- wrappers ---------------------------------------------------------------------------------------------------------
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    ).eval()
+
+
+@pytest.mark.parametrize("how", ["DataParallel", "compiled", "compiled in place", "a compiled part"])
+def test_wrapped_and_compiled_modules_give_the_same_map(how):
+    net, image = network(), torch.randn(3, 12, 12)
+    expected = camkit.explain(net, image, "0", target=1).raw
+    wrapped: nn.Module = net
+    if how == "DataParallel":
+        wrapped = nn.DataParallel(net)
+    elif how == "compiled":
+        wrapped = torch.compile(net, backend="eager")
+    else:
+        (net if how == "compiled in place" else net[0]).compile(backend="eager")
+    wrapped(image[None])
+
+    for _ in range(2):
+        assert np.array_equal(camkit.explain(wrapped, image, "0", target=1).raw, expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_quantised_model_is_one_sentence():
+    quantised = torch.ao.quantization.quantize_dynamic(network(), {nn.Linear})
+    with pytest.raises(ModelError, match="quantised") as caught:
+        camkit.explain(quantised, torch.randn(3, 12, 12))
+    assert_one_sentence(caught.value)
+
+
+def test_an_exported_program_is_one_sentence():
+    code = """
+import camkit, torch
+program = torch.export.export(torch.nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),))
+try:
+    camkit.explain(program, torch.zeros(3, 8, 8))
+except camkit.errors.ModelError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "exported program has no layers" in done.stdout
