@@ -78,7 +78,8 @@ def _explain_at_once(plan: Plan, batch: list[Prepared]) -> list[Explanation | Fa
             raise
         return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
     size = inputs.shape[2:]
-    drawn = as_pixels(inputs, low, high) if any(item.pixels is None for item in batch) else None
+    undrawn = inputs.dim() == 4 and any(item.pixels is None for item in batch)
+    drawn = as_pixels(inputs, low, high) if undrawn else None
     explained = []
     for number, scores in enumerate(captured.scores):
         method = plan.method or find_method("gradcam" if scores.boxes is None else "hirescam")

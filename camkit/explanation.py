@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from camkit import overlay
-from camkit.errors import OutputError
+from camkit.errors import InputError, OutputError
 from camkit.values import Box, Pixels, Status, Style
 
 _NOTEBOOK_SIDE = 480
@@ -26,7 +26,8 @@ class Explanation:
     """Why a model gave one score to one picture.
 
     Attributes:
-        heatmap: (H, W) float32 at the size of the model's input, 0..1; 0 always means no evidence.
+        heatmap: (H, W) float32 at the size of the model's input, 0..1; 0 always means no evidence. (L,) of a
+            signal, (D, H, W) of a volume.
         raw: (h, w) float32, the signed map on the layer's grid, in the units of the score: comparable between pictures.
             Of several layers, the mean of their maps, each divided by its largest absolute value.
         target: the class index, or None for a target function.
@@ -45,7 +46,7 @@ class Explanation:
         detection: of a detector, the box that was explained, in pixels of ``picture``.
     """
 
-    heatmap: Float[np.ndarray, "h w"]
+    heatmap: Float[np.ndarray, "*size"]
     raw: Float[np.ndarray, "..."]
     target: int | None
     label: str | None
@@ -72,8 +73,10 @@ class Explanation:
             A picture, height x width x 3, uint8 RGB.
 
         Raises:
-            InputError: an unknown style or colormap, or alpha out of range.
+            InputError: an unknown style or colormap, alpha out of range, or a map that isn't of two axes.
         """
+        if self.heatmap.ndim != 2:
+            raise InputError(f"a map with {self.heatmap.ndim} axes is no picture; draw its heatmap yourself")
         return overlay.render(self.picture, self.heatmap, self.box, style=style, colormap=colormap, alpha=alpha)
 
     def save(self, path: str | Path, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Path:
@@ -92,7 +95,7 @@ class Explanation:
     @property
     def peak(self) -> tuple[float, float] | None:
         """Where the map is largest, as (x, y) on the original picture (or the input); None for an empty map."""
-        if self.status != "ok":
+        if self.status != "ok" or self.heatmap.ndim != 2:
             return None
         row, column = np.unravel_index(int(self.heatmap.argmax()), self.heatmap.shape)
         height, width = self.heatmap.shape

@@ -182,29 +182,30 @@ def from_array(array: np.ndarray) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array)).convert("RGB")
 
 
-def unbatched(images: Iterable[ImageLike]) -> Iterator[ImageLike]:
-    """Walk through images, taking batches (N, C, H, W) apart without copying them."""
+def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]:
+    """Walk through images, taking batches (N, C, H, W) apart without copying them; ``rank`` counts the axes after C."""
     for image in images:
-        if isinstance(image, Tensor) and image.dim() == 4:
+        if isinstance(image, Tensor) and image.dim() == rank + 2:
             yield from image
         else:
             yield image
 
 
-def prepare(image: ImageLike, preprocess: Preprocess | None, source: str) -> Prepared:
+def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: int = 2) -> Prepared:
     """Make one image ready for the model.
 
     Args:
         image: a path, a PIL picture, an array (H, W, C), or a normalised tensor (C, H, W), which is used as it is.
         preprocess: turns a PIL picture into the model's input; not used for a tensor.
         source: the name to report.
+        rank: axes of a tensor after the channels: 2, for a signal 1, for a volume 3.
 
     Raises:
         ImageError: the image cannot be read or has the wrong form, or there is no ``preprocess`` and one is needed.
             That its values are finite is checked for a whole batch at once, see ``extremes``.
     """
     if isinstance(image, Tensor):
-        return _prepare_tensor(image, source)
+        return _prepare_tensor(image, source, rank)
     if isinstance(image, (str, Path)):
         picture = open_picture(image)
     elif isinstance(image, Image.Image):
@@ -259,18 +260,19 @@ def located(prepared: Prepared, preprocess: Preprocess | None) -> Prepared:
     return replace(prepared, box=box) if box is not None else replace(prepared, pixels=None)
 
 
-def _prepare_tensor(tensor: Tensor, source: str) -> Prepared:
-    if tensor.dim() != 3 or 0 in tensor.shape or not tensor.is_floating_point():
+def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
+    if tensor.dim() != rank + 1 or 0 in tensor.shape or not tensor.is_floating_point():
+        axes = {1: "L", 2: "H, W", 3: "D, H, W"}[rank]
         raise ImageError(
-            f"a tensor must be a normalised picture (C, H, W) or a batch (N, C, H, W) of floating-point numbers, "
+            f"a tensor must be a normalised picture (C, {axes}) or a batch (N, C, {axes}) of floating-point numbers, "
             f"not {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
     if tensor.layout is not torch.strided or tensor.is_meta:
         raise ImageError(
             f"a tensor must hold its numbers in the ordinary way; this one is {tensor.layout} on {tensor.device}"
         )
-    height, width = tensor.shape[1:]
-    return Prepared(tensor, None, Box(0, 0, width, height), source)
+    box = Box(0, 0, tensor.shape[2], tensor.shape[1]) if rank == 2 else None
+    return Prepared(tensor, None, box, source)
 
 
 def stacked(tensors: list[Float[Tensor, "c *size"]]) -> Float[Tensor, "n c *size"]:

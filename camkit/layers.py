@@ -46,6 +46,8 @@ class Probe:
 
     rows: tuple[LayerRow, ...]
     choice: LayerChoice | None
+    equals: tuple[LayerRow, ...] = ()
+    """Layers of which none is computed from another, all as deep as the choice would be: so there is none."""
 
     def candidates(self) -> str:
         """List the last spatial layers with their shapes, for an error message."""
@@ -87,6 +89,14 @@ def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> LayerChoice:
         LayerError: no layer has a spatial grid that influences the score; the message lists what there is.
     """
     found = probe(model, image)
+    if found.equals:
+        listed = ", ".join(f"{row.ref} {row.shape}" for row in found.equals)
+        both = ", ".join(repr(str(row.ref)) for row in found.equals)
+        options = " ".join(f"--layer {row.ref}" for row in found.equals)
+        raise LayerError(
+            f"the model ends in {len(found.equals)} branches that are equally deep: {listed}; name one, or all to have "
+            f"them fused: target_layer=[{both}] ({options})"
+        )
     if found.choice is None:
         raise LayerError(
             "no layer with a spatial grid influences the score, so none can be chosen; name one with target_layer "
@@ -217,6 +227,10 @@ def _choose(calls: list[Call], influence: Influence) -> Probe:
         fit = [call for call in calls if not verdicts[id(call)]]
     best = _deepest(calls, fit)
     found = Probe(_rows(calls, verdicts), None if best is None else _as_choice(best, calls, fit, influence))
+    twins = [] if best is None else _twins(best, fit)
+    if twins:
+        names = {_outermost(call, calls) for call in twins}
+        return replace(found, choice=None, equals=tuple(row for row in found.rows if row.ref in names))
     if found.choice is None:
         return found
     return replace(found, choice=replace(found.choice, layouts=_layouts(found, found.choice.layers)))
@@ -250,6 +264,25 @@ def _deepest(calls: list[Call], fit: list[Call]) -> Call | None:
     if not ends:
         return last
     return _grid_inputs(max(ends, key=lambda call: call.started), by_output)[0]
+
+
+def _twins(best: Call, fit: list[Call]) -> list[Call]:
+    """Return the branches beside the best layer, of its shape and not computed from one another, and that layer.
+
+    None where nothing is beside it: most networks end in one place.
+    """
+    if best.output is None or best.node is None:
+        return []
+    before = ancestors(best.node)
+    beside: list[Call] = []
+    for call in reversed(fit):
+        alike = call.output is not None and call.output.shape == best.output.shape and call.output is not best.output
+        if not alike or call.node in before or call.node is None:
+            continue
+        known = any(other.output is call.output or call.node in ancestors(other.node) for other in beside)
+        if not known and best.node not in ancestors(call.node):
+            beside.append(call)
+    return [*reversed(beside), best] if beside else []
 
 
 def _grid_inputs(call: Call, by_output: dict[int, Call]) -> list[Call]:

@@ -23,7 +23,7 @@ from camkit.explanation import Explanation
 from camkit.images import located, prepare, unbatched
 from camkit.layers import named_layers
 from camkit.methods import find_method
-from camkit.models import Labels, as_model, device_of, dtype_of
+from camkit.models import Labels, as_model, device_of, dtype_of, spatial_rank
 from camkit.streams import Task, in_order
 from camkit.targets import SimilarTarget, TargetLike, as_targets
 from camkit.values import (
@@ -62,7 +62,7 @@ def explain(
         model: a module, or a name (torchvision's classifiers, ``demo-biased``, ``demo-fair``). The module comes back
             exactly as it went in.
         img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
-            or a list of these.
+            or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
         target_layer: None to have it chosen, a dotted name, a module, or several, which are fused by their mean.
         method: a name from ``camkit.METHODS``. None is "gradcam", and for the boxes of a detector "hirescam": Grad-CAM
             weights whole channels, which many boxes share.
@@ -89,7 +89,8 @@ def explain(
         >>> camkit.explain(model, torch.zeros(3, 128, 128), target=2).heatmap.shape
         (128, 128)
     """
-    several = isinstance(img, (list, tuple)) or (isinstance(img, Tensor) and img.dim() == 4 and len(img) != 1)
+    rank = _rank(model)
+    several = isinstance(img, (list, tuple)) or (isinstance(img, Tensor) and img.dim() == rank + 2 and len(img) != 1)
     images: Sequence[ImageLike] = img if isinstance(img, (list, tuple)) else [cast("ImageLike", img)]
     explained = list(
         explain_many(
@@ -220,14 +221,14 @@ def _complete(target: Target, model: LoadedModel) -> Target:
     if not isinstance(target, SimilarTarget) or target.embedding is not None:
         return target
     place = device_of(model.module)
-    prepared = prepare(target.reference, model.preprocess, "the reference picture")
+    prepared = prepare(target.reference, model.preprocess, "the reference picture", spatial_rank(model.module))
     with quiet_pass(model.module, place, "fp32"):
         return target.embedded(model.module(prepared.tensor[None].to(place, dtype_of(model.module))))
 
 
 def _stream(plan: Plan, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
     batch: list[Prepared] = []
-    prepared = _prepared(images, plan.model.preprocess, plan.batch_size)
+    prepared = _prepared(images, plan.model, plan.batch_size)
     failure: Exception | None = None
     while True:
         try:
@@ -259,17 +260,23 @@ def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[E
         yield row
 
 
-def _prepared(images: Iterable[ImageLike], preprocess: Preprocess | None, ahead: int) -> Iterator[Prepared | Failure]:
+def _rank(model: nn.Module | str | LoadedModel) -> int:
+    module = model.module if isinstance(model, LoadedModel) else model
+    return spatial_rank(module) if isinstance(module, nn.Module) else 2
+
+
+def _prepared(images: Iterable[ImageLike], model: LoadedModel, ahead: int) -> Iterator[Prepared | Failure]:
     """Prepare pictures in the order they come, files ahead in other threads."""
+    rank = spatial_rank(model.module)
 
     def ready(image: ImageLike, number: int) -> Prepared | Failure:
         try:
-            return prepare(image, preprocess, source=_name(image, number))
+            return prepare(image, model.preprocess, _name(image, number), rank)
         except CamkitError as error:
             return Failure(_name(image, number), error)
 
     def tasks() -> Iterator[Task[Prepared | Failure]]:
-        for number, image in enumerate(unbatched(images), start=1):
+        for number, image in enumerate(unbatched(images, rank), start=1):
             if isinstance(image, (str, Path)):
                 yield functools.partial(ready, image, number), True
             else:  # the caller may close it, or write into it, as soon as the next one is asked for

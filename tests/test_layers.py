@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import camkit
-from camkit.errors import LayerError, TargetError
+from camkit.errors import InputError, LayerError, TargetError
 from camkit.heatmap import fuse
 from camkit.layers import named_layers, probe
 from camkit.values import LayerRef
@@ -276,6 +276,86 @@ def test_a_segmentation_networks_features_are_chosen_and_not_its_class_scores():
     )
 
     assert (found.layer, found.raw.shape) == ("trunk", (12, 16))
+
+
+class TwoBranches(nn.Module):
+    """Two views of a picture, side by side to the head; alike, or the second one deeper."""
+
+    def __init__(self, alike: bool) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU())
+        self.right = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU())
+        self.deeper = nn.Identity() if alike else nn.Conv2d(6, 6, 3, 2, 1)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.left(images), self.deeper(self.right(images.flip(-1)))
+        return self.head(torch.cat([part.mean((2, 3)) for part in maps], dim=1))
+
+
+def test_branches_that_are_equally_deep_are_listed_with_what_to_type():
+    torch.manual_seed(0)
+    net, image = TwoBranches(alike=True).eval(), torch.randn(3, 16, 24)
+
+    both = r"left \(1, 6, 8, 12\), right \(1, 6, 8, 12\).*--layer left --layer right"
+    with pytest.raises(LayerError, match=both) as caught:
+        camkit.explain(net, image)
+
+    assert_one_sentence(caught.value)
+    assert camkit.explain(net, image, ["left", "right"]).layer == "left+right"
+    assert camkit.explain(TwoBranches(alike=False).eval(), image).layer == "deeper"
+
+
+class Unpadded(nn.Module):
+    """A small network without padding, as the first ones for digits were: grids out of proportion to the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 7)
+        self.second = nn.Conv2d(4, 6, 5)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.second(self.first(images).relu()).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("layer", ["first", "second", None])
+def test_what_a_convolution_returns_is_a_grid_also_out_of_proportion(layer):
+    torch.manual_seed(0)
+    net, image = Unpadded().eval(), torch.randn(1, 16, 20)
+
+    found = camkit.explain(net, image, layer)
+
+    assert found.layer == (layer or "second")
+    assert found.raw.shape == ((10, 14) if layer == "first" else (6, 10))
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("layer", ["1", None])
+def test_signals_and_volumes_have_maps_as_well(rank, layer):
+    torch.manual_seed(0)
+    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+    model = nn.Sequential(convolution(2, 4, 3, 2, 1), convolution(4, 6, 3, 2, 1), Mean(), nn.Linear(6, 3)).eval()
+    item = torch.randn(2, *(16, 24, 32)[:rank])
+
+    maps = model[1](model[0](item[None])).detach().requires_grad_()
+    model[3](maps.flatten(2).mean(2))[0, 1].backward()
+
+    single = camkit.explain(model, item, layer, target=1, method="hirescam")
+    several = camkit.explain(model, torch.stack([item, item]), layer, target=1, method="hirescam")
+
+    assert single.layer == "1"
+    assert np.allclose(single.raw, (maps * maps.grad).sum(1)[0].detach(), atol=1e-6)
+    assert single.heatmap.shape == item.shape[1:]
+    assert len(several) == 2
+    assert np.allclose(several[1].raw, single.raw, atol=1e-6)
+    with pytest.raises(InputError, match="is no picture"):
+        single.overlay()
+
+
+class Mean(nn.Module):
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps.flatten(2).mean(2)
 
 
 def test_a_network_without_any_grid_is_told_so():

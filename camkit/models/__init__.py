@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from camkit.errors import InputError, ModelError, did_you_mean
 from camkit.models import from_torchvision
 from camkit.models.labels import Labels, as_labels, read_labels
-from camkit.models.modules import about_channels, device_of, dtype_of, unwrapped
+from camkit.models.modules import about_channels, device_of, dtype_of, spatial_rank, unwrapped
 from camkit.models.request import Request
 from camkit.models.weights import fill, read_state_dict
 from camkit.scenes.network import LABELS as SCENE_LABELS
@@ -36,6 +36,7 @@ __all__ = [
     "model_names",
     "pick_device",
     "read_labels",
+    "spatial_rank",
 ]
 
 DEMO_MODELS = ("demo-biased", "demo-fair")

@@ -38,6 +38,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+_CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+
+
+def spatial_rank(module: nn.Module) -> int:
+    """Return along how many axes the module's first convolution moves: 2 for pictures, and where it has none."""
+    first = next((part for part in module.modules() if isinstance(part, tuple(_CONVOLUTIONS))), None)
+    return next((rank for kind, rank in _CONVOLUTIONS.items() if isinstance(first, kind)), 2)
+
+
 def about_channels(module: nn.Module, inputs: Tensor) -> str | None:
     """Return what is wrong with the number of channels, where that can explain why the model failed."""
     first = next((part for part in module.modules() if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
