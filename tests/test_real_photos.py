@@ -270,3 +270,48 @@ def test_grad_cams_epsilon_changes_real_maps_and_camkits_have_none(model, folder
 
     assert np.abs(row.raw - plain[0]).max() > 0.1 * np.abs(plain[0]).max()
     assert np.allclose(row.raw, without[0], rtol=0, atol=1e-4 * np.abs(without[0]).max())
+
+
+# --- the heat is about what changes the score -------------------------------------------------------------------------
+
+
+def test_without_the_hottest_cell_the_score_falls_by_more_than_without_the_coldest(model, folder):
+    """On the grid: the features of one cell are taken away, and the rest of the network runs on what is left."""
+    assert model.preprocess is not None
+    for photo in PHOTOS:
+        with Image.open(folder / photo) as picture:
+            image = model.preprocess(picture.convert("RGB"))
+        found = camkit.explain(model, image)
+        falls = []
+        for cell in (found.raw.argmax(), found.raw.argmin()):
+            row, column = np.unravel_index(cell, found.raw.shape)
+
+            def without(_: nn.Module, __: Any, maps: Tensor, row: int = int(row), column: int = int(column)) -> Tensor:
+                maps = maps.clone()
+                maps[:, :, row, column] = 0
+                return maps
+
+            handle = model.module.get_submodule(found.layer).register_forward_hook(without)
+            with torch.no_grad():
+                falls.append(found.score - float(model.module(image[None])[0, found.target]))
+            handle.remove()
+        assert falls[0] > max(falls[1], 0), photo
+
+
+def test_without_the_hottest_quarter_of_the_picture_the_score_falls_most(model, folder):
+    """In the picture: a quarter of its cells grey. Two photos may differ: a grey patch is itself something to see."""
+    assert model.preprocess is not None
+    hot, cold = [], []
+    for photo in PHOTOS:
+        with Image.open(folder / photo) as picture:
+            image = model.preprocess(picture.convert("RGB"))
+        found = camkit.explain(model, image)
+        order = torch.from_numpy(found.raw.ravel()).argsort()
+        quarter = len(order) // 4
+        for falls, cells in ((hot, order[-quarter:]), (cold, order[:quarter])):
+            covered = torch.zeros(len(order)).index_fill(0, cells, 1).reshape(1, 1, *found.raw.shape)
+            grey = nn.functional.interpolate(covered, size=image.shape[1:])[0]
+            with torch.no_grad():
+                falls.append(found.score - float(model.module((image * (1 - grey))[None])[0, found.target]))
+    assert sum(hot) > 3 * sum(cold)
+    assert sum(one > other for one, other in zip(hot, cold, strict=True)) >= len(PHOTOS) - 2
