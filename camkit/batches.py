@@ -1,4 +1,4 @@
-"""Joins the steps for one batch: layers, capture, methods, heatmap, and what leaves."""
+"""One batch: the one file that joins the steps, layers, capture, methods, heatmap, and what leaves."""
 
 from __future__ import annotations
 

@@ -77,7 +77,15 @@ class Explanation:
         """
         if self.heatmap.ndim != 2:
             raise InputError(f"a map with {self.heatmap.ndim} axes is no picture; draw its heatmap yourself")
-        return overlay.render(self.picture, self.heatmap, self.box, style=style, colormap=colormap, alpha=alpha)
+        return overlay.render(
+            self.picture,
+            self.heatmap,
+            self.box,
+            style=style,
+            colormap=colormap,
+            alpha=alpha,
+            detection=self.detection,
+        )
 
     def save(self, path: str | Path, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Path:
         """Write the drawn picture to a file, whole or not at all; the ending decides the type. Folders are made.
@@ -125,6 +133,7 @@ class Explanation:
             "method": self.method,
             "status": self.status,
             "box": None if self.box is None else list(self.box),
+            "detection": None if self.detection is None else list(self.detection),
             "peak": None if self.peak is None else list(self.peak),
             "raw": cells.tolist(),
         }

@@ -91,8 +91,9 @@ def render(
     style: Style = "overlay",
     colormap: str = "turbo",
     alpha: float = 0.5,
+    detection: Box | None = None,
 ) -> Pixels:
-    """Draw a heatmap in one of the styles.
+    """Draw a heatmap in one of the styles; a detection is outlined on the picture.
 
     "overlay" blends it onto the picture, "side-by-side" puts the untouched picture to its left, "heatmap" is the
     colours alone at the size of the model's input. Without a picture every style is the colours alone.
@@ -104,7 +105,21 @@ def render(
     if style == "heatmap" or pixels is None:
         return colorize(heatmap, colormap)
     blended = blend(pixels, heatmap, box, colormap=colormap, alpha=alpha)
+    if detection is not None:
+        blended = outlined(blended, detection)
     return blended if style == "overlay" else np.concatenate([pixels, blended], axis=1)
+
+
+def outlined(pixels: Pixels, box: Box) -> Pixels:
+    """Draw a box's outline, white on black, so that it is seen on any colour."""
+    drawn = np.ascontiguousarray(pixels)
+    height, width = pixels.shape[:2]
+    start = max(round(box.left), 0), max(round(box.top), 0)
+    end = min(round(box.right), width) - 1, min(round(box.bottom), height) - 1
+    line = max(1, round(min(height, width) / 200))
+    cv2.rectangle(drawn, start, end, (0, 0, 0), line + 2)
+    cv2.rectangle(drawn, start, end, (255, 255, 255), line)
+    return drawn
 
 
 def encode(pixels: Pixels, extension: str = ".png") -> bytes:

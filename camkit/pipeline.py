@@ -1,4 +1,4 @@
-"""explain() and explain_many(): the one file that joins the steps.
+"""explain() and explain_many(): from arguments and pictures to batches and back.
 
 picture -> images -> layers picks the layer -> capture runs the model -> methods weight -> heatmap -> an Explanation.
 """

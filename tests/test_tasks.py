@@ -211,6 +211,10 @@ def test_a_box_on_the_original_picture(tmp_path):
 
     on_input = camkit.explain(Detecting().eval(), scenes.preprocess(Image.open(tmp_path / "car.png")), labels=NAMES)
     assert list(row.detection) == pytest.approx([2 * side for side in on_input.detection], abs=1.5)
+    assert row.to_dict()["detection"] == list(row.detection)
+    left, top_, right, bottom = (round(side) for side in row.detection)
+    assert (row.overlay()[top_, left + 3 : right - 3] == 255).all()
+    assert (row.overlay()[min(bottom, 256) - 1, left + 3 : right - 3] == 255).all()
 
 
 @pytest.mark.parametrize("name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large"])
