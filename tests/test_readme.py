@@ -14,7 +14,8 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_table_of_methods_is_the_table() -> None:
-    rows = re.findall(r"^\| `([^`]+)` \| (.+?) \| (.+?) \|$", README, re.MULTILINE)
+    section = README.partition("## Methods")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| (.+?) \| (.+?) \|$", section, re.MULTILINE)
     assert rows == [(method.name, method.summary, method.paper) for method in camkit.METHODS.values()]
 
 
@@ -37,8 +38,17 @@ def test_every_option_of_the_readme_exists(capsys: pytest.CaptureFixture[str]) -
     assert block
     main(["--help"])
     known = capsys.readouterr().out
-    for option in set(re.findall(r"--[a-z-]+", block[1])):
+    tables = README.partition("## Any model, any target")[2].partition("## Methods")[0]
+    for option in set(re.findall(r"--[a-z-]+", block[1] + tables)):
         assert option in known, option
+
+
+def test_every_target_of_the_readme_exists() -> None:
+    tables = README.partition("## Any model, any target")[2].partition("## Methods")[0]
+    names = set(re.findall(r"targets\.(\w+)\(", tables))
+    assert len(names) >= 7
+    for name in names:
+        assert callable(getattr(camkit.targets, name)), name
 
 
 def test_the_python_example_names_what_exists() -> None:
