@@ -254,7 +254,11 @@ def _deepest(calls: list[Call], fit: list[Call]) -> Call | None:
     if not fit:
         return None
     last = fit[-1]
-    by_output = {id(call.output): call for call in reversed(fit)}
+    # What ends another grid, such as the classifier of a coarser branch, says nothing about this one.
+    grid = None if last.layout is None else last.layout.grid
+    by_output = {
+        id(call.output): call for call in reversed(fit) if call.layout is not None and call.layout.grid == grid
+    }
     fitting = {id(call) for call in fit}
     ends = [
         call

@@ -82,7 +82,7 @@ SMALLER = {"deepseek_vit": 224, "gemma4_vit": 288, "qwen3_vit": 256}
 """The square side for families of timm whose own takes minutes."""
 
 BLURRED = {"gemma4_vit_167m": "where its cells lie can't be measured: with random weights all move each"}
-"""Models of which only the grid counts. Checked by hand: single cells are moved most from where they are drawn."""
+"""Models of which only the grid is compared: that their cells lie where they are drawn was not shown."""
 
 NO_PICTURES = {
     "dinat": "needs the natten package",

@@ -278,6 +278,23 @@ def test_a_segmentation_networks_features_are_chosen_and_not_its_class_scores():
     assert (found.layer, found.raw.shape) == ("trunk", (12, 16))
 
 
+@pytest.mark.parametrize(
+    ("name", "layer", "grid"),
+    [
+        ("lraspp_mobilenet_v3_large", "backbone.16", (6, 8)),
+        ("fasterrcnn_mobilenet_v3_large_320_fpn", "backbone.fpn.inner_blocks.1", (10, 14)),
+        ("retinanet_resnet50_fpn_v2", "backbone.body.layer4", (25, 34)),
+    ],
+)
+def test_networks_that_join_scales_are_explained_at_the_coarsest_that_all_come_from(name, layer, grid):
+    torch.manual_seed(0)
+    net = torchvision.models.get_model(name, weights=None, weights_backbone=None).eval()
+    choice = probe(net, torch.randn(1, 3, 96, 128)).choice
+    assert choice is not None
+    assert str(choice) == layer
+    assert choice.layouts[choice.layers[0]].grid == grid
+
+
 class TwoBranches(nn.Module):
     """Two views of a picture, side by side to the head; alike, or the second one deeper."""
 

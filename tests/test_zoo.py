@@ -1,0 +1,146 @@
+"""A few models of the zoo, through the functions of its script; and that its checks can fail."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "zoo.py"
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the models' own
+
+
+@pytest.fixture(scope="module")
+def zoo() -> ModuleType:
+    spec = spec_from_file_location("zoo", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def visited(zoo: ModuleType, source: str, model: str) -> dict[str, Any]:
+    entry = next(entry for entry in zoo.SOURCES[source]({}) if entry.model == model)
+    found: dict[str, Any] = zoo.visit(entry)
+    return found
+
+
+@pytest.mark.parametrize("model", ["mobilenet_v3_small", "squeezenet1_1"])
+def test_torchvision(zoo: ModuleType, model: str) -> None:
+    row = visited(zoo, "torchvision", model)
+    assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
+    assert row["seen"][1]["place"] > 0.9
+
+
+@pytest.mark.parametrize("model", ["test_vit", "test_convnext"])
+def test_timm(zoo: ModuleType, model: str) -> None:
+    pytest.importorskip("timm")
+    row = zoo.visit(zoo.timm_entry(model))
+    assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
+    assert all(seen["place"] > 0.9 for seen in row["seen"] if seen["place"] is not None)
+
+
+@pytest.mark.parametrize("model", ["PvtV2ForImageClassification"])
+def test_hugging_face(zoo: ModuleType, model: str) -> None:
+    pytest.importorskip("transformers")
+    row = visited(zoo, "huggingface", model)
+    assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
+
+
+def test_what_takes_no_picture_is_listed_with_the_reason(zoo: ModuleType) -> None:
+    pytest.importorskip("transformers")
+    row = visited(zoo, "huggingface", "ImageGPTForImageClassification")
+    assert row["status"] == "unusable"
+    assert {seen["said"] for seen in row["seen"]} == {"takes colour indices, not a picture"}
+
+
+class Patches(nn.Module):
+    """64 tokens of 64 channels, an extra one where asked: nothing in their shape tells one axis from the other."""
+
+    def __init__(self, extra: str = "") -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 64, 16, 16)
+        self.mix = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 5)
+        self.extra = extra
+
+    def forward(self, images: Tensor) -> Tensor:
+        cells = self.embed(images).flatten(2).transpose(1, 2)
+        token = cells.new_zeros(len(cells), 1, 64)
+        first, last = ([token] if self.extra == side else [] for side in ("first", "last"))
+        return self.head(self.mix(torch.cat([*first, cells, *last], 1)).mean(1))
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(1, 3, 128, 128)
+
+
+def claimed(zoo: ModuleType, **changes: Any) -> Any:
+    """What is true of ``Patches``, with changes."""
+    truth = zoo.Claim(layer="mix", kind="tokens", prefix=0, layout=(8, 8), grid=(8, 8), blank=False)
+    return truth._replace(**changes)
+
+
+def test_what_is_true_is_found_right(zoo: ModuleType, images: Tensor) -> None:
+    seen = zoo.judge(Patches(), images, [(8, 8)], claimed(zoo))
+    assert seen.status == "right", seen
+    assert seen.place > 0.99
+    assert seen.offset < 0.1
+    assert zoo.judge(Patches("first"), images, [(8, 8)], claimed(zoo, prefix=1)).status == "right"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "tokens_last"}, "cells lie elsewhere"),
+        ({"kind": "channels_last"}, "not laid out so"),
+        ({"prefix": 1}, "not laid out so"),
+        ({"grid": (4, 16), "layout": (4, 16)}, "the grid is 8x8"),
+        ({"layout": (4, 16)}, "the grid is 8x8"),
+        ({"layer": "embed", "kind": "channels_first"}, "an early layer"),
+        ({"blank": True}, "a blank map"),
+    ],
+)
+def test_what_is_false_is_found_wrong(zoo: ModuleType, images: Tensor, changes: dict[str, Any], said: str) -> None:
+    seen = zoo.judge(Patches(), images, [(8, 8)], claimed(zoo, **changes))
+    assert seen.status == "wrong"
+    assert said in seen.said
+
+
+def test_a_token_after_the_grid_taken_for_one_before_it_is_found_wrong(zoo: ModuleType, images: Tensor) -> None:
+    seen = zoo.judge(Patches("last"), images, [(8, 8)], claimed(zoo, prefix=1))
+    assert seen.status == "wrong"
+    assert "cells lie elsewhere" in seen.said
+
+
+def test_a_model_that_fails_says_why_and_the_next_goes_on(zoo: ModuleType) -> None:
+    def build() -> nn.Module:
+        raise MemoryError("too large")
+
+    row = zoo.visit(zoo.Entry("timm", "giant", 64, build, lambda _model, _images: [(2, 2)]))
+    assert row["status"] == "unusable"
+    assert row["seen"][0]["said"] == "MemoryError: too large"
+
+
+def test_the_page_counts_and_escapes(zoo: ModuleType) -> None:
+    seen = {"size": (8, 8), "layer": "a", "layout": "tokens", "grid": (2, 2), "place": 0.97, "said": ""}
+    rows = [
+        {"source": "timm", "model": "one", "status": "right", "seen": [seen, {**seen, "size": (8, 12), "place": None}]},
+        {"source": "timm", "model": "two", "status": "refused", "seen": [{**seen, "said": "a|b\nc"}]},
+    ]
+    pytest.importorskip("timm")
+    pytest.importorskip("transformers")
+    page = zoo.page(rows)
+    assert "| timm | 2 | 1 | 1 | 0 | 0 | 0 |" in page
+    assert "| one | `a` | tokens | 8x8: 2x2; 8x12: 2x2 | 0.97 | right |" in page
+    assert "refused; 8x8: a/b |" in page
