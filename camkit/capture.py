@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.errors import LayerError, LayoutUnclearError, MethodError, TargetError
-from camkit.hooks import ForwardHook, Saved, Tape, cut, forward_hooks, resizing
+from camkit.hooks import ForwardHook, Saved, Tape, cut, forward_hooks, ordinary_gradients, resizing
 from camkit.layouts import are_tokens, infer_layout, tensors_in, to_grid
 from camkit.state import eagerly, evaluating, same_randomness
 from camkit.values import Capture, Expands, Features, LayerRef, Layout, Precision, Scores, Target
@@ -98,6 +98,7 @@ def _capture(
         torch.set_grad_enabled(trunk_graph),
         cut(layers, whole=trunk_graph) as tape,
         resizing(model) as resized,
+        ordinary_gradients(model) if len(inputs) == 1 and inputs.device.type == "cpu" else nullcontext(),
     ):
         images = inputs.clone().requires_grad_() if trunk_graph else inputs  # where every parameter is frozen
         output = model(images.clone(memory_format=memory_format))

@@ -420,3 +420,40 @@ def test_infinite_logits_do_not_hide_that_a_model_relies_on_the_memory_format():
     net, images = Masked(flatten).eval(), torch.randn(5, 3, 8, 8)
     scores = [one.score for one in camkit.explain(net, images, "features", target=1)]
     assert scores == pytest.approx(net(images)[:, 1].tolist(), rel=1e-4)
+
+
+class Tokens(nn.Module):
+    """A batch norm and then tokens, whose gradient comes back in another order than the channels lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 8, 4, 4)
+        self.norm = nn.BatchNorm2d(8)
+        self.gain = nn.Parameter(torch.randn(36, 8))
+        self.head = nn.Linear(8, 3)
+
+    def tail(self, normed: Tensor) -> Tensor:
+        return self.head((normed.flatten(2).transpose(1, 2) * self.gain).mean(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.tail(self.norm(self.features(images)))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_batch_norm_before_tokens_is_differentiated_rightly_also_for_one_image(count):
+    net = Tokens().eval()
+    with torch.no_grad():
+        for values in (net.norm.weight, net.norm.bias, net.norm.running_mean):
+            values.normal_()
+        net.norm.running_var.uniform_(0.5, 2)
+    images = torch.randn(count, 3, 24, 24)
+
+    maps = net.features(images).detach().requires_grad_()
+    scale = (net.norm.weight / (net.norm.running_var + net.norm.eps).sqrt())[:, None, None]
+    normed = (maps - net.norm.running_mean[:, None, None]) * scale + net.norm.bias[:, None, None]
+    net.tail(normed)[:, 1].sum().backward()
+    raws = (maps * maps.grad).sum(1).detach()
+
+    found = camkit.explain(net, images, "features", target=1, method="hirescam")
+    for one, expected in zip(found if count > 1 else [found], raws, strict=True):
+        assert np.allclose(one.raw, expected, atol=1e-5)
