@@ -1,8 +1,8 @@
 """What is explained: a target turns the model's output into one score per image.
 
     >>> import camkit
-    >>> camkit.targets.top(2)
-    [TopTarget(rank=1), TopTarget(rank=2)]
+    >>> [target.rank for target in camkit.targets.top(2)]
+    [1, 2]
 
 A class is its index or its label; the functions here make the other targets.
 """

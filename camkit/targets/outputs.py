@@ -16,6 +16,7 @@ _SCORE_KEYS = ("logits", "out", "last_hidden_state")
 def describe(output: Any) -> str:
     """Say in a few words what a model returned.
 
+    >>> import torch
     >>> describe({"out": torch.zeros(2, 21, 8, 8), "aux": None})
     "a dict with 'out': a tensor of shape (2, 21, 8, 8), 'aux': a NoneType"
     """
