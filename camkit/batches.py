@@ -159,11 +159,7 @@ def _explanations(
                 heatmap=heatmaps[number].copy(),
                 raw=raws[number].copy(),
                 target=index,
-                label=scores.description
-                if index is None
-                else labels[index]
-                if labels and index < len(labels)
-                else None,
+                label=scores.description if index is None else _name_of(index, labels),
                 score=values[number],
                 probability=None if scores.probabilities is None else scores.probabilities[number],
                 layer=str(choice),

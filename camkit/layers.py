@@ -189,15 +189,20 @@ def _choose_for_boxes(calls: list[Call]) -> Probe:
     for call in calls:  # a module around others may return what one of them returned long before
         first.setdefault(id(call.output), call)
     fit = [call for call in first.values() if call.name and not verdicts[id(call)]]
-    found = Probe(_rows(calls, verdicts), None)
     if not fit:
-        return found
+        return Probe(_rows(calls, verdicts), None)
     grid = "x".join(map(str, fit[-1].layout.grid)) if fit[-1].layout is not None else ""
     chosen = _outermost(fit[-1], calls)
     others = _apart([_outermost(call, calls) for call in reversed(fit)], chosen)
     choice = LayerChoice((chosen,), f"the deepest grid, {grid}, that every box is computed from", tuple(others))
-    found = replace(found, choice=choice)
-    return replace(found, choice=replace(choice, layouts=_layouts(found, choice.layers)))
+    return _with_layouts(Probe(_rows(calls, verdicts), choice))
+
+
+def _with_layouts(found: Probe) -> Probe:
+    """Add to the choice how the pass saw its layers' outputs laid out."""
+    if found.choice is None:
+        return found
+    return replace(found, choice=replace(found.choice, layouts=_layouts(found, found.choice.layers)))
 
 
 def _rows(calls: list[Call], verdicts: dict[int, str]) -> tuple[LayerRow, ...]:
@@ -231,9 +236,7 @@ def _choose(calls: list[Call], influence: Influence) -> Probe:
     if twins:
         names = {_outermost(call, calls) for call in twins}
         return replace(found, choice=None, equals=tuple(row for row in found.rows if row.ref in names))
-    if found.choice is None:
-        return found
-    return replace(found, choice=replace(found.choice, layouts=_layouts(found, found.choice.layers)))
+    return _with_layouts(found)
 
 
 def _verdict(call: Call, influence: Influence | None, classes: int | None) -> str:

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,14 +22,8 @@ PAGE = "# Benchmarks\n\nWords.\n\n<!-- bench_peers: some-gpu -->\n\nfast\n\n<!--
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = spec_from_file_location("bench_peers", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def script(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("bench_peers")
 
 
 @pytest.fixture(scope="module")

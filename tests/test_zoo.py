@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,20 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "zoo.py"
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # the models' own
 
 
 @pytest.fixture(scope="module")
-def zoo() -> ModuleType:
-    spec = spec_from_file_location("zoo", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def zoo(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("zoo")
 
 
 def visited(zoo: ModuleType, source: str, model: str) -> dict[str, Any]:
