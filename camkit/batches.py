@@ -109,8 +109,8 @@ def _captured(plan: Plan, inputs: Tensor, choice: LayerChoice) -> Capture:
     try:
         return run(layouts=layouts_of(module, inputs[:1], choice, probing=False) or {})
     except LayoutUnclearError:
-        layouts = layouts_of(module, inputs[:1], choice, probing=True)
-        return run(layouts=layouts if layouts and len(layouts) == len(choice.layers) else None)
+        seen = layouts_of(module, inputs[:1], choice, probing=True) or {}
+        return run(layouts={ref: seen.get(ref) for ref in choice.layers})
 
 
 def _without(plan: Plan, batch: list[Prepared], finite: list[bool]) -> list[Explanation | Failure]:

@@ -45,7 +45,7 @@ def capture(
     targets: Sequence[Target],
     *,
     precision: Precision = "fp32",
-    layouts: Mapping[LayerRef, Layout] | None = None,
+    layouts: Mapping[LayerRef, Layout | None] | None = None,
     memory_format: torch.memory_format = torch.preserve_format,
 ) -> Capture:
     """Run the model once and differentiate its head once per target.
@@ -56,8 +56,8 @@ def capture(
         layers: where to save feature maps and gradients.
         targets: each gives one score per image.
         precision: of the pass; "bf16" and "fp16" run under autocast.
-        layouts: of the layers' outputs, where a probe saw them; None reads them from the shapes alone, which is not
-            certain for tokens.
+        layouts: of the layers' outputs, where a probe saw them, None for an output that it saw to have no grid. Without
+            any they are read from the shapes alone, which is not certain for tokens.
         memory_format: of the copy of the inputs that the model gets.
 
     Raises:
@@ -86,7 +86,7 @@ def _capture(
     layers: Mapping[LayerRef, nn.Module],
     targets: Sequence[Target],
     precision: Precision,
-    layouts: Mapping[LayerRef, Layout] | None,
+    layouts: Mapping[LayerRef, Layout | None] | None,
     memory_format: torch.memory_format,
     *,
     trunk_graph: bool,
@@ -139,12 +139,12 @@ def _check_all_ran(tape: Tape, layers: Mapping[LayerRef, nn.Module]) -> None:
 
 
 def _features(
-    ref: LayerRef, saved: Saved, batch: int, size: tuple[int, ...], layouts: Mapping[LayerRef, Layout] | None
+    ref: LayerRef, saved: Saved, batch: int, size: tuple[int, ...], layouts: Mapping[LayerRef, Layout | None] | None
 ) -> Features:
     shape = tuple(saved.output.shape)
     if layouts is not None and ref not in layouts and are_tokens(shape, size):
         raise LayoutUnclearError(f"layer {str(ref)!r} returned shape {shape}, which can be read in two ways")
-    layout = (layouts or {}).get(ref) or infer_layout(shape, batch, size)
+    layout = layouts[ref] if layouts and ref in layouts else infer_layout(shape, batch, size)
     if layout is None and layouts is not None and ref not in layouts and len(shape) == len(size) + 2:
         raise LayoutUnclearError(f"layer {str(ref)!r} returned shape {shape}, out of proportion to the input")
     if layout is None:
@@ -163,7 +163,7 @@ def capture_for_cam(
     targets: Sequence[Target],
     *,
     precision: Precision = "fp32",
-    layouts: Mapping[LayerRef, Layout] | None = None,
+    layouts: Mapping[LayerRef, Layout | None] | None = None,
     memory_format: torch.memory_format = torch.preserve_format,
 ) -> Capture:
     """Run the model once, without any gradient, and find the class weights of its linear layer.

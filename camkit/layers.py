@@ -164,7 +164,7 @@ def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
     with eagerly(), same_randomness(model), evaluating(model), torch.inference_mode(mode=False), torch.enable_grad():
         leaf = image.detach().clone().requires_grad_()
         calls, output = watch(model, leaf)
-        lay_out(calls, tuple(image.shape[2:]))
+        lay_out(calls, leaf)
         if detections_in(output):
             return _choose_for_boxes(calls), True
         influence = Influence(calls, score_of(output))

@@ -27,6 +27,13 @@ _MOST_DISTORTION = 2.0
 """How much longer a cell may be than wide; beyond that what is left of a grid is an edge of it."""
 
 
+NO_GRID: tuple[int, ...] = ()
+"""Stands among the grids an output was computed from, for what has no place in the picture, such as latent vectors."""
+
+_MOST_MERGED = 4
+"""Cells of a grid, along each axis, that one step joins to a cell of the next, or makes of it."""
+
+
 def _tensors(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
     if isinstance(output, Tensor):
         yield path, output
@@ -89,6 +96,18 @@ def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
     )
 
 
+def _is_step(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Tell whether merging, or splitting, as many cells along each axis makes the one grid of the other."""
+
+    def merged(fine: tuple[int, ...], coarse: tuple[int, ...]) -> bool:
+        return len(fine) == len(coarse) and any(
+            all(small in (large // step, -(-large // step)) for large, small in zip(fine, coarse, strict=True))
+            for step in range(1, _MOST_MERGED + 1)
+        )
+
+    return merged(before, after) or merged(after, before)
+
+
 class _TokenGrid(NamedTuple):
     grid: tuple[int, ...]
     prefix: int
@@ -116,7 +135,8 @@ def infer_layout(
         batch: images in the input; a layer with another first dimension cannot be mapped onto pictures.
         size: the input's H x W (or its L, or D x H x W).
         seen: grids of the outputs this one was computed from, the nearest first. A shape alone does not tell tokens
-            from channels; it is read as one of these grids where it can be.
+            from channels; it is read as one of these grids, or as what a step of merging makes of one. Any other
+            number of tokens, that of latent vectors for example, only looks like a grid.
 
     Returns:
         The layout, or None when the output has no axes in proportion to the input's.
@@ -140,7 +160,11 @@ def infer_layout(
         return Layout("channels_last", last) if _fits(last, size) else None
     if not are_tokens(shape, size):
         return None
-    return _tokens_as_seen(shape, seen) or _tokens_by_size(shape, size)
+    as_seen = _tokens_as_seen(shape, seen)
+    if as_seen is not None or not seen:
+        return as_seen or _tokens_by_size(shape, size)
+    by_size = _tokens_by_size(shape, size)
+    return by_size if by_size is not None and any(_is_step(grid, by_size.grid) for grid in seen) else None
 
 
 def are_tokens(shape: tuple[int, ...], size: tuple[int, ...]) -> bool:
@@ -155,6 +179,7 @@ def _tokens_as_seen(shape: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> 
     readings = [
         Layout(kind, grid, prefix)
         for grid in seen
+        if grid != NO_GRID
         for kind, length in kinds
         if 0 <= (prefix := length - math.prod(grid)) <= (MOST_PREFIX_TOKENS if kind == "tokens" else 0)
     ]

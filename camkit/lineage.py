@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from torch import Tensor
 from torch.autograd.graph import Node
 
 Note = TypeVar("Note")
@@ -85,3 +86,76 @@ def is_attention(node: Node | None, dimensions: int) -> bool:
 def is_regional(node: Node | None) -> bool:
     """Tell whether a tensor was computed from regions taken out of feature maps: its grid is a region's."""
     return any("roi" in before.name().casefold() for before in ancestors(node))
+
+
+class Origin:
+    """Tells what was computed from the input from what was only learned, such as a Perceiver's latent vectors.
+
+    Args:
+        leaf: the input.
+    """
+
+    def __init__(self, leaf: Tensor) -> None:
+        self._leaf = leaf
+        self._from_input: dict[Node | None, bool] = {None: False}
+
+    def is_learned(self, node: Node | None) -> bool:
+        """Tell whether a tensor was computed from parameters alone; one outside the graph may be the input's."""
+        return node is not None and not self._depends(node)
+
+    def is_learned_attention(self, node: Node) -> bool:
+        """Tell whether a node is the weighted sum of attention whose queries were learned.
+
+        What it returns has a place for each query, and such a query has no place in the picture.
+        """
+        if node.name().startswith("ScaledDotProduct"):
+            return not self._depends(node.next_functions[0][0])
+        if not _is_product(node):
+            return False
+        softmaxes = [before for operand in _operands(node) for before in _back(operand) if _is_softmax(before)]
+        scores = [before for softmax in softmaxes for before in _back(softmax) if _is_product(before)]
+        return bool(scores) and not any(self._depends(_operands(score)[0]) for score in scores)
+
+    def _depends(self, node: Node | None) -> bool:
+        waiting = [node]
+        while waiting:
+            current = waiting[-1]
+            if current is None or current in self._from_input:
+                waiting.pop()
+                continue
+            before = [earlier for earlier, _ in current.next_functions]
+            unknown = [earlier for earlier in before if earlier not in self._from_input]
+            if unknown:
+                waiting.extend(unknown)
+                continue
+            variable = getattr(current, "variable", None)
+            self._from_input[current] = variable is self._leaf or any(self._from_input[earlier] for earlier in before)
+            waiting.pop()
+        return self._from_input[node]
+
+
+def _is_softmax(node: Node) -> bool:
+    return node.name().startswith("SoftmaxBackward")
+
+
+def _is_product(node: Node) -> bool:
+    return node.name().startswith(("BmmBackward", "BaddbmmBackward"))
+
+
+def _operands(product: Node) -> list[Node | None]:
+    """Return where the two matrices of a batched product came from, not what was added to it."""
+    return [before for before, _ in product.next_functions[-2:]]
+
+
+def _back(node: Node | None) -> Iterator[Node]:
+    """Walk back from a node to the nearest products, convolutions and softmaxes, these included."""
+    waiting, known = deque([node]), {node}
+    while waiting:
+        current = waiting.popleft()
+        if current is None:
+            continue
+        yield current
+        if current is node or not (_is_softmax(current) or any(kind in current.name() for kind in ("mm", "Conv"))):
+            new = [before for before, _ in current.next_functions if before not in known]
+            known.update(new)
+            waiting.extend(new)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from camkit.hooks import forward_hooks, resized_input, starts
-from camkit.layouts import are_tokens, feature_tensor, infer_layout, tensors_in, to_grid
-from camkit.lineage import Lineage, is_attention, moves_over_cells, spatial_shape
+from camkit.layouts import NO_GRID, are_tokens, feature_tensor, infer_layout, tensors_in, to_grid
+from camkit.lineage import Lineage, Origin, is_attention, moves_over_cells, spatial_shape
 from camkit.values import Layout
 
 _TAIL = 32
@@ -36,10 +36,14 @@ class Call:
     padded: tuple[int, ...] = ()  # the size of the images it returned, where it resized and padded the input
 
 
-def lay_out(calls: list[Call], size: tuple[int, ...]) -> None:
+def lay_out(calls: list[Call], leaf: Tensor) -> None:
     """Read each output's layout, that of tokens by the grids of the outputs they were computed from."""
+    size = tuple(leaf.shape[2:])
+    origin = Origin(leaf)
 
     def computed(node: Node) -> tuple[tuple[int, ...] | None, bool]:
+        if origin.is_learned_attention(node):
+            return NO_GRID, False
         shape = spatial_shape(node)
         if shape is None or len(shape) != len(size) + 2 or max(shape[2:]) < 2:
             return None, True
@@ -56,7 +60,7 @@ def lay_out(calls: list[Call], size: tuple[int, ...]) -> None:
     read: dict[int, Layout | None] = {}
     for call in calls:
         size = call.padded or size
-        if call.output is None or is_attention(call.node, call.output.dim()):
+        if call.output is None or is_attention(call.node, call.output.dim()) or origin.is_learned(call.node):
             continue
         if id(call.output) in read:  # returned by a module and by the one around it
             call.layout = read[id(call.output)]

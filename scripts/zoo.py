@@ -73,7 +73,7 @@ STAGES = {
     "layer4": ("resnet", "resnext", "wide"), "trunk_output": ("regnet",), "blocks.3": ("maxvit",),
     "inception5b": ("googlenet",), "Mixed_7c": ("inception",), "layers": ("mnasnet",), "conv5": ("shufflenet",),
     "encoder": ("vit",), "backbone": ("deeplabv3", "fcn", "lraspp"),
-    "backbone.features": ("ssd300",), "backbone.features.1": ("ssdlite",),
+    "backbone.features": ("ssd300",), "backbone.features.0": ("ssdlite",),
     "backbone.body": ("fasterrcnn", "fcos_", "keypointrcnn", "maskrcnn", "retinanet"),
 }  # fmt: skip
 """The module of torchvision's models whose output is the last stage of features, and how their names begin."""
@@ -292,16 +292,26 @@ SOURCES: dict[str, Callable[[dict[str, str]], Iterator[Entry]]] = {
 """Given the smallest model of each timm family, as far as known, which timm completes."""
 
 
-def trained_like(model: nn.Module) -> nn.Module:
-    """Give layers whose weights are all zero small random ones, and let a detector keep boxes of low scores."""
+def trained_like(model: nn.Module, images: Tensor) -> nn.Module:
+    """Make a new model carry signals as a trained one does, without changing what it computes with what.
+
+    Batch norms scale by these images' statistics and weights of one, since otherwise the activations of many fade;
+    layers whose weights are all zero get small random ones; and a detector keeps boxes of low scores.
+    """
     detector: Any = getattr(model, "roi_heads", model)
     if hasattr(detector, "score_thresh"):
         detector.score_thresh = 0.0
     generator = torch.Generator().manual_seed(1)
-    for module in model.modules():
+    for module in model.eval().modules():
         weight = getattr(module, "weight", None)
         if isinstance(module, (nn.Linear, nn.Conv2d)) and isinstance(weight, Tensor) and not weight.any():
             weight.data.copy_(torch.randn(weight.shape, generator=generator) * 0.02)
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            module.reset_parameters()
+            module.momentum = None  # the plain mean
+            module.train()
+    with torch.no_grad():
+        model(images)
     return model.eval()
 
 
@@ -429,9 +439,11 @@ def look(entry: Entry, size: Size, known: dict[Size | None, nn.Module], *, place
     for fitted in () if reason else (None, size) if size[0] == size[1] else (size, None):
         try:
             torch.manual_seed(0)
-            model = known.get(fitted) or trained_like(entry.build(**({"img_size": fitted} if fitted else {})))
-            known |= {} if fitted else {None: model}
             images = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(2))
+            model = known.get(fitted)
+            if model is None:
+                model = trained_like(entry.build(**({"img_size": fitted} if fitted else {})), torch.randn(4, 3, *size))
+            known |= {} if fitted else {None: model}
             with torch.no_grad():
                 truth = entry.truth(model, images)
         except TimeoutError:

@@ -147,7 +147,7 @@ def test_a_hugging_face_model_takes_a_local_state_dict(classifier, tmp_path):
     assert torch.equal(again.module.classifier.weight, state["classifier.weight"])
 
 
-@pytest.fixture(scope="module", params=["clip", "siglip"])
+@pytest.fixture(scope="module", params=["clip", "siglip", "siglip2"])
 def comparer(request, tmp_path_factory) -> Path:
     """A tiny model that compares pictures with texts, with a tokenizer of single letters."""
     transformers = pytest.importorskip("transformers")
@@ -165,17 +165,24 @@ def comparer(request, tmp_path_factory) -> Path:
     if request.param == "clip":
         config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
         model = transformers.CLIPModel(config)
-    else:
+    elif request.param == "siglip":
         config = transformers.SiglipConfig(text_config=text, vision_config=vision)
         model = transformers.SiglipModel(config)
+    else:
+        config = transformers.Siglip2Config(text_config=text, vision_config={**vision, "num_patches": 16})
+        model = transformers.Siglip2Model(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(
-        folder
-    )
+    if request.param == "siglip2":
+        processor = transformers.Siglip2ImageProcessor(patch_size=8, max_num_patches=20)
+    else:
+        processor = transformers.CLIPImageProcessor(
+            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+        )
+    processor.save_pretrained(folder)
     return folder
 
 
@@ -195,8 +202,36 @@ def test_texts_are_the_classes_of_a_model_that_compares(comparer):
     assert [row.label for row in found] == texts
     assert [row.score for row in found] == pytest.approx(logits.tolist(), abs=1e-3)
     assert [row.probability for row in found] == pytest.approx(shares.tolist(), abs=1e-3)
-    assert {row.raw.shape for row in found} == {(4, 4)}
+    grid = tuple(pixels["spatial_shapes"][0].tolist()) if "spatial_shapes" in pixels else (4, 4)
+    assert {row.raw.shape for row in found} == {grid}
     assert not np.allclose(found[0].raw, found[1].raw)
+
+
+@pytest.mark.parametrize("picture", [PLANE, "portrait"])
+def test_a_classifier_of_flattened_patches_gets_pictures_in_their_own_shape(picture, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
+    vision = {**small, "patch_size": 8, "num_patches": 16}
+    config = transformers.Siglip2Config(text_config=small, vision_config=vision, num_labels=3)
+    transformers.Siglip2ForImageClassification(config).save_pretrained(tmp_path)
+    transformers.Siglip2ImageProcessor(patch_size=8, max_num_patches=20).save_pretrained(tmp_path)
+    image = plane() if picture == PLANE else plane().rotate(90, expand=True)
+    image = image.crop((0, 0, image.width, image.height // 2))
+
+    found = camkit.explain(load_model(str(tmp_path)), image)
+
+    model = transformers.Siglip2ForImageClassification.from_pretrained(tmp_path).eval()
+    inputs = transformers.AutoImageProcessor.from_pretrained(tmp_path)(images=image, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs).logits[0]
+    assert found.score == pytest.approx(logits.max().item(), abs=1e-4)
+    assert found.raw.shape == tuple(inputs["spatial_shapes"][0].tolist())
+    assert list(found.box) == pytest.approx([0, 0, *image.size], abs=3)
+
+    with pytest.raises(ModelError, match="own shape") as caught:
+        load_model(str(tmp_path), size=64)
+    assert_one_sentence(caught.value)
 
 
 def test_text_is_needed_where_pictures_are_compared_with_it_and_nowhere_else(comparer, classifier):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,10 +33,23 @@ class TextClasses(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (N, K) of prepared pictures (N, C, H, W)."""
         model: Any = self.model
-        embedded = nn.functional.normalize(_embedding(model.get_image_features(pixel_values=images)).float(), dim=-1)
+        embedded = _embedding(model.get_image_features(**_inputs(model, images)))
+        embedded = nn.functional.normalize(embedded.float(), dim=-1)
         logits = embedded @ self.texts.T * model.logit_scale.exp()
         bias = getattr(model, "logit_bias", None)
         return cast("Tensor", logits if bias is None else logits + bias)
+
+
+class FromPatches(nn.Module):
+    """A classifier that takes flattened patches, SigLIP 2, as one that takes pictures (N, C, H, W)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Any:
+        """Return what the model does for pictures of whole patches."""
+        return self.model(**_inputs(self.model, images))
 
 
 class Prepare:
@@ -46,7 +60,14 @@ class Prepare:
 
     def __call__(self, picture: Image.Image) -> Tensor:
         """Return the prepared picture."""
-        return cast("Tensor", self.processor(images=picture, return_tensors="pt")["pixel_values"][0])
+        made = self.processor(images=picture, return_tensors="pt")
+        values: Tensor = made["pixel_values"][0]
+        if "spatial_shapes" not in made:
+            return values
+        rows, columns = made["spatial_shapes"][0].tolist()
+        side = self.processor.patch_size
+        patches = values[: rows * columns].unflatten(1, (side, side, -1)).unflatten(0, (rows, columns))
+        return patches.permute(4, 0, 2, 1, 3).flatten(3).flatten(1, 2)
 
 
 def load(request: Request) -> LoadedModel:
@@ -65,6 +86,7 @@ def load(request: Request) -> LoadedModel:
         )
     request.refuse_text()
     module, labels = _classifier(request, name, config)
+    module = FromPatches(module) if takes_patches(module) else module
     return LoadedModel(module, request.name, _prepared(request, name), labels)
 
 
@@ -115,6 +137,27 @@ def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
     )
 
 
+def takes_patches(model: nn.Module) -> bool:
+    """Tell whether a model's input is a list of flattened patches with the shape of their grid."""
+    return "spatial_shapes" in inspect.signature(getattr(model, "get_image_features", model.forward)).parameters
+
+
+def _inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """Return what a model is called with for pictures (N, C, H, W)."""
+    if not takes_patches(model):
+        return {"pixel_values": images}
+    config: Any = model.config
+    side = config.vision_config.patch_size
+    grid = (images.shape[2] // side, images.shape[3] // side)
+    patches = images.unflatten(3, (grid[1], side)).unflatten(2, (grid[0], side)).permute(0, 2, 4, 3, 5, 1)
+    flat = patches.flatten(3).flatten(1, 2)
+    return {
+        "pixel_values": flat,
+        "pixel_attention_mask": flat.new_ones(flat.shape[:2], dtype=torch.int32),
+        "spatial_shapes": torch.tensor([grid] * len(images), device=images.device),
+    }
+
+
 def _embedding(features: Any) -> Tensor:
     return cast("Tensor", features if isinstance(features, Tensor) else features.pooler_output)
 
@@ -129,6 +172,8 @@ def _labels(config: Any) -> tuple[str, ...] | None:
 def _prepared(request: Request, name: str) -> Prepare:
     processor = _had(request, transformers.AutoImageProcessor.from_pretrained, name)
     if request.size is not None:
+        if hasattr(processor, "max_num_patches"):
+            raise ModelError(f"{request.name} takes pictures in their own shape, so it has no size to choose (--size)")
         height, width = request.size
         processor.size = {"height": height, "width": width}
         processor.do_center_crop = False
