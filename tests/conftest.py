@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import sys
-from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from unittest import mock
 
 import numpy as np
@@ -40,19 +36,3 @@ def test_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no folder of weights and photos at {folder}; set CAMKIT_TEST_DATA to where it is")
     return folder
-
-
-@pytest.fixture(scope="session")
-def load_script() -> Callable[[str], ModuleType]:
-    """Return a function that imports one of the project's scripts by its name."""
-
-    def load(name: str) -> ModuleType:
-        spec = spec_from_file_location(name, Path(__file__).parents[1] / "scripts" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module
-
-    return load

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -22,8 +22,8 @@ PAGE = "# Benchmarks\n\nWords.\n\n<!-- bench_peers: some-gpu -->\n\nfast\n\n<!--
 
 
 @pytest.fixture(scope="module")
-def script(load_script: Callable[[str], ModuleType]) -> ModuleType:
-    return load_script("bench_peers")
+def script() -> ModuleType:
+    return import_module("bench_peers")
 
 
 @pytest.fixture(scope="module")

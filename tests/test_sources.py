@@ -179,9 +179,7 @@ def comparer(request, tmp_path_factory) -> Path:
     if request.param == "siglip2":
         processor = transformers.Siglip2ImageProcessor(patch_size=8, max_num_patches=20)
     else:
-        processor = transformers.CLIPImageProcessor(
-            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
-        )
+        processor = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     processor.save_pretrained(folder)
     return folder
 

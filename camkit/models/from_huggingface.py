@@ -66,8 +66,8 @@ class Prepare:
             return values
         rows, columns = made["spatial_shapes"][0].tolist()
         side = self.processor.patch_size
-        patches = values[: rows * columns].unflatten(1, (side, side, -1)).unflatten(0, (rows, columns))
-        return patches.permute(4, 0, 2, 1, 3).flatten(3).flatten(1, 2)
+        patches = values[: rows * columns].reshape(rows, columns, side, side, -1)
+        return patches.permute(4, 0, 2, 1, 3).reshape(-1, rows * side, columns * side)
 
 
 def load(request: Request) -> LoadedModel:
@@ -149,7 +149,7 @@ def _inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     config: Any = model.config
     side = config.vision_config.patch_size
     grid = (images.shape[2] // side, images.shape[3] // side)
-    patches = images.unflatten(3, (grid[1], side)).unflatten(2, (grid[0], side)).permute(0, 2, 4, 3, 5, 1)
+    patches = images.reshape(*images.shape[:2], grid[0], side, grid[1], side).permute(0, 2, 4, 3, 5, 1)
     flat = patches.flatten(3).flatten(1, 2)
     return {
         "pixel_values": flat,
