@@ -28,7 +28,8 @@ _MOST_DISTORTION = 2.0
 
 
 NO_GRID: tuple[int, ...] = ()
-"""Stands among the grids an output was computed from, for what has no place in the picture, such as latent vectors."""
+"""Stands among the grids an output was computed from, for what has no certain place in the picture: latent vectors, or
+tokens picked or weighed together."""
 
 _MOST_MERGED = 4
 """Cells of a grid, along each axis, that one step joins to a cell of the next, or makes of it."""
@@ -163,7 +164,7 @@ def infer_layout(
     as_seen = _tokens_as_seen(shape, seen)
     if as_seen is not None or not seen:
         return as_seen or _tokens_by_size(shape, size)
-    by_size = _tokens_by_size(shape, size)
+    by_size = None if NO_GRID in seen else _tokens_by_size(shape, size)
     return by_size if by_size is not None and any(_is_step(grid, by_size.grid) for grid in seen) else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -16,11 +16,11 @@ class Lineage(Generic[Note]):
     """Remembers a note for some nodes of a graph and finds the nearest notes before a node.
 
     Args:
-        read: returns the note that a node without one carries in itself, if any, and whether to look behind it.
+        read: returns the note that a node without one carries in itself, if any, and which nodes to look at behind it.
 
     """
 
-    def __init__(self, read: Callable[[Node], tuple[Note | None, bool]]) -> None:
+    def __init__(self, read: Callable[[Node], tuple[Note | None, Sequence[Node | None]]]) -> None:
         self._notes: dict[Node, Note] = {}
         self._read = read
 
@@ -37,14 +37,18 @@ class Lineage(Generic[Note]):
             current = waiting.popleft()
             if current is None:
                 continue
-            note, go_on = (self._notes[current], False) if current in self._notes else self._read(current)
+            note, behind = (self._notes[current], ()) if current in self._notes else self._read(current)
             if note is not None and note not in found:
                 found.append(note)
-            if go_on:
-                new = [before for before, _ in current.next_functions if before not in known]
-                known.update(new)
-                waiting.extend(new)
+            new = [before for before in behind if before not in known]
+            known.update(new)
+            waiting.extend(new)
         return found
+
+
+def behind(node: Node) -> list[Node | None]:
+    """Return where a node's inputs came from."""
+    return [before for before, _ in node.next_functions]
 
 
 def ancestors(node: Node | None) -> set[Node]:
@@ -55,7 +59,7 @@ def ancestors(node: Node | None) -> set[Node]:
         current = waiting.pop()
         if current is not None and current not in known:
             known.add(current)
-            waiting.extend(before for before, _ in current.next_functions)
+            waiting.extend(behind(current))
     return known
 
 
@@ -77,7 +81,7 @@ def moves_over_cells(node: Node) -> bool:
 
 def is_attention(node: Node | None, dimensions: int) -> bool:
     """Tell whether a tensor of so many dimensions came out of a softmax along its last: weights, not features."""
-    if node is None or not node.name().startswith("SoftmaxBackward"):
+    if node is None or not _is_softmax(node):
         return False
     axis = getattr(node, "_saved_dim", None)
     return axis is not None and int(axis) in (dimensions - 1, -1, (1 << 64) - 1)
@@ -101,41 +105,54 @@ class Origin:
 
     def is_learned(self, node: Node | None) -> bool:
         """Tell whether a tensor was computed from parameters alone; one outside the graph may be the input's."""
-        return node is not None and not self._depends(node)
+        return node is not None and not self.is_inputs(node)
 
-    def is_learned_attention(self, node: Node) -> bool:
-        """Tell whether a node is the weighted sum of attention whose queries were learned.
-
-        What it returns has a place for each query, and such a query has no place in the picture.
-        """
-        if node.name().startswith("ScaledDotProduct"):
-            return not self._depends(node.next_functions[0][0])
-        if not _is_product(node):
-            return False
-        softmaxes = [before for operand in _operands(node) for before in _back(operand) if _is_softmax(before)]
-        scores = [before for softmax in softmaxes for before in _back(softmax) if _is_product(before)]
-        return bool(scores) and not any(self._depends(_operands(score)[0]) for score in scores)
-
-    def _depends(self, node: Node | None) -> bool:
+    def is_inputs(self, node: Node | None) -> bool:
+        """Tell whether the way back from a tensor leads to the input."""
         waiting = [node]
         while waiting:
             current = waiting[-1]
             if current is None or current in self._from_input:
                 waiting.pop()
                 continue
-            before = [earlier for earlier, _ in current.next_functions]
-            unknown = [earlier for earlier in before if earlier not in self._from_input]
+            unknown = [before for before in behind(current) if before not in self._from_input]
             if unknown:
                 waiting.extend(unknown)
                 continue
             variable = getattr(current, "variable", None)
-            self._from_input[current] = variable is self._leaf or any(self._from_input[earlier] for earlier in before)
+            self._from_input[current] = variable is self._leaf or any(map(self._from_input.get, behind(current)))
             waiting.pop()
         return self._from_input[node]
 
 
+def is_choice(node: Node) -> bool:
+    """Tell whether a node picked entries by their numbers, as pruning of tokens does."""
+    return node.name().startswith(("IndexBackward", "IndexSelectBackward", "GatherBackward"))
+
+
+def queries_of(node: Node) -> list[Node | None] | None:
+    """Return where the queries of attention came from, whose places its result has; None of what is no attention's sum.
+
+    The list is empty where the weights were no products of queries and keys.
+    """
+    if node.name().startswith("ScaledDotProduct"):
+        return [behind(node)[0]]
+    if not _is_product(node):
+        return None
+    softmaxes = [before for operand in _operands(node) for before in _back(operand) if _is_softmax(before)]
+    if not softmaxes:
+        return None
+    pairs = [(softmax, before) for softmax in softmaxes for before in _back(softmax) if _is_product(before)]
+    return [_operands(product)[0 if _rows(softmax) == _rows(product) else 1] for softmax, product in pairs]
+
+
+def _rows(node: Node) -> int:
+    returned = node._input_metadata  # shaped as what the forward returned
+    return int(returned[0].shape[-2])
+
+
 def _is_softmax(node: Node) -> bool:
-    return node.name().startswith("SoftmaxBackward")
+    return node.name().startswith(("SoftmaxBackward", "SafeSoftmaxBackward"))
 
 
 def _is_product(node: Node) -> bool:
@@ -144,7 +161,7 @@ def _is_product(node: Node) -> bool:
 
 def _operands(product: Node) -> list[Node | None]:
     """Return where the two matrices of a batched product came from, not what was added to it."""
-    return [before for before, _ in product.next_functions[-2:]]
+    return behind(product)[-2:]
 
 
 def _back(node: Node | None) -> Iterator[Node]:
@@ -156,6 +173,6 @@ def _back(node: Node | None) -> Iterator[Node]:
             continue
         yield current
         if current is node or not (_is_softmax(current) or any(kind in current.name() for kind in ("mm", "Conv"))):
-            new = [before for before, _ in current.next_functions if before not in known]
+            new = [before for before in behind(current) if before not in known]
             known.update(new)
             waiting.extend(new)

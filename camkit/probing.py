@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,16 @@ from torch.autograd.graph import Node
 
 from camkit.hooks import forward_hooks, resized_input, starts
 from camkit.layouts import NO_GRID, are_tokens, feature_tensor, infer_layout, tensors_in, to_grid
-from camkit.lineage import Lineage, Origin, is_attention, moves_over_cells, spatial_shape
+from camkit.lineage import (
+    Lineage,
+    Origin,
+    behind,
+    is_attention,
+    is_choice,
+    moves_over_cells,
+    queries_of,
+    spatial_shape,
+)
 from camkit.values import Layout
 
 _TAIL = 32
@@ -41,18 +51,23 @@ def lay_out(calls: list[Call], leaf: Tensor) -> None:
     size = tuple(leaf.shape[2:])
     origin = Origin(leaf)
 
-    def computed(node: Node) -> tuple[tuple[int, ...] | None, bool]:
-        if origin.is_learned_attention(node):
-            return NO_GRID, False
+    def computed(node: Node) -> tuple[tuple[int, ...] | None, Sequence[Node | None]]:
+        queries = queries_of(node)
+        if queries:
+            asked = [query for query in queries if origin.is_inputs(query)]
+            return (None if asked else NO_GRID), asked
+        if queries is not None or (is_choice(node) and origin.is_inputs(node)):
+            return NO_GRID, behind(node)
         shape = spatial_shape(node)
         if shape is None or len(shape) != len(size) + 2 or max(shape[2:]) < 2:
-            return None, True
+            return None, behind(node)
         # A grid out of proportion may be one (a model that resizes its input) or not (attention between tokens).
-        return shape[2:], infer_layout(shape, 1, size) is None
+        return shape[2:], behind(node) if infer_layout(shape, 1, size) is None else ()
 
-    def resized(node: Node) -> tuple[tuple[int, ...] | None, bool]:
+    def resized(node: Node) -> tuple[tuple[int, ...] | None, Sequence[Node | None]]:
         shape = spatial_shape(node) if moves_over_cells(node) else None
-        return (shape[2:] if shape is not None and len(shape) == len(size) + 2 else None), node not in fitting
+        grid = shape[2:] if shape is not None and len(shape) == len(size) + 2 else None
+        return grid, () if node in fitting else behind(node)
 
     grids: Lineage[tuple[int, ...]] = Lineage(computed)
     stretched: Lineage[tuple[int, ...]] = Lineage(resized)

@@ -820,3 +820,120 @@ def test_attention_between_tokens_is_no_grid_of_features():
     found = camkit.explain(Weighing().eval(), torch.randn(3, 128, 128), target=1)
 
     assert (found.layer, found.raw.shape) == ("patches", (8, 8))
+
+
+class Latents(nn.Module):
+    """Learned vectors that attend to the patches, as many as make a square; then a layer mixes them (Perceiver)."""
+
+    def __init__(self, attention: str, count: int, queries: str) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 32, 16, 16)
+        self.latents = nn.Parameter(torch.randn(1, count, 32))
+        self.queries = queries
+        self.attention = attention
+        self.module = nn.MultiheadAttention(32, 2, batch_first=True)
+        self.key = nn.Linear(32, 32)
+        self.mix = nn.Linear(32, 32)
+        self.head = nn.Linear(32, 5)
+
+    def attend(self, query: Tensor, tokens: Tensor) -> Tensor:
+        key = self.key(tokens)
+        if self.attention == "module":
+            return self.module(query, tokens, tokens)[0]
+        if self.attention == "module without weights":
+            return self.module(query, tokens, tokens, need_weights=False)[0]
+        if self.attention == "fused":
+            return functional.scaled_dot_product_attention(query, key, tokens)
+        if self.attention == "einsum":
+            scores = torch.einsum("bqd,bkd->bqk", query, key).softmax(-1)
+            return torch.einsum("bqk,bkd->bqd", scores, tokens)
+        return ((query @ key.mT) / 6).softmax(-1) @ tokens
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).mT
+        latents = self.latents.expand(len(images), -1, -1)
+        if self.queries == "from the picture":
+            latents = latents + tokens
+        return self.head(self.mix(latents + self.attend(latents, tokens)).relu().mean(1))
+
+
+ATTENTION = ["product", "einsum", "fused", "module", "module without weights"]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("count", [16, 36, 64])  # 4x4, which merging makes of 8x8; 6x6; as many as patches
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_learned_vectors_that_attend_to_the_patches_are_no_grid(attention, count, frozen):
+    torch.manual_seed(0)
+    net, picture = Latents(attention, count, "learned").eval(), torch.randn(3, 128, 128)
+    net.requires_grad_(not frozen)
+
+    found = camkit.explain(net, picture, target=1)
+    assert (found.layer, found.raw.shape) in {("patches", (8, 8)), ("key", (8, 8))}
+
+    with pytest.raises(LayerError, match=rf"'mix' returned shape \(1, {count}, 32\), which has no spatial") as caught:
+        camkit.explain(net, picture, "mix", target=1)
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_patches_that_attend_to_each_other_stay_a_grid(attention):
+    net, picture = Latents(attention, 64, "from the picture").eval(), torch.randn(3, 128, 128)
+
+    found = camkit.explain(net, picture, target=1)
+
+    assert (found.layer, found.raw.shape) == ("mix", (8, 8))
+
+
+class Fewer(nn.Module):
+    """A network that goes on with fewer tokens than patches, then mixes their channels."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 32, 16, 16)
+        self.way = way
+        self.weigh = nn.Linear(32, 16)
+        self.query = nn.Linear(32, 32)
+        self.merge = nn.Linear(128, 32)
+        self.mix = nn.Linear(32, 32)
+        self.head = nn.Linear(32, 5)
+
+    def reduced(self, tokens: Tensor) -> Tensor:
+        n, _, c = tokens.shape
+        cells = tokens.reshape(n, 8, 8, c)
+        if self.way == "the first":
+            return tokens[:, :36]
+        if self.way == "the strongest":  # token pruning
+            kept = tokens.norm(dim=2).topk(16).indices
+            return tokens.gather(1, kept[..., None].expand(-1, -1, c))
+        if self.way == "some":  # a masked autoencoder's encoder
+            return tokens[:, torch.randperm(64, generator=torch.Generator().manual_seed(0))[:16]]
+        if self.way == "weighed":  # TokenLearner
+            return self.weigh(tokens).softmax(1).mT @ tokens
+        if self.way == "merged":  # Swin
+            return self.merge(torch.cat([cells[:, i::2, j::2] for i in (0, 1) for j in (0, 1)], -1)).flatten(1, 2)
+        query = self.query(cells[:, ::2, ::2].flatten(1, 2))  # LeViT
+        return (query @ tokens.mT).softmax(-1) @ tokens
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.mix(self.reduced(self.patches(images).flatten(2).mT)).relu().mean(1))
+
+
+@pytest.mark.parametrize("way", ["the first", "the strongest", "some", "weighed"])
+def test_tokens_that_lie_nowhere_for_certain_are_no_grid(way):
+    torch.manual_seed(0)
+    net, picture = Fewer(way).eval(), torch.randn(3, 128, 128)
+
+    found = camkit.explain(net, picture, target=1)
+    assert found.raw.shape == (8, 8)
+
+    count = 36 if way == "the first" else 16
+    with pytest.raises(LayerError, match=rf"'mix' returned shape \(1, {count}, 32\)"):
+        camkit.explain(net, picture, "mix", target=1)
+
+
+@pytest.mark.parametrize("way", ["merged", "asked by a part of them"])
+def test_tokens_that_were_merged_are_a_coarser_grid(way):
+    torch.manual_seed(0)
+    found = camkit.explain(Fewer(way).eval(), torch.randn(3, 128, 128), target=1)
+    assert (found.layer, found.raw.shape) == ("mix", (4, 4))
