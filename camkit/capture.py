@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.errors import LayerError, LayoutUnclearError, MethodError, TargetError
-from camkit.hooks import ForwardHook, Saved, Tape, cut, forward_hooks, ordinary_gradients, resizing
+from camkit.hooks import EntangledError, ForwardHook, Saved, Tape, cut, forward_hooks, ordinary_gradients, resizing
 from camkit.layouts import are_tokens, infer_layout, tensors_in, to_grid
 from camkit.state import eagerly, evaluating, same_randomness
 from camkit.values import Capture, Expands, Features, LayerRef, Layout, Precision, Scores, Target
@@ -65,11 +65,13 @@ def capture(
         LayerError: a layer did not run, ran several times, has no spatial extent, or the score does not depend on it.
         TargetError: the output does not have what a target asks for.
     """
-    result = _capture(model, inputs, layers, targets, precision, layouts, memory_format, trunk_graph=False)
+    result = None
+    with suppress(EntangledError):
+        result = _capture(model, inputs, layers, targets, precision, layouts, memory_format, trunk_graph=False)
     if result is None:
         # The layer lies inside a no_grad block of the model's own forward, which switched gradients off again when it
-        # ended: with gradients on outside the block, that is the mode it returns to. Or it returned several tensors, of
-        # which the score depends on another than the feature maps: with the whole graph, the maps lead to that one.
+        # ended: with gradients on outside the block, that is the mode it returns to. Or it returned several tensors, and
+        # the score may depend on the maps through another of them: with the whole graph, the maps lead to that one.
         result = _capture(model, inputs, layers, targets, precision, layouts, memory_format, trunk_graph=True)
     if result is None:
         names = " and ".join(repr(str(ref)) for ref in layers)

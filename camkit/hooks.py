@@ -104,11 +104,17 @@ def resizing(model: nn.Module) -> Iterator[Resized]:
 def resized_input(output: Any) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
     """Return the padded size, and the share of it that is the first image, of a batch of resized and padded images."""
     batch = output[0] if isinstance(output, tuple) and output else output
+    if isinstance(batch, dict):  # some answer any question for an attribute with a key's value, or with a KeyError
+        return None
     sizes, tensors = getattr(batch, "image_sizes", None), getattr(batch, "tensors", None)
     if not sizes or not isinstance(tensors, Tensor):
         return None
     padded = tuple(tensors.shape[2:])
     return padded, tuple(side / whole for side, whole in zip(sizes[0], padded, strict=True))
+
+
+class EntangledError(Exception):
+    """A layer returned several tensors, of which one may have been computed from another."""
 
 
 _LIFT, _STEP = 1024.0, 32.0
@@ -207,6 +213,8 @@ def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gr
         tape.layers[ref] = Saved(tensor.detach().clone())
         return None
     if not tensor.requires_grad or not (tape.layers or tape.whole):
+        if not tape.whole and sum(other.is_floating_point() for other in tensors_in(output)) > 1:
+            raise EntangledError
         return _begin(tape, ref, output, path, tensor, shared=_shares_memory(tensor, arguments))
     tape.layers[ref] = saved = Saved(tensor.detach().clone(), get_gradient_edge(tensor))
     tensor.register_hook(saved.gradients.append)
@@ -236,6 +244,7 @@ def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: 
 
     Raises:
         LayerError: a layer ran more than once and no call was chosen, or it returned nothing spatial.
+        EntangledError: without ``whole``: the first of the layers to be reached returned several tensors.
 
     """
     tape = Tape(whole=whole)

@@ -167,8 +167,9 @@ def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
         lay_out(calls, leaf)
         if detections_in(output):
             return _choose_for_boxes(calls), True
-        influence = Influence(calls, score_of(output))
-    return _choose(calls, influence), influence.measured
+        classes = class_count(calls)
+        influence = Influence(calls, score_of(output, classes))
+    return _choose(calls, influence, classes), influence.measured
 
 
 def _choose_for_boxes(calls: list[Call]) -> Probe:
@@ -218,8 +219,7 @@ def _rows(calls: list[Call], verdicts: dict[int, str]) -> tuple[LayerRow, ...]:
     )
 
 
-def _choose(calls: list[Call], influence: Influence) -> Probe:
-    classes = class_count(calls)
+def _choose(calls: list[Call], influence: Influence, classes: int | None) -> Probe:
     verdicts = {id(call): _verdict(call, influence, classes) for call in calls}
     fit = [call for call in calls if not verdicts[id(call)]]
     around = [
@@ -259,14 +259,16 @@ def _deepest(calls: list[Call], fit: list[Call]) -> Call | None:
     last = fit[-1]
     # What ends another grid, such as the classifier of a coarser branch, says nothing about this one.
     grid = None if last.layout is None else last.layout.grid
-    by_output = {
-        id(call.output): call for call in reversed(fit) if call.layout is not None and call.layout.grid == grid
-    }
+    by_output = {id(call.output): call for call in fit}
+    alike = {key: call for key, call in by_output.items() if call.layout is not None and call.layout.grid == grid}
     fitting = {id(call) for call in fit}
     ends = [
         call
         for call in calls
-        if call.name and id(call) not in fitting and call.finished > last.finished and _grid_inputs(call, by_output)
+        if call.name
+        and id(call) not in fitting
+        and call.finished > last.finished
+        and _grid_inputs(call, by_output if call.started < last.started else alike)
     ]
     if not ends:
         return last

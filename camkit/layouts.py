@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -71,15 +72,13 @@ def with_tensor(output: Any, path: tuple[Any, ...], tensor: Tensor) -> Any:
     if not path:
         return tensor
     key, rest = path[0], path[1:]
-    if isinstance(output, dict):
-        copied = output.copy()
+    if isinstance(output, (dict, list)):
+        copied = copy(output)
         copied[key] = with_tensor(output[key], rest, tensor)
         return copied
     items = list(output)
     items[key] = with_tensor(items[key], rest, tensor)
-    if isinstance(output, list):
-        return items
-    return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    return tuple.__new__(type(output), items)
 
 
 def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:

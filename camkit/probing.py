@@ -97,15 +97,24 @@ def detections_in(output: Any) -> bool:
     return isinstance(found, list) and bool(found) and all(isinstance(item, dict) and "boxes" in item for item in found)
 
 
-def score_of(output: Any) -> Tensor | None:
+def score_of(output: Any, classes: int | None) -> Tensor | None:
     """Return the largest value of the output, a classifier's best logit; of a map, the sum of its cells' largest.
 
-    Not the caller's own target, which may have been written for one batch.
+    Of features, where there are no ``classes``, a mixture of all. Not the caller's own target, which may have been
+    written for one batch.
     """
     found = next((value for value in tensors_in(output) if value.requires_grad and value.numel()), None)
     if found is None:
         return None
+    if classes is None:
+        return _mixture(found)
     return found.max(1).values.sum() if found.dim() > 1 else found.max()
+
+
+def _mixture(features: Tensor) -> Tensor:
+    """Return a fixed random projection of features."""
+    directions = torch.arange(1, features.numel() + 1, device=features.device, dtype=torch.float32).mul(12.9898)
+    return (features.float().flatten() * directions.sin()).sum()
 
 
 def watch(model: nn.Module, leaf: Tensor) -> tuple[list[Call], Any]:
@@ -202,7 +211,7 @@ class Influence:
         if int((gradient != 0).any(0).sum()) < 2:
             return "its cells do not influence the score"
         alone = int((gradient != 0).sum(0).amax()) == 1
-        if channels == classes and channels > 1 and (alone or self._returns_maps):
+        if channels == classes and (alone or self._returns_maps):
             return "class scores, not features"
         return ""
 
@@ -212,15 +221,21 @@ def _head_input(calls: list[Call]) -> Tensor | None:
     for call in reversed(calls):
         argument = next((value for value in call.arguments if value.is_floating_point()), None)
         if argument is not None and not list(call.module.children()) and list(call.module.parameters()):
-            directions = torch.arange(1, argument.numel() + 1, device=argument.device, dtype=torch.float32).mul(12.9898)
-            return (argument.float().flatten() * directions.sin()).sum() if argument.requires_grad else None
+            return _mixture(argument) if argument.requires_grad else None
     return None
 
 
 def class_count(calls: list[Call]) -> int | None:
-    """Return how many classes the last layer with weights gives scores for."""
+    """Return for how many classes the last layer with weights gives scores; None where it gives features.
+
+    Scores come from a linear layer or a convolution of single cells. A network without a head ends in another
+    convolution, or in a normalisation.
+    """
     for call in reversed(calls):
-        weight = getattr(call.module, "weight", None)
-        if isinstance(call.module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and isinstance(weight, Tensor):
-            return weight.shape[0]
+        if list(call.module.parameters(recurse=False)):
+            weight = getattr(call.module, "weight", None)
+            scores = isinstance(call.module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
+            if scores and isinstance(weight, Tensor) and weight.shape[2:].numel() == 1:
+                return weight.shape[0]
+            return None
     return None
