@@ -214,7 +214,8 @@ def _huggingface_truth(name: str, model: Any, images: Tensor) -> list[Grid]:
         return [tuple(last.shape[2:])]
     config = getattr(model.config, "vision_config", model.config)
     later = [down[5] for down in getattr(config, "down_ops", ()) if len(down) > 5]
-    return tokens(last.shape[1], strided(images, math.prod(getattr(config, "strides", [config.patch_size, *later]))))
+    strides = config.strides if hasattr(config, "strides") else [config.patch_size, *later]
+    return tokens(last.shape[1], strided(images, math.prod(strides)))
 
 
 SOURCES: dict[str, Callable[[dict[str, str]], Iterator[Entry]]] = {
