@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camkit import heatmap as heat
 from camkit.capture import capture, capture_for_cam, faster_format, is_out_of_memory
-from camkit.errors import ImageError, InputError, LayoutUnclearError, TargetError
+from camkit.errors import ImageError, InputError, TargetError
 from camkit.explanation import Explanation
 from camkit.images import as_pixels, extremes, stacked
 from camkit.layers import layouts_of, modules_of, resolve
@@ -99,18 +99,14 @@ def _of_one_picture(rows: Sequence[Explanation | Failure]) -> list[Explanation |
 
 
 def _captured(plan: Plan, inputs: Tensor, choice: LayerChoice) -> Capture:
-    """Run the model; a named layer whose output's axes are not clear is looked at with a probe first."""
+    """Run the model, after a probe that is remembered told how the layers' outputs are laid out."""
     module = plan.model.module
     run = functools.partial(
         capture_for_cam if plan.method is not None and plan.method.needs == "head" else capture, module, inputs
     )
     run = functools.partial(run, modules_of(module, choice), plan.targets, precision=plan.precision)
     run = functools.partial(run, memory_format=faster_format(module, inputs, plan.precision))
-    try:
-        return run(layouts=layouts_of(module, inputs[:1], choice, probing=False) or {})
-    except LayoutUnclearError:
-        seen = layouts_of(module, inputs[:1], choice, probing=True) or {}
-        return run(layouts={ref: seen.get(ref) for ref in choice.layers})
+    return run(layouts=layouts_of(module, inputs[:1], choice))
 
 
 def _without(plan: Plan, batch: list[Prepared], finite: list[bool]) -> list[Explanation | Failure]:

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.errors import LayerError, LayoutUnclearError, MethodError, TargetError
+from camkit.errors import LayerError, MethodError, TargetError
 from camkit.hooks import EntangledError, ForwardHook, Saved, Tape, cut, forward_hooks, ordinary_gradients, resizing
-from camkit.layouts import are_tokens, infer_layout, tensors_in, to_grid
+from camkit.layouts import infer_layout, tensors_in, to_grid
 from camkit.state import eagerly, evaluating, same_randomness
 from camkit.values import Capture, Expands, Features, LayerRef, Layout, Precision, Scores, Target
 
@@ -61,7 +61,6 @@ def capture(
         memory_format: of the copy of the inputs that the model gets.
 
     Raises:
-        LayoutUnclearError: a layer returned tokens, and ``layouts`` does not have it.
         LayerError: a layer did not run, ran several times, has no spatial extent, or the score does not depend on it.
         TargetError: the output does not have what a target asks for.
     """
@@ -70,8 +69,8 @@ def capture(
         result = _capture(model, inputs, layers, targets, precision, layouts, memory_format, trunk_graph=False)
     if result is None:
         # The layer lies inside a no_grad block of the model's own forward, which switched gradients off again when it
-        # ended: with gradients on outside the block, that is the mode it returns to. Or it returned several tensors, and
-        # the score may depend on the maps through another of them: with the whole graph, the maps lead to that one.
+        # ended: with gradients on outside the block, that is the mode it returns to. Or it returned several tensors, of
+        # which another may have been computed from the maps: with the whole graph, the maps lead to that one.
         result = _capture(model, inputs, layers, targets, precision, layouts, memory_format, trunk_graph=True)
     if result is None:
         names = " and ".join(repr(str(ref)) for ref in layers)
@@ -144,15 +143,11 @@ def _features(
     ref: LayerRef, saved: Saved, batch: int, size: tuple[int, ...], layouts: Mapping[LayerRef, Layout | None] | None
 ) -> Features:
     shape = tuple(saved.output.shape)
-    if layouts is not None and ref not in layouts and are_tokens(shape, size):
-        raise LayoutUnclearError(f"layer {str(ref)!r} returned shape {shape}, which can be read in two ways")
-    layout = layouts[ref] if layouts and ref in layouts else infer_layout(shape, batch, size)
-    if layout is None and layouts is not None and ref not in layouts and len(shape) == len(size) + 2:
-        raise LayoutUnclearError(f"layer {str(ref)!r} returned shape {shape}, out of proportion to the input")
+    layout = infer_layout(shape, batch, size) if layouts is None else layouts.get(ref)
     if layout is None:
         raise LayerError(
             f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
-            f"{'x'.join(map(str, size))}; choose an earlier layer (camkit layers --model NAME lists them)"
+            f"{'x'.join(map(str, size))}, or not its order; choose another (camkit layers --model NAME lists them)"
         )
     gradients = tuple(to_grid(gradient, layout) for gradient in saved.gradients)
     return Features(to_grid(saved.output.detach(), layout), gradients)
@@ -175,7 +170,6 @@ def capture_for_cam(
     between them, as in DenseNet).
 
     Raises:
-        LayoutUnclearError: as ``capture``.
         MethodError: the head is of another form; the message names methods that work.
         TargetError: a target is not a class.
     """

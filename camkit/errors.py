@@ -45,10 +45,6 @@ class LayerError(InputError):
     """The target layer does not exist, has no spatial extent, or could not be chosen."""
 
 
-class LayoutUnclearError(LayerError):
-    """The shape of a layer's output can be read in two ways; what the layers before it return would tell."""
-
-
 class MethodError(InputError):
     """The method is unknown, or the model's head does not allow it."""
 

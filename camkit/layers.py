@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from camkit.errors import LayerError, did_you_mean
 from camkit.lineage import ancestors, is_regional
+from camkit.placing import place
 from camkit.probing import Call, Influence, class_count, detections_in, lay_out, score_of, watch
 from camkit.state import eagerly, evaluating, same_randomness
 from camkit.values import LayerChoice, LayerRef, LayerRow, Layout
@@ -38,6 +39,8 @@ _PASSING = (
 """Modules that compute no features: what they return is their input, or its summary."""
 
 _RUNNERS_UP = 3
+
+_ELSEWHERE = "its cells lie elsewhere in the input"
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,11 @@ def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> LayerChoice:
             f"the model ends in {len(found.equals)} branches that are equally deep: {listed}; name one, or all to have "
             f"them fused: target_layer=[{both}] ({options})"
         )
+    if found.choice is None and any(row.verdict == _ELSEWHERE for row in found.rows):
+        raise LayerError(
+            "in no layer do the cells lie in the places of the input, as where a model crops, mirrors or reorders it; "
+            "explain the network inside it, with pictures that are prepared so already"
+        )
     if found.choice is None:
         raise LayerError(
             "no layer with a spatial grid influences the score, so none can be chosen; name one with target_layer "
@@ -106,13 +114,11 @@ def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> LayerChoice:
 
 
 def layouts_of(
-    model: nn.Module, image: Float[Tensor, "1 c *size"], choice: LayerChoice, *, probing: bool
-) -> Mapping[LayerRef, Layout] | None:
-    """Return how a probe saw the layers' outputs laid out; without ``probing``, None where none has been made."""
-    if choice.layouts:
-        return choice.layouts
-    found = probe(model, image) if probing else _probes.get(model, {}).get(_key(model, image))
-    return None if found is None else _layouts(found, choice.layers)
+    model: nn.Module, image: Float[Tensor, "1 c *size"], choice: LayerChoice
+) -> Mapping[LayerRef, Layout | None]:
+    """Return how a probe saw the layers' outputs laid out; None for one that has no grid in the input's places."""
+    seen = choice.layouts or _layouts(probe(model, image), choice.layers)
+    return {ref: seen.get(ref) for ref in choice.layers}
 
 
 def _layouts(found: Probe, layers: Sequence[LayerRef]) -> dict[LayerRef, Layout]:
@@ -167,9 +173,12 @@ def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
         lay_out(calls, leaf)
         if detections_in(output):
             return _choose_for_boxes(calls), True
+        with torch.no_grad():
+            place(calls, leaf.detach(), lambda changed: watch(model, changed)[0])
         classes = class_count(calls)
         influence = Influence(calls, score_of(output, classes))
-    return _choose(calls, influence, classes), influence.measured
+    # What a head initialised to zero hides will be seen once it has weights.
+    return _choose(calls, influence, classes), influence.measured and not influence.note
 
 
 def _choose_for_boxes(calls: list[Call]) -> Probe:
@@ -230,7 +239,7 @@ def _choose(calls: list[Call], influence: Influence, classes: int | None) -> Pro
     if influence.measure_inputs([call for call in around if verdicts[id(call)]]):
         verdicts = {id(call): _verdict(call, influence, classes) for call in calls}
         fit = [call for call in calls if not verdicts[id(call)]]
-    best = _deepest(calls, fit)
+    best = _deepest(calls, [call for call in fit if call.channels > 1] or fit)  # of one channel are gates
     found = Probe(_rows(calls, verdicts), None if best is None else _as_choice(best, calls, fit, influence))
     twins = [] if best is None else _twins(best, fit)
     if twins:
@@ -241,7 +250,7 @@ def _choose(calls: list[Call], influence: Influence, classes: int | None) -> Pro
 
 def _verdict(call: Call, influence: Influence | None, classes: int | None) -> str:
     if call.output is None or call.layout is None:
-        return "no spatial grid"
+        return _ELSEWHERE if call.elsewhere else "no spatial grid"
     if isinstance(call.module, _PASSING) or any(argument is call.output for argument in call.arguments):
         return "computes no features"
     return "" if influence is None else influence.of(call.output, classes)
@@ -260,7 +269,13 @@ def _deepest(calls: list[Call], fit: list[Call]) -> Call | None:
     # What ends another grid, such as the classifier of a coarser branch, says nothing about this one.
     grid = None if last.layout is None else last.layout.grid
     by_output = {id(call.output): call for call in fit}
-    alike = {key: call for key, call in by_output.items() if call.layout is not None and call.layout.grid == grid}
+    before = ancestors(last.node) - {last.node}
+    # ... and what begins after the last output but hangs on an earlier one, such as a late gate, is beside the way.
+    beside = {
+        key: call
+        for key, call in by_output.items()
+        if call.layout is not None and call.layout.grid == grid and call.node not in before
+    }
     fitting = {id(call) for call in fit}
     ends = [
         call
@@ -268,15 +283,15 @@ def _deepest(calls: list[Call], fit: list[Call]) -> Call | None:
         if call.name
         and id(call) not in fitting
         and call.finished > last.finished
-        and _grid_inputs(call, by_output if call.started < last.started else alike)
+        and _grid_inputs(call, by_output if call.started < last.started else beside)
     ]
     if not ends:
         return last
-    return _grid_inputs(max(ends, key=lambda call: call.started), by_output)[0]
+    return max(_grid_inputs(max(ends, key=lambda call: call.started), by_output), key=lambda call: call.finished)
 
 
 def _twins(best: Call, fit: list[Call]) -> list[Call]:
-    """Return the branches beside the best layer, of its shape and not computed from one another, and that layer.
+    """Return the branches beside the best layer, of its grid and not computed from one another, and that layer.
 
     None where nothing is beside it: most networks end in one place.
     """
@@ -285,7 +300,8 @@ def _twins(best: Call, fit: list[Call]) -> list[Call]:
     before = ancestors(best.node)
     beside: list[Call] = []
     for call in reversed(fit):
-        alike = call.output is not None and call.output.shape == best.output.shape and call.output is not best.output
+        grids = {None if one.layout is None else one.layout.grid for one in (call, best)}
+        alike = call.output is not best.output and len(grids) == 1 and call.channels > 1
         if not alike or call.node in before or call.node is None:
             continue
         known = any(other.output is call.output or call.node in ancestors(other.node) for other in beside)
@@ -331,5 +347,5 @@ def _as_choice(best: Call, calls: list[Call], fit: list[Call], influence: Influe
     chosen = _outermost(best, calls)
     others = _apart(named, chosen)
     seen = "whose cells influence the score" if influence.measured else "(its influence could not be measured)"
-    doubt = "; its shape could also be read with channels and tokens exchanged" if best.layout.assumed else ""
+    doubt = "; where its cells lie could not be measured" if best.unsure else ""
     return LayerChoice((chosen,), f"the deepest {grid} grid {seen}{influence.note}{doubt}", tuple(others))

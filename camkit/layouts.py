@@ -167,6 +167,22 @@ def infer_layout(
     return by_size if by_size is not None and any(_is_step(grid, by_size.grid) for grid in seen) else None
 
 
+def readings(shape: tuple[int, ...], size: tuple[int, ...], layout: Layout) -> list[Layout]:
+    """List other ways to read an output than a layout: with its axes exchanged, or its first tokens after the grid."""
+    if not are_tokens(shape, size):
+        kind: Literal["channels_first", "channels_last"]
+        kind, grid = (
+            ("channels_last", shape[1:-1]) if layout.kind == "channels_first" else ("channels_first", shape[2:])
+        )
+        return [Layout(kind, grid)] if _fits(grid, size) else []
+    options = [
+        *(Layout("tokens", found.grid, found.prefix) for found in _token_grids(shape[1], size)),
+        *(Layout("tokens_last", found.grid) for found in _token_grids(shape[2], size) if not found.prefix),
+    ]
+    options = [layout, *(option for option in options if option.grid != layout.grid or option.kind != layout.kind)]
+    return [*options[1:], *(replace(option, prefix=0) for option in options if option.prefix)]
+
+
 def are_tokens(shape: tuple[int, ...], size: tuple[int, ...]) -> bool:
     """Tell whether an output has its grid, if any, in one axis."""
     return len(shape) == 3 and len(size) > 1
@@ -218,6 +234,7 @@ def to_grid(tensor: Float[Tensor, "n *rest"], layout: Layout) -> Float[Tensor, "
         if layout.kind == "channels_last":
             return tensor.movedim(-1, 1)
         cells = tensor.movedim(-1, 1) if layout.kind == "tokens" else tensor
-        return cells[:, :, layout.prefix :].reshape(*cells.shape[:2], *layout.grid)
+        cells = cells[:, :, layout.prefix :][:, :, : math.prod(layout.grid)]
+        return cells.reshape(*cells.shape[:2], *layout.grid)
     except RuntimeError as error:
         raise LayerError(f"a layer output of shape {tuple(tensor.shape)} is not laid out as {layout}") from error

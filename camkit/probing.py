@@ -43,7 +43,17 @@ class Call:
     layout: Layout | None = None
     alone: bool = True  # nothing else that was computed came out with it
     scales: list[Node] = field(default_factory=list)  # the places of its outputs, where they have several grids
+    elsewhere: bool = False  # its cells were seen to lie elsewhere than where its shape would have them
+    unsure: bool = False  # where its cells lie could not be measured
     padded: tuple[int, ...] = ()  # the size of the images it returned, where it resized and padded the input
+
+    @property
+    def channels(self) -> int:
+        """How many channels the output has; 0 without a grid."""
+        if self.output is None or self.layout is None:
+            return 0
+        axis = {"channels_first": 1, "channels_last": -1, "tokens": -1, "tokens_last": 1}[self.layout.kind]
+        return self.output.shape[axis]
 
 
 def lay_out(calls: list[Call], leaf: Tensor) -> None:

@@ -306,7 +306,7 @@ class TwoBranches(nn.Module):
         self.head = nn.Linear(12, 3)
 
     def forward(self, images: Tensor) -> Tensor:
-        maps = self.left(images), self.deeper(self.right(images.flip(-1)))
+        maps = self.left(images), self.deeper(self.right(images.roll(1, 1)))
         return self.head(torch.cat([part.mean((2, 3)) for part in maps], dim=1))
 
 
@@ -460,22 +460,20 @@ def picture() -> Tensor:
     return torch.randn(3, 16, 24)
 
 
-def test_the_probe_is_one_pass_remembered_for_the_module_and_size(net, picture):
-    camkit.explain(net, picture)
-    assert net.passes == 2
-
-    camkit.explain(net, picture, target=2)
-    camkit.explain(net, torch.randn(5, *picture.shape), method="hirescam")
-    assert net.passes == 6  # two of them, of one image, try the memory format
-
-    camkit.explain(net, torch.randn(3, 32, 32))
-    assert net.passes == 8
+PROBING = 3  # one pass of one image, and two that show where cells lie
 
 
-def test_a_named_layer_needs_no_probe(net, picture):
-    camkit.explain(net, picture, "deep")
+@pytest.mark.parametrize("layer", [None, "deep"])
+def test_what_the_probe_saw_is_remembered_for_the_module_and_size(net, picture, layer):
+    camkit.explain(net, picture, layer)
+    assert net.passes == PROBING + 1
 
-    assert net.passes == 1
+    camkit.explain(net, picture, layer, target=2)
+    camkit.explain(net, torch.randn(5, *picture.shape), layer, method="hirescam")
+    assert net.passes == PROBING + 5  # two of them, of one image, try the memory format
+
+    camkit.explain(net, torch.randn(3, 32, 32), layer)
+    assert net.passes == 2 * PROBING + 6
 
 
 def test_what_was_remembered_is_forgotten_with_the_module(picture):
@@ -495,7 +493,7 @@ def test_two_modules_of_one_kind_are_looked_at_each(picture):
     camkit.explain(first, picture)
     camkit.explain(second, picture)
 
-    assert (first.passes, second.passes) == (2, 2)
+    assert (first.passes, second.passes) == (PROBING + 1, PROBING + 1)
 
 
 def test_the_probe_lists_every_call_with_what_it_returned_and_why_it_is_no_choice(net, picture):
@@ -700,14 +698,9 @@ class Patches(nn.Module):
 
 
 def test_a_named_layer_whose_axes_are_not_clear_is_read_as_the_pass_shows():
-    net, picture = Patches().eval(), torch.randn(3, 224, 224)
-    passes = []
-    net.register_forward_pre_hook(lambda *_: passes.append(1))
+    found = camkit.explain(Patches().eval(), torch.randn(3, 224, 224), "norm", target=1)
 
-    found = [camkit.explain(net, picture, "norm", target=1) for _ in range(3)]
-
-    assert {one.raw.shape for one in found} == {(16, 16)}
-    assert len(passes) == 3 + 1 + 1  # an attempt, a probe and the pass itself; later the pass alone
+    assert found.raw.shape == (16, 16)
 
 
 class Tokens(nn.Module):
@@ -937,3 +930,182 @@ def test_tokens_that_were_merged_are_a_coarser_grid(way):
     torch.manual_seed(0)
     found = camkit.explain(Fewer(way).eval(), torch.randn(3, 128, 128), target=1)
     assert (found.layer, found.raw.shape) == ("mix", (4, 4))
+
+
+# --- where cells lie --------------------------------------------------------------------------------------------------
+
+
+class Arranged(nn.Module):
+    """Patches that a network arranges in its own way before it goes on with them."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        channels = {"as wide as the grid": 16, "as wide as the patches": 256}.get(way, 24)
+        self.patches = nn.Conv2d(3, channels, 4, 4)
+        self.extra = nn.Parameter(torch.randn(1, {"four after": 4, "as wide as the patches": 5}.get(way, 1), channels))
+        self.mix = nn.Sequential(nn.Linear(channels, channels), nn.GELU())
+        self.head = nn.Linear(channels, 5)
+
+    def arranged(self, maps: Tensor) -> Tensor:
+        tokens = maps.flatten(2).mT
+        extra = self.extra.expand(len(maps), -1, -1)
+        windows = maps.unflatten(3, (4, -1)).unflatten(2, (4, -1)).permute(0, 2, 4, 3, 5, 1)
+        ways = {
+            "windows first": windows.flatten(1, 4),
+            "backwards": tokens.flip(1),
+            "columns": maps.mT.flatten(2).mT,
+            "as wide as the grid": maps.permute(0, 2, 3, 1),
+            "as wide as the patches": torch.cat([extra, tokens], 1),
+            "coarse cells after": torch.cat([tokens, functional.avg_pool2d(maps, 4).flatten(2).mT], 1),
+            "one after": torch.cat([tokens, extra], 1),
+            "four after": torch.cat([tokens, extra], 1),
+        }
+        return ways[self.way]
+
+    def forward(self, images: Tensor) -> Tensor:
+        mixed = self.mix(self.arranged(self.patches(images)))
+        return self.head(mixed.flatten(1, -2).relu().mean(1))
+
+
+def follows(net: nn.Module, layer: str, image: Tensor, raw: Any) -> bool:
+    """Tell whether the map of a score that reads one corner alone lies in that corner, seen by changing the picture."""
+    corner = image.clone()
+    corner[:, :16, :16] += 1
+    change = camkit.explain(net, corner, layer, target=0, method="hirescam").raw - raw
+    return bool(np.abs(change)[:4, :4].sum() > 0.9 * np.abs(change).sum())
+
+
+@pytest.mark.parametrize("layer", [None, "mix"])
+@pytest.mark.parametrize(
+    "way", ["as wide as the grid", "as wide as the patches", "one after", "four after", "coarse cells after"]
+)
+def test_cells_are_drawn_where_they_lie_however_they_are_arranged(way, layer):
+    torch.manual_seed(0)
+    net, image = Arranged(way).eval(), torch.randn(3, 64, 64)
+
+    found = camkit.explain(net, image, layer, target=0, method="hirescam")
+
+    assert (found.layer, found.raw.shape) == ("mix", (16, 16))
+    assert follows(net, "mix", image, found.raw)
+    assert "could not" not in found.layer_reason
+
+
+@pytest.mark.parametrize("way", ["windows first", "backwards", "columns"])
+def test_cells_in_another_order_are_no_map(way):
+    torch.manual_seed(0)
+    net, image = Arranged(way).eval(), torch.randn(3, 64, 64)
+
+    assert camkit.explain(net, image, target=0).layer == "patches"
+    with pytest.raises(LayerError, match="or not its order") as caught:
+        camkit.explain(net, image, "mix", target=0)
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("change", [lambda x: x.flip(-1), lambda x: x.mT, lambda x: x[..., :32, :32]])
+def test_a_model_that_moves_its_picture_itself_is_refused_with_the_reason(change):
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Conv2d(3, 16, 8, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+
+    class Moving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.inner(change(images))
+
+    with pytest.raises(LayerError, match="crops, mirrors or reorders") as caught:
+        camkit.explain(Moving().eval(), torch.randn(3, 64, 64))
+    assert_one_sentence(caught.value)
+
+
+class Signal(nn.Module):
+    """A convolution over time and a recurrent layer, whose output is (N, time, channels)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 32, 4, 4)
+        self.memory = nn.LSTM(32, channels, batch_first=True)
+        self.head = nn.Linear(channels, 5)
+
+    def forward(self, signals: Tensor) -> Tensor:
+        return self.head(self.memory(self.conv(signals).mT)[0].mean(1))
+
+
+@pytest.mark.parametrize(("length", "channels"), [(1024, 64), (1000, 48), (1024, 256), (300, 100)])
+def test_time_is_not_mistaken_for_channels(length, channels):
+    torch.manual_seed(0)
+    found = camkit.explain(Signal(channels).eval(), torch.randn(1, length), target=0)
+    assert (found.layer, found.raw.shape) == ("memory", (length // 4,))
+
+
+def test_where_the_places_cannot_be_measured_the_reason_says_so():
+    torch.manual_seed(0)
+
+    class Pooled(nn.Module):
+        """As many weighed sums of the patches as there are patches."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = nn.Conv2d(3, 24, 8, 8)
+            self.weigh = nn.Linear(24, 64)
+            self.mix = nn.Linear(24, 24)
+            self.head = nn.Linear(24, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            tokens = self.patches(images).flatten(2).mT
+            return self.head(self.mix(self.weigh(tokens).sigmoid().mT @ tokens).mean(1))
+
+    found = camkit.explain(Pooled().eval(), torch.randn(3, 64, 64), target=0)
+    assert found.layer == "mix"
+    assert found.layer_reason.endswith("where its cells lie could not be measured")
+
+
+# --- networks without a head ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "layer"),
+    [
+        ("resnet18", "fc", "layer4"),
+        ("mobilenet_v2", "classifier", "features"),
+        ("squeezenet1_1", "classifier", "features"),
+        ("vgg11", "classifier", "features"),
+    ],
+)
+def test_a_network_without_its_head_is_explained_at_its_last_features(name, head, layer):
+    net = build(name)
+    setattr(net, head, nn.Identity())
+    assert str(probe(net, torch.randn(1, 3, 96, 96)).choice) == layer
+
+
+def test_a_block_that_adds_in_place_is_one_branch():
+    net = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1]).eval()
+    assert str(probe(net, torch.randn(1, 3, 96, 96)).choice) == "layer4"
+
+
+class Gated(nn.Module):
+    """Features, and beside them a gate that runs last: from the stem, or of one channel from the features."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 8, 8)
+        self.deep = nn.Conv2d(16, 16, 3, 1, 1)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.gate = nn.Linear(16, 16) if late else nn.Conv2d(16, 1, 1)
+        self.head = nn.Linear(16, 5)
+        self.late = late
+
+    def forward(self, images: Tensor) -> Tensor:
+        stem = self.stem(images)
+        deep = self.deep(stem).relu()
+        if self.late:
+            return self.head(deep.mean((2, 3)) * self.gate(self.pool(stem).flatten(1)).sigmoid())
+        return self.head((deep * self.gate(deep).sigmoid()).mean((2, 3)))
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_gates_are_not_mistaken_for_features(late):
+    torch.manual_seed(0)
+    assert camkit.explain(Gated(late).eval(), torch.randn(3, 64, 64), target=0).layer == "deep"
