@@ -115,9 +115,15 @@ def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> LayerChoice:
 
 def layouts_of(
     model: nn.Module, image: Float[Tensor, "1 c *size"], choice: LayerChoice
-) -> Mapping[LayerRef, Layout | None]:
-    """Return how a probe saw the layers' outputs laid out; None for one that has no grid in the input's places."""
-    seen = choice.layouts or _layouts(probe(model, image), choice.layers)
+) -> Mapping[LayerRef, Layout | None] | None:
+    """Return how a probe saw the layers' outputs laid out; None for one that has no grid in the input's places.
+
+    None instead of all where the model takes no single image, so that it could not be looked at.
+    """
+    try:
+        seen = choice.layouts or _layouts(probe(model, image), choice.layers)
+    except Exception:  # noqa: BLE001 - whatever a model raises that was made for batches of another number
+        return None
     return {ref: seen.get(ref) for ref in choice.layers}
 
 
@@ -287,7 +293,9 @@ def _deepest(calls: list[Call], fit: list[Call]) -> Call | None:
     ]
     if not ends:
         return last
-    return max(_grid_inputs(max(ends, key=lambda call: call.started), by_output), key=lambda call: call.finished)
+    computed = {id(call.output): call.finished for call in reversed(fit)}  # modules around it return it later
+    inputs = _grid_inputs(max(ends, key=lambda call: call.started), by_output)
+    return max(inputs, key=lambda call: computed[id(call.output)])
 
 
 def _twins(best: Call, fit: list[Call]) -> list[Call]:

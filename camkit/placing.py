@@ -54,11 +54,15 @@ class _Place(NamedTuple):
 def place(calls: list[Call], image: Tensor, run: Callable[[Tensor], list[Call]]) -> None:
     """Measure where the cells of all outputs lie; correct or drop the layouts of those that lie elsewhere.
 
+    Not of a model that resizes and pads its input by itself, as detectors do.
+
     Args:
         calls: of a pass over the image, with layouts.
         image: the input (1, C, *size).
         run: makes another pass over an input of that shape.
     """
+    if any(call.padded for call in calls):  # the grids show the model's own padding as well
+        return
     size = tuple(image.shape[2:])
     exchanged = _exchanged(size).to(image.device)
     noise = _noise(image)
