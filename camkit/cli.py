@@ -166,7 +166,7 @@ def explain(
     if corners is not None and len(corners) != 4:
         raise InputError(f"--near takes left,top,right,bottom, not {near!r}")
     asked = Asked(tuple(target or ()), top_k, above, versus, direction, box, corners, mask, everywhere, similar_to)
-    targets = asked.targets()
+    asked.check()
     found = find_pictures(pictures, skip=out)
     loaded = source.load()
     if loaded.note:
@@ -178,7 +178,7 @@ def explain(
         drawing,
         method=method,
         layers=layer,
-        targets=targets,
+        targets=asked.targets(found, loaded.preprocess),
         precision=precision,
         batch_size=batch_size,
         fuse=fuse,

@@ -27,6 +27,7 @@ from camkit.models import Labels, as_model, device_of, dtype_of, spatial_rank
 from camkit.streams import Task, in_order
 from camkit.targets import SimilarTarget, TargetLike, as_targets
 from camkit.values import (
+    Expands,
     Failure,
     Fusion,
     ImageLike,
@@ -59,16 +60,17 @@ def explain(
     """Show which pixels a model used.
 
     Args:
-        model: a module, or a name (torchvision's classifiers, ``demo-biased``, ``demo-fair``). The module comes back
-            exactly as it went in.
+        model: a module, or a name as ``camkit.load_model`` takes it (``resnet50``, ``timm:NAME``, ``hf:NAME``,
+            ``file.py:factory``, ``demo-fair``). The module comes back exactly as it went in.
         img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
             or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
-        target_layer: None to have it chosen, a dotted name, a module, or several, which are fused by their mean.
+        target_layer: None to have it chosen, a dotted name, a module, or several, which are fused.
         method: a name from ``camkit.METHODS``. None is "gradcam", and for the boxes of a detector "hirescam": Grad-CAM
             weights whole channels, which many boxes share.
         target: what to explain: None for each picture's best class, a class index, a label's text, a function
             ``output -> (N,)``, or a list of these, each of which is explained for every picture at the cost of one
-            forward pass. ``camkit.targets.top(5)`` is such a list.
+            forward pass. ``camkit.targets`` makes others: the best classes, those above a threshold, a contrast, a
+            region, a box, a similarity.
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
         labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
         device: where a model loaded by name runs; a module stays where it is.
@@ -78,6 +80,7 @@ def explain(
 
     Returns:
         One Explanation for one picture and one target; otherwise a list, picture by picture, target by target within.
+        A target that stands for as many as a picture has, such as ``above``, gives a list too.
 
     Raises:
         InputError: something in the call or a picture is wrong; see ``camkit.errors`` for the kinds.
@@ -107,7 +110,7 @@ def explain(
             fuse=fuse,
         )
     )
-    if several or isinstance(target, (list, tuple)):
+    if several or isinstance(target, (list, tuple, Expands)):
         return explained
     return explained[0]
 

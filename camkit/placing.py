@@ -120,9 +120,9 @@ def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], exch
         layout: _place(layout, first[layout.kind], second[layout.kind], exchanged)
         for layout in (call.layout, *readings(tuple(call.output.shape), tuple(exchanged.shape), call.layout))
     }
-    drawn, best = found[call.layout], max(found, key=lambda layout: found[layout].along)
-    gain = found[best].along - drawn.along
-    if (found[best].along > 0.7 and gain > 0.15) or (found[best].along > 0.95 and gain > 0.05):
+    drawn, best = found[call.layout], max(found, key=lambda layout: found[layout].along - _chance(layout))
+    along, gain = found[best].along, found[best].along - drawn.along
+    if along > _chance(best) and (gain > 0.15 or (along > 0.95 and gain > 0.05)):
         call.layout = replace(best, assumed=False)
     elif drawn.along > _CONFIRMED:
         call.layout = replace(call.layout, assumed=False)
@@ -130,6 +130,12 @@ def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], exch
         call.layout, call.elsewhere = None, True
     else:
         call.unsure = True
+
+
+def _chance(layout: Layout) -> float:
+    """Return the correlation that a wrong reading has in less than one of 10,000 outputs."""
+    cells = math.prod(layout.grid)
+    return next(needed for least, needed in ((36, 0.7), (16, 0.9), (_FEW_CELLS, 0.97), (0, 1.0)) if cells >= least)
 
 
 def _place(layout: Layout, first: Tensor, second: Tensor, exchanged: Tensor) -> _Place:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from PIL import Image
 
@@ -22,12 +21,12 @@ from camkit.errors import CamkitError, InputError, ModelError, OutputError, RunE
 from camkit.explanation import Explanation
 from camkit.images import open_picture
 from camkit.layers import Probe, probe
-from camkit.models import device_of
+from camkit.models import about_channels, device_of
 from camkit.pipeline import explain_many
 from camkit.scenes import scene_paths
 from camkit.streams import Task, in_order
 from camkit.targets import TargetLike, above, box, contrast, direction, segment, similar_to, top
-from camkit.values import Expands, Failure, Fusion, LoadedModel, Precision
+from camkit.values import Expands, Failure, Fusion, LoadedModel, Precision, Preprocess
 
 _HALF = 127
 _LONGEST_SLUG = 30
@@ -150,8 +149,8 @@ class Asked:
     everywhere: bool = False
     similar_to: Path | None = None
 
-    def targets(self) -> list[TargetLike] | None:
-        """Return the targets.
+    def check(self) -> list[str]:
+        """Return the options that were given of those of which one stands alone.
 
         Raises:
             InputError: options that exclude each other, or one that needs another.
@@ -162,12 +161,31 @@ class Asked:
             raise InputError(f"{' and '.join(given)} exclude each other")
         if given and given != ["--direction"] and self.target:
             raise InputError(f"{given[0]} and --target exclude each other")
-        if (self.versus is not None or self.mask is not None or self.everywhere) and len(self.target) != 1:
-            raise InputError("--versus, --mask and --everywhere need one --target")
+        of_one = {"--versus": self.versus, "--mask": self.mask, "--everywhere": self.everywhere or None}
+        of_one = {name: value for name, value in of_one.items() if value is not None}
+        if len(of_one) > 1 or (of_one and self.direction is not None):
+            raise InputError(f"{' and '.join([*of_one, *given])} exclude each other")
+        if of_one and len(self.target) != 1:
+            raise InputError(f"{next(iter(of_one))} needs one --target")
+        if self.direction is not None:
+            self._number()
+        return given
+
+    def targets(self, pictures: Sequence[Path], preprocess: Preprocess | None) -> list[TargetLike] | None:
+        """Return the targets.
+
+        Args:
+            pictures: that are explained; a mask is of one.
+            preprocess: of the model, which the mask goes through as its picture does.
+
+        Raises:
+            InputError: as ``check``, or a mask that does not belong to the picture.
+        """
+        self.check()
         if self.direction is not None:
             return [self._number()]
         if self.target:
-            return [self._class(one) for one in self.target]
+            return [self._class(one, pictures, preprocess) for one in self.target]
         makers: dict[str, Callable[[Any], Any]] = {
             "top_k": top,
             "above": above,
@@ -186,11 +204,30 @@ class Asked:
             raise InputError("--direction is of one number of the output: --target takes its index")
         return direction("+" if self.direction == "up" else "-", int(self.target[0]) if self.target else 0)
 
-    def _class(self, name: str) -> TargetLike:
+    def _mask(self, pictures: Sequence[Path], preprocess: Preprocess | None) -> Any:
+        """Return the mask as the model's input shows it, resized and cropped as its picture is."""
+        assert self.mask is not None
+        mask = open_picture(self.mask).convert("L")
+        if len(pictures) != 1 or preprocess is None:
+            raise InputError("--mask is of one picture")
+        size = open_picture(pictures[0]).size
+        if mask.size != size:
+            raise InputError(f"the mask is {mask.width}x{mask.height} pixels and the picture {size[0]}x{size[1]}")
+        shades = [
+            mask.point(lambda shade: 255 * (shade > _HALF)),
+            *(Image.new("L", size, shade) for shade in (0, 255)),
+        ]
+        made, black, white = (preprocess(shade.convert("RGB")).float().mean(0) for shade in shades)
+        inside = (made - black) / (white - black) > 0.5
+        if not bool(inside.any()):
+            raise InputError(f"no white of {self.mask} is in the part of the picture that the model sees")
+        return inside.numpy()
+
+    def _class(self, name: str, pictures: Sequence[Path], preprocess: Preprocess | None) -> TargetLike:
         if self.versus is not None:
             return contrast(name, self.versus)
         if self.mask is not None:
-            return segment(name, np.asarray(open_picture(self.mask).convert("L")) > _HALF)
+            return segment(name, self._mask(pictures, preprocess))
         return segment(name, everywhere=True) if self.everywhere else name
 
 
@@ -225,6 +262,7 @@ def _cut(name: str) -> str:
 
 
 def _slug(text: str) -> str:
+    text = re.sub(r"^- ", "minus ", text)  # the direction
     slug = re.sub(r"[^\w.-]+", "-", text).strip("-.") or "target"
     return (
         slug if len(slug) <= _LONGEST_SLUG else f"{slug[:_LONGEST_SLUG]}-{zlib.crc32(text.encode(errors='replace')):x}"
@@ -234,7 +272,17 @@ def _slug(text: str) -> str:
 def probe_model(model: LoadedModel) -> Probe:
     """Look at a model loaded by name with one picture, a drawn scene prepared as the model wants it."""
     if model.preprocess is None:
-        raise ModelError(f"it is not known how pictures are prepared for {model.name}")
+        raise ModelError(
+            f"it is not known how pictures are prepared for {model.name}: give --size, --mean and --std, or a factory "
+            "that returns the module and the function that prepares a PIL picture for it"
+        )
     picture: Image.Image = open_picture(next(iter(scene_paths().values())))
     image: torch.Tensor = model.preprocess(picture)
-    return probe(model.module, image[None].to(device_of(model.module)))
+    inputs = image[None].to(device_of(model.module))
+    try:
+        return probe(model.module, inputs)
+    except RuntimeError as error:
+        sentence = about_channels(model.module, inputs)
+        if sentence is None:
+            raise
+        raise ModelError(sentence) from error

@@ -418,7 +418,7 @@ def test_the_command_line_hands_everything_on(own, tmp_path, capfd):
         (["--mean", "x"], "--mean"),
         (["--near", "1,2"], "--near"),
         (["--box", "1", "--above", "0.5"], "exclude"),
-        (["--versus", "left"], "need one --target"),
+        (["--versus", "left"], "--versus needs one --target"),
         (["--top-k", "2", "--target", "left"], "exclude"),
         (["--direction", "up", "--target", "left"], "index"),
     ):

@@ -303,8 +303,8 @@ def test_a_list_of_one_gives_a_list(net, images):
 
 
 def test_top_is_each_pictures_own_order(net, images):
-    net.tally.count = 0
     expected = logits(net, images).topk(5, dim=1)
+    explain(net, images[0], top(5))  # the probe is made once
     net.tally.count = 0
 
     found = explain(net, images, top(5))

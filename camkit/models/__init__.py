@@ -161,9 +161,15 @@ def _demo_model(request: Request) -> LoadedModel:
 
 
 @functools.lru_cache(maxsize=2)
-def _remembered(name: str, device: str) -> LoadedModel:
+def _remembered(name: str, device: str, changed: int) -> LoadedModel:  # noqa: ARG001 - one for each state of a file
     """Load a model by name; the last two are kept, so that calling ``explain`` in a loop does not read them anew."""
     return load_model(name, device=device)
+
+
+def _changed(name: str) -> int:
+    """Return when the file of a model of the caller's own was changed."""
+    file = Path(name.rpartition(":")[0])
+    return file.stat().st_mtime_ns if file.suffix == ".py" and file.is_file() else 0
 
 
 def as_model(
@@ -184,7 +190,7 @@ def as_model(
     names = as_labels(labels)
     _check_preprocess(preprocess)
     if isinstance(model, str):
-        model = _remembered(model, str(pick_device(device)))
+        model = _remembered(model, str(pick_device(device)), _changed(model))
     if isinstance(model, LoadedModel):
         _check_place(model.module, device)
         return replace(model, preprocess=preprocess or model.preprocess, labels=names or model.labels)

@@ -30,14 +30,14 @@ class TextClasses(nn.Module):
         self.texts: Tensor
         self.register_buffer("texts", nn.functional.normalize(embeddings.detach().float(), dim=-1))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits (N, K) of prepared pictures (N, C, H, W)."""
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the ``logits`` (N, K) and ``image_embeds`` (N, D) of prepared pictures (N, C, H, W)."""
         model: Any = self.model
         embedded = _embedding(model.get_image_features(**_inputs(model, images)))
         embedded = nn.functional.normalize(embedded.float(), dim=-1)
         logits = embedded @ self.texts.T * model.logit_scale.exp()
         bias = getattr(model, "logit_bias", None)
-        return cast("Tensor", logits if bias is None else logits + bias)
+        return {"logits": logits if bias is None else logits + bias, "image_embeds": embedded}
 
 
 class FromPatches(nn.Module):
@@ -87,14 +87,16 @@ def load(request: Request) -> LoadedModel:
     request.refuse_text()
     module, labels = _classifier(request, name, config)
     module = FromPatches(module) if takes_patches(module) else module
-    return LoadedModel(module, request.name, _prepared(request, name), labels)
+    several = getattr(config, "problem_type", None) == "multi_label_classification"
+    activation: Activation | None = "sigmoid" if several else None
+    return LoadedModel(module, request.name, _prepared(request, name), labels, activation=activation)
 
 
 def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tuple[str, ...] | None]:
     build = transformers.AutoModelForImageClassification
     labels = _labels(config)
     if request.weights is None:
-        module = _had(request, build.from_pretrained, name) if request.pretrained else build.from_config(config)
+        module = _trained(request, build, name) if request.pretrained else build.from_config(config)
         return module, labels
     path = Path(request.weights)
     state = read_state_dict(path)
@@ -116,7 +118,7 @@ def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
     if request.weights is not None:
         raise ModelError(f"{request.name} takes its weights from its own folder; --weights is for classifiers")
     build = transformers.AutoModel
-    model: Any = _had(request, build.from_pretrained, name) if request.pretrained else build.from_config(config)
+    model: Any = _trained(request, build, name) if request.pretrained else build.from_config(config)
     if not hasattr(model, "get_text_features") or not hasattr(model, "logit_scale"):
         raise ModelError(
             f"{request.name} ({config.model_type}) is not of CLIP's or SigLIP's kind, which can be explained"
@@ -158,6 +160,22 @@ def _inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     }
 
 
+def _trained(request: Request, build: Any, name: str) -> Any:
+    """Load a network with its weights.
+
+    Raises:
+        ModelError: there are none for a part of it, which would stay random.
+    """
+    model, told = _had(request, lambda folder: build.from_pretrained(folder, output_loading_info=True), name)
+    missing = sorted(told["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{request.name} has no weights for {len(missing)} of its parameters (the first is {missing[0]!r}), which "
+            "would stay random; name a model trained for this, or give all weights with --weights"
+        )
+    return model
+
+
 def _embedding(features: Any) -> Tensor:
     return cast("Tensor", features if isinstance(features, Tensor) else features.pooler_output)
 
@@ -175,8 +193,15 @@ def _prepared(request: Request, name: str) -> Prepare:
         if hasattr(processor, "max_num_patches"):
             raise ModelError(f"{request.name} takes pictures in their own shape, so it has no size to choose (--size)")
         height, width = request.size
+        usual = processor.size
         processor.size = {"height": height, "width": width}
         processor.do_center_crop = False
+        try:
+            made = tuple(Prepare(processor)(Image.new("RGB", (160, 100))).shape[1:])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            made = ()
+        if made != request.size:
+            raise ModelError(f"the image processor of {request.name} cannot be given another size than {usual}")
     if request.mean is not None:
         processor.image_mean, processor.do_normalize = list(request.mean), True
     if request.std is not None:

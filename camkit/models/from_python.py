@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from camkit.errors import ModelError, did_you_mean
@@ -22,14 +25,22 @@ def load(request: Request) -> LoadedModel:
     """Call the factory; it returns a module, a module and its preprocessing, or a ``LoadedModel``."""
     request.refuse_text()
     place, _, attribute = request.name.rpartition(":")
-    factory = _find(_module(place), attribute, request.name)
-    made: Any = factory() if callable(factory) and not isinstance(factory, nn.Module) else factory
-    preprocess: Preprocess | None = None
-    labels: tuple[str, ...] | None = None
-    if isinstance(made, LoadedModel):
-        made, preprocess, labels = made.module, made.preprocess, made.labels
+    if not place.strip("./") or not attribute:
+        raise ModelError(f"unknown model {request.name!r}; a network of your own is file.py:factory")
+    try:
+        made = _made(_find(_module(place), attribute, request.name), request.name)
+    except SystemExit as error:
+        raise ModelError(
+            f"{request.name} ended the program, as a script does; name a function that returns a model"
+        ) from (error)
+    known = made if isinstance(made, LoadedModel) else None
+    if known is not None:
+        made = known.module
     elif isinstance(made, tuple) and len(made) == 2 and callable(made[1]):
-        made, preprocess = made
+        known = LoadedModel(made[0], request.name, made[1])
+        made = made[0]
+    if isinstance(made, torch.export.ExportedProgram):
+        raise ModelError("an exported program has no layers to watch; return the Python module it was exported from")
     if not isinstance(made, nn.Module):
         raise ModelError(
             f"{request.name} gave a {type(made).__name__}; a factory returns a torch.nn.Module, or a module and the "
@@ -38,7 +49,22 @@ def load(request: Request) -> LoadedModel:
     if request.weights is not None:
         path = Path(request.weights)
         fill(made, read_state_dict(path), request.name, path)
-    return LoadedModel(made, request.name, _prepared(request) or preprocess, labels)
+    preprocess = _prepared(request, known)
+    if known is None:
+        return LoadedModel(made, request.name, preprocess)
+    return replace(known, module=made, name=request.name, preprocess=preprocess)
+
+
+def _made(factory: Any, name: str) -> Any:
+    if not callable(factory) or isinstance(factory, nn.Module):
+        return factory
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise ModelError(f"{name} needs arguments ({error}); name a function that takes none") from error
+    except ValueError:  # it doesn't tell what it takes
+        pass
+    return factory()
 
 
 def _module(place: str) -> ModuleType:
@@ -83,12 +109,14 @@ def _find(module: ModuleType, attribute: str, name: str) -> Any:
     return found
 
 
-def _prepared(request: Request) -> Preprocess | None:
+def _prepared(request: Request, known: LoadedModel | None) -> Preprocess | None:
+    usual = None if known is None else known.preprocess
     if not request.changes:
-        return None
+        return usual
     if request.size is None or request.mean is None or request.std is None:
+        unknown = "is its own function" if usual is not None else "is not known"
         raise ModelError(
-            f"how pictures are prepared for {request.name} is not known: give size, mean and std, all three "
+            f"how pictures are prepared for {request.name} {unknown}: give size, mean and std, all three "
             "(--size 224 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 if it was trained as ImageNet models are)"
         )
     made: Preprocess = preset(request.size, request.mean, request.std)

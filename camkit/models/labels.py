@@ -41,7 +41,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
         InputError: the file cannot be read or holds something else.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the labels in {path} cannot be read: {error}") from error
     if path.suffix.lower() != ".json":

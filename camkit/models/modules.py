@@ -21,7 +21,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     Raises:
         ModelError: a TorchScript or quantised module, whose layers cannot be watched or differentiated.
     """
-    if isinstance(model, torch.jit.ScriptModule):
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
         raise ModelError("a TorchScript module's layers cannot be watched; pass the Python module it was made from")
     if isinstance(model, _WRAPPERS):
         return unwrapped(model.module)

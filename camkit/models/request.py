@@ -37,6 +37,9 @@ class Request:
             raise InputError(f"size is the height and width of the model's input in pixels, not {self.size}")
         if self.std is not None and not all(value > 0 for value in self.std):
             raise InputError(f"std holds one positive number per channel, not {self.std}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) not in (1, 3):
+                raise InputError(f"{name} is one number or one for red, green and blue, not {values}")
         if self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
             raise InputError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; both have one per channel")
 

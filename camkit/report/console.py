@@ -83,6 +83,9 @@ def wide(table: Table, console: Console) -> Console:
 
 def choice(probe: Probe) -> Text:
     """Return which layer explain would use, why, and the next best."""
+    if probe.equals:
+        listed = " ".join(f"--layer {row.ref}" for row in probe.equals)
+        return Text(f"the model ends in branches that are equally deep; name one, or all: {listed}", "yellow")
     if probe.choice is None:
         return Text("no layer could be chosen: none with a spatial grid influences the score", "yellow")
     others = ", ".join(map(str, probe.choice.runners_up))

@@ -99,9 +99,12 @@ class BoxTarget:
         if self.near is not None:
             return nearest_box(found, self.near)
         if self.label is not None:
+            if not all("labels" in item for item in found):
+                raise TargetError("the detections have no labels; choose a box by its number or where it is")
             index = int(self.label)
             return best_box(found, lambda item: item["labels"].eq(index))
-        most = max(len(item["scores"]) for item in found)
         number = self.number or 0
         places = [number if number < len(item["scores"]) else None for item in found]
-        return box_scores(found, places, f"there is no box {number}: the most found in a picture is {most}")
+        return box_scores(
+            found, places, f"there is no box {number}: so many were not found in it (they are counted from 0)"
+        )

@@ -14,6 +14,12 @@ from camkit.targets.outputs import embedding_of
 from camkit.values import Scores
 
 
+def _scaled(embeddings: Tensor) -> Tensor:
+    """Return embeddings scaled to a largest number of one, so that no epsilon of a small one's cosine decides."""
+    largest = embeddings.detach().abs().amax(1, keepdim=True)
+    return embeddings / torch.where(largest > 0, largest, 1)
+
+
 @dataclass(frozen=True, eq=False)
 class SimilarTarget:
     """The cosine of a picture's embedding with that of a reference: a picture, or an embedding (D,).
@@ -39,7 +45,7 @@ class SimilarTarget:
             raise TargetError(
                 f"the reference has {len(reference)} numbers and the model's embedding {embedded.shape[1]}"
             )
-        values = cosine_similarity(embedded, reference.to(embedded)[None], dim=1)
+        values = cosine_similarity(_scaled(embedded), _scaled(reference.to(embedded)[None]), dim=1)
         return Scores(values=values, description="similarity to the reference")
 
     def embedded(self, output: Any) -> SimilarTarget:

@@ -29,9 +29,10 @@ def class_on_map(
         TargetError: a mask that covers nothing.
 
     """
-    chosen = maps[torch.arange(len(maps), device=maps.device), indices]
+    chosen = maps[torch.arange(len(maps), device=maps.device), indices].float()  # in fp16 a sum of cells is infinite
+    alone = maps.shape[1] == 1  # one map of logits: the class or not
     if mask is None:
-        where = maps.detach().argmax(1) == indices[:, None, None]
+        where = maps.detach()[:, 0] > 0 if alone else maps.detach().argmax(1) == indices[:, None, None]
         where = where | ~where.any((1, 2), keepdim=True)
     else:
         covered = interpolate(mask[None, None].to(maps), size=maps.shape[2:], mode="area")[0]
@@ -39,7 +40,8 @@ def class_on_map(
             raise TargetError("the mask covers no part of the picture")
         where = (covered >= 0.5 * covered.amax()).expand(len(maps), -1, -1)
     cells = where.to(chosen)
-    shares = maps.detach().float().softmax(1)[torch.arange(len(maps), device=maps.device), indices]
+    logits = maps.detach().float()
+    shares = (logits.sigmoid() if alone else logits.softmax(1))[torch.arange(len(maps), device=maps.device), indices]
     return Scores(
         values=(chosen * cells).sum((1, 2)) / cells.sum((1, 2)),
         indices=tuple(indices.tolist()),
@@ -84,9 +86,11 @@ class SegmentTarget:
         if self.mask is None:
             return replace(self, index=index)
         array = self.mask.detach().cpu().numpy() if isinstance(self.mask, Tensor) else np.asarray(self.mask)
-        if array.ndim != 2 or array.dtype.kind not in "biuf" or not array.any():
-            raise TargetError(f"a mask is an array (H, W) that is true somewhere, not {describe(self.mask)}")
-        mask = torch.from_numpy(array.astype(bool))
+        if array.ndim != 2 or array.dtype.kind not in "biuf":
+            raise TargetError(f"a mask is an array (H, W) of truth values, not {describe(self.mask)}")
+        if not np.nan_to_num(array).any():
+            raise TargetError("the mask is empty: nothing in it is true (of a picture: white)")
+        mask = torch.from_numpy(np.nan_to_num(array).astype(bool))
         return replace(self, index=index, mask=mask)
 
     def __call__(self, output: Any, batch: int) -> Scores:
