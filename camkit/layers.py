@@ -1,7 +1,8 @@
 """Finds the layer to explain: the deepest one with a spatial grid whose cells still influence the score.
 
-One probe pass over a single image lists every module's output in execution order, and one backward pass over its last
-layers tells which grid cells the score depends on. Nothing is decided by a module's name.
+One probe pass over a single image lists every module's output in execution order. Two more, with parts of the image
+exchanged, show where the cells of each output lie, and a backward pass over the last layers tells on which of them the
+score depends. Nothing is decided by a module's name, and it is done once per model and size of input.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from camkit.errors import LayerError, did_you_mean
 from camkit.lineage import ancestors, is_regional
 from camkit.placing import place
 from camkit.probing import Call, Influence, class_count, detections_in, lay_out, score_of, watch
-from camkit.state import eagerly, evaluating, same_randomness
+from camkit.state import eagerly, evaluating, same_randomness, switch_off_training
 from camkit.values import LayerChoice, LayerRef, LayerRow, Layout
 
 _PASSING = (
@@ -62,7 +63,7 @@ _probes: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Probe]] = we
 
 
 def probe(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Probe:
-    """Look at the model with one pass and one backward pass.
+    """Look at the model with three passes over one image and a backward pass from its score.
 
     What was measured is remembered for inputs of this size while the module lives and keeps its parts.
 
@@ -179,8 +180,13 @@ def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
         lay_out(calls, leaf)
         if detections_in(output):
             return _choose_for_boxes(calls), True
-        with torch.no_grad():
-            place(calls, leaf.detach(), lambda changed: watch(model, changed)[0])
+
+        def again(changed: Tensor) -> list[Call]:
+            switch_off_training(model)  # once more: the pass before may have switched parts to it
+            with torch.no_grad():
+                return watch(model, changed)[0]
+
+        place(calls, leaf.detach(), again)
         classes = class_count(calls)
         influence = Influence(calls, score_of(output, classes))
     # What a head initialised to zero hides will be seen once it has weights.

@@ -169,6 +169,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 _release(module)
 
 
+def switch_off_training(model: nn.Module) -> None:
+    """Put every submodule into evaluation mode again, inside ``evaluating``, which restores the flags."""
+    for module in model.modules():
+        module.training = False
+
+
 def _generator_arguments(device: torch.device) -> tuple[torch.device, ...]:
     return () if device.type == "mps" else (device,)  # MPS has one generator
 
