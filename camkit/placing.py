@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -123,12 +122,10 @@ def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], exch
     drawn, best = found[call.layout], max(found, key=lambda layout: found[layout].along - _chance(layout))
     along, gain = found[best].along, found[best].along - drawn.along
     if along > _chance(best) and (gain > 0.15 or (along > 0.95 and gain > 0.05)):
-        call.layout = replace(best, assumed=False)
-    elif drawn.along > _CONFIRMED:
-        call.layout = replace(call.layout, assumed=False)
+        call.layout = best
     elif drawn.spread > _SHOWN and drawn.along < (_ELSEWHERE if first[call.layout.kind].numel() >= _FEW_CELLS else 0):
         call.layout, call.elsewhere = None, True
-    else:
+    elif not drawn.along > _CONFIRMED:  # nor where there is no correlation
         call.unsure = True
 
 

@@ -149,8 +149,8 @@ class Asked:
     everywhere: bool = False
     similar_to: Path | None = None
 
-    def check(self) -> list[str]:
-        """Return the options that were given of those of which one stands alone.
+    def check(self) -> None:
+        """Check that the options go together.
 
         Raises:
             InputError: options that exclude each other, or one that needs another.
@@ -169,7 +169,6 @@ class Asked:
             raise InputError(f"{next(iter(of_one))} needs one --target")
         if self.direction is not None:
             self._number()
-        return given
 
     def targets(self, pictures: Sequence[Path], preprocess: Preprocess | None) -> list[TargetLike] | None:
         """Return the targets.

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from camkit.errors import InputError, ModelError, did_you_mean
 from camkit.models import from_torchvision
 from camkit.models.labels import Labels, as_labels, read_labels
-from camkit.models.modules import about_channels, device_of, dtype_of, spatial_rank, unwrapped
+from camkit.models.modules import about_channels, device_of, dtype_of, refuse_exported, spatial_rank, unwrapped
 from camkit.models.request import Request
 from camkit.models.weights import fill, read_state_dict
 from camkit.scenes.network import LABELS as SCENE_LABELS
@@ -194,8 +194,7 @@ def as_model(
     if isinstance(model, LoadedModel):
         _check_place(model.module, device)
         return replace(model, preprocess=preprocess or model.preprocess, labels=names or model.labels)
-    if isinstance(model, torch.export.ExportedProgram):
-        raise ModelError("an exported program has no layers to watch; pass the Python module it was exported from")
+    refuse_exported(model)
     if not isinstance(model, nn.Module):
         raise ModelError(f"a model is a torch.nn.Module or a name, not a {type(model).__name__}")
     module = unwrapped(model)

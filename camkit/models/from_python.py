@@ -12,10 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from camkit.errors import ModelError, did_you_mean
+from camkit.models.modules import refuse_exported
 from camkit.models.request import Request, preset
 from camkit.models.weights import fill, read_state_dict
 from camkit.values import LoadedModel, Preprocess
@@ -32,15 +32,14 @@ def load(request: Request) -> LoadedModel:
     except SystemExit as error:
         raise ModelError(
             f"{request.name} ended the program, as a script does; name a function that returns a model"
-        ) from (error)
+        ) from error
     known = made if isinstance(made, LoadedModel) else None
     if known is not None:
         made = known.module
     elif isinstance(made, tuple) and len(made) == 2 and callable(made[1]):
         known = LoadedModel(made[0], request.name, made[1])
         made = made[0]
-    if isinstance(made, torch.export.ExportedProgram):
-        raise ModelError("an exported program has no layers to watch; return the Python module it was exported from")
+    refuse_exported(made)
     if not isinstance(made, nn.Module):
         raise ModelError(
             f"{request.name} gave a {type(made).__name__}; a factory returns a torch.nn.Module, or a module and the "

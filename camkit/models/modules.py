@@ -15,6 +15,16 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized", "torch.nn.intrinsic.q")
 
 
+def refuse_exported(model: object) -> None:
+    """Say that an exported program cannot be explained.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        raise ModelError("an exported program has no layers to watch; pass the Python module it was exported from")
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module inside wrappers: DataParallel, torch.compile, Lightning's Fabric.
 
