@@ -104,6 +104,10 @@ def _capture(
         images = inputs.clone().requires_grad_() if trunk_graph else inputs  # where every parameter is frozen
         output = model(images.clone(memory_format=memory_format))
         _check_all_ran(tape, layers)
+        size = resized.padded or tuple(inputs.shape[2:])
+        found = {ref: _layout(ref, tape.layers[ref], len(inputs), size, layouts) for ref in layers}
+        for ref, layout in found.items():
+            tape.layers[ref].images = int(layout.kind == "sequence_first")
         asked = _expanded(targets, output, len(inputs))
         for number, target in enumerate(asked, start=1):
             scored = target(output, len(inputs))
@@ -115,8 +119,7 @@ def _capture(
             scores.append(replace(scored, values=scored.values.detach().float()))
         if not reached:
             return None
-        size = resized.padded or tuple(inputs.shape[2:])
-        features = tuple(_features(ref, tape.layers[ref], len(inputs), size, layouts) for ref in layers)
+        features = tuple(_features(tape.layers[ref], layout) for ref, layout in found.items())
     return Capture(features, tuple(scores), resized.extent)
 
 
@@ -139,9 +142,9 @@ def _check_all_ran(tape: Tape, layers: Mapping[LayerRef, nn.Module]) -> None:
         raise LayerError(f"layer {missing[0]!r} did not run in this pass; camkit layers --model NAME lists what runs")
 
 
-def _features(
+def _layout(
     ref: LayerRef, saved: Saved, batch: int, size: tuple[int, ...], layouts: Mapping[LayerRef, Layout | None] | None
-) -> Features:
+) -> Layout:
     shape = tuple(saved.output.shape)
     layout = infer_layout(shape, batch, size) if layouts is None else layouts.get(ref)
     if layout is None:
@@ -149,6 +152,10 @@ def _features(
             f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
             f"{'x'.join(map(str, size))}, or not its order; choose another (camkit layers --model NAME lists them)"
         )
+    return layout
+
+
+def _features(saved: Saved, layout: Layout) -> Features:
     gradients = tuple(to_grid(gradient, layout) for gradient in saved.gradients)
     return Features(to_grid(saved.output.detach(), layout), gradients)
 
@@ -188,7 +195,8 @@ def capture_for_cam(
         scores = tuple(target(output, len(inputs)) for target in _expanded(targets, output, len(inputs)))
         heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
         size = tuple(inputs.shape[2:])
-        maps = {ref: _features(ref, tape.layers[ref], len(inputs), size, layouts).activations for ref in layers}
+        found = {ref: _layout(ref, tape.layers[ref], len(inputs), size, layouts) for ref in layers}
+        maps = {ref: _features(tape.layers[ref], layout).activations for ref, layout in found.items()}
         features = tuple(_cam_features(ref, maps[ref], heads, scores) for ref in layers)
     return Capture(features, tuple(replace(scored, values=scored.values.float()) for scored in scores))
 

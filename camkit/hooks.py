@@ -126,12 +126,14 @@ class Saved:
     """One layer's feature maps, as the layer returned them, and one gradient for each backward pass so far.
 
     ``end`` is where a backward pass must lead for the gradients to be computed: the output itself where it begins the
-    graph, otherwise its place in the graph, which an in-place operation after the layer doesn't move.
+    graph, otherwise its place in the graph, which an in-place operation after the layer doesn't move. ``images`` is the
+    axis along which the images lie.
     """
 
     output: Tensor
     end: Tensor | GradientEdge | None = None
     gradients: list[Tensor] = field(default_factory=list)
+    images: int = 0
 
 
 @dataclass(eq=False)
@@ -165,9 +167,10 @@ class Tape:
         was_high = torch.zeros_like(lifts, dtype=torch.bool)
         for tries_left in range(3, -1, -1):
             reached = self._differentiate(saved, (values * lifts).sum(), keep_graph=True)
-            batched = [layer for layer in saved if len(layer.gradients[-1]) == len(values)]
+            batched = [layer for layer in saved if layer.output.shape[layer.images] == len(values)]
             peaks = [
-                layer.gradients[-1].detach().flatten(1).float().abs().amax(1).to(lifts.device) for layer in batched
+                layer.gradients[-1].detach().movedim(layer.images, 0).flatten(1).float().abs().amax(1).to(lifts.device)
+                for layer in batched
             ]
             largest = torch.stack([*peaks, torch.zeros_like(lifts)]).amax(0)
             too_high = ~torch.isfinite(largest)
@@ -179,8 +182,8 @@ class Tape:
             for layer in saved:
                 del layer.gradients[-1]
         for layer in batched:
-            gradient = layer.gradients[-1].float()
-            layer.gradients[-1] = gradient / lifts.to(gradient.device).reshape(-1, *[1] * (gradient.dim() - 1))
+            gradient = layer.gradients[-1].float().movedim(layer.images, -1)
+            layer.gradients[-1] = (gradient / lifts.to(gradient.device)).movedim(-1, layer.images)
         return reached
 
     @staticmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Float
@@ -36,6 +36,10 @@ _MOST_MERGED = 4
 """Cells of a grid, along each axis, that one step joins to a cell of the next, or makes of it."""
 
 
+_SCORE_KEYS = ("logits", "out", "last_hidden_state")
+"""Where dictionaries hold class scores; the last where it is (N, K), as one network of Hugging Face has it."""
+
+
 def _tensors(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
     if isinstance(output, Tensor):
         yield path, output
@@ -45,11 +49,30 @@ def _tensors(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
     elif isinstance(output, (tuple, list)):
         for index, value in enumerate(output):
             yield from _tensors(value, (*path, index))
+    elif is_dataclass(output):
+        for field in fields(output):
+            yield from _tensors(getattr(output, field.name, None), (*path, field.name))
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Walk through the tensors of a module's output: a tensor, or tuples, lists and dictionaries that hold some."""
+    """Walk through the tensors of a module's output: a tensor, or or tuples, lists, dictionaries and dataclasses."""
     return (tensor for _, tensor in _tensors(output))
+
+
+def main_tensor(output: Any) -> Any:
+    """Follow dictionaries, objects with ``logits``, and tuples and lists to the tensor that holds the scores."""
+    found = output
+    while not isinstance(found, Tensor):
+        key = next((key for key in _SCORE_KEYS if key in found), None) if isinstance(found, dict) else None
+        if key is not None:
+            found = found[key]
+        elif isinstance(getattr(found, "logits", None), Tensor):
+            found = found.logits
+        elif isinstance(found, (tuple, list)) and found:
+            found = found[0]
+        else:
+            break
+    return found
 
 
 def feature_tensor(output: Any) -> tuple[tuple[Any, ...], Tensor] | None:
@@ -76,6 +99,10 @@ def with_tensor(output: Any, path: tuple[Any, ...], tensor: Tensor) -> Any:
         copied = copy(output)
         copied[key] = with_tensor(output[key], rest, tensor)
         return copied
+    if is_dataclass(output):
+        made = copy(output)
+        object.__setattr__(made, key, with_tensor(getattr(output, key), rest, tensor))
+        return made
     items = list(output)
     items[key] = with_tensor(items[key], rest, tensor)
     return tuple.__new__(type(output), items)
@@ -133,6 +160,7 @@ def infer_layout(
     Args:
         shape: of the layer's output.
         batch: images in the input; a layer with another first dimension cannot be mapped onto pictures.
+            Tokens may come as (L, batch, C), as PyTorch's own attention has them.
         size: the input's H x W (or its L, or D x H x W).
         seen: grids of the outputs this one was computed from, the nearest first. A shape alone does not tell tokens
             from channels; it is read as one of these grids, or as what a step of merging makes of one. Any other
@@ -152,7 +180,7 @@ def infer_layout(
 
     """
     if not shape or shape[0] != batch:
-        return None
+        return _sequence_first(shape, batch, size, seen)
     if len(shape) == len(size) + 2:
         first, last = shape[2:], shape[1:-1]
         if _fits(first, size):
@@ -167,8 +195,21 @@ def infer_layout(
     return by_size if by_size is not None and any(_is_step(grid, by_size.grid) for grid in seen) else None
 
 
+def _sequence_first(
+    shape: tuple[int, ...], batch: int, size: tuple[int, ...], seen: Sequence[tuple[int, ...]]
+) -> Layout | None:
+    if len(shape) != 3 or shape[1] != batch:
+        return None
+    turned = infer_layout((batch, shape[0], shape[2]), batch, size, seen)
+    by_cell = turned is not None and turned.kind in ("tokens", "channels_last")
+    return replace(turned, kind="sequence_first", assumed=False) if turned is not None and by_cell else None
+
+
 def readings(shape: tuple[int, ...], size: tuple[int, ...], layout: Layout) -> list[Layout]:
     """List other ways to read an output than a layout: with its axes exchanged, or its first tokens after the grid."""
+    if layout.kind == "sequence_first":
+        turned = readings((shape[1], shape[0], shape[2]), size, replace(layout, kind="tokens"))
+        return [replace(option, kind="sequence_first") for option in turned if option.kind == "tokens"]
     if not are_tokens(shape, size):
         kind: Literal["channels_first", "channels_last"]
         kind, grid = (
@@ -233,7 +274,9 @@ def to_grid(tensor: Float[Tensor, "n *rest"], layout: Layout) -> Float[Tensor, "
             return tensor
         if layout.kind == "channels_last":
             return tensor.movedim(-1, 1)
-        cells = tensor.movedim(-1, 1) if layout.kind == "tokens" else tensor
+        if layout.kind == "sequence_first":
+            tensor = tensor.movedim(0, 1)
+        cells = tensor if layout.kind == "tokens_last" else tensor.movedim(-1, 1)
         cells = cells[:, :, layout.prefix :][:, :, : math.prod(layout.grid)]
         return cells.reshape(*cells.shape[:2], *layout.grid)
     except RuntimeError as error:

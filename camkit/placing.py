@@ -98,15 +98,17 @@ def _profiles(before: Call, again: Call, rank: int) -> Iterator[tuple[str, Tenso
     """Yield, for each way to read the output, how much its cells changed."""
     if before.output is None or again.output is None or before.output.shape != again.output.shape:
         return
-    change = (again.output.detach() - before.output.detach())[0].abs().float()
+    change = (again.output.detach() - before.output.detach()).abs().float()
     if change.mean() < _ROUNDING * torch.finfo(before.output.dtype).eps * before.output.detach().float().abs().mean():
         return
-    if change.dim() == rank + 1:
-        yield "channels_first", change.mean(0)
-        yield "channels_last", change.mean(-1)
+    if before.layout is not None and before.layout.kind == "sequence_first":
+        yield "sequence_first", change.mean((1, 2))
+    elif change.dim() == rank + 2:
+        yield "channels_first", change[0].mean(0)
+        yield "channels_last", change[0].mean(-1)
     else:
-        yield "tokens", change.mean(-1)
-        yield "tokens_last", change.mean(0)
+        yield "tokens", change[0].mean(-1)
+        yield "tokens_last", change[0].mean(0)
 
 
 def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], exchanged: Tensor) -> None:
@@ -137,7 +139,7 @@ def _chance(layout: Layout) -> float:
 
 def _place(layout: Layout, first: Tensor, second: Tensor, exchanged: Tensor) -> _Place:
     follows = (first - second) / (first + second).clamp(min=torch.finfo(torch.float32).tiny)
-    if layout.kind.startswith("tokens"):
+    if layout.kind not in ("channels_first", "channels_last"):
         follows = follows[layout.prefix :][: math.prod(layout.grid)]
     drawn = functional.interpolate(exchanged[None, None].float(), layout.grid, mode="area")[0, 0]
     pair = torch.stack([follows.flatten(), drawn.flatten().to(follows)])

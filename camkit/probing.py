@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from camkit.hooks import forward_hooks, resized_input, starts
-from camkit.layouts import NO_GRID, are_tokens, feature_tensor, infer_layout, tensors_in, to_grid
+from camkit.layouts import NO_GRID, are_tokens, feature_tensor, infer_layout, main_tensor, tensors_in, to_grid
 from camkit.lineage import (
     Lineage,
     Origin,
@@ -52,8 +52,7 @@ class Call:
         """How many channels the output has; 0 without a grid."""
         if self.output is None or self.layout is None:
             return 0
-        axis = {"channels_first": 1, "channels_last": -1, "tokens": -1, "tokens_last": 1}[self.layout.kind]
-        return self.output.shape[axis]
+        return self.output.shape[1 if self.layout.kind in ("channels_first", "tokens_last") else -1]
 
 
 def lay_out(calls: list[Call], leaf: Tensor) -> None:
@@ -113,7 +112,8 @@ def score_of(output: Any, classes: int | None) -> Tensor | None:
     Of features, where there are no ``classes``, a mixture of all. Not the caller's own target, which may have been
     written for one batch.
     """
-    found = next((value for value in tensors_in(output) if value.requires_grad and value.numel()), None)
+    values = (main_tensor(output), *tensors_in(output))  # of several, what holds the scores
+    found = next((one for one in values if isinstance(one, Tensor) and one.requires_grad and one.numel()), None)
     if found is None:
         return None
     if classes is None:

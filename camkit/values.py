@@ -54,12 +54,13 @@ class Prepared:
 class Layout:
     r"""Where the axes of a layer's output are.
 
-    ``kind`` is "channels_first" (N, C, \*grid), "channels_last" (N, \*grid, C), "tokens" (N, L, C) or
-    "tokens_last" (N, C, L); ``prefix`` counts the tokens before the grid (class, distillation, registers). ``assumed``
-    where the shape could as well be read with the last two axes exchanged, and nothing that was seen said which.
+    ``kind`` is "channels_first" (N, C, \*grid), "channels_last" (N, \*grid, C), "tokens" (N, L, C), "tokens_last"
+    (N, C, L) or "sequence_first" (L, N, C); ``prefix`` counts the tokens before the grid (class, distillation,
+    registers). ``assumed`` where the shape could as well be read with the last two axes exchanged, and nothing that was
+    seen said which.
     """
 
-    kind: Literal["channels_first", "channels_last", "tokens", "tokens_last"]
+    kind: Literal["channels_first", "channels_last", "tokens", "tokens_last", "sequence_first"]
     grid: tuple[int, ...]
     prefix: int = 0
     assumed: bool = False

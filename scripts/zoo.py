@@ -164,11 +164,14 @@ def capture(model: nn.Module, images: Tensor, layer: str, *, whole: bool = True)
 
 def as_cells(output: Tensor, claimed: Claim) -> Tensor:
     """Return a layer's output (1, ...) as cells (C, h, w), read as claimed."""
-    if claimed.kind in ("channels_last", "tokens"):
+    if claimed.kind == "sequence_first":
+        output = output.transpose(0, 1)
+    if claimed.kind not in ("channels_first", "tokens_last"):
         output = output.movedim(-1, 1)
     cells = output[0]
-    if claimed.kind.startswith("tokens"):
-        cells = cells[:, claimed.prefix :].unflatten(1, claimed.layout)
+    if not claimed.kind.startswith("channels"):
+        last = claimed.prefix + claimed.layout[0] * claimed.layout[1]
+        cells = cells[:, claimed.prefix : last].unflatten(1, claimed.layout)
     if tuple(cells.shape[1:]) != claimed.layout:
         raise ValueError(f"cells of shape {named(cells.shape)} are not a grid of {named(claimed.layout)}")
     return cells
@@ -244,7 +247,7 @@ def judge(
     except (RuntimeError, ValueError) as error:
         seen.said = f"the layer's output is not laid out so: {error}"
         return seen
-    if not placed or claimed.kind.startswith("tokens"):
+    if not placed or not claimed.kind.startswith("channels"):
         found = place(lambda changed: as_cells(capture(model, changed, claimed.layer, whole=False)[0], claimed), images)
         seen.place, seen.offset = found or (None, None)
     if claimed.blank:

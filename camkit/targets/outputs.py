@@ -8,9 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from camkit.errors import TargetError
-
-_SCORE_KEYS = ("logits", "out", "last_hidden_state")
-"""Where dictionaries hold class scores; the last where it is (N, K), as one network of Hugging Face has it."""
+from camkit.layouts import main_tensor
 
 
 def describe(output: Any) -> str:
@@ -30,22 +28,6 @@ def describe(output: Any) -> str:
     return f"a {type(output).__name__}"
 
 
-def _main_tensor(output: Any) -> Any:
-    """Follow dictionaries, objects with ``logits``, and tuples and lists to the tensor that holds the scores."""
-    found = output
-    while not isinstance(found, Tensor):
-        key = next((key for key in _SCORE_KEYS if key in found), None) if isinstance(found, dict) else None
-        if key is not None:
-            found = found[key]
-        elif isinstance(getattr(found, "logits", None), Tensor):
-            found = found.logits
-        elif isinstance(found, (tuple, list)) and found:
-            found = found[0]
-        else:
-            break
-    return found
-
-
 def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
     """Find the class scores (N, K) in a model's output.
 
@@ -56,7 +38,7 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
         TargetError: there are no class scores; the message says what the model returned.
 
     """
-    found = _main_tensor(output)
+    found = main_tensor(output)
     if isinstance(found, Tensor) and found.is_floating_point() and found.shape[:1] == (batch,):
         if found.dim() == 2 and found.shape[1] > 0:
             return found
@@ -70,7 +52,7 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
 
 def maps_of(output: Any, batch: int) -> Float[Tensor, "n k h w"] | None:
     """Return the maps of class scores (N, K, h, w) a segmentation network returned; None where there are none."""
-    found = _main_tensor(output)
+    found = main_tensor(output)
     is_map = isinstance(found, Tensor) and found.dim() == 4 and found.is_floating_point() and len(found) == batch
     return found if is_map and found.shape[1] > 0 and found.shape[2] * found.shape[3] > 1 else None
 
