@@ -87,7 +87,7 @@ def _explain_at_once(plan: Plan, batch: list[Prepared]) -> list[Explanation | Fa
             heat.weighted_sum(method.weights(maps.activations, maps.by_target[number]), maps.activations)
             for maps in captured.features
         ]
-        raw, heatmap = heat.fuse(raws, size, plan.fuse, captured.extent)
+        raw, heatmap = heat.fuse(raws, size, plan.fuse, [maps.extent for maps in captured.features])
         explained.append(_explanations(plan, batch, drawn, choice, method.name, scores, raw, heatmap))
     return [row for rows in zip(*explained, strict=True) for row in _of_one_picture(rows)]
 

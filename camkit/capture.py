@@ -16,7 +16,7 @@ from camkit.errors import LayerError, MethodError, TargetError
 from camkit.hooks import EntangledError, ForwardHook, Saved, Tape, cut, forward_hooks, ordinary_gradients, resizing
 from camkit.layouts import infer_layout, tensors_in, to_grid
 from camkit.state import eagerly, evaluating, same_randomness
-from camkit.values import Capture, Expands, Features, LayerRef, Layout, Precision, Scores, Target
+from camkit.values import Capture, Expands, Extent, Features, LayerRef, Layout, Precision, Scores, Target
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -119,8 +119,8 @@ def _capture(
             scores.append(replace(scored, values=scored.values.detach().float()))
         if not reached:
             return None
-        features = tuple(_features(tape.layers[ref], layout) for ref, layout in found.items())
-    return Capture(features, tuple(scores), resized.extent)
+        features = tuple(_features(tape.layers[ref], layout, resized.extent) for ref, layout in found.items())
+    return Capture(features, tuple(scores))
 
 
 def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target]:
@@ -155,9 +155,9 @@ def _layout(
     return layout
 
 
-def _features(saved: Saved, layout: Layout) -> Features:
+def _features(saved: Saved, layout: Layout, extent: Extent = ()) -> Features:
     gradients = tuple(to_grid(gradient, layout) for gradient in saved.gradients)
-    return Features(to_grid(saved.output.detach(), layout), gradients)
+    return Features(to_grid(saved.output.detach(), layout), gradients, extent or layout.extent)
 
 
 def capture_for_cam(
@@ -196,23 +196,26 @@ def capture_for_cam(
         heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
         size = tuple(inputs.shape[2:])
         found = {ref: _layout(ref, tape.layers[ref], len(inputs), size, layouts) for ref in layers}
-        maps = {ref: _features(tape.layers[ref], layout).activations for ref, layout in found.items()}
-        features = tuple(_cam_features(ref, maps[ref], heads, scores) for ref in layers)
+        features = tuple(
+            _cam_features(ref, _features(tape.layers[ref], layout), heads, scores) for ref, layout in found.items()
+        )
     return Capture(features, tuple(replace(scored, values=scored.values.float()) for scored in scores))
 
 
 def _cam_features(
     ref: LayerRef,
-    maps: Float[Tensor, "n c *grid"],
+    features: Features,
     heads: Sequence[tuple[nn.Linear, Tensor, Tensor]],
     scores: Sequence[Scores],
 ) -> Features:
+    maps = features.activations
     cells = tuple(range(2, maps.dim()))
     if heads:
         linear, pooled, _ = heads[-1]
         for positive_part in (maps, maps.relu()):
             if _same(pooled, positive_part.mean(cells)):
-                return Features(positive_part, tuple(_class_weights(linear, scored) for scored in scores))
+                weights = tuple(_class_weights(linear, scored) for scored in scores)
+                return Features(positive_part, weights, features.extent)
     raise MethodError(
         "cam needs a head of global average pooling and one linear layer, and this model's is not one after layer "
         f"{str(ref)!r}; use 'gradcam' or 'hirescam', which work with any head"

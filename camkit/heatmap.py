@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from camkit.values import Fusion
+from camkit.values import Extent, Fusion
 
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -35,23 +35,22 @@ def scale(maps: Float[Tensor, "n *size"]) -> Float[Tensor, "n *size"]:
     return maps / torch.where(largest > 0, largest, 1)
 
 
-def to_heatmap(
-    raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Sequence[float] = ()
-) -> Float[Tensor, "n *size"]:
+def to_heatmap(raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
     """Turn signed maps on the grid into heatmaps 0..1 at the size of the input.
 
     ReLU comes before the upsampling, the division by the maximum after it. A map with a value that is not finite
-    becomes zero: there is nothing true to draw. ``extent`` is the share of the grid that lies on the input, from its
-    start along each axis; empty where it is all.
+    becomes zero: there is nothing true to draw. ``extent`` is the part of the grid that lies on the input.
     """
-    whole = [round(side / share) for side, share in zip(size, extent, strict=True)] if extent else size
+    extent = extent or ((0.0, 1.0),) * len(size)
+    whole = [round(side / (end - start)) for side, (start, end) in zip(size, extent, strict=True)]
+    first = [round(side * start) for side, (start, _) in zip(whole, extent, strict=True)]
     finite = torch.isfinite(raw).flatten(1).all(1).reshape(-1, *[1] * (raw.dim() - 1))
     enlarged = upsample(torch.where(finite, raw, 0).relu(), whole)
-    return scale(enlarged[(slice(None), *(slice(side) for side in size))])
+    return scale(enlarged[(slice(None), *(slice(at, at + side) for at, side in zip(first, size, strict=True)))])
 
 
 def fuse(
-    raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int], how: Fusion = "mean", extent: Sequence[float] = ()
+    raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int], how: Fusion = "mean", extents: Sequence[Extent] = ()
 ) -> tuple[Tensor, Tensor]:
     """Fuse the signed maps of several layers, each scaled by its own largest absolute value first.
 
@@ -59,7 +58,7 @@ def fuse(
         raws: a map on its own grid for each layer.
         size: of the input.
         how: "mean"; "max", where one layer is enough; "product", where all must agree.
-        extent: as for ``to_heatmap``.
+        extents: of the grids, as for ``to_heatmap``.
 
     Returns:
         The fused signed map (N, *grid) on the finest of the grids (of a product, that of the positive parts), and the
@@ -67,12 +66,14 @@ def fuse(
         layer's map passes through as it is.
 
     """
+    extents = extents or [()] * len(raws)
     if len(raws) == 1:
-        return raws[0], to_heatmap(raws[0], size, extent)
+        return raws[0], to_heatmap(raws[0], size, extents[0])
     finest = max((raw.shape[1:] for raw in raws), key=lambda grid: grid.numel())
     signed = [torch.copysign(scale(raw.abs()), raw) for raw in raws]
     grids = torch.stack([upsample(raw, finest) for raw in signed])
-    heatmap = _fused(torch.stack([to_heatmap(raw, size, extent) for raw in raws]), how)
+    heatmaps = [to_heatmap(raw, size, extent) for raw, extent in zip(raws, extents, strict=True)]
+    heatmap = _fused(torch.stack(heatmaps), how)
     finite = torch.stack([torch.isfinite(raw).flatten(1).all(1) for raw in raws]).all(0)
     heatmap = scale(torch.where(finite.reshape(-1, *[1] * len(size)), heatmap, 0))
     return _fused(grids.relu() if how == "product" else grids, how), heatmap

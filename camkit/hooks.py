@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from camkit.errors import LayerError
 from camkit.layouts import feature_tensor, tensors_in, with_tensor
-from camkit.values import LayerRef
+from camkit.values import Extent, LayerRef
 
 ForwardHook = Callable[[nn.Module, list[Tensor], Any], Any]
 """``hook(module, tensors it was called with, output)``; what it returns, unless None, replaces the output."""
@@ -81,10 +81,10 @@ def ordinary_gradients(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class Resized:
-    """What a model made of its input by itself, as detectors do: the padded size, and the input's share of it."""
+    """What a model made of its input by itself, as detectors do: the padded size, and the input's place in it."""
 
     padded: tuple[int, ...] = ()
-    extent: tuple[float, ...] = ()
+    extent: Extent = ()
 
 
 @contextmanager
@@ -101,8 +101,8 @@ def resizing(model: nn.Module) -> Iterator[Resized]:
         yield resized
 
 
-def resized_input(output: Any) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
-    """Return the padded size, and the share of it that is the first image, of a batch of resized and padded images."""
+def resized_input(output: Any) -> tuple[tuple[int, ...], Extent] | None:
+    """Return the padded size, and the part of it that is the first image, of a batch of resized and padded images."""
     batch = output[0] if isinstance(output, tuple) and output else output
     if isinstance(batch, dict):  # some answer any question for an attribute with a key's value, or with a KeyError
         return None
@@ -110,7 +110,7 @@ def resized_input(output: Any) -> tuple[tuple[int, ...], tuple[float, ...]] | No
     if not sizes or not isinstance(tensors, Tensor):
         return None
     padded = tuple(tensors.shape[2:])
-    return padded, tuple(side / whole for side, whole in zip(sizes[0], padded, strict=True))
+    return padded, tuple((0.0, side / whole) for side, whole in zip(sizes[0], padded, strict=True))
 
 
 class EntangledError(Exception):

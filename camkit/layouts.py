@@ -215,11 +215,12 @@ def readings(shape: tuple[int, ...], size: tuple[int, ...], layout: Layout) -> l
         kind, grid = (
             ("channels_last", shape[1:-1]) if layout.kind == "channels_first" else ("channels_first", shape[2:])
         )
-        return [Layout(kind, grid)] if _fits(grid, size) else []
+        return [Layout(kind, grid, extent=layout.extent)] if _fits(grid, size) else []
     options = [
         *(Layout("tokens", found.grid, found.prefix) for found in _token_grids(shape[1], size)),
         *(Layout("tokens_last", found.grid) for found in _token_grids(shape[2], size) if not found.prefix),
     ]
+    options = [replace(option, extent=layout.extent) for option in options]
     options = [layout, *(option for option in options if option.grid != layout.grid or option.kind != layout.kind)]
     return [*options[1:], *(replace(option, prefix=0) for option in options if option.prefix)]
 

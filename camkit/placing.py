@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from camkit.layouts import readings
 from camkit.probing import Call
-from camkit.values import Layout
+from camkit.values import Extent, Layout
 
 _PARTS = {
     1: torch.tensor([1, 1, 1, 0, 0, 1, 0, 0]),
@@ -38,6 +39,9 @@ less than half of it, tokens have 0.5 and more."""
 
 _ROUNDING = 64
 """Times the type's precision: smaller changes of an output, relative to its size, may be rounding alone."""
+
+_UNCHANGED = 1e-3
+"""Share of the largest change that a cell which doesn't see the input may seem to have, by rounding."""
 
 _FEW_CELLS = 9
 """Of fewer cells, a correlation says little: they are only given up where it is negative."""
@@ -65,18 +69,55 @@ def place(calls: list[Call], image: Tensor, run: Callable[[Tensor], list[Call]])
     size = tuple(image.shape[2:])
     exchanged = _exchanged(size).to(image.device)
     noise = _noise(image)
-    known = {(call.name, call.number): call for call in calls if call.layout is not None}
-    halves = []
-    for part in (exchanged, ~exchanged):
-        changes = {}
-        for again in run(torch.where(part, noise, image)):
-            before = known.get((again.name, again.number))
-            if before is not None:
-                changes[id(before.output)] = dict(_profiles(before, again, len(size)))
-        halves.append(changes)
-    for call in known.values():
-        first, second = (half.get(id(call.output), {}) for half in halves)
-        _judge(call, first, second, exchanged)
+    passes = [run(torch.where(part, noise, image)) for part in (exchanged, ~exchanged)]
+    halves = [{(call.name, call.number): call for call in again} for again in passes]
+    extent = _input_extent(calls, halves, exchanged)
+    known = {id(call.output): call for call in reversed(calls) if call.layout is not None}
+    for call in calls:
+        if call.layout is not None:
+            call.layout = replace(call.layout, extent=extent)
+            first, second = (
+                dict(_profiles(source, half.get((source.name, source.number)), len(size)))
+                for half, source in ((half, known[id(call.output)]) for half in halves)
+            )
+            _judge(call, first, second, exchanged)
+
+
+def _input_extent(calls: list[Call], halves: list[dict[tuple[str, int], Call]], exchanged: Tensor) -> Extent:
+    """Return which part of the grids the input is, where the model pads it: as its first convolution shows it.
+
+    What a convolution adds to its own edges, for its kernel's sake, is not counted.
+    """
+    call = next((call for call in calls if isinstance(call.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
+    if call is None or call.output is None or call.output.dim() != exchanged.dim() + 2 or not call.arguments:
+        return ()
+    assert isinstance(call.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    profiles = [dict(_profiles(call, half.get((call.name, call.number)), exchanged.dim())) for half in halves]
+    if not all(profiles):
+        return ()
+    first, second = (profile["channels_first"] for profile in profiles)
+    sides = zip(exchanged.shape, call.arguments[0].shape[2:], call.module.kernel_size, strict=True)
+    shares = [side / whole if whole - side >= kernel else 1.0 for side, whole, kernel in sides]
+    options: list[Extent] = [
+        ((0.0, 1.0),) * len(shares),
+        tuple((0.0, share) for share in shares),
+        tuple((0.5 - share / 2, 0.5 + share / 2) for share in shares),
+        _changed_part(first + second),
+    ]
+    if len(set(options)) == 1:
+        return ()
+    fits = [
+        _place(Layout("channels_first", tuple(first.shape), extent=one), first, second, exchanged) for one in options
+    ]
+    best = max(range(len(options)), key=lambda number: round(fits[number].along, 2))  # the simplest of equals
+    return options[best] if best and fits[best].along > _CONFIRMED else ()
+
+
+def _changed_part(changes: Tensor) -> Extent:
+    """Return from where to where a grid's cells changed at all."""
+    changed = torch.nonzero(changes > _UNCHANGED * changes.amax())
+    first, last = changed.amin(0).tolist(), changed.amax(0).tolist()
+    return tuple((one / side, (other + 1) / side) for one, other, side in zip(first, last, changes.shape, strict=True))
 
 
 def _exchanged(size: tuple[int, ...]) -> Tensor:
@@ -94,9 +135,9 @@ def _noise(image: Tensor) -> Tensor:
     return drawn * (deviation if deviation > 0 else 1) + image.float().mean().to(image)
 
 
-def _profiles(before: Call, again: Call, rank: int) -> Iterator[tuple[str, Tensor]]:
+def _profiles(before: Call, again: Call | None, rank: int) -> Iterator[tuple[str, Tensor]]:
     """Yield, for each way to read the output, how much its cells changed."""
-    if before.output is None or again.output is None or before.output.shape != again.output.shape:
+    if again is None or before.output is None or again.output is None or before.output.shape != again.output.shape:
         return
     change = (again.output.detach() - before.output.detach()).abs().float()
     if change.mean() < _ROUNDING * torch.finfo(before.output.dtype).eps * before.output.detach().float().abs().mean():
@@ -117,9 +158,11 @@ def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], exch
     if not first or not second:
         call.unsure = True
         return
+    others = readings(tuple(call.output.shape), tuple(exchanged.shape), call.layout)
+    if call.layout.extent:  # the padding may have been cropped off again
+        others = [*others, *(replace(layout, extent=()) for layout in (call.layout, *others))]
     found = {
-        layout: _place(layout, first[layout.kind], second[layout.kind], exchanged)
-        for layout in (call.layout, *readings(tuple(call.output.shape), tuple(exchanged.shape), call.layout))
+        layout: _place(layout, first[layout.kind], second[layout.kind], exchanged) for layout in (call.layout, *others)
     }
     drawn, best = found[call.layout], max(found, key=lambda layout: found[layout].along - _chance(layout))
     along, gain = found[best].along, found[best].along - drawn.along
@@ -141,8 +184,24 @@ def _place(layout: Layout, first: Tensor, second: Tensor, exchanged: Tensor) -> 
     follows = (first - second) / (first + second).clamp(min=torch.finfo(torch.float32).tiny)
     if layout.kind not in ("channels_first", "channels_last"):
         follows = follows[layout.prefix :][: math.prod(layout.grid)]
-    drawn = functional.interpolate(exchanged[None, None].float(), layout.grid, mode="area")[0, 0]
-    pair = torch.stack([follows.flatten(), drawn.flatten().to(follows)])
+    drawn, covered = _drawn(layout, exchanged)
+    inside = covered.flatten() > 0.5
+    pair = torch.stack([follows.flatten(), drawn.flatten().to(follows)])[:, inside.to(follows.device)]
     if not bool((pair.std(1) > 0).all()):
         return _Place(0.0, 0.0)
-    return _Place(float(torch.corrcoef(pair)[0, 1]), float(follows.std()))
+    return _Place(float(torch.corrcoef(pair)[0, 1]), float(pair[0].std()))
+
+
+def _drawn(layout: Layout, exchanged: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how much of what each cell of a grid lies on was exchanged first, and how much of it is the input."""
+    maps = torch.stack([exchanged.float(), torch.ones_like(exchanged, dtype=torch.float32)])
+    if layout.extent:
+        before = [
+            round(side / (end - start) * start)
+            for side, (start, end) in zip(maps.shape[1:], layout.extent, strict=True)
+        ]
+        whole = [round(side / (end - start)) for side, (start, end) in zip(maps.shape[1:], layout.extent, strict=True)]
+        sides = [(at, all_ - at - side) for at, all_, side in zip(before, whole, maps.shape[1:], strict=True)]
+        maps = functional.pad(maps, [amount for pair in reversed(sides) for amount in pair])
+    exchanged_share, covered = functional.interpolate(maps[None], layout.grid, mode="area")[0]
+    return exchanged_share, covered

@@ -24,6 +24,8 @@ Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 Status: TypeAlias = Literal["ok", "no_positive_evidence", "non_finite"]
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 Fusion: TypeAlias = Literal["mean", "max", "product"]
+Extent: TypeAlias = tuple[tuple[float, float], ...]
+"""Where along each axis of a grid the input begins and ends, as shares of it, when a model pads; empty: it is all."""
 Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap"]
 
 
@@ -57,18 +59,20 @@ class Layout:
     ``kind`` is "channels_first" (N, C, \*grid), "channels_last" (N, \*grid, C), "tokens" (N, L, C), "tokens_last"
     (N, C, L) or "sequence_first" (L, N, C); ``prefix`` counts the tokens before the grid (class, distillation,
     registers). ``assumed`` where the shape could as well be read with the last two axes exchanged, and nothing that was
-    seen said which.
+    seen said which. ``extent`` is the part of the grid that lies on the input.
     """
 
     kind: Literal["channels_first", "channels_last", "tokens", "tokens_last", "sequence_first"]
     grid: tuple[int, ...]
     prefix: int = 0
     assumed: bool = False
+    extent: Extent = ()
 
     def __str__(self) -> str:
         """Return, for example, ``"channels_first 7x7"`` or ``"tokens 14x14 after 1"``."""
         grid = "x".join(map(str, self.grid))
-        return f"{self.kind} {grid}" + (f" after {self.prefix}" if self.prefix else "")
+        padded = ", padding included" if self.extent else ""
+        return f"{self.kind} {grid}" + (f" after {self.prefix}" if self.prefix else "") + padded
 
 
 @dataclass(frozen=True)
@@ -112,11 +116,13 @@ class LayerChoice:
 class Features:
     r"""What the hooks saved of one layer: feature maps (N, C, \*grid), and for each target what weights them.
 
-    ``by_target`` holds the gradients (N, C, \*grid), or the class weights (N, C) of a linear head.
+    ``by_target`` holds the gradients (N, C, \*grid), or the class weights (N, C) of a linear head. ``extent`` is the
+    part of the grid that lies on the input.
     """
 
     activations: Float[Tensor, "n c *grid"]
     by_target: tuple[Tensor, ...]
+    extent: Extent = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,15 +158,10 @@ class Expands(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """The result of running the model once: features per layer in the order asked for, scores per target.
-
-    ``extent`` is the share of the grids, from their start along each axis, that shows the input, where the model itself
-    resized and padded it; empty where it is all.
-    """
+    """The result of running the model once: features per layer in the order asked for, scores per target."""
 
     features: tuple[Features, ...]
     scores: tuple[Scores, ...]
-    extent: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
