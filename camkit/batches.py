@@ -87,15 +87,17 @@ def _explain_at_once(plan: Plan, batch: list[Prepared]) -> list[Explanation | Fa
             heat.weighted_sum(method.weights(maps.activations, maps.by_target[number]), maps.activations)
             for maps in captured.features
         ]
+        influenced = torch.stack([maps.by_target[number].flatten(1).any(1) for maps in captured.features]).any(0)
         raw, heatmap = heat.fuse(raws, size, plan.fuse, [maps.extent for maps in captured.features])
-        explained.append(_explanations(plan, batch, drawn, choice, method.name, scores, raw, heatmap))
-    return [row for rows in zip(*explained, strict=True) for row in _of_one_picture(rows)]
+        rows = _explanations(plan, batch, drawn, choice, method.name, scores, raw, heatmap, influenced.tolist())
+        explained.append(rows)
+    return [row for rows in zip(*explained, strict=True) for row in _of_one_picture(rows, captured.scores)]
 
 
-def _of_one_picture(rows: Sequence[Explanation | Failure]) -> list[Explanation | Failure]:
-    """Return a picture's explanations; where it has none of what was asked for, what is missing, once."""
-    found = [row for row in rows if isinstance(row, Explanation)]
-    return [*found] if found else [rows[0]]
+def _of_one_picture(rows: Sequence[Explanation | Failure], asked: Sequence[Scores]) -> list[Explanation | Failure]:
+    """Return a picture's explanations, and what is missing of what was asked for."""
+    found = zip(rows, asked, strict=True)
+    return [row for row, scores in found if isinstance(row, Explanation) or not scores.fewer] or [rows[0]]
 
 
 def _captured(plan: Plan, inputs: Tensor, choice: LayerChoice) -> Capture:
@@ -138,6 +140,7 @@ def _explanations(
     scores: Scores,
     raw: Tensor,
     heatmap: Tensor,
+    influenced: list[bool],
 ) -> list[Explanation | Failure]:
     """Take one target's maps to the CPU and wrap each with what is known of its picture."""
     heatmaps, raws, values = heatmap.cpu().numpy(), raw.cpu().numpy(), scores.values.tolist()
@@ -161,7 +164,7 @@ def _explanations(
                 layer=str(choice),
                 layer_reason=choice.reason,
                 method=method,
-                status=_status(heatmaps[number], raws[number]),
+                status=_status(heatmaps[number], raws[number], influenced=influenced[number]),
                 box=item.box,
                 picture=drawn[number] if item.pixels is None and drawn is not None else item.pixels,
                 source=item.source,
@@ -188,7 +191,9 @@ def _on_picture(scores: Scores, number: int, item: Prepared, size: tuple[int, ..
     )
 
 
-def _status(heatmap: np.ndarray, raw: np.ndarray) -> Status:
+def _status(heatmap: np.ndarray, raw: np.ndarray, *, influenced: bool) -> Status:
     if not np.isfinite(raw).all():
         return "non_finite"
+    if not influenced:
+        return "no_influence"
     return "ok" if heatmap.any() else "no_positive_evidence"

@@ -29,7 +29,8 @@ class Explanation:
         heatmap: (H, W) float32 at the size of the model's input, 0..1; 0 always means no evidence. (L,) of a
             signal, (D, H, W) of a volume.
         raw: (h, w) float32, the signed map on the layer's grid, in the units of the score: comparable between pictures.
-            Of several layers, the mean of their maps, each divided by its largest absolute value.
+            Of several layers, their maps fused, each divided by its largest absolute value. Where the model pads its
+            input, the grid is that of the padded input.
         target: the class index, or None for a target function.
         label: the class's name, or the target function's; None where no name is known.
         score: the target's value, for a class its logit.
@@ -37,8 +38,9 @@ class Explanation:
         layer: the layer's name; several are joined by "+".
         layer_reason: why this layer was chosen.
         method: the method's name.
-        status: "ok"; "no_positive_evidence" when no cell speaks for the target (the heatmap is all zero); "non_finite"
-            when the map holds NaN or infinity (the heatmap is all zero).
+        status: "ok"; or, with a heatmap that is all zero: "no_positive_evidence" when no cell speaks for the target,
+            "no_influence" when the target does not change with the layer at all, "non_finite" when the map holds NaN or
+            infinity.
         box: the part of the original picture the model saw, in its pixels; None when the preprocessing could not be
             followed, and then ``picture`` is the model's input.
         picture: the original picture, H x W x 3 uint8 RGB.

@@ -21,7 +21,7 @@ Pixels: TypeAlias = UInt8[np.ndarray, "_ _ 3"]
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
 Preprocess: TypeAlias = Callable[[Image.Image], Tensor]
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
-Status: TypeAlias = Literal["ok", "no_positive_evidence", "non_finite"]
+Status: TypeAlias = Literal["ok", "no_positive_evidence", "no_influence", "non_finite"]
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 Fusion: TypeAlias = Literal["mean", "max", "product"]
 Extent: TypeAlias = tuple[tuple[float, float], ...]
@@ -129,7 +129,8 @@ class Features:
 class Scores:
     """One target's result for a batch: its score, and for a class its index, its probability and their number.
 
-    ``present`` tells for which images there is such a thing at all, and ``absence`` what to say of the others.
+    ``present`` tells for which images there is such a thing at all, and ``absence`` what to say of the others, unless
+    there may be fewer: of the second best box, or class above a threshold, nothing is said.
     ``boxes`` holds the detections (left, top, right, bottom) in pixels of the input.
     """
 
@@ -140,6 +141,7 @@ class Scores:
     description: str | None = None
     present: tuple[bool, ...] | None = None
     absence: str = ""
+    fewer: bool = False
     boxes: tuple[tuple[float, ...] | None, ...] | None = None
 
 

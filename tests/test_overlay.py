@@ -385,7 +385,7 @@ def test_evidence_against_alone_is_said_and_not_drawn(photo):
 def test_a_score_that_does_not_change_is_no_evidence(photo):
     found = camkit.explain(Signed(0.0), photo, "cells", preprocess=PRESET)
 
-    assert found.status == "no_positive_evidence"
+    assert found.status == "no_influence"
     assert not found.raw.any()
 
 

@@ -16,6 +16,7 @@ from camkit.values import Failure, Layout
 
 _NOTES = {
     "no_positive_evidence": "no positive evidence: nothing in the picture speaks for this target at this layer",
+    "no_influence": "no influence: this target does not change with this layer's cells; choose another layer or target",
     "non_finite": "the map holds NaN or infinity, so nothing was drawn",
 }
 

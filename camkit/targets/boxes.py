@@ -25,7 +25,7 @@ def best_box(found: Sequence[Detections], chosen: Callable[[Detections], Tensor]
         among = torch.nonzero(chosen(item)).flatten()
         order = item["scores"].detach()[among].argsort(descending=True, stable=True)
         places.append(int(among[order[rank - 1]]) if len(order) >= rank else None)
-    return box_scores(found, places, "no such box among the detections")
+    return replace(box_scores(found, places, "no such box among the detections"), fewer=rank > 1)
 
 
 def nearest_box(found: Sequence[Detections], box: tuple[float, float, float, float]) -> Scores:

@@ -131,7 +131,8 @@ class RankAboveTarget:
         scores = class_scores(logits, best, "sigmoid")
         shares = scores.probabilities or ()
         what = f"no class above {self.threshold:g}"
-        return replace(scores, present=tuple(share > self.threshold for share in shares), absence=what)
+        present = tuple(share > self.threshold for share in shares)
+        return replace(scores, present=present, absence=what, fewer=self.rank > 1)
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ class ContrastTarget:
         for index in (first, second):
             check_index(index, logits.shape[1])
         one, other = self.names or (str(first), str(second))
-        return Scores(values=logits[:, first] - logits[:, second], description=f"{one} rather than {other}")
+        difference = logits[:, first] - logits[:, second]
+        return Scores(values=difference, classes=logits.shape[1], description=f"{one} rather than {other}")
 
 
 @dataclass(frozen=True)
