@@ -263,7 +263,7 @@ def _clear(grids: list[_TokenGrid]) -> bool:
     return _exact(grids) and grids[0].prefix <= _USUAL_PREFIX
 
 
-def to_grid(tensor: Float[Tensor, "n *rest"], layout: Layout) -> Float[Tensor, "n c *grid"]:
+def to_grid(tensor: Float[Tensor, "*shape"], layout: Layout) -> Float[Tensor, "n c *grid"]:
     r"""Return a layer's output as (N, C, \*grid) without copying it where the memory allows.
 
     Raises:

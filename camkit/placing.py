@@ -7,6 +7,7 @@ an output that is read rightly, the cells over the exchanged parts change more t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -39,6 +40,9 @@ less than half of it, tokens have 0.5 and more."""
 
 _ROUNDING = 64
 """Times the type's precision: smaller changes of an output, relative to its size, may be rounding alone."""
+
+_ALIKE = 0.02
+"""Of correlations that differ by less, that of the simplest reading is taken."""
 
 _UNCHANGED = 1e-3
 """Share of the largest change that a cell which doesn't see the input may seem to have, by rounding."""
@@ -98,19 +102,26 @@ def _input_extent(calls: list[Call], halves: list[dict[tuple[str, int], Call]], 
     first, second = (profile["channels_first"] for profile in profiles)
     sides = zip(exchanged.shape, call.arguments[0].shape[2:], call.module.kernel_size, strict=True)
     shares = [side / whole if whole - side >= kernel else 1.0 for side, whole, kernel in sides]
-    options: list[Extent] = [
-        ((0.0, 1.0),) * len(shares),
-        tuple((0.0, share) for share in shares),
-        tuple((0.5 - share / 2, 0.5 + share / 2) for share in shares),
-        _changed_part(first + second),
-    ]
-    if len(set(options)) == 1:
+    seen = _changed_part(first + second)
+    options = list(itertools.product(*map(_parts, shares, seen)))
+    if len(options) == 1:
         return ()
-    fits = [
-        _place(Layout("channels_first", tuple(first.shape), extent=one), first, second, exchanged) for one in options
-    ]
-    best = max(range(len(options)), key=lambda number: round(fits[number].along, 2))  # the simplest of equals
-    return options[best] if best and fits[best].along > _CONFIRMED else ()
+    whole = Layout("channels_first", tuple(first.shape))
+    along = [_place(replace(whole, extent=one), first, second, exchanged).along for one in options]
+    best = next(number for number, found in enumerate(along) if found >= max(along) - _ALIKE)
+    return options[best] if best and along[best] > _CONFIRMED else ()
+
+
+def _parts(share: float, seen: tuple[float, float]) -> list[tuple[float, float]]:
+    """List which parts of an axis the input may be: all, the start, the middle, the end, or where cells changed.
+
+    Cells beside the input change as well, as far as a kernel reaches; so its width is taken where it is known.
+    """
+    middle = sum(seen) / 2
+    changed = seen if share == 1 else (middle - share / 2, middle + share / 2)
+    return list(
+        dict.fromkeys([(0.0, 1.0), (0.0, share), (0.5 - share / 2, 0.5 + share / 2), (1.0 - share, 1.0), changed])
+    )
 
 
 def _changed_part(changes: Tensor) -> Extent:

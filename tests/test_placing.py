@@ -1,0 +1,344 @@
+"""Where a layer's cells lie in the picture: their order, tokens beside them, and the model's own padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import camkit
+from camkit.errors import LayerError
+from camkit.layers import probe
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+class Arranged(nn.Module):
+    """Patches that a network arranges in its own way before it goes on with them."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        channels = {"as wide as the grid": 16, "as wide as the patches": 256}.get(way, 24)
+        self.patches = nn.Conv2d(3, channels, 4, 4)
+        self.extra = nn.Parameter(torch.randn(1, {"four after": 4, "as wide as the patches": 5}.get(way, 1), channels))
+        self.mix = nn.Sequential(nn.Linear(channels, channels), nn.GELU())
+        self.head = nn.Linear(channels, 5)
+
+    def arranged(self, maps: Tensor) -> Tensor:
+        tokens = maps.flatten(2).mT
+        extra = self.extra.expand(len(maps), -1, -1)
+        windows = maps.unflatten(3, (4, -1)).unflatten(2, (4, -1)).permute(0, 2, 4, 3, 5, 1)
+        ways = {
+            "windows first": windows.flatten(1, 4),
+            "backwards": tokens.flip(1),
+            "columns": maps.mT.flatten(2).mT,
+            "as wide as the grid": maps.permute(0, 2, 3, 1),
+            "as wide as the patches": torch.cat([extra, tokens], 1),
+            "coarse cells after": torch.cat([tokens, functional.avg_pool2d(maps, 4).flatten(2).mT], 1),
+            "one after": torch.cat([tokens, extra], 1),
+            "four after": torch.cat([tokens, extra], 1),
+        }
+        return ways[self.way]
+
+    def forward(self, images: Tensor) -> Tensor:
+        mixed = self.mix(self.arranged(self.patches(images)))
+        return self.head(mixed.flatten(1, -2).relu().mean(1))
+
+
+def follows(net: nn.Module, layer: str, image: Tensor, raw: Any) -> bool:
+    """Tell whether the map of a score that reads one corner alone lies in that corner, seen by changing the picture."""
+    corner = image.clone()
+    corner[:, :16, :16] += 1
+    change = camkit.explain(net, corner, layer, target=0, method="hirescam").raw - raw
+    return bool(np.abs(change)[:4, :4].sum() > 0.9 * np.abs(change).sum())
+
+
+@pytest.mark.parametrize("layer", [None, "mix"])
+@pytest.mark.parametrize(
+    "way", ["as wide as the grid", "as wide as the patches", "one after", "four after", "coarse cells after"]
+)
+def test_cells_are_drawn_where_they_lie_however_they_are_arranged(way, layer):
+    torch.manual_seed(0)
+    net, image = Arranged(way).eval(), torch.randn(3, 64, 64)
+
+    found = camkit.explain(net, image, layer, target=0, method="hirescam")
+
+    assert (found.layer, found.raw.shape) == ("mix", (16, 16))
+    assert follows(net, "mix", image, found.raw)
+    assert "could not" not in found.layer_reason
+
+
+@pytest.mark.parametrize("way", ["windows first", "backwards", "columns"])
+def test_cells_in_another_order_are_no_map(way):
+    torch.manual_seed(0)
+    net, image = Arranged(way).eval(), torch.randn(3, 64, 64)
+
+    assert camkit.explain(net, image, target=0).layer == "patches"
+    with pytest.raises(LayerError, match="or not its order") as caught:
+        camkit.explain(net, image, "mix", target=0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [lambda x: x.flip(-1), lambda x: x.mT, lambda x: x[..., :32, :32]])
+def test_a_model_that_moves_its_picture_itself_is_refused_with_the_reason(change):
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Conv2d(3, 16, 8, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+
+    class Moving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.inner(change(images))
+
+    with pytest.raises(LayerError, match="crops, mirrors or reorders") as caught:
+        camkit.explain(Moving().eval(), torch.randn(3, 64, 64))
+    assert "\n" not in str(caught.value)
+
+
+class Signal(nn.Module):
+    """A convolution over time and a recurrent layer, whose output is (N, time, channels)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 32, 4, 4)
+        self.memory = nn.LSTM(32, channels, batch_first=True)
+        self.head = nn.Linear(channels, 5)
+
+    def forward(self, signals: Tensor) -> Tensor:
+        return self.head(self.memory(self.conv(signals).mT)[0].mean(1))
+
+
+@pytest.mark.parametrize(("length", "channels"), [(1024, 64), (1000, 48), (1024, 256), (300, 100)])
+def test_time_is_not_mistaken_for_channels(length, channels):
+    torch.manual_seed(0)
+    found = camkit.explain(Signal(channels).eval(), torch.randn(1, length), target=0)
+    assert (found.layer, found.raw.shape) == ("memory", (length // 4,))
+
+
+def test_where_the_places_cannot_be_measured_the_reason_says_so():
+    torch.manual_seed(0)
+
+    class Pooled(nn.Module):
+        """As many weighed sums of the patches as there are patches."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = nn.Conv2d(3, 24, 8, 8)
+            self.weigh = nn.Linear(24, 64)
+            self.mix = nn.Linear(24, 24)
+            self.head = nn.Linear(24, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            tokens = self.patches(images).flatten(2).mT
+            return self.head(self.mix(self.weigh(tokens).sigmoid().mT @ tokens).mean(1))
+
+    found = camkit.explain(Pooled().eval(), torch.randn(3, 64, 64), target=0)
+    assert found.layer == "mix"
+    assert found.layer_reason.endswith("where its cells lie could not be measured")
+
+
+# --- padding ----------------------------------------------------------------------------------------------------------
+
+
+class Bright(nn.Module):
+    """Cells of some stride, without any mixing, that measure brightness; a model around it may pad its picture."""
+
+    def __init__(self, stride: int = 8, own: int = 0) -> None:
+        super().__init__()
+        self.fine = nn.Conv2d(3, 4, 4, 4, own)
+        self.cells = nn.Conv2d(4, 4, stride // 4, stride // 4)
+        self.head = nn.Linear(4, 2)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.rand_like(parameter) if parameter.dim() > 1 else torch.zeros_like(parameter))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.cells(self.fine(images)).mean((2, 3)))
+
+
+class Padding(nn.Module):
+    def __init__(self, inner: nn.Module, pad: tuple[int, ...], mode: str) -> None:
+        super().__init__()
+        self.inner, self.pad, self.mode = inner, pad, mode
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.inner(functional.pad(images, self.pad, mode=self.mode))
+
+
+def dark(size: tuple[int, int], top: int, left: int) -> Tensor:
+    """Return a dark picture with a bright square of 16 x 16 pixels."""
+    image = torch.rand(3, *size) * 0.01
+    image[:, top : top + 16, left : left + 16] = 1
+    return image
+
+
+def heat_in(found: Any, top: int, left: int) -> float:
+    return float(found.heatmap[top : top + 16, left : left + 16].sum() / found.heatmap.sum())
+
+
+PADS = [
+    ((0, 32, 0, 32), "constant"),
+    ((16, 16, 16, 16), "constant"),
+    ((32, 0, 24, 8), "constant"),
+    ((0, 96, 0, 0), "constant"),
+    ((0, 32, 0, 32), "reflect"),
+    ((24, 24, 24, 24), "reflect"),
+    ((16, 16, 16, 16), "replicate"),
+]
+
+
+@pytest.mark.parametrize(("pad", "mode"), PADS)
+@pytest.mark.parametrize(("size", "layer"), [((96, 96), "inner.cells"), ((96, 128), None)])
+def test_the_heat_of_a_model_that_pads_its_picture_lies_on_the_picture(pad, mode, size, layer):
+    torch.manual_seed(0)
+    net = Padding(Bright(), pad, mode).eval()
+
+    found = camkit.explain(net, dark(size, 64, 56), layer, target=0)
+
+    assert found.layer == "inner.cells"
+    assert found.raw.shape == ((size[0] + sum(pad[2:])) // 8, (size[1] + sum(pad[:2])) // 8)
+    assert found.heatmap.shape == size
+    assert heat_in(found, 64, 56) > 0.6
+    assert "could not" not in found.layer_reason
+
+
+def test_a_picture_that_is_padded_by_the_model_is_explained_as_one_that_was_padded_before():
+    torch.manual_seed(0)
+    inner = nn.Sequential(
+        *(nn.Conv2d(3, 16, 4, 4), nn.ReLU(), nn.Conv2d(16, 16, 3, 4, 1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)),
+    )
+    image = torch.randn(3, 96, 128)
+
+    found = camkit.explain(Padding(inner, (16, 16, 0, 32), "constant").eval(), image, target=0)
+    before = camkit.explain(inner.eval(), functional.pad(image, (16, 16, 0, 32)), target=0)
+
+    assert np.allclose(found.raw, before.raw, atol=1e-6)
+    part = before.heatmap[:96, 16:144]
+    assert np.allclose(found.heatmap, part / part.max(), atol=1e-5)
+
+
+def test_padding_of_the_first_convolutions_own_counts_too():
+    """As in Long et al. 2015, whose first convolution pads by 100."""
+    torch.manual_seed(0)
+    found = camkit.explain(Bright(8, own=48).eval(), dark((128, 128), 80, 32), target=0)
+    assert heat_in(found, 80, 32) > 0.5
+
+
+@pytest.mark.parametrize("kernel", [3, 7])
+def test_what_convolutions_add_to_their_edges_is_not_taken_for_padding(kernel):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.ZeroPad2d(kernel // 2), nn.Conv2d(3, 16, kernel, 2), nn.ReLU(), nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)),
+    )
+    choice = probe(net.eval(), torch.randn(1, 3, 64, 64)).choice
+    assert choice is not None
+    assert [layout.extent for layout in choice.layouts.values()] == [()]
+
+
+def test_a_grid_from_which_the_padding_was_cropped_again_is_the_pictures():
+    torch.manual_seed(0)
+
+    class Cropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fine = nn.Conv2d(3, 8, 3, 1, 1)
+            self.cells = nn.Conv2d(8, 8, 8, 8)
+            self.crop = nn.ZeroPad2d((-2, -2, -2, -2))
+            self.mix = nn.Conv2d(8, 8, 1)
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, images: Tensor) -> Tensor:
+            maps = self.cells(self.fine(functional.pad(images, (16, 16, 16, 16))))
+            return self.head(self.mix(self.crop(maps)).relu().mean((2, 3)))
+
+    choice = probe(Cropping().eval(), torch.randn(1, 3, 64, 64)).choice
+    assert choice is not None
+    assert [(str(ref), layout.grid, layout.extent) for ref, layout in choice.layouts.items()] == [("mix", (8, 8), ())]
+
+
+# --- the order of a sequence, and what holds the maps -----------------------------------------------------------------
+
+
+@dataclass
+class Encoded:
+    hidden: Tensor
+    steps: int = 1
+
+
+class Encoding(nn.Module):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, tokens: Tensor) -> Encoded:
+        return Encoded(self.encoder(tokens))
+
+
+class SequenceFirst(nn.Module):
+    """A transformer of PyTorch's own parts, whose tokens are (L, N, C) unless asked otherwise."""
+
+    def __init__(self, batch_first: bool, wrapped: bool) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.patch = nn.Conv2d(3, 32, 16, 16)
+        self.first = nn.Parameter(torch.randn(1, 1, 32))
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=batch_first, norm_first=True)
+        encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = Encoding(encoder) if wrapped else encoder
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patch(images).flatten(2).permute(0, 2, 1)
+        tokens = torch.cat([self.first.expand(len(images), -1, -1), tokens], dim=1)
+        encoded = self.encoder(tokens if self.batch_first else tokens.transpose(0, 1))
+        tokens = encoded.hidden if isinstance(encoded, Encoded) else encoded
+        tokens = tokens if self.batch_first else tokens.transpose(0, 1)
+        return self.head(tokens[:, 1:].mean(1))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(("precision", "count"), [("fp32", 1), ("fp32", 3), ("fp16", 17)])  # as many images as tokens
+def test_a_sequence_first_transformer_is_explained_as_one_with_the_batch_first(precision, count, wrapped):
+    torch.manual_seed(0)
+    first, second = SequenceFirst(batch_first=False, wrapped=wrapped), SequenceFirst(batch_first=True, wrapped=wrapped)
+    second.load_state_dict(first.state_dict())
+    images = torch.randn(count, 3, 64, 64)
+
+    found, expected = (
+        list(camkit.explain_many(net.eval(), images, target=1, precision=precision)) for net in (first, second)
+    )
+
+    for one, other in zip(found, expected, strict=True):
+        assert (one.layer, one.raw.shape) == (other.layer, (4, 4)) == ("encoder", (4, 4))
+        tolerance = {"fp32": 1e-5, "fp16": 2e-3}[precision]
+        assert np.abs(one.raw - other.raw).max() < tolerance * np.abs(other.raw).max()
+
+
+def test_the_score_decides_that_is_called_so_and_not_what_comes_first():
+    torch.manual_seed(0)
+
+    class Restoring(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 16, 4, 4)
+            self.deep = nn.Conv2d(16, 16, 3, 2, 1)
+            self.head = nn.Linear(16, 5)
+            self.wide = nn.Conv2d(16, 16, 3, 1, 1)
+            self.restore = nn.ConvTranspose2d(16, 3, 4, 4)
+
+        def forward(self, images: Tensor) -> dict[str, Tensor]:
+            stem = self.stem(images).relu()
+            logits = self.head(self.deep(stem).relu().mean((2, 3)))
+            return {"restored": self.restore(self.wide(stem).relu()), "logits": logits}
+
+    assert camkit.explain(Restoring().eval(), torch.randn(3, 64, 64), target=0).layer == "deep"
