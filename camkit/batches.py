@@ -153,6 +153,8 @@ def _explanations(
             explained.append(Failure(item.source, TargetError(f"{item.source}: {scores.absence}")))
             continue
         index = None if scores.indices is None else scores.indices[number]
+        if labels is not None and index is not None and index >= len(labels):
+            raise InputError(f"{len(labels)} labels were given, but the model found class {index}")
         explained.append(
             Explanation(
                 heatmap=heatmaps[number].copy(),

@@ -471,8 +471,10 @@ def test_labels_come_in_any_order_that_says_which_is_which(net, images, labels):
 
 WRONG_KINDS = """
 import camkit, torch, torchvision
+from camkit import targets as t
 from torch import nn
 net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)).eval()
+usual = {"model": net, "img": torch.randn(3, 9, 9)}
 wrong = [
     {"labels": "cat"}, {"labels": {1: "cat", 2: "dog"}}, {"labels": {"cat": 0}}, {"labels": [None, "dog"]},
     {"labels": 5}, {"method": 5}, {"method": ["gradcam"]}, {"fuse": "sum"}, {"batch_size": True}, {"batch_size": 2.0},
@@ -480,16 +482,27 @@ wrong = [
     {"preprocess": 3}, {"target_layer": 3}, {"target_layer": [3]}, {"target_layer": 2.5}, {"target_layer": [None]},
     {"target": 1.5}, {"target": [[]]}, {"img": 3}, {"img": None}, {"model": 3}, {"device": "gpu"}, {"device": 2.5},
 ]
-for options in wrong:
-    call = {"model": net, "img": torch.randn(3, 9, 9), **options}
+makers = [
+    lambda: t.top("2"), lambda: t.top(2.0), lambda: t.top(True), lambda: t.above("x"), lambda: t.box(0.5),
+    lambda: t.box(near=3), lambda: t.box(near="abcd"), lambda: t.box(near=(1, 2)), lambda: t.direction("+", "x"),
+    lambda: t.contrast(1, None), lambda: t.contrast(1, 0.5), lambda: t.segment(2.5), lambda: t.top, lambda: t.box,
+]
+known = {"name": "resnet18", "pretrained": False}
+loads = [{"size": "64"}, {"size": (64.5, 64)}, {"size": (1, 2, 3)}, {"mean": "a"}, {"std": [1, 2]}, {"name": None}]
+calls = [
+    *(lambda options=options: camkit.explain(**{**usual, **options}) for options in wrong),
+    *(lambda make=make: camkit.explain(**usual, target=make()) for make in makers),
+    *(lambda options=options: camkit.load_model(**{**known, **options}) for options in loads),
+]
+for number, call in enumerate(calls):
     try:
-        camkit.explain(**call)
+        call()
     except camkit.CamkitError as error:
-        print(options, "->", repr(str(error)))
+        print(number, "->", repr(str(error)))
     except Exception as error:
-        raise SystemExit(f"{options} -> {error!r}")
+        raise SystemExit(f"{number} -> {error!r}")
     else:
-        raise SystemExit(f"{options} was taken")
+        raise SystemExit(f"{number} was taken")
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,8 @@ def load_model(
     *,
     pretrained: bool = True,
     size: int | tuple[int, int] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
     labels: Labels | None = None,
     text: str | Sequence[str] | None = None,
 ) -> LoadedModel:
@@ -92,7 +92,7 @@ def load_model(
         device: where to put the model; the best there is when None.
         pretrained: False leaves the weights as they are initialised.
         size, mean, std: replace what the model's configuration says about its pictures: one side or (height, width) in
-            pixels, and per channel the mean and standard deviation of values 0..1.
+            pixels; the mean and standard deviation of values 0..1, for all channels or each.
         labels: replace the names of the classes.
         text: the classes of a CLIP-like model: one score for each text.
 
@@ -101,13 +101,15 @@ def load_model(
             device.
         InputError: a size, mean, deviation or label that is none.
     """
+    if not isinstance(name, str):
+        raise ModelError(f"a model is loaded by its name, not by a {type(name).__name__}")
     request = Request(
         name,
         weights,
         pretrained,
-        (size, size) if isinstance(size, int) else size,
-        None if mean is None else tuple(mean),
-        None if std is None else tuple(std),
+        (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list) else size,
+        None if mean is None else _each(mean),
+        None if std is None else _each(std),
         (text,) if isinstance(text, str) else tuple(text or ()),
     )
     names = as_labels(labels)
@@ -115,6 +117,10 @@ def load_model(
         loaded = _load(request)
         module = unwrapped(loaded.module).eval().requires_grad_(requires_grad=False).to(pick_device(device))
     return replace(loaded, module=module, labels=names or loaded.labels)
+
+
+def _each(values: float | Sequence[float]) -> tuple[float, ...]:
+    return tuple(values) if isinstance(values, Iterable) else (values,)
 
 
 def _load(request: Request) -> LoadedModel:

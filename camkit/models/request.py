@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,16 @@ class Request:
     text: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
-            raise InputError(f"size is the height and width of the model's input in pixels, not {self.size}")
+        size = self.size
+        whole = size is None or (isinstance(size, tuple) and all(isinstance(side, int) for side in size))
+        if size is not None and (not whole or len(size) != 2 or min(size) < 1):
+            raise InputError(f"size is the height and width of the model's input in pixels, not {size!r}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            numbers = values is None or all(isinstance(value, Real) for value in values)
+            if values is not None and not (numbers and len(values) in (1, 3)):
+                raise InputError(f"{name} is one number or one for red, green and blue, not {values}")
         if self.std is not None and not all(value > 0 for value in self.std):
             raise InputError(f"std holds one positive number per channel, not {self.std}")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and len(values) not in (1, 3):
-                raise InputError(f"{name} is one number or one for red, green and blue, not {values}")
         if self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
             raise InputError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; both have one per channel")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Literal, SupportsIndex, TypeAlias, cast
 
 import torch
@@ -30,7 +31,7 @@ from camkit.targets.classes import (
 )
 from camkit.targets.embeddings import SimilarTarget
 from camkit.targets.maps import SegmentTarget
-from camkit.targets.names import index_of
+from camkit.targets.names import index_of, whole_number
 from camkit.targets.outputs import describe, logits_of
 from camkit.values import Activation, Target
 
@@ -78,6 +79,7 @@ _OBJECTS = (
 
 def top(count: int) -> list[TopTarget]:
     """Return targets for the ``count`` best classes of each image: ``explain(..., target=top(5))``."""
+    count = whole_number(count, "the number of best classes")
     if count < 1:
         raise TargetError(f"the number of best classes must be at least 1, not {count}")
     return [TopTarget(rank, of=count) for rank in range(1, count + 1)]
@@ -85,8 +87,8 @@ def top(count: int) -> list[TopTarget]:
 
 def above(threshold: float = 0.5) -> AboveTarget:
     """Return a target for every class whose probability (its logit's sigmoid) is above a threshold: multi-label."""
-    if not 0 <= threshold < 1:
-        raise TargetError(f"a threshold is a probability from 0 up to 1, not {threshold}")
+    if not isinstance(threshold, Real) or not 0 <= threshold < 1:
+        raise TargetError(f"a threshold is a probability from 0 up to 1, not {threshold!r}")
     return AboveTarget(threshold)
 
 
@@ -97,7 +99,7 @@ def direction(sign: Literal["+", "-"], index: int = 0) -> DirectionTarget:
     """
     if sign not in ("+", "-"):
         raise TargetError(f"a direction is '+' or '-', not {sign!r}")
-    return DirectionTarget(1 if sign == "+" else -1, index)
+    return DirectionTarget(1 if sign == "+" else -1, whole_number(index, "the index of an output"))
 
 
 def contrast(target: int | str, rather_than: int | str) -> ContrastTarget:
@@ -125,10 +127,13 @@ def box(
     near: Sequence[float | int] | None = None,
 ) -> BoxTarget:
     """Return a target for one box of a detector: by number from 0, by label, or by overlap with a given box."""
-    corners = None if near is None else tuple(float(side) for side in near)
-    if corners is not None and len(corners) != 4:
-        raise TargetError(f"a box is (left, top, right, bottom), not {near!r}")
-    return BoxTarget(number, label, corners)
+    corners: Any = None
+    if near is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            corners = tuple(float(side) for side in near)
+        if corners is None or len(corners) != 4:
+            raise TargetError(f"a box is (left, top, right, bottom), not {near!r}")
+    return BoxTarget(None if number is None else whole_number(number, "the number of a box"), label, corners)
 
 
 def similar_to(reference: Any) -> SimilarTarget:
@@ -178,6 +183,10 @@ def _single(target: Any, labels: tuple[str, ...] | None) -> Target:
     if not isinstance(target, bool) and is_one_number:
         with contextlib.suppress(TypeError):
             return ClassTarget(operator.index(cast("SupportsIndex", target)))
+    if any(target is maker for maker in (top, above, direction, contrast, segment, box, similar_to)):
+        raise TargetError(
+            f"target is {target.__name__} itself, which makes targets; call it, as in {target.__name__}(...)"
+        )
     if callable(target):
         return FunctionTarget(target)
     raise TargetError(f"a target is None, an index, a label, a function or a list of these, not {describe(target)}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from camkit.errors import TargetError
-from camkit.targets.names import index_of
+from camkit.targets.names import class_of
 from camkit.targets.outputs import describe, detections_of
 from camkit.values import Activation, Scores
 
@@ -89,7 +89,7 @@ class BoxTarget:
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> BoxTarget:  # noqa: ARG002
         """Look the label up."""
-        return replace(self, label=index_of(self.label, labels)) if isinstance(self.label, str) else self
+        return self if self.label is None else replace(self, label=class_of(self.label, labels))
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the detection's score for each image."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from camkit.errors import TargetError
 from camkit.targets.boxes import best_box
 from camkit.targets.maps import biggest_class, class_on_map
-from camkit.targets.names import check_index, index_of
+from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, detections_of, logits_of, maps_of
 from camkit.values import Activation, Scores
 
@@ -162,9 +162,7 @@ class ContrastTarget:
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ContrastTarget:  # noqa: ARG002
         """Look labels up."""
-        first, second = (
-            index_of(one, labels) if isinstance(one, str) else one for one in (self.index, self.rather_than)
-        )
+        first, second = (class_of(one, labels) for one in (self.index, self.rather_than))
         if first == second:
             raise TargetError(f"a contrast needs two classes, and {self.index!r} and {self.rather_than!r} are the same")
         both = (first, second)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from camkit.errors import TargetError
-from camkit.targets.names import check_index, index_of
+from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, maps_of
 from camkit.values import Activation, Scores
 
@@ -82,7 +82,7 @@ class SegmentTarget:
         Raises:
             TargetError: an unknown label, or a mask that is none.
         """
-        index = index_of(self.index, labels) if isinstance(self.index, str) else self.index
+        index = class_of(self.index, labels)
         if self.mask is None:
             return replace(self, index=index)
         array = self.mask.detach().cpu().numpy() if isinstance(self.mask, Tensor) else np.asarray(self.mask)

@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 from camkit.errors import TargetError, did_you_mean
+
+
+def whole_number(value: Any, what: str) -> int:
+    """Return a number that counts something, also one of numpy's or a tensor's.
+
+    Raises:
+        TargetError: it is none.
+    """
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TargetError(f"{what} is a whole number, not {value!r}")
+
+
+def class_of(value: Any, labels: tuple[str, ...] | None) -> int:
+    """Return the index of a class given by index or by label.
+
+    Raises:
+        TargetError: an unknown or ambiguous label, or something that is neither.
+    """
+    return index_of(value, labels) if isinstance(value, str) else whole_number(value, "a class, if not given by label,")
 
 
 def check_index(index: int, classes: int) -> None:
