@@ -204,7 +204,7 @@ def _choose_for_boxes(calls: list[Call]) -> Probe:
     verdicts = {}
     for call in calls:
         verdict = _verdict(call, None, None)
-        if not verdict and (call.node not in shared if shared is not None else is_regional(call.node)):
+        if not verdict and (not call.is_among(shared) if shared is not None else is_regional(call.node)):
             verdict = "not every box is computed from it"
         verdicts[id(call)] = verdict
     first: dict[int, Call] = {}
@@ -286,7 +286,7 @@ def _deepest(calls: list[Call], fit: list[Call]) -> Call | None:
     beside = {
         key: call
         for key, call in by_output.items()
-        if call.layout is not None and call.layout.grid == grid and call.node not in before
+        if call.layout is not None and call.layout.grid == grid and not call.is_among(before)
     }
     fitting = {id(call) for call in fit}
     ends = [
@@ -316,9 +316,9 @@ def _twins(best: Call, fit: list[Call]) -> list[Call]:
     for call in reversed(fit):
         grids = {None if one.layout is None else one.layout.grid for one in (call, best)}
         alike = call.output is not best.output and len(grids) == 1 and call.channels > 1
-        if not alike or call.node in before or call.node is None:
+        if not alike or call.is_among(before) or call.node is None:
             continue
-        known = any(other.output is call.output or call.node in ancestors(other.node) for other in beside)
+        known = any(other.output is call.output or call.is_among(ancestors(other.node)) for other in beside)
         if not known and best.node not in ancestors(call.node):
             beside.append(call)
     return [*reversed(beside), best] if beside else []

@@ -54,6 +54,13 @@ class Call:
             return 0
         return self.output.shape[1 if self.layout.kind in ("channels_first", "tokens_last") else -1]
 
+    def is_among(self, nodes: set[Node]) -> bool:
+        """Tell whether the output is among places in the graph, as it was or as an in-place operation left it.
+
+        What is added in place to a part of a tensor moves the part: its former place is on no way any more.
+        """
+        return self.node in nodes or (self.output is not None and self.output.grad_fn in nodes)
+
 
 def lay_out(calls: list[Call], leaf: Tensor) -> None:
     """Read each output's layout, that of tokens by the grids of the outputs they were computed from."""

@@ -950,6 +950,34 @@ def test_a_network_without_its_head_is_explained_at_its_last_features(name, head
     assert str(probe(net, torch.randn(1, 3, 96, 96)).choice) == layer
 
 
+class Sliced(nn.Module):
+    """A block that returns a part of its maps, to which its input is then added in place (as in Han et al. 2020)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(16, 12, 3, 1, 1)
+        self.part = Part()
+
+    def forward(self, maps: Tensor) -> Tensor:
+        part = self.part(self.wide(maps))
+        part += maps
+        return part
+
+
+class Part(nn.Module):
+    def forward(self, maps: Tensor) -> Tensor:
+        return torch.cat([maps, maps.relu()], 1)[:, :16, :, :]
+
+
+def test_a_part_that_is_added_to_in_place_is_one_branch():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 16, 8, 8), Sliced(), Sliced(), Sliced(), nn.Conv2d(16, 32, 1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 5)),
+    )
+    assert str(probe(net.eval(), torch.randn(1, 3, 64, 64)).choice) == "5"
+
+
 def test_a_block_that_adds_in_place_is_one_branch():
     net = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1]).eval()
     assert str(probe(net, torch.randn(1, 3, 96, 96)).choice) == "layer4"
