@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from camkit.capture import capture, capture_for_cam, faster_format, is_out_of_me
 from camkit.errors import ImageError, InputError, TargetError
 from camkit.explanation import Explanation
 from camkit.images import as_pixels, extremes, stacked
-from camkit.layers import layouts_of, modules_of, resolve
+from camkit.layers import looked_at, modules_of, resolve
 from camkit.methods import Method, find_method
 from camkit.models import about_channels, device_of, dtype_of
 from camkit.values import (
@@ -24,6 +24,8 @@ from camkit.values import (
     Failure,
     Fusion,
     LayerChoice,
+    LayerRef,
+    Layout,
     LoadedModel,
     Precision,
     Prepared,
@@ -70,8 +72,8 @@ def _explain_at_once(plan: Plan, batch: list[Prepared]) -> list[Explanation | Fa
     if not all(finite):
         return _without(plan, batch, finite)
     try:
-        choice = plan.layers or resolve(module, inputs[:1])
-        captured = _captured(plan, inputs, choice)
+        choice, layouts = looked_at(module, inputs[:1], plan.layers or resolve(module, inputs[:1]))
+        captured = _captured(plan, inputs, choice, layouts)
     except RuntimeError as error:
         sentence = about_channels(module, inputs)
         if sentence is None or is_out_of_memory(error):
@@ -100,15 +102,17 @@ def _of_one_picture(rows: Sequence[Explanation | Failure], asked: Sequence[Score
     return [row for row, scores in found if isinstance(row, Explanation) or not scores.fewer] or [rows[0]]
 
 
-def _captured(plan: Plan, inputs: Tensor, choice: LayerChoice) -> Capture:
-    """Run the model, after a probe that is remembered told how the layers' outputs are laid out."""
+def _captured(
+    plan: Plan, inputs: Tensor, choice: LayerChoice, layouts: Mapping[LayerRef, Layout | None] | None
+) -> Capture:
+    """Run the model; a probe that is remembered told how the layers' outputs are laid out."""
     module = plan.model.module
     run = functools.partial(
         capture_for_cam if plan.method is not None and plan.method.needs == "head" else capture, module, inputs
     )
     run = functools.partial(run, modules_of(module, choice), plan.targets, precision=plan.precision)
     run = functools.partial(run, memory_format=faster_format(module, inputs, plan.precision))
-    return run(layouts=layouts_of(module, inputs[:1], choice))
+    return run(layouts=layouts)
 
 
 def _without(plan: Plan, batch: list[Prepared], finite: list[bool]) -> list[Explanation | Failure]:

@@ -150,7 +150,7 @@ def _layout(
     if layout is None:
         raise LayerError(
             f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
-            f"{'x'.join(map(str, size))}, or not its order; choose another (camkit layers --model NAME lists them)"
+            f"{'x'.join(map(str, size))}; choose another (camkit layers --model NAME lists them)"
         )
     return layout
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from camkit.layouts import margins
 from camkit.values import Extent, Fusion
 
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
@@ -41,12 +42,11 @@ def to_heatmap(raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Exten
     ReLU comes before the upsampling, the division by the maximum after it. A map with a value that is not finite
     becomes zero: there is nothing true to draw. ``extent`` is the part of the grid that lies on the input.
     """
-    extent = extent or ((0.0, 1.0),) * len(size)
-    whole = [round(side / (end - start)) for side, (start, end) in zip(size, extent, strict=True)]
-    first = [round(side * start) for side, (start, _) in zip(whole, extent, strict=True)]
+    beside = margins(size, extent or ((0.0, 1.0),) * len(size))
+    whole = [side + before + after for side, before, after in zip(size, beside[-2::-2], beside[::-2], strict=True)]
     finite = torch.isfinite(raw).flatten(1).all(1).reshape(-1, *[1] * (raw.dim() - 1))
     enlarged = upsample(torch.where(finite, raw, 0).relu(), whole)
-    return scale(enlarged[(slice(None), *(slice(at, at + side) for at, side in zip(first, size, strict=True)))])
+    return scale(functional.pad(enlarged, [-amount for amount in beside]))
 
 
 def fuse(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from camkit.errors import LayerError, did_you_mean
 from camkit.lineage import ancestors, is_regional
 from camkit.placing import place
-from camkit.probing import Call, Influence, class_count, detections_in, lay_out, score_of, watch
+from camkit.probing import Call, Influence, class_count, detections_in, lay_out, score_of, scored_tensor, watch
 from camkit.state import eagerly, evaluating, same_randomness, switch_off_training
 from camkit.values import LayerChoice, LayerRef, LayerRow, Layout
 
@@ -42,6 +42,7 @@ _PASSING = (
 _RUNNERS_UP = 3
 
 _ELSEWHERE = "its cells lie elsewhere in the input"
+_UNSURE = "; where its cells lie could not be measured"
 
 
 @dataclass(frozen=True)
@@ -114,18 +115,36 @@ def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> LayerChoice:
     return found.choice
 
 
-def layouts_of(
+def looked_at(
     model: nn.Module, image: Float[Tensor, "1 c *size"], choice: LayerChoice
-) -> Mapping[LayerRef, Layout | None] | None:
-    """Return how a probe saw the layers' outputs laid out; None for one that has no grid in the input's places.
+) -> tuple[LayerChoice, Mapping[LayerRef, Layout | None] | None]:
+    """Return layers with how a probe saw their outputs laid out; None for one that has no grid.
 
-    None instead of all where the model takes no single image, so that it could not be looked at.
+    None instead of all where the model takes no single image, so that it could not be looked at. The reason of layers
+    that the caller named says where their cells' places could not be measured.
+
+    Raises:
+        LayerError: a layer's cells were seen to lie elsewhere in the input than its shape says.
     """
+    if choice.layouts:
+        return choice, {ref: choice.layouts.get(ref) for ref in choice.layers}
     try:
-        seen = choice.layouts or _layouts(probe(model, image), choice.layers)
+        found = probe(model, image)
     except Exception:  # noqa: BLE001 - whatever a model raises that was made for batches of another number
-        return None
-    return {ref: seen.get(ref) for ref in choice.layers}
+        return choice, None
+    rows = {(row.ref.name, row.ref.call or 1): row for row in found.rows}
+    seen = [rows.get((ref.name, ref.call or 1)) for ref in choice.layers]
+    elsewhere = next((row for row in seen if row is not None and row.verdict == _ELSEWHERE), None)
+    if elsewhere is not None:
+        raise LayerError(
+            f"the cells of layer {str(elsewhere.ref)!r}, which returned shape {elsewhere.shape}, lie elsewhere in the "
+            "input than its shape says, so no map can be drawn; choose another (camkit layers --model NAME lists them)"
+        )
+    unsure = any(row is not None and row.unsure for row in seen)
+    layouts = _layouts(found, choice.layers)
+    return replace(choice, reason=choice.reason + _UNSURE if unsure else choice.reason), {
+        ref: layouts.get(ref) for ref in choice.layers
+    }
 
 
 def _layouts(found: Probe, layers: Sequence[LayerRef]) -> dict[LayerRef, Layout]:
@@ -188,7 +207,7 @@ def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
 
         place(calls, leaf.detach(), again)
         classes = class_count(calls)
-        influence = Influence(calls, score_of(output, classes))
+        influence = Influence(calls, score_of(output, classes), scored_tensor(output))
     # What a head initialised to zero hides will be seen once it has weights.
     return _choose(calls, influence, classes), influence.measured and not influence.note
 
@@ -235,6 +254,7 @@ def _rows(calls: list[Call], verdicts: dict[int, str]) -> tuple[LayerRow, ...]:
             None if call.output is None else tuple(call.output.shape),
             call.layout,
             verdicts[id(call)],
+            call.unsure and call.layout is not None,
         )
         for call in calls
     )
@@ -254,6 +274,9 @@ def _choose(calls: list[Call], influence: Influence, classes: int | None) -> Pro
     best = _deepest(calls, [call for call in fit if call.channels > 1] or fit)  # of one channel are gates
     found = Probe(_rows(calls, verdicts), None if best is None else _as_choice(best, calls, fit, influence))
     twins = [] if best is None else _twins(best, fit)
+    shared = _shared(twins, calls, fit)
+    if shared is not None:
+        return _with_layouts(replace(found, choice=_as_choice(shared, calls, fit, influence)))
     if twins:
         names = {_outermost(call, calls) for call in twins}
         return replace(found, choice=None, equals=tuple(row for row in found.rows if row.ref in names))
@@ -324,6 +347,24 @@ def _twins(best: Call, fit: list[Call]) -> list[Call]:
     return [*reversed(beside), best] if beside else []
 
 
+def _shared(twins: list[Call], calls: list[Call], fit: list[Call]) -> Call | None:
+    """Return what the branches were computed from, where each is a single layer, such as an attention pool's keys.
+
+    None where they are longer: then none of them can stand for the others.
+    """
+    if not twins:
+        return None
+    ways = [ancestors(call.node) for call in twins]
+    common = set.intersection(*ways)
+    known = [call for call in fit if call.name and call.channels > 1 and call.is_among(common)]
+    if not known:
+        return None
+    own = [way - common for way in ways]
+    weighted = [call for call in calls if any(True for _ in call.module.parameters(recurse=False))]
+    longest = max(len({call.module for call in weighted if call.is_among(way)}) for way in own)
+    return max(known, key=lambda call: call.finished) if longest <= 1 else None
+
+
 def _grid_inputs(call: Call, by_output: dict[int, Call]) -> list[Call]:
     return [by_output[id(argument)] for argument in call.arguments if id(argument) in by_output]
 
@@ -361,5 +402,28 @@ def _as_choice(best: Call, calls: list[Call], fit: list[Call], influence: Influe
     chosen = _outermost(best, calls)
     others = _apart(named, chosen)
     seen = "whose cells influence the score" if influence.measured else "(its influence could not be measured)"
-    doubt = "; where its cells lie could not be measured" if best.unsure else ""
-    return LayerChoice((chosen,), f"the deepest {grid} grid {seen}{influence.note}{doubt}", tuple(others))
+    doubt = _UNSURE if best.unsure else ""
+    if any(call.elsewhere and call.started > best.started and call.finished > best.finished for call in calls):
+        doubt += "; the cells of deeper layers lie elsewhere in the input"
+    beside = _beside(best, calls, fit)
+    return LayerChoice((chosen,), f"the deepest {grid} grid {seen}{influence.note}{doubt}{beside}", tuple(others))
+
+
+def _beside(best: Call, calls: list[Call], fit: list[Call]) -> str:
+    """Return what to say of layers that the score depends on as well, on none of the ways to or from the best one."""
+    if best.node is None:
+        return ""
+    before = ancestors(best.node)
+    others = [
+        call
+        for call in fit
+        if call.name and call.channels > 1 and call.node is not None and not call.is_among(before)
+        if not best.is_among(ancestors(call.node)) and call.output is not best.output
+    ]
+    ends = [
+        call
+        for call in others
+        if not any(call.is_among(ancestors(other.node)) for other in others if other.output is not call.output)
+    ]
+    names = list(dict.fromkeys(str(_outermost(call, calls)) for call in ends))
+    return f"; beside it, the score depends on {' and '.join(names)}" if names else ""

@@ -6,16 +6,19 @@ import math
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from jaxtyping import Float
 from torch import Tensor
 
 from camkit.errors import LayerError
-from camkit.values import Layout
+from camkit.values import Extent, Layout
 
 MOST_PREFIX_TOKENS = 16
 """More tokens than this before the grid are not taken for class, distillation or register tokens."""
+
+_MOST_PREFIX_OF_SIGNALS = 4
+"""Tokens before those of a signal, whose number says nothing of how many these are."""
 
 _USUAL_PREFIX = 2
 """Tokens before the grid up to which the first of two possible readings is taken: class and distillation."""
@@ -75,6 +78,15 @@ def main_tensor(output: Any) -> Any:
     return found
 
 
+def rivals(output: Any) -> list[Tensor]:
+    """Return what could hold class scores (N, K) in a tuple or list of several tensors; nothing where that is clear."""
+    if not isinstance(output, (tuple, list)) or isinstance(getattr(output, "logits", None), Tensor):
+        return []
+    found = [one for one in output if isinstance(one, Tensor) and one.dim() == 2 and one.is_floating_point()]
+    alike = [one for one in found if len(one) == len(found[0]) and one.shape[1] > 0]
+    return alike if len(alike) > 1 else []
+
+
 def feature_tensor(output: Any) -> tuple[tuple[Any, ...], Tensor] | None:
     """Find the tensor that holds a layer's feature maps, and the keys that lead to it.
 
@@ -108,12 +120,15 @@ def with_tensor(output: Any, path: tuple[Any, ...], tensor: Tensor) -> Any:
     return tuple.__new__(type(output), items)
 
 
+def is_distorted(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
+    """Tell whether cells of a grid over this size would be much longer than wide, as those of an edge left over are."""
+    strides = [s / g for g, s in zip(grid, size, strict=True)]
+    return max(strides) > _MOST_DISTORTION * min(strides)
+
+
 def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
     """Tell whether a grid can be the input seen at one whole-numbered stride, short of a few cells at the edges."""
-    if len(grid) != len(size) or math.prod(grid) < 2 or min(grid) < 1:
-        return False
-    strides = [s / g for g, s in zip(grid, size, strict=True)]
-    if max(strides) > _MOST_DISTORTION * min(strides):
+    if len(grid) != len(size) or math.prod(grid) < 2 or min(grid) < 1 or is_distorted(grid, size):
         return False
     longest = max(range(len(size)), key=lambda axis: size[axis])
     guess = size[longest] / grid[longest]
@@ -183,9 +198,10 @@ def infer_layout(
         return _sequence_first(shape, batch, size, seen)
     if len(shape) == len(size) + 2:
         first, last = shape[2:], shape[1:-1]
-        if _fits(first, size):
-            return Layout("channels_first", first)
-        return Layout("channels_last", last) if _fits(last, size) else None
+        kinds: list[tuple[Literal["channels_first", "channels_last"], tuple[int, ...]]]
+        kinds = [("channels_first", first), ("channels_last", last)]
+        fitting = [Layout(kind, grid) for kind, grid in kinds if _fits(grid, size)]
+        return min(fitting, key=lambda layout: layout.grid not in seen, default=None)
     if not are_tokens(shape, size):
         return None
     as_seen = _tokens_as_seen(shape, seen)
@@ -193,6 +209,23 @@ def infer_layout(
         return as_seen or _tokens_by_size(shape, size)
     by_size = None if NO_GRID in seen else _tokens_by_size(shape, size)
     return by_size if by_size is not None and any(_is_step(grid, by_size.grid) for grid in seen) else None
+
+
+def follow(shape: tuple[int, ...], batch: int, size: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> Layout | None:
+    """Guess the layout of an output of other proportions than the input from those it was computed from.
+
+    As in a model that resizes its input, or adds more than a few tokens. To be confirmed by a measurement.
+    """
+    if NO_GRID in seen or not shape or shape[0] != batch:
+        return None
+    if are_tokens(shape, size):
+        fewer = [grid for grid in seen if 1 < math.prod(grid) <= shape[1]]
+        return Layout("tokens", fewer[0], shape[1] - math.prod(fewer[0])) if fewer else None
+    for kind, grid in (("channels_first", shape[2:]), ("channels_last", shape[1:-1])):
+        seen_so = any(_is_step(one, grid) for one in seen if one != NO_GRID)
+        if seen_so and math.prod(grid) > 1 and not is_distorted(grid, size):
+            return Layout(cast("Literal['channels_first', 'channels_last']", kind), grid)
+    return None
 
 
 def _sequence_first(
@@ -206,23 +239,31 @@ def _sequence_first(
 
 
 def readings(shape: tuple[int, ...], size: tuple[int, ...], layout: Layout) -> list[Layout]:
-    """List other ways to read an output than a layout: with its axes exchanged, or its first tokens after the grid."""
+    """List other ways to read an output than a layout: its axes exchanged, its grid elsewhere among the tokens."""
     if layout.kind == "sequence_first":
         turned = readings((shape[1], shape[0], shape[2]), size, replace(layout, kind="tokens"))
-        return [replace(option, kind="sequence_first") for option in turned if option.kind == "tokens"]
-    if not are_tokens(shape, size):
-        kind: Literal["channels_first", "channels_last"]
-        kind, grid = (
-            ("channels_last", shape[1:-1]) if layout.kind == "channels_first" else ("channels_first", shape[2:])
-        )
-        return [Layout(kind, grid, extent=layout.extent)] if _fits(grid, size) else []
-    options = [
-        *(Layout("tokens", found.grid, found.prefix) for found in _token_grids(shape[1], size)),
-        *(Layout("tokens_last", found.grid) for found in _token_grids(shape[2], size) if not found.prefix),
-    ]
+        return [
+            replace(option, kind="sequence_first") for option in turned if option.kind in ("tokens", "channels_last")
+        ]
+    options: list[Layout] = []
+    if are_tokens(shape, size):
+        options = [
+            *(Layout("tokens", found.grid, found.prefix) for found in _token_grids(shape[1], size)),
+            *(Layout("tokens_last", found.grid) for found in _token_grids(shape[2], size) if not found.prefix),
+        ]
+        options += [replace(option, prefix=0) for option in options if option.prefix]
+    else:
+        options = [Layout("channels_first", shape[2:]), Layout("channels_last", shape[1:-1])]
+        options = [option for option in options if _fits(option.grid, size)]
+        if len(size) == 1 and layout.kind == "channels_last":
+            lengths = range(max(shape[1] - _MOST_PREFIX_OF_SIGNALS, 2), shape[1])
+            options += [Layout("tokens", (length,), shape[1] - length) for length in lengths]
+    if layout.kind == "tokens":
+        spare = shape[1] - math.prod(layout.grid)
+        options += [Layout("tokens", layout.grid, prefix) for prefix in range(spare + 1)]
     options = [replace(option, extent=layout.extent) for option in options]
-    options = [layout, *(option for option in options if option.grid != layout.grid or option.kind != layout.kind)]
-    return [*options[1:], *(replace(option, prefix=0) for option in options if option.prefix)]
+    plain = replace(layout, assumed=False)
+    return [option for option in dict.fromkeys(options) if option != plain]
 
 
 def are_tokens(shape: tuple[int, ...], size: tuple[int, ...]) -> bool:
@@ -261,6 +302,19 @@ def _exact(grids: list[_TokenGrid]) -> bool:
 
 def _clear(grids: list[_TokenGrid]) -> bool:
     return _exact(grids) and grids[0].prefix <= _USUAL_PREFIX
+
+
+def margins(size: Sequence[int], extent: Extent) -> list[int]:
+    """Return how many pixels of a grid lie before and after an input of this size, from the last axis to the first.
+
+    As ``torch.nn.functional.pad`` takes them; a negative number is of pixels that the grid lacks.
+    """
+    found: list[int] = []
+    for side, (start, end) in zip(reversed(size), reversed(extent), strict=True):
+        whole = round(side / (end - start))
+        before = round(start * whole)
+        found += [before, whole - before - side]
+    return found
 
 
 def to_grid(tensor: Float[Tensor, "*shape"], layout: Layout) -> Float[Tensor, "n c *grid"]:

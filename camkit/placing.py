@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from camkit.layouts import readings
+from camkit.layouts import margins, readings
 from camkit.probing import Call
 from camkit.values import Extent, Layout
 
@@ -31,12 +31,15 @@ _CONFIRMED = 0.5
 """Correlation between what cells show and where they are drawn, from which their places count as confirmed. Tokens in
 their places have 0.9 and more, convolutions with wide fields 0.6 and more, those in other places 0 on average."""
 
+_SHARP = 0.85
+"""Correlation from which another place is believed for cells whose grid is certain: wide fields leave others alike."""
+
 _ELSEWHERE = 0.3
 """Below this correlation the cells lie elsewhere, if they show places at all."""
 
-_SHOWN = 0.2
+_SHOWN = 0.35
 """Spread of what cells show, from none to 1, from which they show places at all. Wide fields of random weights leave
-less than half of it, tokens have 0.5 and more."""
+a quarter of it, tokens have 0.5 and more."""
 
 _ROUNDING = 64
 """Times the type's precision: smaller changes of an output, relative to its size, may be rounding alone."""
@@ -47,15 +50,29 @@ _ALIKE = 0.02
 _UNCHANGED = 1e-3
 """Share of the largest change that a cell which doesn't see the input may seem to have, by rounding."""
 
+_MOVED = 0.6
+"""Correlation of the first convolution's cells below which a model moves its input in a way that isn't known."""
+
+_LEAST_CHANGE = 0.03
+"""Change of an output, relative to its size, that no type's rounding reaches."""
+
+_STRIDES = (1, 2, 4, 8, 16, 32)
+_MOST_LOST = 4
+"""Cells in which a grid's size may differ, as a factor, by edges that were added or lost."""
+
+_SEED = 5821934
+"""Of the noise, so that the same model and picture are always judged alike."""
+
 _FEW_CELLS = 9
 """Of fewer cells, a correlation says little: they are only given up where it is negative."""
 
 
 class _Place(NamedTuple):
-    """How well cells lie where they are drawn, and how much they differ in which half of the input they follow."""
+    """How well cells lie where they are drawn, how much they differ in what they follow, and how many changed."""
 
     along: float
     spread: float
+    cells: int
 
 
 def place(calls: list[Call], image: Tensor, run: Callable[[Tensor], list[Call]]) -> None:
@@ -70,58 +87,77 @@ def place(calls: list[Call], image: Tensor, run: Callable[[Tensor], list[Call]])
     """
     if any(call.padded for call in calls):  # the grids show the model's own padding as well
         return
-    size = tuple(image.shape[2:])
-    exchanged = _exchanged(size).to(image.device)
+    exchanged = _exchanged(tuple(image.shape[2:])).to(image.device)
     noise = _noise(image)
-    passes = [run(torch.where(part, noise, image)) for part in (exchanged, ~exchanged)]
+    try:
+        passes = [run(torch.where(part, noise, image)) for part in (exchanged, ~exchanged)]
+    except Exception:  # noqa: BLE001 - whatever a model raises that takes no noise
+        passes = []
     halves = [{(call.name, call.number): call for call in again} for again in passes]
-    extent = _input_extent(calls, halves, exchanged)
-    known = {id(call.output): call for call in reversed(calls) if call.layout is not None}
+    extent, moved = _input_extent(calls, halves, exchanged) if passes else ((), False)
+    changes = {id(call.output): _profiles_of(call, halves, exchanged.dim()) for call in reversed(calls) if call.layout}
     for call in calls:
         if call.layout is not None:
             call.layout = replace(call.layout, extent=extent)
-            first, second = (
-                dict(_profiles(source, half.get((source.name, source.number)), len(size)))
-                for half, source in ((half, known[id(call.output)]) for half in halves)
-            )
+            first, second = changes[id(call.output)] or ({}, {})
             _judge(call, first, second, exchanged)
+            call.unsure |= moved
 
 
-def _input_extent(calls: list[Call], halves: list[dict[tuple[str, int], Call]], exchanged: Tensor) -> Extent:
-    """Return which part of the grids the input is, where the model pads it: as its first convolution shows it.
+def _input_extent(
+    calls: list[Call], halves: list[dict[tuple[str, int], Call]], exchanged: Tensor
+) -> tuple[Extent, bool]:
+    """Return which part of the grids the input is, where the model pads or crops it, as its first convolution shows it.
 
-    What a convolution adds to its own edges, for its kernel's sake, is not counted.
+    What a convolution adds to its own edges, for its kernel's sake, is not counted; pixels that whole patches leave
+    over are. And tell whether the convolution sees the input moved in another way.
     """
     call = next((call for call in calls if isinstance(call.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
     if call is None or call.output is None or call.output.dim() != exchanged.dim() + 2 or not call.arguments:
-        return ()
+        return (), False
     assert isinstance(call.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    profiles = [dict(_profiles(call, half.get((call.name, call.number)), exchanged.dim())) for half in halves]
-    if not all(profiles):
-        return ()
+    profiles = _profiles_of(call, halves, exchanged.dim())
+    if profiles is None:
+        return (), False
     first, second = (profile["channels_first"] for profile in profiles)
-    sides = zip(exchanged.shape, call.arguments[0].shape[2:], call.module.kernel_size, strict=True)
-    shares = [side / whole if whole - side >= kernel else 1.0 for side, whole, kernel in sides]
-    seen = _changed_part(first + second)
-    options = list(itertools.product(*map(_parts, shares, seen)))
-    if len(options) == 1:
-        return ()
-    whole = Layout("channels_first", tuple(first.shape))
-    along = [_place(replace(whole, extent=one), first, second, exchanged).along for one in options]
+    grid, sides, wholes = tuple(first.shape), tuple(exchanged.shape), tuple(call.arguments[0].shape[2:])
+    patches = call.module.kernel_size == call.module.stride and not any(_edges(call.module))
+    covered = [cells * stride for cells, stride in zip(grid, call.module.stride, strict=True)]
+    plain = tuple(
+        (0.0, side / reach if patches and side == whole else 1.0)
+        for side, whole, reach in zip(sides, wholes, covered, strict=True)
+    )
+    shares = [
+        side / whole if whole < side or whole - side >= kernel else 1.0
+        for side, whole, kernel in zip(sides, wholes, call.module.kernel_size, strict=True)
+    ]
+    parts = list(map(_parts, shares, _changed_part(first + second)))
+    alike = itertools.islice(zip(*parts, strict=False), 1, None)  # the same along all axes
+    options = [plain, *alike, *itertools.product(*parts)]
+    whole_grid = Layout("channels_first", grid)
+    along = [_place(replace(whole_grid, extent=one), first, second, exchanged).along for one in options]
     best = next(number for number, found in enumerate(along) if found >= max(along) - _ALIKE)
-    return options[best] if best and along[best] > _CONFIRMED else ()
+    moved = along[best] < _MOVED and first.numel() >= _FEW_CELLS
+    found = options[best] if along[best] > _CONFIRMED else plain
+    return (found if any(part != (0.0, 1.0) for part in found) else ()), moved
+
+
+def _edges(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...]:
+    """Return how much a convolution adds to its input's edges."""
+    return (1,) if isinstance(module.padding, str) else module.padding
 
 
 def _parts(share: float, seen: tuple[float, float]) -> list[tuple[float, float]]:
     """List which parts of an axis the input may be: all, the start, the middle, the end, or where cells changed.
 
-    Cells beside the input change as well, as far as a kernel reaches; so its width is taken where it is known.
+    Cells beside the input change as well, as far as a kernel reaches; so its width is taken where it is known. Of an
+    input that is cropped, the grid is a part.
     """
     middle = sum(seen) / 2
-    changed = seen if share == 1 else (middle - share / 2, middle + share / 2)
-    return list(
-        dict.fromkeys([(0.0, 1.0), (0.0, share), (0.5 - share / 2, 0.5 + share / 2), (1.0 - share, 1.0), changed])
-    )
+    changed = (middle - share / 2, middle + share / 2)
+    if share == 1:
+        return list(dict.fromkeys([(0.0, 1.0), seen]))
+    return [(0.0, 1.0), (0.0, share), (0.5 - share / 2, 0.5 + share / 2), (1.0 - share, 1.0), changed]
 
 
 def _changed_part(changes: Tensor) -> Extent:
@@ -140,25 +176,37 @@ def _exchanged(size: tuple[int, ...]) -> Tensor:
 
 
 def _noise(image: Tensor) -> Tensor:
-    """Return noise with the image's mean and deviation."""
-    drawn = torch.randn(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
-    deviation = image.float().std() if image.numel() > 1 else torch.ones(())
-    return drawn * (deviation if deviation > 0 else 1) + image.float().mean().to(image)
+    """Return noise within the image's range: about its mean, as far as two deviations."""
+    values = image.float()
+    mean, deviation = values.mean(), values.std(correction=0)
+    low, high = torch.maximum(values.min(), mean - 2 * deviation), torch.minimum(values.max(), mean + 2 * deviation)
+    if not high > low:  # of one value
+        low, high = (low.clamp(max=0), high.clamp(min=0)) if low != 0 else (low, low + 1)
+    drawn = torch.rand(image.shape, generator=torch.Generator().manual_seed(_SEED)).to(image.device)
+    return (low + drawn * (high - low)).to(image)
+
+
+def _profiles_of(
+    call: Call, halves: list[dict[tuple[str, int], Call]], rank: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+    """Return, for either half and each way to read the output, how much its cells changed; None if not measurably."""
+    found = [dict(_profiles(call, half.get((call.name, call.number)), rank)) for half in halves]
+    return (found[0], found[1]) if len(found) == 2 and all(found) else None
 
 
 def _profiles(before: Call, again: Call | None, rank: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield, for each way to read the output, how much its cells changed."""
     if again is None or before.output is None or again.output is None or before.output.shape != again.output.shape:
         return
     change = (again.output.detach() - before.output.detach()).abs().float()
-    if change.mean() < _ROUNDING * torch.finfo(before.output.dtype).eps * before.output.detach().float().abs().mean():
+    rounding = min(_ROUNDING * torch.finfo(before.output.dtype).eps, _LEAST_CHANGE)
+    if not change.mean() > rounding * before.output.detach().float().abs().mean():  # nor where it is not finite
         return
-    if before.layout is not None and before.layout.kind == "sequence_first":
-        yield "sequence_first", change.mean((1, 2))
+    if len(change) != 1:
+        yield "sequence_first", change.flatten(1).mean(1)
     elif change.dim() == rank + 2:
         yield "channels_first", change[0].mean(0)
         yield "channels_last", change[0].mean(-1)
-    else:
+    if len(change) == 1 and change.dim() == 3:
         yield "tokens", change[0].mean(-1)
         yield "tokens_last", change[0].mean(0)
 
@@ -166,53 +214,75 @@ def _profiles(before: Call, again: Call | None, rank: int) -> Iterator[tuple[str
 def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], exchanged: Tensor) -> None:
     if call.output is None or call.layout is None:
         return
-    if not first or not second:
+    if call.layout.kind not in first:
         call.unsure = True
+        if call.tentative:
+            call.layout = None
         return
     others = readings(tuple(call.output.shape), tuple(exchanged.shape), call.layout)
     if call.layout.extent:  # the padding may have been cropped off again
         others = [*others, *(replace(layout, extent=()) for layout in (call.layout, *others))]
+    if call.certain:
+        others += [replace(call.layout, extent=one) for one in _extents(call.layout.grid, tuple(exchanged.shape))]
     found = {
         layout: _place(layout, first[layout.kind], second[layout.kind], exchanged) for layout in (call.layout, *others)
     }
-    drawn, best = found[call.layout], max(found, key=lambda layout: found[layout].along - _chance(layout))
+    drawn, best = found[call.layout], max(found, key=lambda layout: found[layout].along - _chance(found[layout].cells))
     along, gain = found[best].along, found[best].along - drawn.along
-    if along > _chance(best) and (gain > 0.15 or (along > 0.95 and gain > 0.05)):
+    sure = along > (_SHARP if call.certain else _chance(found[best].cells))
+    better = (gain > 0.15 and (along > _SHARP or not call.certain)) or (along > 0.95 and gain > 0.05)
+    if sure and better:
         call.layout = best
-    elif drawn.spread > _SHOWN and drawn.along < (_ELSEWHERE if first[call.layout.kind].numel() >= _FEW_CELLS else 0):
+    elif call.tentative and not (drawn.along > _CONFIRMED or call.certain):
+        call.layout = None
+    elif drawn.spread > _SHOWN and drawn.cells and drawn.along < (_ELSEWHERE if drawn.cells >= _FEW_CELLS else 0):
         call.layout, call.elsewhere = None, True
-    elif not drawn.along > _CONFIRMED:  # nor where there is no correlation
-        call.unsure = True
+    elif call.certain:
+        call.unsure = drawn.along < 0
+    else:  # nor is it sure where there is no correlation
+        few = drawn.cells < _FEW_CELLS
+        call.unsure = not drawn.along > (_chance(drawn.cells) if call.tentative or few else _CONFIRMED)
 
 
-def _chance(layout: Layout) -> float:
-    """Return the correlation that a wrong reading has in less than one of 10,000 outputs."""
-    cells = math.prod(layout.grid)
+def _extents(grid: tuple[int, ...], size: tuple[int, ...]) -> list[Extent]:
+    """List which parts of a grid the input may be where edges were added or lost on the way to it.
+
+    One that begins where the input does, or has its middle, and has cells of a whole number of pixels as usual.
+    """
+    options: list[Extent] = []
+    for stride in _STRIDES:
+        shares = [side / (cells * stride) for side, cells in zip(size, grid, strict=True)]
+        if max(shares) < _MOST_LOST and min(shares) > 1 / _MOST_LOST and any(abs(share - 1) > 0.02 for share in shares):
+            options.append(tuple((0.0, share) for share in shares))
+            options.append(tuple((0.5 - share / 2, 0.5 + share / 2) for share in shares))
+    return options
+
+
+def _chance(cells: int) -> float:
+    """Return the correlation that a wrong reading has in less than one of 10,000 outputs of so many cells."""
     return next(needed for least, needed in ((36, 0.7), (16, 0.9), (_FEW_CELLS, 0.97), (0, 1.0)) if cells >= least)
 
 
 def _place(layout: Layout, first: Tensor, second: Tensor, exchanged: Tensor) -> _Place:
-    follows = (first - second) / (first + second).clamp(min=torch.finfo(torch.float32).tiny)
+    total = first + second
+    follows = (first - second) / total.clamp(min=torch.finfo(torch.float32).tiny)
     if layout.kind not in ("channels_first", "channels_last"):
-        follows = follows[layout.prefix :][: math.prod(layout.grid)]
+        end = layout.prefix + math.prod(layout.grid)
+        follows, total = follows[layout.prefix : end], total[layout.prefix : end]
     drawn, covered = _drawn(layout, exchanged)
-    inside = covered.flatten() > 0.5
-    pair = torch.stack([follows.flatten(), drawn.flatten().to(follows)])[:, inside.to(follows.device)]
-    if not bool((pair.std(1) > 0).all()):
-        return _Place(0.0, 0.0)
-    return _Place(float(torch.corrcoef(pair)[0, 1]), float(pair[0].std()))
+    # Cells that never change, such as those of features that are nowhere in the picture, tell nothing.
+    counted = (covered.flatten() > 0.5).to(total.device) & (total.flatten() > _UNCHANGED * total.amax())
+    pair = torch.stack([follows.flatten(), drawn.flatten().to(follows)])[:, counted]
+    cells = pair.shape[1]
+    if cells < 2 or not bool((pair.std(1) > 0).all()):
+        return _Place(0.0, 0.0, cells)
+    return _Place(float(torch.corrcoef(pair)[0, 1]), float(pair[0].std()), cells)
 
 
 def _drawn(layout: Layout, exchanged: Tensor) -> tuple[Tensor, Tensor]:
     """Return how much of what each cell of a grid lies on was exchanged first, and how much of it is the input."""
     maps = torch.stack([exchanged.float(), torch.ones_like(exchanged, dtype=torch.float32)])
     if layout.extent:
-        before = [
-            round(side / (end - start) * start)
-            for side, (start, end) in zip(maps.shape[1:], layout.extent, strict=True)
-        ]
-        whole = [round(side / (end - start)) for side, (start, end) in zip(maps.shape[1:], layout.extent, strict=True)]
-        sides = [(at, all_ - at - side) for at, all_, side in zip(before, whole, maps.shape[1:], strict=True)]
-        maps = functional.pad(maps, [amount for pair in reversed(sides) for amount in pair])
+        maps = functional.pad(maps, margins(tuple(maps.shape[1:]), layout.extent))
     exchanged_share, covered = functional.interpolate(maps[None], layout.grid, mode="area")[0]
     return exchanged_share, covered

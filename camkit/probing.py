@@ -11,7 +11,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from camkit.hooks import forward_hooks, resized_input, starts
-from camkit.layouts import NO_GRID, are_tokens, feature_tensor, infer_layout, main_tensor, tensors_in, to_grid
+from camkit.layouts import (
+    NO_GRID,
+    are_tokens,
+    feature_tensor,
+    follow,
+    infer_layout,
+    is_distorted,
+    main_tensor,
+    rivals,
+    tensors_in,
+    to_grid,
+)
 from camkit.lineage import (
     Lineage,
     Origin,
@@ -45,6 +56,8 @@ class Call:
     scales: list[Node] = field(default_factory=list)  # the places of its outputs, where they have several grids
     elsewhere: bool = False  # its cells were seen to lie elsewhere than where its shape would have them
     unsure: bool = False  # where its cells lie could not be measured
+    certain: bool = False  # a convolution, pooling or resizing gave it its grid
+    tentative: bool = False  # its layout counts only if its cells are seen to lie so
     padded: tuple[int, ...] = ()  # the size of the images it returned, where it resized and padded the input
 
     @property
@@ -82,29 +95,49 @@ def lay_out(calls: list[Call], leaf: Tensor) -> None:
 
     def resized(node: Node) -> tuple[tuple[int, ...] | None, Sequence[Node | None]]:
         shape = spatial_shape(node) if moves_over_cells(node) else None
+        if shape is not None and len(shape) == len(size) + 3 and shape[2] == 1:  # a signal's pooling is a picture's
+            shape = shape[:2] + shape[3:]
         grid = shape[2:] if shape is not None and len(shape) == len(size) + 2 else None
-        return grid, () if node in fitting else behind(node)
+        return grid, () if grid is not None or node in fitting else behind(node)
 
     grids: Lineage[tuple[int, ...]] = Lineage(computed)
     stretched: Lineage[tuple[int, ...]] = Lineage(resized)
     fitting: set[Node | None] = set()
-    read: dict[int, Layout | None] = {}
+    read: dict[int, tuple[Layout | None, bool, bool]] = {}
+    inner = next(
+        (one for call in calls if (one := _convolved(call, len(size)))), size
+    )  # as the model resized its input
     for call in calls:
         size = call.padded or size
-        if call.output is None or is_attention(call.node, call.output.dim()) or origin.is_learned(call.node):
+        if call.output is None or is_attention(call.node, call.output.dim()):
             continue
         if id(call.output) in read:  # returned by a module and by the one around it
-            call.layout = read[id(call.output)]
+            call.layout, call.tentative, call.certain = read[id(call.output)]
             continue
         shape = tuple(call.output.shape)
-        call.layout = infer_layout(shape, 1, size, grids.nearest(call.node) if are_tokens(shape, size) else ())
-        if call.layout is None and shape[0] == 1 and max(shape[2:], default=1) > 1 and not are_tokens(shape, size):
-            known = shape[2:] in stretched.nearest(call.node)
-            call.layout = Layout("channels_first", shape[2:]) if known else None
-        read[id(call.output)] = call.layout
+        tokens = are_tokens(shape, size)
+        seen = grids.nearest(call.node)
+        call.layout = infer_layout(shape, 1, size, seen)
+        # What is behind a detach() looks as if it had been learned.
+        call.tentative = call.layout is not None and origin.is_learned(call.node)
+        maps = not tokens and shape[0] == 1 and max(shape[2:], default=1) > 1
+        if maps and shape[2:] in stretched.nearest(call.node) and not is_distorted(shape[2:], inner):
+            call.layout, call.certain = Layout("channels_first", shape[2:]), True
+        if call.layout is None:
+            call.layout = follow(shape, 1, inner, seen)
+            call.tentative = call.layout is not None
+        read[id(call.output)] = call.layout, call.tentative, call.certain
         if call.layout is not None and not call.layout.assumed:
-            fitting.add(call.node)
             grids.add(call.node, call.layout.grid)
+            if not call.certain:
+                fitting.add(call.node)
+
+
+def _convolved(call: Call, rank: int) -> tuple[int, ...]:
+    """Return the size of the input of a convolution; nothing of other modules."""
+    convolves = isinstance(call.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    fits = convolves and bool(call.arguments) and call.arguments[0].dim() == rank + 2
+    return tuple(call.arguments[0].shape[2:]) if fits else ()
 
 
 def detections_in(output: Any) -> bool:
@@ -113,22 +146,33 @@ def detections_in(output: Any) -> bool:
     return isinstance(found, list) and bool(found) and all(isinstance(item, dict) and "boxes" in item for item in found)
 
 
+def scored_tensor(output: Any) -> Tensor | None:
+    """Return what holds the scores of an output, or the first of several tensors; None where there is no gradient.
+
+    Of several that could hold them, all beside each other.
+    """
+    several = [one for one in rivals(output) if one.requires_grad]
+    if len(several) > 1:
+        return torch.cat([one.float() for one in several], dim=1)
+    values = (main_tensor(output), *tensors_in(output))
+    return next((one for one in values if isinstance(one, Tensor) and one.requires_grad and one.numel()), None)
+
+
 def score_of(output: Any, classes: int | None) -> Tensor | None:
     """Return the largest value of the output, a classifier's best logit; of a map, the sum of its cells' largest.
 
     Of features, where there are no ``classes``, a mixture of all. Not the caller's own target, which may have been
     written for one batch.
     """
-    values = (main_tensor(output), *tensors_in(output))  # of several, what holds the scores
-    found = next((one for one in values if isinstance(one, Tensor) and one.requires_grad and one.numel()), None)
+    found = scored_tensor(output)
     if found is None:
         return None
-    if classes is None:
-        return _mixture(found)
+    if classes is None or len(rivals(output)) > 1:
+        return mixture(found)
     return found.max(1).values.sum() if found.dim() > 1 else found.max()
 
 
-def _mixture(features: Tensor) -> Tensor:
+def mixture(features: Tensor) -> Tensor:
     """Return a fixed random projection of features."""
     directions = torch.arange(1, features.numel() + 1, device=features.device, dtype=torch.float32).mul(12.9898)
     return (features.float().flatten() * directions.sin()).sum()
@@ -170,15 +214,21 @@ def watch(model: nn.Module, leaf: Tensor) -> tuple[list[Call], Any]:
 class Influence:
     """Tells, for a spatial output, on which share of its cells and channels the score depends."""
 
-    def __init__(self, calls: list[Call], score: Tensor | None) -> None:
+    def __init__(self, calls: list[Call], score: Tensor | None, output: Tensor | None = None) -> None:
         known = {id(call.output): call.output for call in calls if call.layout is not None}
         self._tensors = [tensor for tensor in known.values() if tensor is not None]
         self._score: Tensor | None = None
         self._layouts = {id(call.output): call.layout for call in calls}
         self._gradients: dict[int, Tensor | None] = {}
         self._returns_maps = bool(calls) and not calls[-1].name and calls[-1].layout is not None
+        self._output, self._maps = output, 0  # the classes of a network that returns maps of scores
+        if output is not None and output.dim() > 3 and output.shape[2:].numel() > 1:
+            self._maps = output.shape[1]
         self.note = ""
-        if score is not None and not self._measure(score):
+        measured = score is not None and (
+            self._measure(score) or (output is not None and self._measure(mixture(output)))
+        )
+        if score is not None and not measured:
             stand_in = _head_input(calls)
             if stand_in is not None and self._measure(stand_in):
                 self.note = "; the head's weights are zero, so the influence on its input was measured"
@@ -225,12 +275,23 @@ class Influence:
             if self.measured:
                 return "no influence on the score"
             return "class scores" if channels == classes else ""
-        if int((gradient != 0).any(0).sum()) < 2:
+        active = int((gradient != 0).any(0).sum())
+        if active < 2 and not (active and self._spreads(tensor)):
             return "its cells do not influence the score"
         alone = int((gradient != 0).sum(0).amax()) == 1
-        if channels == classes and (alone or self._returns_maps):
+        if channels in (classes, self._maps) and (alone or self._returns_maps or channels == self._maps):
             return "class scores, not features"
         return ""
+
+    def _spreads(self, tensor: Tensor) -> bool:
+        """Tell whether other scores depend on other cells than the one that the best score comes from."""
+        if self._output is None or not self._output.requires_grad:
+            return False
+        (gradient,) = torch.autograd.grad(mixture(self._output), [tensor], retain_graph=True, allow_unused=True)
+        layout = self._layouts[id(tensor)]
+        if gradient is None or layout is None:
+            return False
+        return int((to_grid(gradient, layout) != 0).any(1).sum()) > 1
 
 
 def _head_input(calls: list[Call]) -> Tensor | None:
@@ -238,7 +299,7 @@ def _head_input(calls: list[Call]) -> Tensor | None:
     for call in reversed(calls):
         argument = next((value for value in call.arguments if value.is_floating_point()), None)
         if argument is not None and not list(call.module.children()) and list(call.module.parameters()):
-            return _mixture(argument) if argument.requires_grad else None
+            return mixture(argument) if argument.requires_grad else None
     return None
 
 

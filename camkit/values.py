@@ -71,8 +71,10 @@ class Layout:
     def __str__(self) -> str:
         """Return, for example, ``"channels_first 7x7"`` or ``"tokens 14x14 after 1"``."""
         grid = "x".join(map(str, self.grid))
-        padded = ", padding included" if self.extent else ""
-        return f"{self.kind} {grid}" + (f" after {self.prefix}" if self.prefix else "") + padded
+        part = "" if not self.extent else ", padding included"
+        if any(start < 0 or end > 1 for start, end in self.extent):
+            part = ", of a part of the input"
+        return f"{self.kind} {grid}" + (f" after {self.prefix}" if self.prefix else "") + part
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,17 @@ class LayerRef:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """What a probe pass saw of one call of one module; ``verdict`` says why it is, or is not, a layer to explain."""
+    """What a probe pass saw of one call of one module.
+
+    ``verdict`` says why it is no layer to explain, if it is none; ``unsure`` where its cells' places were not measured.
+    """
 
     ref: LayerRef
     kind: str
     shape: tuple[int, ...] | None
     layout: Layout | None
     verdict: str = ""
+    unsure: bool = False
 
 
 @dataclass(frozen=True)

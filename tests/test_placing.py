@@ -80,12 +80,12 @@ def test_cells_in_another_order_are_no_map(way):
     net, image = Arranged(way).eval(), torch.randn(3, 64, 64)
 
     assert camkit.explain(net, image, target=0).layer == "patches"
-    with pytest.raises(LayerError, match="or not its order") as caught:
+    with pytest.raises(LayerError, match="lie elsewhere in the input") as caught:
         camkit.explain(net, image, "mix", target=0)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("change", [lambda x: x.flip(-1), lambda x: x.mT, lambda x: x[..., :32, :32]])
+@pytest.mark.parametrize("change", [lambda x: x.flip(-1), lambda x: x.mT])
 def test_a_model_that_moves_its_picture_itself_is_refused_with_the_reason(change):
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Conv2d(3, 16, 8, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))

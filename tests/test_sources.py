@@ -18,6 +18,7 @@ import camkit
 from camkit import cli
 from camkit.errors import InputError, ModelError
 from camkit.models import load_model, read_labels
+from camkit.runs import Asked
 
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
 
@@ -145,6 +146,29 @@ def test_a_hugging_face_model_takes_a_local_state_dict(classifier, tmp_path):
     again = load_model(str(classifier), tmp_path / "lightning.ckpt")
 
     assert torch.equal(again.module.classifier.weight, state["classifier.weight"])
+
+
+def test_a_hugging_face_model_without_weights_for_its_head_is_refused(classifier, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    whole = transformers.ViTForImageClassification.from_pretrained(classifier)
+    whole.vit.save_pretrained(tmp_path)
+    whole.config.save_pretrained(tmp_path)
+
+    with pytest.raises(ModelError, match=r"2 of its parameters .* would stay random") as caught:
+        load_model(str(tmp_path))
+    assert_one_sentence(caught.value)
+
+
+def test_a_hugging_face_model_of_several_labels_gives_each_its_own_probability(classifier, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.ViTForImageClassification.from_pretrained(classifier)
+    model.config.problem_type = "multi_label_classification"
+    model.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor.from_pretrained(classifier).save_pretrained(tmp_path)
+
+    found = camkit.explain(load_model(str(tmp_path)), PLANE)
+
+    assert found.probability == pytest.approx(1 / (1 + np.exp(-found.score)), abs=1e-6)
 
 
 @pytest.fixture(scope="module", params=["clip", "siglip", "siglip2"])
@@ -299,6 +323,16 @@ class Space:
 
 ready = alone()
 number = 3
+
+def script():
+    raise SystemExit(1)
+
+def exported():
+    return torch.export.export(alone().eval(), (torch.randn(1, 3, 16, 16),))
+
+def told():
+    from camkit.values import LoadedModel
+    return LoadedModel(alone(), "told", prepare, ("left", "right"), activation="sigmoid")
 """
 
 
@@ -356,12 +390,26 @@ def test_weights_fill_the_callers_own_module(own, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("{}:alon", "alone"), ("{}:number", "gave a int"), ("nofile.py:f", "no file"), ("no.such:f", "no Python module")],
+    [
+        ("{}:alon", "alone"),
+        ("{}:number", "gave a int"),
+        ("{}:script", "ended the program"),
+        ("{}:needs", "needs arguments"),
+        ("{}:exported", "exported program"),
+        ("nofile.py:f", "no file"),
+        ("no.such:f", "no Python module"),
+    ],
 )
 def test_what_is_wrong_with_the_callers_own_is_one_sentence(own, name, said):
     with pytest.raises(ModelError, match=said) as caught:
         load_model(name.format(own / "own.py"))
     assert_one_sentence(caught.value)
+
+
+def test_a_factory_may_say_what_its_logits_mean(own):
+    found = camkit.explain(load_model(f"{own / 'own.py'}:told"), PLANE)
+    assert found.label in ("left", "right")
+    assert found.probability == pytest.approx(1 / (1 + np.exp(-found.score)), abs=1e-6)
 
 
 # --- overrides and labels ---------------------------------------------------------------------------------------------
@@ -376,14 +424,26 @@ def test_size_mean_and_deviation_replace_a_presets(tmp_path):
         ({"size": (3, 0)}, "height and width"),
         ({"std": [0.0] * 3}, "positive"),
         ({"mean": [0.1], "std": [0.1] * 3}, "per channel"),
+        ({"mean": [0.1, 0.2]}, "one number or one for red"),
     ):
         with pytest.raises(InputError, match=said):
             load_model("resnet18", pretrained=False, **options)
 
 
+def test_one_number_for_mean_and_deviation_is_each_channels():
+    one = load_model("resnet18", pretrained=False, mean=0.5, std=0.25).preprocess
+    three = load_model("resnet18", pretrained=False, mean=[0.5] * 3, std=[0.25] * 3).preprocess
+    assert torch.equal(one(plane()), three(plane()))
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("l.txt", "cat\ndog\n\n"), ("l.json", '["cat", "dog"]'), ("l.json", '{"1": "dog", "0": "cat"}')],
+    [
+        ("l.txt", "cat\ndog\n\n"),
+        ("l.txt", "\ufeffcat\r\ndog"),
+        ("l.json", '["cat", "dog"]'),
+        ("l.json", '{"1": "dog", "0": "cat"}'),
+    ],
 )
 def test_labels_are_read_from_lines_and_json(tmp_path, name, text):
     (tmp_path / name).write_text(text)
@@ -424,6 +484,52 @@ def test_the_command_line_hands_everything_on(own, tmp_path, capfd):
     ):
         assert cli.main([str(PLANE), "--model", name, *options, *wrong]) == 2
         assert said in capfd.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"top_k": 2, "above": 0.5}, "--top-k and --above exclude each other"),
+        ({"box": 1, "near": (0.0, 0.0, 9.0, 9.0)}, "--box and --near exclude"),
+        ({"similar_to": Path("a.png"), "target": ["1"]}, "--similar-to and --target exclude"),
+        ({"versus": "1", "everywhere": True, "target": ["0"]}, "--versus and --everywhere exclude"),
+        ({"mask": Path("m.png"), "direction": "up", "target": ["0"]}, "exclude"),
+        ({"versus": "1"}, "--versus needs one --target"),
+        ({"everywhere": True, "target": ["0", "1"]}, "--everywhere needs one --target"),
+        ({"direction": "up", "target": ["0", "1"]}, "one number"),
+        ({"direction": "up", "target": ["cat"]}, "one number"),
+    ],
+)
+def test_options_that_contradict_each_other_are_one_sentence(asked, said):
+    with pytest.raises(InputError, match=said):
+        Asked(**asked).check()
+
+
+def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
+    shown = load_model("resnet18", pretrained=False, size=64).preprocess  # the shorter side to 73, then the middle
+    picture, mask = Image.new("RGB", (292, 146)), np.zeros((146, 292), np.uint8)
+    mask[40:90, 120:180] = 255
+    mask[:, :20] = 255  # is cropped away
+    picture.save(tmp_path / "picture.png")
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+
+    asked = Asked(target=["1"], mask=tmp_path / "mask.png")
+    (target,) = asked.targets([tmp_path / "picture.png"], shown)
+
+    rows, columns = np.nonzero(target.mask)
+    left, top = (146 - 64) / 2, (73 - 64) / 2  # of the half-sized picture
+    assert target.mask.shape == (64, 64)
+    assert (rows.min(), rows.max() + 1) == pytest.approx((40 / 2 - top, 90 / 2 - top), abs=1)
+    assert (columns.min(), columns.max() + 1) == pytest.approx((120 / 2 - left, 180 / 2 - left), abs=1)
+    Image.fromarray(mask[:, :100]).save(tmp_path / "small.png")
+    Image.fromarray(mask * (np.arange(292) < 20).astype(np.uint8)).save(tmp_path / "aside.png")
+    for name, pictures, said in (
+        ("mask.png", ["picture.png", "picture.png"], "one picture"),
+        ("small.png", ["picture.png"], "the mask is 100x146 pixels and the picture 292x146"),
+        ("aside.png", ["picture.png"], "no white"),
+    ):
+        with pytest.raises(InputError, match=said):
+            Asked(target=["1"], mask=tmp_path / name).targets([tmp_path / one for one in pictures], shown)
 
 
 @pytest.mark.parametrize(

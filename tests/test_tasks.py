@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import camkit
 from camkit import scenes
-from camkit.errors import LayerError, TargetError
+from camkit.errors import InputError, LayerError, TargetError
 from camkit.scenes import LABELS, draw
 from camkit.targets import above, box, contrast, direction, segment, similar_to, top
 
@@ -139,6 +139,21 @@ def test_what_is_asked_of_a_segmentation_is_the_mean_logit_over_its_cells():
     assert plane.any()
 
 
+def test_the_logits_of_many_cells_add_up_in_fp16():
+    maps = torch.full((1, 2, 256, 256), 100.0, dtype=torch.float16)
+    maps[:, 1] = 200
+    scores = segment(1)(maps, 1)
+    assert scores.values.tolist() == [200.0]
+
+
+def test_one_map_of_logits_is_one_class_or_not():
+    maps = torch.full((1, 1, 8, 8), -3.0)
+    maps[..., :4] = 1.0
+    scores = segment(0)(maps, 1)
+    assert scores.values.tolist() == [1.0]
+    assert scores.probabilities == pytest.approx((1 / (1 + np.exp(-1)),))
+
+
 def test_without_a_target_the_class_that_covers_most_is_explained_and_not_the_background():
     image, _ = beside(("ship", "road", 4))
     net = Segmenting().eval()
@@ -197,8 +212,13 @@ def test_pictures_without_the_box_asked_for_are_said_and_the_others_explained():
 
     assert [isinstance(row, camkit.Failure) for row in rows] == [True, False, True]
     assert "no such box" in str(rows[0].error)
+    both = list(camkit.explain_many(net, [with_car], target=[box(0), box(3)], labels=NAMES, on_error="yield"))
+    assert [isinstance(row, camkit.Failure) for row in both] == [False, True]
+    assert len(camkit.explain(net, with_car, target=top(3), labels=NAMES)) == 1  # the best, as many as there are
     with pytest.raises(TargetError, match="there is no box 3: so many were not found"):
         camkit.explain(net, without, target=box(3))
+    with pytest.raises(InputError, match="3 labels were given, but the model found class"):
+        camkit.explain(net, with_car, labels=["a", "b", "c"])
     with pytest.raises(TargetError, match="no detection overlaps"):
         camkit.explain(net, with_car, target=box(near=(0, 0, 2, 2)))
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from camkit.errors import TargetError
-from camkit.layouts import main_tensor
+from camkit.layouts import main_tensor, rivals
 
 
 def describe(output: Any) -> str:
@@ -32,18 +32,28 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
     """Find the class scores (N, K) in a model's output.
 
     Understands a tensor, a dictionary or object with ``logits`` (or ``out``), and a tuple or list that begins with one
-    of these. An output (N,) counts as one logit.
+    of these. An output (N,) counts as one logit, and (N, K, 1, 1) as (N, K).
 
     Raises:
-        TargetError: there are no class scores; the message says what the model returned.
+        TargetError: there are no class scores, or several tensors that could hold them; the message says what the model
+            returned.
 
     """
+    several = rivals(output)
+    if several:
+        shapes = " and ".join(str(tuple(one.shape)) for one in several)
+        raise TargetError(
+            f"the model returned several tensors that could hold class scores, of shapes {shapes}; say which with a "
+            "function as target, for example lambda output: output[1][:, 3] for class 3 of the second"
+        )
     found = main_tensor(output)
-    if isinstance(found, Tensor) and found.is_floating_point() and found.shape[:1] == (batch,):
-        if found.dim() == 2 and found.shape[1] > 0:
-            return found
-        if found.dim() == 1:
+    if isinstance(found, Tensor) and found.is_floating_point():
+        if batch == 1 and found.dim() < 2 and found.numel() > 0:  # squeezed
+            found = found.reshape(1, -1)
+        if found.shape[:1] == (batch,) and found.dim() == 1:
             return found[:, None]
+        if found.shape[:1] == (batch,) and found.dim() >= 2 and found.numel() == batch * found.shape[1] > 0:
+            return found.flatten(1)
     raise TargetError(
         f"the model returned {describe(output)}, in which there are no class scores of shape ({batch}, classes); "
         "pass target=a function that takes this output and returns one score per image"
