@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.errors import LayerError, did_you_mean
-from camkit.lineage import ancestors, is_regional
+from camkit.lineage import ancestors, behind, is_regional
 from camkit.placing import place
 from camkit.probing import Call, Influence, class_count, detections_in, lay_out, score_of, scored_tensor, watch
 from camkit.state import eagerly, evaluating, same_randomness, switch_off_training
@@ -335,14 +335,14 @@ def _twins(best: Call, fit: list[Call]) -> list[Call]:
     if best.output is None or best.node is None:
         return []
     before = ancestors(best.node)
+    others = [call for call in fit if call.node is not None and not call.is_among(before)]
+    on_the_way = ancestors(*(node for call in others if call.node is not None for node in behind(call.node)))
     beside: list[Call] = []
-    for call in reversed(fit):
+    for call in reversed(others):
         grids = {None if one.layout is None else one.layout.grid for one in (call, best)}
         alike = call.output is not best.output and len(grids) == 1 and call.channels > 1
-        if not alike or call.is_among(before) or call.node is None:
-            continue
-        known = any(other.output is call.output or call.is_among(ancestors(other.node)) for other in beside)
-        if not known and best.node not in ancestors(call.node):
+        known = call.is_among(on_the_way) or any(other.output is call.output for other in beside)
+        if alike and not known and best.node not in ancestors(call.node):
             beside.append(call)
     return [*reversed(beside), best] if beside else []
 
@@ -414,16 +414,9 @@ def _beside(best: Call, calls: list[Call], fit: list[Call]) -> str:
     if best.node is None:
         return ""
     before = ancestors(best.node)
-    others = [
-        call
-        for call in fit
-        if call.name and call.channels > 1 and call.node is not None and not call.is_among(before)
-        if not best.is_among(ancestors(call.node)) and call.output is not best.output
-    ]
-    ends = [
-        call
-        for call in others
-        if not any(call.is_among(ancestors(other.node)) for other in others if other.output is not call.output)
-    ]
+    others = [call for call in fit if call.name and call.channels > 1 and call.output is not best.output]
+    others = [call for call in others if call.node is not None and not call.is_among(before)]
+    on_the_way = ancestors(*(node for call in others if call.node is not None for node in behind(call.node)))
+    ends = [call for call in others if not call.is_among(on_the_way) and best.node not in ancestors(call.node)]
     names = list(dict.fromkeys(str(_outermost(call, calls)) for call in ends))
     return f"; beside it, the score depends on {' and '.join(names)}" if names else ""

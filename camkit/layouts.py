@@ -201,7 +201,8 @@ def infer_layout(
         kinds: list[tuple[Literal["channels_first", "channels_last"], tuple[int, ...]]]
         kinds = [("channels_first", first), ("channels_last", last)]
         fitting = [Layout(kind, grid) for kind, grid in kinds if _fits(grid, size)]
-        return min(fitting, key=lambda layout: layout.grid not in seen, default=None)
+        known = [layout for layout in fitting if layout.grid in seen] or _signal_as_seen(shape, size, seen)
+        return next(iter(known or fitting), None)
     if not are_tokens(shape, size):
         return None
     as_seen = _tokens_as_seen(shape, seen)
@@ -254,7 +255,7 @@ def readings(shape: tuple[int, ...], size: tuple[int, ...], layout: Layout) -> l
         options += [replace(option, prefix=0) for option in options if option.prefix]
     else:
         options = [Layout("channels_first", shape[2:]), Layout("channels_last", shape[1:-1])]
-        options = [option for option in options if _fits(option.grid, size)]
+        options = [option for option in options if option.grid == layout.grid or _fits(option.grid, size)]
         if len(size) == 1 and layout.kind == "channels_last":
             lengths = range(max(shape[1] - _MOST_PREFIX_OF_SIGNALS, 2), shape[1])
             options += [Layout("tokens", (length,), shape[1] - length) for length in lengths]
@@ -269,6 +270,14 @@ def readings(shape: tuple[int, ...], size: tuple[int, ...], layout: Layout) -> l
 def are_tokens(shape: tuple[int, ...], size: tuple[int, ...]) -> bool:
     """Tell whether an output has its grid, if any, in one axis."""
     return len(shape) == 3 and len(size) > 1
+
+
+def _signal_as_seen(shape: tuple[int, ...], size: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> list[Layout]:
+    """Read a signal's tokens as those of a grid seen before, after a few others."""
+    if len(size) != 1:
+        return []
+    spare = [(grid, shape[1] - math.prod(grid)) for grid in seen if grid != NO_GRID]
+    return [Layout("tokens", grid, prefix) for grid, prefix in spare if 0 < prefix <= _MOST_PREFIX_OF_SIGNALS]
 
 
 def _tokens_as_seen(shape: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> Layout | None:

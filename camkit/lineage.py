@@ -51,10 +51,10 @@ def behind(node: Node) -> list[Node | None]:
     return [before for before, _ in node.next_functions]
 
 
-def ancestors(node: Node | None) -> set[Node]:
-    """Return all nodes a tensor was computed from, its own among them."""
+def ancestors(*nodes: Node | None) -> set[Node]:
+    """Return all nodes that tensors were computed from, their own among them."""
     known: set[Node] = set()
-    waiting = [node]
+    waiting = [*nodes]
     while waiting:
         current = waiting.pop()
         if current is not None and current not in known:

@@ -34,6 +34,9 @@ their places have 0.9 and more, convolutions with wide fields 0.6 and more, thos
 _SHARP = 0.85
 """Correlation from which another place is believed for cells whose grid is certain: wide fields leave others alike."""
 
+_FINE, _MANY_CELLS = 0.6, 64
+"""Spread, and number of cells, from which a small gain tells places apart."""
+
 _ELSEWHERE = 0.3
 """Below this correlation the cells lie elsewhere, if they show places at all."""
 
@@ -50,7 +53,7 @@ _ALIKE = 0.02
 _UNCHANGED = 1e-3
 """Share of the largest change that a cell which doesn't see the input may seem to have, by rounding."""
 
-_MOVED = 0.6
+_KEPT = 0.8
 """Correlation of the first convolution's cells below which a model moves its input in a way that isn't known."""
 
 _LEAST_CHANGE = 0.03
@@ -94,31 +97,33 @@ def place(calls: list[Call], image: Tensor, run: Callable[[Tensor], list[Call]])
     except Exception:  # noqa: BLE001 - whatever a model raises that takes no noise
         passes = []
     halves = [{(call.name, call.number): call for call in again} for again in passes]
-    extent, moved = _input_extent(calls, halves, exchanged) if passes else ((), False)
+    extent, kept = _input_extent(calls, halves, exchanged) if passes else ((), 1.0)
     changes = {id(call.output): _profiles_of(call, halves, exchanged.dim()) for call in reversed(calls) if call.layout}
     for call in calls:
-        if call.layout is not None:
+        if call.layout is not None and kept < _ELSEWHERE:
+            call.layout, call.elsewhere = None, True
+        elif call.layout is not None:
             call.layout = replace(call.layout, extent=extent)
             first, second = changes[id(call.output)] or ({}, {})
             _judge(call, first, second, exchanged)
-            call.unsure |= moved
+            call.unsure |= kept < _KEPT
 
 
 def _input_extent(
     calls: list[Call], halves: list[dict[tuple[str, int], Call]], exchanged: Tensor
-) -> tuple[Extent, bool]:
+) -> tuple[Extent, float]:
     """Return which part of the grids the input is, where the model pads or crops it, as its first convolution shows it.
 
     What a convolution adds to its own edges, for its kernel's sake, is not counted; pixels that whole patches leave
-    over are. And tell whether the convolution sees the input moved in another way.
+    over are. And how well the convolution's cells lie so: low where the model moves its input in another way.
     """
     call = next((call for call in calls if isinstance(call.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
     if call is None or call.output is None or call.output.dim() != exchanged.dim() + 2 or not call.arguments:
-        return (), False
+        return (), 1.0
     assert isinstance(call.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     profiles = _profiles_of(call, halves, exchanged.dim())
     if profiles is None:
-        return (), False
+        return (), 1.0
     first, second = (profile["channels_first"] for profile in profiles)
     grid, sides, wholes = tuple(first.shape), tuple(exchanged.shape), tuple(call.arguments[0].shape[2:])
     patches = call.module.kernel_size == call.module.stride and not any(_edges(call.module))
@@ -137,9 +142,9 @@ def _input_extent(
     whole_grid = Layout("channels_first", grid)
     along = [_place(replace(whole_grid, extent=one), first, second, exchanged).along for one in options]
     best = next(number for number, found in enumerate(along) if found >= max(along) - _ALIKE)
-    moved = along[best] < _MOVED and first.numel() >= _FEW_CELLS
     found = options[best] if along[best] > _CONFIRMED else plain
-    return (found if any(part != (0.0, 1.0) for part in found) else ()), moved
+    kept = along[best] if first.numel() >= _MANY_CELLS else 1.0
+    return (found if any(part != (0.0, 1.0) for part in found) else ()), kept
 
 
 def _edges(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...]:
@@ -230,12 +235,17 @@ def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], exch
     drawn, best = found[call.layout], max(found, key=lambda layout: found[layout].along - _chance(found[layout].cells))
     along, gain = found[best].along, found[best].along - drawn.along
     sure = along > (_SHARP if call.certain else _chance(found[best].cells))
-    better = (gain > 0.15 and (along > _SHARP or not call.certain)) or (along > 0.95 and gain > 0.05)
+    clear = along > 0.95 or (along > _SHARP and drawn.spread > _FINE and drawn.cells >= _MANY_CELLS)
+    better = (gain > 0.15 and (along > _SHARP or not call.certain)) or (clear and gain > 0.05)
     if sure and better:
         call.layout = best
     elif call.tentative and not (drawn.along > _CONFIRMED or call.certain):
         call.layout = None
-    elif drawn.spread > _SHOWN and drawn.cells and drawn.along < (_ELSEWHERE if drawn.cells >= _FEW_CELLS else 0):
+    elif (
+        drawn.spread > (_FINE if call.certain else _SHOWN)
+        and drawn.cells
+        and drawn.along < (_ELSEWHERE if drawn.cells >= _FEW_CELLS else 0)
+    ):
         call.layout, call.elsewhere = None, True
     elif call.certain:
         call.unsure = drawn.along < 0

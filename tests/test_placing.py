@@ -342,3 +342,339 @@ def test_the_score_decides_that_is_called_so_and_not_what_comes_first():
             return {"restored": self.restore(self.wide(stem).relu()), "logits": logits}
 
     assert camkit.explain(Restoring().eval(), torch.randn(3, 64, 64), target=0).layer == "deep"
+
+
+class Surrounded(nn.Module):
+    """Patches between any number of other tokens, such as a detector's queries or a prompt."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 32, 8, 8)
+        self.before = nn.Parameter(torch.randn(1, before, 32) * 0.3)
+        self.after = nn.Parameter(torch.randn(1, after, 32) * 0.3)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
+        self.blocks = nn.Sequential(*(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False) for _ in range(3)))
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patch(images).flatten(2).mT
+        parts = [self.before.expand(len(images), -1, -1), patches, self.after.expand(len(images), -1, -1)]
+        return self.head(self.blocks(torch.cat(parts, dim=1)).mean(1))
+
+
+@pytest.mark.parametrize("side", [64, 112])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 4), (0, 3), (1, 14), (1, 100), (17, 0), (51, 2)])
+def test_patches_are_found_between_any_number_of_other_tokens(before, after, side):
+    torch.manual_seed(0)
+    choice = probe(Surrounded(before, after).eval(), torch.randn(1, 3, side, side)).choice
+    assert choice is not None
+    assert [(str(ref), layout.grid, layout.prefix) for ref, layout in choice.layouts.items()] == [
+        ("blocks", (side // 8, side // 8), before)
+    ]
+    assert "could not" not in choice.reason
+
+
+# --- what a model does to its picture first ---------------------------------------------------------------------------
+
+
+class Before(nn.Module):
+    """A network around another that does something to the picture first."""
+
+    def __init__(self, change: Any, inner: nn.Module) -> None:
+        super().__init__()
+        self.change, self.inner = change, inner
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.inner(self.change(images))
+
+
+@pytest.mark.parametrize(
+    ("change", "top", "left"),
+    [
+        (lambda x: x[..., 32:-32, 32:-32], 40, 56),
+        (lambda x: x[..., 16:-16, 16:-16], 24, 80),
+        (lambda x: x[..., 48:, :], 56, 40),
+        (lambda x: x[..., :96], 24, 64),
+    ],
+)
+def test_the_heat_of_a_model_that_crops_its_picture_lies_on_the_picture(change, top, left):
+    torch.manual_seed(0)
+    found = camkit.explain(Before(change, Bright()).eval(), dark((128, 128), top, left), target=0)
+    assert found.heatmap.shape == (128, 128)
+    assert heat_in(found, top, left) > 0.6
+    assert "could not" not in found.layer_reason
+
+
+@pytest.mark.parametrize("size", [(96, 224), (224, 96), (160, 160)])
+@pytest.mark.parametrize("form", ["channels first", "channels last"])
+def test_a_model_that_resizes_its_picture_is_explained_at_its_deepest_layer(size, form):
+    torch.manual_seed(0)
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(16, 16)
+
+        def forward(self, maps: Tensor) -> Tensor:
+            return self.mix(maps.permute(0, 2, 3, 1)).relu()
+
+    stem = nn.Sequential(nn.Conv2d(3, 16, 4, 4), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, 2, 1))
+    deep = nn.Sequential(nn.BatchNorm2d(16), nn.ReLU()) if form == "channels first" else Last()
+    head = nn.Linear(16, 5)
+
+    class Resizing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.deep, self.head = stem, deep, head
+
+        def forward(self, images: Tensor) -> Tensor:
+            maps = self.deep(self.stem(functional.interpolate(images, (128, 128), mode="bilinear")))
+            return self.head(maps.mean((2, 3) if form == "channels first" else (1, 2)))
+
+    found = camkit.explain(Resizing().eval(), torch.randn(3, *size), target=0)
+
+    assert (found.layer, found.raw.shape) == ("deep", (16, 16))
+    assert "could not" not in found.layer_reason
+
+
+class Unpadded(nn.Module):
+    """Two levels of a U-Net of unpadded convolutions (Ronneberger et al. 2015): its maps show the middle alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def pair(before: int, after: int) -> nn.Module:
+            return nn.Sequential(nn.Conv2d(before, after, 3), nn.ReLU(), nn.Conv2d(after, after, 3), nn.ReLU())
+
+        self.down, self.deep, self.up = pair(3, 8), pair(8, 16), nn.ConvTranspose2d(16, 8, 2, 2)
+        self.join, self.head = pair(16, 8), nn.Conv2d(8, 3, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        fine = self.down(images)
+        maps = self.up(self.deep(functional.max_pool2d(fine, 2)))
+        edge = (fine.shape[-1] - maps.shape[-1]) // 2
+        return self.head(self.join(torch.cat([fine[..., edge:-edge, edge:-edge], maps], dim=1)))
+
+
+def test_maps_that_lost_their_edges_are_drawn_on_the_middle():
+    torch.manual_seed(0)
+    choice = probe(Unpadded().eval(), torch.rand(1, 3, 60, 60)).choice
+    assert choice is not None
+    layout = next(iter(choice.layouts.values()))
+    assert (str(choice), layout.grid) == ("join", (44, 44))
+    assert np.allclose(layout.extent, (-8 / 44, 52 / 44))  # 8 pixels are lacking on either side
+
+
+@pytest.mark.parametrize("function", [torch.log, torch.sqrt])
+def test_the_picture_is_exchanged_for_nothing_out_of_its_range(function):
+    torch.manual_seed(0)
+    net = Before(lambda images: function(images + 1e-3), Bright())
+    found = camkit.explain(net.eval(), torch.rand(3, 64, 64), target=0)
+    assert found.layer == "inner.cells"
+    assert "could not" not in found.layer_reason
+
+
+def test_a_model_that_takes_no_noise_is_explained_with_a_doubt():
+    torch.manual_seed(0)
+    image = torch.rand(3, 64, 64)
+
+    def check(images: Tensor) -> Tensor:
+        if not torch.equal(images[0], image):
+            raise ValueError("not the picture")
+        return images
+
+    inner = nn.Sequential(nn.Flatten(2), nn.AdaptiveAvgPool1d(64))
+
+    class Strict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.mix, self.head = inner, nn.Linear(3, 16), nn.Linear(16, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(self.mix(self.tokens(check(images)).mT).relu().mean(1))
+
+    found = camkit.explain(Strict().eval(), image, "mix", target=0)
+    assert found.layer_reason == "as asked for; where its cells lie could not be measured"
+
+
+@pytest.mark.parametrize("side", [8, 16, 24, 32])
+def test_a_layer_that_sees_few_places_in_the_picture_is_not_taken_for_one_that_lies_elsewhere(side):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 16, 8, 8), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3)),
+    )
+    with torch.no_grad():  # bright places alone, seen by the first layer and handed on
+        net[0].weight.copy_((torch.rand(16, 3, 1, 1) + 0.5).expand(-1, -1, 8, 8) / 192)
+        net[0].bias.fill_(-0.7)
+        net[2].weight.zero_()
+        net[2].bias.zero_()
+        net[2].weight[range(16), range(16), 1, 1] = 1
+        net[6].weight.copy_(torch.rand(3, 16))
+    image = torch.rand(3, 64, 64) * 0.3
+    image[:, 24 : 24 + side, 8 : 8 + side] = 1
+
+    assert camkit.explain(net.eval(), image, target=0).layer == "3"
+
+
+@pytest.mark.parametrize("break_", ["no_grad", "detach"])
+def test_a_head_behind_a_frozen_trunk_is_explained(break_):
+    torch.manual_seed(0)
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk = nn.Sequential(nn.Conv2d(3, 16, 4, 4), nn.ReLU())
+            self.top = nn.Sequential(nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU())
+            self.head = nn.Linear(16, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            with torch.set_grad_enabled(break_ != "no_grad" and torch.is_grad_enabled()):
+                maps = self.trunk(images)
+            return self.head(self.top(maps.detach() if break_ == "detach" else maps).mean((2, 3)))
+
+    assert camkit.explain(Frozen().eval(), torch.randn(3, 64, 64), target=0).layer == "top"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_padding_is_found_in_any_precision(dtype):
+    torch.manual_seed(0)
+    net = Padding(Bright(), (0, 64, 0, 64), "constant").eval().to(dtype)
+    choice = probe(net, torch.rand(1, 3, 64, 64).to(dtype)).choice
+    assert choice is not None
+    assert [layout.extent for layout in choice.layouts.values()] == [((0.0, 0.5), (0.0, 0.5))]
+
+
+# --- pooling by attention, and branches -------------------------------------------------------------------------------
+
+
+class Trunk(nn.Module):
+    """A few convolutions and a head of some kind."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.maps = nn.Sequential(nn.Conv2d(3, 32, 4, 4), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, 1), nn.ReLU())
+        self.head = head
+
+    def forward(self, images: Tensor) -> Any:
+        return self.head(self.maps(images))
+
+
+class AttentionPool(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(1, 1, 32))
+        self.key, self.value, self.head = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 5)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        tokens = maps.flatten(2).mT
+        query = self.query.expand(len(maps), -1, -1)
+        return self.head(functional.scaled_dot_product_attention(query, self.key(tokens), self.value(tokens))[:, 0])
+
+
+class GatedPool(nn.Module):
+    """Ilse et al. 2018, Attention-based Deep Multiple Instance Learning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (
+            nn.Sequential(nn.Linear(32, 16), nn.Tanh()),
+            nn.Sequential(nn.Linear(32, 16), nn.Sigmoid()),
+        )
+        self.weigh, self.head = nn.Linear(16, 1), nn.Linear(32, 5)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        tokens = maps.flatten(2).mT
+        weights = self.weigh(self.first(tokens) * self.second(tokens)).softmax(1)
+        return self.head((weights * tokens).sum(1))
+
+
+@pytest.mark.parametrize("pool", [AttentionPool, GatedPool])
+def test_what_an_attention_pool_pools_is_explained(pool):
+    torch.manual_seed(0)
+    assert camkit.explain(Trunk(pool()).eval(), torch.randn(3, 64, 64), target=0).layer == "maps"
+
+
+class Joined(nn.Module):
+    def __init__(self, fine_last: bool) -> None:
+        super().__init__()
+        self.fine, self.coarse = (
+            nn.Conv2d(3, 16, 8, 8),
+            nn.Sequential(nn.Conv2d(3, 16, 8, 8), nn.Conv2d(16, 16, 3, 2, 1)),
+        )
+        self.head, self.fine_last = nn.Linear(32, 5), fine_last
+
+    def forward(self, images: Tensor) -> Tensor:
+        parts = {}
+        for name in ("coarse", "fine") if self.fine_last else ("fine", "coarse"):
+            parts[name] = getattr(self, name)(images).mean((2, 3))
+        return self.head(torch.cat([parts["coarse"], parts["fine"]], dim=1))
+
+
+@pytest.mark.parametrize("fine_last", [False, True])
+def test_a_branch_of_another_grid_is_named_in_the_reason(fine_last):
+    torch.manual_seed(0)
+    found = camkit.explain(Joined(fine_last).eval(), torch.randn(3, 64, 64), target=0)
+    other = {"fine": "coarse", "coarse": "fine"}[found.layer]
+    assert found.layer_reason.endswith(f"beside it, the score depends on {other}")
+
+
+def test_one_cell_for_each_class_is_influence_enough():
+    """The largest of a map of scores, as in multiple-instance learning."""
+    torch.manual_seed(0)
+
+    class Largest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Conv2d(32, 5, 1)
+
+        def forward(self, maps: Tensor) -> Tensor:
+            return self.score(maps).amax((2, 3))
+
+    found = camkit.explain(Trunk(Largest()).eval(), torch.randn(3, 64, 64), target=0)
+    assert found.layer == "maps"
+    assert "zero" not in found.layer_reason
+
+
+@pytest.mark.parametrize("last", [nn.ConvTranspose2d(16, 5, 2, 2), nn.Conv2d(16, 5, 3, 1, 1), nn.Conv2d(16, 5, 1)])
+def test_a_map_of_class_scores_is_never_what_is_explained(last):
+    torch.manual_seed(0)
+    net = Trunk(nn.Sequential(nn.ConvTranspose2d(32, 16, 2, 2), nn.ReLU(), last))
+    assert camkit.explain(net.eval(), torch.randn(3, 64, 64), target=1).layer == "head.1"
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+class Reading(nn.Module):
+    """Tokens of a signal after a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv1d(1, 32, 16, 16)
+        self.first = nn.Parameter(torch.randn(1, 1, 32) * 0.3)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, signals: Tensor) -> Tensor:
+        tokens = torch.cat([self.first.expand(len(signals), -1, -1), self.patch(signals).mT], dim=1)
+        return self.head(self.encoder(tokens).mean(1))
+
+
+@pytest.mark.parametrize("length", [256, 640])
+def test_the_class_token_of_a_signal_is_not_its_first_step(length):
+    torch.manual_seed(0)
+    found = camkit.explain(Reading().eval(), torch.randn(1, length), target=0)
+    assert (found.layer, found.raw.shape) == ("encoder", (length // 16,))
+
+
+@pytest.mark.parametrize("layer", ["1", "2", "3"])
+def test_what_convolutions_and_pools_of_signals_return_is_never_read_with_its_axes_exchanged(layer):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv1d(1, 128, 80, 4), nn.BatchNorm1d(128), nn.MaxPool1d(4), nn.Conv1d(128, 128, 3)),
+        *(nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(128, 5)),
+    )
+    found = camkit.explain(net.eval(), torch.randn(1, 8000), layer, target=0)
+    assert found.raw.shape == ({"1": 1981, "2": 495, "3": 493}[layer],)
