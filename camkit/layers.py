@@ -66,7 +66,7 @@ _probes: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Probe]] = we
 def probe(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Probe:
     """Look at the model with three passes over one image and a backward pass from its score.
 
-    What was measured is remembered for inputs of this size while the module lives and keeps its parts.
+    What was measured is remembered for inputs of this size while the module lives and keeps its parts and switches.
 
     Args:
         model: left exactly as it was found.
@@ -83,8 +83,14 @@ def probe(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Probe:
 
 
 def _key(model: nn.Module, image: Tensor) -> tuple[Any, ...]:
-    names = tuple((name, id(module)) for name, module in model.named_modules())
-    return tuple(image.shape), image.dtype, hash(names)
+    parts = tuple((name, id(module), _switches(module)) for name, module in model.named_modules())
+    return tuple(image.shape), image.dtype, hash(parts)
+
+
+def _switches(module: nn.Module) -> tuple[tuple[str, bool | str], ...]:
+    """Return the attributes that choose what a module does, such as ``early_exit=True``; not its mode."""
+    known = ((name, value) for name, value in vars(module).items() if isinstance(value, (bool, str)))
+    return tuple((name, value) for name, value in known if name != "training")
 
 
 def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> LayerChoice:
@@ -335,12 +341,12 @@ def _twins(best: Call, fit: list[Call]) -> list[Call]:
     if best.output is None or best.node is None:
         return []
     before = ancestors(best.node)
-    others = [call for call in fit if call.node is not None and not call.is_among(before)]
+    others = [call for call in fit if call.node is not None and call.channels > 1 and not call.is_among(before)]
     on_the_way = ancestors(*(node for call in others if call.node is not None for node in behind(call.node)))
     beside: list[Call] = []
     for call in reversed(others):
         grids = {None if one.layout is None else one.layout.grid for one in (call, best)}
-        alike = call.output is not best.output and len(grids) == 1 and call.channels > 1
+        alike = call.output is not best.output and len(grids) == 1
         known = call.is_among(on_the_way) or any(other.output is call.output for other in beside)
         if alike and not known and best.node not in ancestors(call.node):
             beside.append(call)

@@ -110,7 +110,7 @@ def explain(
             fuse=fuse,
         )
     )
-    if several or isinstance(target, (list, tuple, Expands)):
+    if several or isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor)):
         return explained
     return explained[0]
 

@@ -34,7 +34,7 @@ their places have 0.9 and more, convolutions with wide fields 0.6 and more, thos
 _SHARP = 0.85
 """Correlation from which another place is believed for cells whose grid is certain: wide fields leave others alike."""
 
-_FINE, _MANY_CELLS = 0.6, 64
+_FINE, _SOME_CELLS, _MANY_CELLS = 0.6, 16, 64
 """Spread, and number of cells, from which a small gain tells places apart."""
 
 _ELSEWHERE = 0.3
@@ -140,10 +140,11 @@ def _input_extent(
     alike = itertools.islice(zip(*parts, strict=False), 1, None)  # the same along all axes
     options = [plain, *alike, *itertools.product(*parts)]
     whole_grid = Layout("channels_first", grid)
-    along = [_place(replace(whole_grid, extent=one), first, second, exchanged).along for one in options]
+    places = [_place(replace(whole_grid, extent=one), first, second, exchanged) for one in options]
+    along = [one.along if one.cells >= min(_SOME_CELLS, first.numel() / 2) else -1.0 for one in places]
     best = next(number for number, found in enumerate(along) if found >= max(along) - _ALIKE)
     found = options[best] if along[best] > _CONFIRMED else plain
-    kept = along[best] if first.numel() >= _MANY_CELLS else 1.0
+    kept = along[best] if first.numel() >= _SOME_CELLS else 1.0
     return (found if any(part != (0.0, 1.0) for part in found) else ()), kept
 
 

@@ -575,24 +575,23 @@ class AttentionPool(nn.Module):
 class GatedPool(nn.Module):
     """Ilse et al. 2018, Attention-based Deep Multiple Instance Learning."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: bool) -> None:
         super().__init__()
-        self.first, self.second = (
-            nn.Sequential(nn.Linear(32, 16), nn.Tanh()),
-            nn.Sequential(nn.Linear(32, 16), nn.Sigmoid()),
-        )
+        self.first, self.second = nn.Linear(32, 16), nn.Linear(32, 16)
+        if layers:
+            self.first, self.second = nn.Sequential(self.first, nn.Tanh()), nn.Sequential(self.second, nn.Sigmoid())
         self.weigh, self.head = nn.Linear(16, 1), nn.Linear(32, 5)
 
     def forward(self, maps: Tensor) -> Tensor:
         tokens = maps.flatten(2).mT
-        weights = self.weigh(self.first(tokens) * self.second(tokens)).softmax(1)
+        weights = self.weigh(self.first(tokens).tanh() * self.second(tokens).sigmoid()).softmax(1)
         return self.head((weights * tokens).sum(1))
 
 
-@pytest.mark.parametrize("pool", [AttentionPool, GatedPool])
+@pytest.mark.parametrize("pool", [AttentionPool(), GatedPool(layers=False), GatedPool(layers=True)])
 def test_what_an_attention_pool_pools_is_explained(pool):
     torch.manual_seed(0)
-    assert camkit.explain(Trunk(pool()).eval(), torch.randn(3, 64, 64), target=0).layer == "maps"
+    assert camkit.explain(Trunk(pool).eval(), torch.randn(3, 64, 64), target=0).layer == "maps"
 
 
 class Joined(nn.Module):
@@ -643,6 +642,25 @@ def test_a_map_of_class_scores_is_never_what_is_explained(last):
     assert camkit.explain(net.eval(), torch.randn(3, 64, 64), target=1).layer == "head.1"
 
 
+def test_what_was_seen_is_forgotten_when_a_switch_of_the_model_is_turned():
+    torch.manual_seed(0)
+
+    class Exits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 8, 8), nn.Conv2d(8, 8, 3, 2, 1)
+            self.head, self.early = nn.Linear(8, 5), True
+
+        def forward(self, images: Tensor) -> Tensor:
+            maps = self.first(images)
+            return self.head((maps if self.early else self.second(maps)).relu().mean((2, 3)))
+
+    net, image = Exits().eval(), torch.randn(3, 64, 64)
+    assert camkit.explain(net, image, target=0).layer == "first"
+    net.early = False
+    assert camkit.explain(net, image, target=0).layer == "second"
+
+
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
@@ -678,3 +696,18 @@ def test_what_convolutions_and_pools_of_signals_return_is_never_read_with_its_ax
     )
     found = camkit.explain(net.eval(), torch.randn(1, 8000), layer, target=0)
     assert found.raw.shape == ({"1": 1981, "2": 495, "3": 493}[layer],)
+
+
+def test_the_rows_of_a_table_that_becomes_a_signal_inside_are_drawn_with_a_doubt():
+    torch.manual_seed(0)
+
+    class Turning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.maps, self.head = nn.Sequential(nn.Conv1d(6, 16, 3, 2, 1), nn.ReLU()), nn.Linear(16, 5)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.head(self.maps(rows.mT).mean(2))
+
+    found = camkit.explain(Turning().eval(), torch.randn(100, 6), target=0)
+    assert found.layer_reason.endswith("where its cells lie could not be measured")

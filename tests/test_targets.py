@@ -395,6 +395,7 @@ WITHOUT_SCORES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "integers": (lambda out: out.long(), r"\(3, 5\)"),
     "nothing": (lambda out: None, "NoneType"),
     "an empty tuple": (lambda out: (), "tuple"),
+    "two tensors of scores": (lambda out: (out.repeat(1, 2), out), "several tensors that could hold"),
     "text": (lambda out: "cat", "str"),
 }
 

@@ -43,8 +43,8 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
     if several:
         shapes = " and ".join(str(tuple(one.shape)) for one in several)
         raise TargetError(
-            f"the model returned several tensors that could hold class scores, of shapes {shapes}; say which with a "
-            "function as target, for example lambda output: output[1][:, 3] for class 3 of the second"
+            f"the model returned several tensors that could hold class scores, of shapes {shapes}; say which: "
+            "target=a function, for example lambda output: output[1][:, 3] for class 3 of the second"
         )
     found = main_tensor(output)
     if isinstance(found, Tensor) and found.is_floating_point():
