@@ -29,13 +29,14 @@ _PARTS = {
 
 _CONFIRMED = 0.5
 """Correlation between what cells show and where they are drawn, from which their places count as confirmed. Tokens in
-their places have 0.9 and more, convolutions with wide fields 0.6 and more, those in other places 0 on average."""
+their places have 0.9 and more, those in other places 0 on average. Convolutions with wide fields go down to 0.1, but
+there the grid itself is certain."""
 
 _SHARP = 0.85
-"""Correlation from which another place is believed for cells whose grid is certain: wide fields leave others alike."""
+"""Correlation from which another place is believed for cells whose grid is certain."""
 
 _FINE, _SOME_CELLS, _MANY_CELLS = 0.6, 16, 64
-"""Spread, and number of cells, from which a small gain tells places apart."""
+"""Spread, and numbers of cells, from which small differences tell places apart."""
 
 _ELSEWHERE = 0.3
 """Below this correlation the cells lie elsewhere, if they show places at all."""
@@ -235,10 +236,11 @@ def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], exch
     }
     drawn, best = found[call.layout], max(found, key=lambda layout: found[layout].along - _chance(found[layout].cells))
     along, gain = found[best].along, found[best].along - drawn.along
-    sure = along > (_SHARP if call.certain else _chance(found[best].cells))
-    clear = along > 0.95 or (along > _SHARP and drawn.spread > _FINE and drawn.cells >= _MANY_CELLS)
-    better = (gain > 0.15 and (along > _SHARP or not call.certain)) or (clear and gain > 0.05)
-    if sure and better:
+    if call.certain:  # wide fields leave places alike, and those of random weights are like some other by chance
+        better = drawn.spread > _FINE and drawn.cells >= _MANY_CELLS and along > _SHARP and gain > 0.05
+    else:
+        better = along > _chance(found[best].cells) and (gain > 0.15 or (along > 0.95 and gain > 0.05))
+    if better:
         call.layout = best
     elif call.tentative and not (drawn.along > _CONFIRMED or call.certain):
         call.layout = None
