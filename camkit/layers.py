@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from camkit.branches import ends_beside, shared, twins
 from camkit.errors import LayerError, did_you_mean
-from camkit.lineage import ancestors, behind, is_regional
+from camkit.lineage import ancestors, is_regional
 from camkit.placing import place
 from camkit.probing import Call, Influence, class_count, detections_in, lay_out, score_of, scored_tensor, watch
 from camkit.state import eagerly, evaluating, same_randomness, switch_off_training
@@ -279,12 +280,12 @@ def _choose(calls: list[Call], influence: Influence, classes: int | None) -> Pro
         fit = [call for call in calls if not verdicts[id(call)]]
     best = _deepest(calls, [call for call in fit if call.channels > 1] or fit)  # of one channel are gates
     found = Probe(_rows(calls, verdicts), None if best is None else _as_choice(best, calls, fit, influence))
-    twins = [] if best is None else _twins(best, fit)
-    shared = _shared(twins, calls, fit)
-    if shared is not None:
-        return _with_layouts(replace(found, choice=_as_choice(shared, calls, fit, influence)))
-    if twins:
-        names = {_outermost(call, calls) for call in twins}
+    branches = [] if best is None else twins(best, fit)
+    common = shared(branches, calls, fit)
+    if common is not None:
+        return _with_layouts(replace(found, choice=_as_choice(common, calls, fit, influence)))
+    if branches:
+        names = {_outermost(call, calls) for call in branches}
         return replace(found, choice=None, equals=tuple(row for row in found.rows if row.ref in names))
     return _with_layouts(found)
 
@@ -333,44 +334,6 @@ def _deepest(calls: list[Call], fit: list[Call]) -> Call | None:
     return max(inputs, key=lambda call: computed[id(call.output)])
 
 
-def _twins(best: Call, fit: list[Call]) -> list[Call]:
-    """Return the branches beside the best layer, of its grid and not computed from one another, and that layer.
-
-    None where nothing is beside it: most networks end in one place.
-    """
-    if best.output is None or best.node is None:
-        return []
-    before = ancestors(best.node)
-    others = [call for call in fit if call.node is not None and call.channels > 1 and not call.is_among(before)]
-    on_the_way = ancestors(*(node for call in others if call.node is not None for node in behind(call.node)))
-    beside: list[Call] = []
-    for call in reversed(others):
-        grids = {None if one.layout is None else one.layout.grid for one in (call, best)}
-        alike = call.output is not best.output and len(grids) == 1
-        known = call.is_among(on_the_way) or any(other.output is call.output for other in beside)
-        if alike and not known and best.node not in ancestors(call.node):
-            beside.append(call)
-    return [*reversed(beside), best] if beside else []
-
-
-def _shared(twins: list[Call], calls: list[Call], fit: list[Call]) -> Call | None:
-    """Return what the branches were computed from, where each is a single layer, such as an attention pool's keys.
-
-    None where they are longer: then none of them can stand for the others.
-    """
-    if not twins:
-        return None
-    ways = [ancestors(call.node) for call in twins]
-    common = set.intersection(*ways)
-    known = [call for call in fit if call.name and call.channels > 1 and call.is_among(common)]
-    if not known:
-        return None
-    own = [way - common for way in ways]
-    weighted = [call for call in calls if any(True for _ in call.module.parameters(recurse=False))]
-    longest = max(len({call.module for call in weighted if call.is_among(way)}) for way in own)
-    return max(known, key=lambda call: call.finished) if longest <= 1 else None
-
-
 def _grid_inputs(call: Call, by_output: dict[int, Call]) -> list[Call]:
     return [by_output[id(argument)] for argument in call.arguments if id(argument) in by_output]
 
@@ -411,18 +374,6 @@ def _as_choice(best: Call, calls: list[Call], fit: list[Call], influence: Influe
     doubt = _UNSURE if best.unsure else ""
     if any(call.elsewhere and call.started > best.started and call.finished > best.finished for call in calls):
         doubt += "; the cells of deeper layers lie elsewhere in the input"
-    beside = _beside(best, calls, fit)
+    names = list(dict.fromkeys(str(_outermost(call, calls)) for call in ends_beside(best, fit)))
+    beside = f"; beside it, the score depends on {' and '.join(names)}" if names else ""
     return LayerChoice((chosen,), f"the deepest {grid} grid {seen}{influence.note}{doubt}{beside}", tuple(others))
-
-
-def _beside(best: Call, calls: list[Call], fit: list[Call]) -> str:
-    """Return what to say of layers that the score depends on as well, on none of the ways to or from the best one."""
-    if best.node is None:
-        return ""
-    before = ancestors(best.node)
-    others = [call for call in fit if call.name and call.channels > 1 and call.output is not best.output]
-    others = [call for call in others if call.node is not None and not call.is_among(before)]
-    on_the_way = ancestors(*(node for call in others if call.node is not None for node in behind(call.node)))
-    ends = [call for call in others if not call.is_among(on_the_way) and best.node not in ancestors(call.node)]
-    names = list(dict.fromkeys(str(_outermost(call, calls)) for call in ends))
-    return f"; beside it, the score depends on {' and '.join(names)}" if names else ""

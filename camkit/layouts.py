@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -156,6 +157,7 @@ class _TokenGrid(NamedTuple):
     exact: bool
 
 
+@functools.lru_cache(maxsize=1024)
 def _token_grids(length: int, size: tuple[int, ...]) -> list[_TokenGrid]:
     """List patch grids among ``length`` tokens: first patches that divide the input, then few tokens before them."""
     found = [

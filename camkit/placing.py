@@ -7,13 +7,15 @@ an output that is read rightly, the cells over the exchanged parts change more t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -91,27 +93,28 @@ def place(calls: list[Call], image: Tensor, run: Callable[[Tensor], list[Call]])
     """
     if any(call.padded for call in calls):  # the grids show the model's own padding as well
         return
-    exchanged = _exchanged(tuple(image.shape[2:])).to(image.device)
+    size = tuple(image.shape[2:])
+    exchanged = _exchanged(size).to(image.device)
     noise = _noise(image)
     try:
         passes = [run(torch.where(part, noise, image)) for part in (exchanged, ~exchanged)]
     except Exception:  # noqa: BLE001 - whatever a model raises that takes no noise
         passes = []
     halves = [{(call.name, call.number): call for call in again} for again in passes]
-    extent, kept = _input_extent(calls, halves, exchanged) if passes else ((), 1.0)
-    changes = {id(call.output): _profiles_of(call, halves, exchanged.dim()) for call in reversed(calls) if call.layout}
+    extent, kept = _input_extent(calls, halves, size) if passes else ((), 1.0)
+    changes = {id(call.output): _profiles_of(call, halves, len(size)) for call in reversed(calls) if call.layout}
     for call in calls:
         if call.layout is not None and kept < _ELSEWHERE:
             call.layout, call.elsewhere = None, True
         elif call.layout is not None:
             call.layout = replace(call.layout, extent=extent)
             first, second = changes[id(call.output)] or ({}, {})
-            _judge(call, first, second, exchanged)
+            _judge(call, first, second, size)
             call.unsure |= kept < _KEPT
 
 
 def _input_extent(
-    calls: list[Call], halves: list[dict[tuple[str, int], Call]], exchanged: Tensor
+    calls: list[Call], halves: list[dict[tuple[str, int], Call]], size: tuple[int, ...]
 ) -> tuple[Extent, float]:
     """Return which part of the grids the input is, where the model pads or crops it, as its first convolution shows it.
 
@@ -119,14 +122,14 @@ def _input_extent(
     over are. And how well the convolution's cells lie so: low where the model moves its input in another way.
     """
     call = next((call for call in calls if isinstance(call.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
-    if call is None or call.output is None or call.output.dim() != exchanged.dim() + 2 or not call.arguments:
+    if call is None or call.output is None or call.output.dim() != len(size) + 2 or not call.arguments:
         return (), 1.0
     assert isinstance(call.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    profiles = _profiles_of(call, halves, exchanged.dim())
+    profiles = _profiles_of(call, halves, len(size))
     if profiles is None:
         return (), 1.0
     first, second = (profile["channels_first"] for profile in profiles)
-    grid, sides, wholes = tuple(first.shape), tuple(exchanged.shape), tuple(call.arguments[0].shape[2:])
+    grid, sides, wholes = tuple(first.shape), size, tuple(call.arguments[0].shape[2:])
     patches = call.module.kernel_size == call.module.stride and not any(_edges(call.module))
     covered = [cells * stride for cells, stride in zip(grid, call.module.stride, strict=True)]
     plain = tuple(
@@ -141,11 +144,13 @@ def _input_extent(
     alike = itertools.islice(zip(*parts, strict=False), 1, None)  # the same along all axes
     options = [plain, *alike, *itertools.product(*parts)]
     whole_grid = Layout("channels_first", grid)
-    places = [_place(replace(whole_grid, extent=one), first, second, exchanged) for one in options]
-    along = [one.along if one.cells >= min(_SOME_CELLS, first.numel() / 2) else -1.0 for one in places]
+    readings_of = [replace(whole_grid, extent=one) for one in options]
+    measured = _places(readings_of, *profiles, size)
+    places = [measured[reading] for reading in readings_of]
+    along = [one.along if one.cells >= min(_SOME_CELLS, math.prod(grid) / 2) else -1.0 for one in places]
     best = next(number for number, found in enumerate(along) if found >= max(along) - _ALIKE)
     found = options[best] if along[best] > _CONFIRMED else plain
-    kept = along[best] if first.numel() >= _SOME_CELLS else 1.0
+    kept = along[best] if math.prod(grid) >= _SOME_CELLS else 1.0
     return (found if any(part != (0.0, 1.0) for part in found) else ()), kept
 
 
@@ -218,7 +223,7 @@ def _profiles(before: Call, again: Call | None, rank: int) -> Iterator[tuple[str
         yield "tokens_last", change[0].mean(0)
 
 
-def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], exchanged: Tensor) -> None:
+def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], size: tuple[int, ...]) -> None:
     if call.output is None or call.layout is None:
         return
     if call.layout.kind not in first:
@@ -226,18 +231,16 @@ def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], exch
         if call.tentative:
             call.layout = None
         return
-    others = readings(tuple(call.output.shape), tuple(exchanged.shape), call.layout)
-    if call.layout.extent:  # the padding may have been cropped off again
-        others = [*others, *(replace(layout, extent=()) for layout in (call.layout, *others))]
-    if call.certain:
-        others += [replace(call.layout, extent=one) for one in _extents(call.layout.grid, tuple(exchanged.shape))]
-    found = {
-        layout: _place(layout, first[layout.kind], second[layout.kind], exchanged) for layout in (call.layout, *others)
-    }
-    drawn, best = found[call.layout], max(found, key=lambda layout: found[layout].along - _chance(found[layout].cells))
+    drawn = _places([call.layout], first, second, size)[call.layout]
+    # Wide fields leave places alike, and those of random weights are like some other by chance.
+    fine = drawn.spread > _FINE and drawn.cells >= _MANY_CELLS
+    found = {call.layout: drawn}
+    if fine or not call.certain:
+        found |= _places(_others(call, call.layout, size), first, second, size)
+    best = max(found, key=lambda layout: found[layout].along - _chance(found[layout].cells))
     along, gain = found[best].along, found[best].along - drawn.along
-    if call.certain:  # wide fields leave places alike, and those of random weights are like some other by chance
-        better = drawn.spread > _FINE and drawn.cells >= _MANY_CELLS and along > _SHARP and gain > 0.05
+    if call.certain:
+        better = along > _SHARP and gain > 0.05
     else:
         better = along > _chance(found[best].cells) and (gain > 0.15 or (along > 0.95 and gain > 0.05))
     if better:
@@ -255,6 +258,17 @@ def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], exch
     else:  # nor is it sure where there is no correlation
         few = drawn.cells < _FEW_CELLS
         call.unsure = not drawn.along > (_chance(drawn.cells) if call.tentative or few else _CONFIRMED)
+
+
+def _others(call: Call, layout: Layout, size: tuple[int, ...]) -> list[Layout]:
+    """List other ways to read an output than the one that is supposed."""
+    assert call.output is not None
+    others = readings(tuple(call.output.shape), size, layout)
+    if layout.extent:  # the padding may have been cropped off again
+        others = [*others, *(replace(other, extent=()) for other in (layout, *others))]
+    if call.certain:
+        others += [replace(layout, extent=one) for one in _extents(layout.grid, size)]
+    return others
 
 
 def _extents(grid: tuple[int, ...], size: tuple[int, ...]) -> list[Extent]:
@@ -276,26 +290,53 @@ def _chance(cells: int) -> float:
     return next(needed for least, needed in ((36, 0.7), (16, 0.9), (_FEW_CELLS, 0.97), (0, 1.0)) if cells >= least)
 
 
-def _place(layout: Layout, first: Tensor, second: Tensor, exchanged: Tensor) -> _Place:
-    total = first + second
-    follows = (first - second) / total.clamp(min=torch.finfo(torch.float32).tiny)
-    if layout.kind not in ("channels_first", "channels_last"):
-        end = layout.prefix + math.prod(layout.grid)
-        follows, total = follows[layout.prefix : end], total[layout.prefix : end]
-    drawn, covered = _drawn(layout, exchanged)
+def _places(
+    layouts: Sequence[Layout], first: dict[str, Tensor], second: dict[str, Tensor], size: tuple[int, ...]
+) -> dict[Layout, _Place]:
+    """Return how well an output's cells lie in their places by each of several layouts."""
+    alike: dict[Layout, list[Layout]] = {}
+    for layout in layouts:
+        alike.setdefault(replace(layout, prefix=0), []).append(layout)
+    found: dict[Layout, _Place] = {}
+    for layout, group in alike.items():
+        total = first[layout.kind] + second[layout.kind]
+        follows = (first[layout.kind] - second[layout.kind]) / total.clamp(min=torch.finfo(torch.float32).tiny)
+        cells = math.prod(layout.grid)
+        starts = torch.tensor([one.prefix for one in group], device=total.device)
+        at = starts[:, None] + torch.arange(cells, device=total.device)
+        drawn, covered = (maps.flatten().to(total) for maps in _drawn(layout.grid, layout.extent, size))
+        measured = _correlated(follows.flatten()[at], total.flatten()[at], drawn, covered > 0.5)
+        found.update(zip(group, measured, strict=True))
+    return {layout: found[layout] for layout in layouts}
+
+
+def _correlated(
+    follows: Float[Tensor, "ways cells"],
+    total: Float[Tensor, "ways cells"],
+    drawn: Float[Tensor, " cells"],
+    covered: Bool[Tensor, " cells"],
+) -> list[_Place]:
     # Cells that never change, such as those of features that are nowhere in the picture, tell nothing.
-    counted = (covered.flatten() > 0.5).to(total.device) & (total.flatten() > _UNCHANGED * total.amax())
-    pair = torch.stack([follows.flatten(), drawn.flatten().to(follows)])[:, counted]
-    cells = pair.shape[1]
-    if cells < 2 or not bool((pair.std(1) > 0).all()):
-        return _Place(0.0, 0.0, cells)
-    return _Place(float(torch.corrcoef(pair)[0, 1]), float(pair[0].std()), cells)
+    counted = covered & (total > _UNCHANGED * total.amax(1, keepdim=True))
+    number = counted.sum(1, keepdim=True)
+    parts = [
+        torch.where(counted, values - (values * counted).sum(1, keepdim=True) / number.clamp(min=1), 0).double()
+        for values in (follows, drawn.expand_as(follows))
+    ]
+    squares = [part.square().sum(1) for part in parts]
+    scale = (squares[0] * squares[1]).sqrt()
+    along = torch.where(scale > 0, (parts[0] * parts[1]).sum(1) / scale.clamp(min=1e-30), 0)
+    spread = (squares[0] / (number[:, 0] - 1).clamp(min=1)).sqrt()
+    columns = along.tolist(), spread.tolist(), number[:, 0].tolist()
+    return [_Place(*row) for row in zip(*columns, strict=True)]
 
 
-def _drawn(layout: Layout, exchanged: Tensor) -> tuple[Tensor, Tensor]:
+@functools.lru_cache(maxsize=64)
+def _drawn(grid: tuple[int, ...], extent: Extent, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return how much of what each cell of a grid lies on was exchanged first, and how much of it is the input."""
+    exchanged = _exchanged(size)
     maps = torch.stack([exchanged.float(), torch.ones_like(exchanged, dtype=torch.float32)])
-    if layout.extent:
-        maps = functional.pad(maps, margins(tuple(maps.shape[1:]), layout.extent))
-    exchanged_share, covered = functional.interpolate(maps[None], layout.grid, mode="area")[0]
+    if extent:
+        maps = functional.pad(maps, margins(size, extent))
+    exchanged_share, covered = functional.interpolate(maps[None], grid, mode="area")[0]
     return exchanged_share, covered
