@@ -3,6 +3,11 @@
 A shape tells how many cells there are, not where they lie: tokens may be in another order, behind the grid instead of
 before it, or no places at all. So the input is exchanged for noise in half of its parts, and then in the other half. Of
 an output that is read rightly, the cells over the exchanged parts change more than they do the other time.
+
+The first convolution, whose cells see few pixels each, shows what a model does to its input before it: padding and
+crops are reckoned with, and where the input is moved in another way, that is said. Of a grid that convolutions made,
+the cells lie where those of the first one do, however wide their fields are; of tokens, what is measured is all that is
+known.
 """
 
 from __future__ import annotations
@@ -63,8 +68,10 @@ _LEAST_CHANGE = 0.03
 """Change of an output, relative to its size, that no type's rounding reaches."""
 
 _STRIDES = (1, 2, 4, 8, 16, 32)
+"""Pixels, along each axis, that a cell of a grid with lost edges may stand for."""
+
 _MOST_LOST = 4
-"""Cells in which a grid's size may differ, as a factor, by edges that were added or lost."""
+"""How many times larger or smaller than the input a grid may be by edges that were added or lost."""
 
 _SEED = 5821934
 """Of the noise, so that the same model and picture are always judged alike."""
