@@ -70,6 +70,9 @@ _LEAST_CHANGE = 0.03
 _STRIDES = (1, 2, 4, 8, 16, 32)
 """Pixels, along each axis, that a cell of a grid with lost edges may stand for."""
 
+_EXACT = 0.02
+"""Share of a grid's size below which edges do not count."""
+
 _MOST_LOST = 4
 """How many times larger or smaller than the input a grid may be by edges that were added or lost."""
 
@@ -242,7 +245,7 @@ def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], size
     # Wide fields leave places alike, and those of random weights are like some other by chance.
     fine = drawn.spread > _FINE and drawn.cells >= _MANY_CELLS
     found = {call.layout: drawn}
-    if fine or not call.certain:
+    if not call.certain or (fine and not _is_whole(call.layout, size)):
         found |= _places(_others(call, call.layout, size), first, second, size)
     best = max(found, key=lambda layout: found[layout].along - _chance(found[layout].cells))
     along, gain = found[best].along, found[best].along - drawn.along
@@ -278,6 +281,13 @@ def _others(call: Call, layout: Layout, size: tuple[int, ...]) -> list[Layout]:
     return others
 
 
+def _is_whole(layout: Layout, size: tuple[int, ...]) -> bool:
+    """Tell whether a grid has as many cells as the input, padded as it may be, at a usual stride: no edge is lost."""
+    extent = layout.extent or ((0.0, 1.0),) * len(size)
+    shares = [side / (end - start) / cells for side, (start, end), cells in zip(size, extent, layout.grid, strict=True)]
+    return any(all(abs(share / stride - 1) <= _EXACT for share in shares) for stride in _STRIDES)
+
+
 def _extents(grid: tuple[int, ...], size: tuple[int, ...]) -> list[Extent]:
     """List which parts of a grid the input may be where edges were added or lost on the way to it.
 
@@ -286,7 +296,11 @@ def _extents(grid: tuple[int, ...], size: tuple[int, ...]) -> list[Extent]:
     options: list[Extent] = []
     for stride in _STRIDES:
         shares = [side / (cells * stride) for side, cells in zip(size, grid, strict=True)]
-        if max(shares) < _MOST_LOST and min(shares) > 1 / _MOST_LOST and any(abs(share - 1) > 0.02 for share in shares):
+        if (
+            max(shares) < _MOST_LOST
+            and min(shares) > 1 / _MOST_LOST
+            and any(abs(share - 1) > _EXACT for share in shares)
+        ):
             options.append(tuple((0.0, share) for share in shares))
             options.append(tuple((0.5 - share / 2, 0.5 + share / 2) for share in shares))
     return options

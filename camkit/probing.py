@@ -122,7 +122,8 @@ def lay_out(calls: list[Call], leaf: Tensor) -> None:
         call.tentative = call.layout is not None and origin.is_learned(call.node)
         maps = not tokens and shape[0] == 1 and max(shape[2:], default=1) > 1
         if maps and shape[2:] in stretched.nearest(call.node) and not is_distorted(shape[2:], inner):
-            call.layout, call.certain = Layout("channels_first", shape[2:]), True
+            call.layout = Layout("channels_first", shape[2:])
+            call.certain = shape[2:] != shape[1:-1]  # as many channels as columns may be either
         if call.layout is None:
             call.layout = follow(shape, 1, inner, seen)
             call.tentative = call.layout is not None
