@@ -11,19 +11,11 @@ def twins(best: Call, fit: list[Call]) -> list[Call]:
 
     None where nothing is beside it: most networks end in one place.
     """
-    if best.output is None or best.node is None:
-        return []
-    before = ancestors(best.node)
-    others = [call for call in fit if call.node is not None and call.channels > 1 and not call.is_among(before)]
-    on_the_way = ancestors(*(node for call in others if call.node is not None for node in behind(call.node)))
-    beside: list[Call] = []
-    for call in reversed(others):
-        grids = {None if one.layout is None else one.layout.grid for one in (call, best)}
-        alike = call.output is not best.output and len(grids) == 1
-        known = call.is_among(on_the_way) or any(other.output is call.output for other in beside)
-        if alike and not known and best.node not in ancestors(call.node):
-            beside.append(call)
-    return [*reversed(beside), best] if beside else []
+    beside: dict[int, Call] = {}
+    for call in reversed(ends_beside(best, fit)):
+        if call.layout is not None and best.layout is not None and call.layout.grid == best.layout.grid:
+            beside.setdefault(id(call.output), call)
+    return [*reversed(beside.values()), best] if beside else []
 
 
 def shared(branches: list[Call], calls: list[Call], fit: list[Call]) -> Call | None:

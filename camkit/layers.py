@@ -139,25 +139,22 @@ def looked_at(
         found = probe(model, image)
     except Exception:  # noqa: BLE001 - whatever a model raises that was made for batches of another number
         return choice, None
-    rows = {(row.ref.name, row.ref.call or 1): row for row in found.rows}
-    seen = [rows.get((ref.name, ref.call or 1)) for ref in choice.layers]
-    elsewhere = next((row for row in seen if row is not None and row.verdict == _ELSEWHERE), None)
+    seen = _seen(found, choice.layers)
+    elsewhere = next((row for row in seen.values() if row.verdict == _ELSEWHERE), None)
     if elsewhere is not None:
         raise LayerError(
             f"the cells of layer {str(elsewhere.ref)!r}, which returned shape {elsewhere.shape}, lie elsewhere in the "
             "input than its shape says, so no map can be drawn; choose another (camkit layers --model NAME lists them)"
         )
-    unsure = any(row is not None and row.unsure for row in seen)
-    layouts = _layouts(found, choice.layers)
-    return replace(choice, reason=choice.reason + _UNSURE if unsure else choice.reason), {
-        ref: layouts.get(ref) for ref in choice.layers
-    }
+    if any(row.unsure for row in seen.values()):
+        choice = replace(choice, reason=choice.reason + _UNSURE)
+    return choice, {ref: seen[ref].layout if ref in seen else None for ref in choice.layers}
 
 
-def _layouts(found: Probe, layers: Sequence[LayerRef]) -> dict[LayerRef, Layout]:
-    rows = {(row.ref.name, row.ref.call or 1): row.layout for row in found.rows}
-    seen = {ref: rows.get((ref.name, ref.call or 1)) for ref in layers}
-    return {ref: layout for ref, layout in seen.items() if layout is not None}
+def _seen(found: Probe, layers: Sequence[LayerRef]) -> dict[LayerRef, LayerRow]:
+    """Return the rows of some layers; nothing of one that did not run."""
+    rows = {(row.ref.name, row.ref.call or 1): row for row in found.rows}
+    return {ref: rows[ref.name, ref.call or 1] for ref in layers if (ref.name, ref.call or 1) in rows}
 
 
 def named_layers(model: nn.Module, layers: str | nn.Module | Sequence[str | nn.Module]) -> LayerChoice:
@@ -226,11 +223,11 @@ def _choose_for_boxes(calls: list[Call]) -> Probe:
     So the structure decides: the last grid before what the scales begin with, or before regions are taken out of it.
     """
     pyramid = next((call for call in reversed(calls) if call.scales), None)
-    shared = set.intersection(*map(ancestors, pyramid.scales)) if pyramid is not None else None
+    common = set.intersection(*map(ancestors, pyramid.scales)) if pyramid is not None else None
     verdicts = {}
     for call in calls:
         verdict = _verdict(call, None, None)
-        if not verdict and (not call.is_among(shared) if shared is not None else is_regional(call.node)):
+        if not verdict and (not call.is_among(common) if common is not None else is_regional(call.node)):
             verdict = "not every box is computed from it"
         verdicts[id(call)] = verdict
     first: dict[int, Call] = {}
@@ -250,7 +247,9 @@ def _with_layouts(found: Probe) -> Probe:
     """Add to the choice how the pass saw its layers' outputs laid out."""
     if found.choice is None:
         return found
-    return replace(found, choice=replace(found.choice, layouts=_layouts(found, found.choice.layers)))
+    seen = _seen(found, found.choice.layers)
+    layouts = {ref: row.layout for ref, row in seen.items() if row.layout is not None}
+    return replace(found, choice=replace(found.choice, layouts=layouts))
 
 
 def _rows(calls: list[Call], verdicts: dict[int, str]) -> tuple[LayerRow, ...]:
@@ -279,15 +278,15 @@ def _choose(calls: list[Call], influence: Influence, classes: int | None) -> Pro
         verdicts = {id(call): _verdict(call, influence, classes) for call in calls}
         fit = [call for call in calls if not verdicts[id(call)]]
     best = _deepest(calls, [call for call in fit if call.channels > 1] or fit)  # of one channel are gates
-    found = Probe(_rows(calls, verdicts), None if best is None else _as_choice(best, calls, fit, influence))
-    branches = [] if best is None else twins(best, fit)
+    rows = _rows(calls, verdicts)
+    if best is None:
+        return Probe(rows, None)
+    branches = twins(best, fit)
     common = shared(branches, calls, fit)
-    if common is not None:
-        return _with_layouts(replace(found, choice=_as_choice(common, calls, fit, influence)))
-    if branches:
+    if branches and common is None:
         names = {_outermost(call, calls) for call in branches}
-        return replace(found, choice=None, equals=tuple(row for row in found.rows if row.ref in names))
-    return _with_layouts(found)
+        return Probe(rows, None, tuple(row for row in rows if row.ref in names))
+    return _with_layouts(Probe(rows, _as_choice(common or best, calls, fit, influence)))
 
 
 def _verdict(call: Call, influence: Influence | None, classes: int | None) -> str:

@@ -59,7 +59,7 @@ def _tensors(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Walk through the tensors of a module's output: a tensor, or or tuples, lists, dictionaries and dataclasses."""
+    """Walk through the tensors of a module's output: a tensor, or tuples, lists, dictionaries and dataclasses."""
     return (tensor for _, tensor in _tensors(output))
 
 

@@ -280,7 +280,7 @@ class Influence:
         if active < 2 and not (active and self._spreads(tensor)):
             return "its cells do not influence the score"
         alone = int((gradient != 0).sum(0).amax()) == 1
-        if channels in (classes, self._maps) and (alone or self._returns_maps or channels == self._maps):
+        if channels == self._maps or (channels == classes and (alone or self._returns_maps)):
             return "class scores, not features"
         return ""
 
