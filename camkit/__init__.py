@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from camkit import errors, scenes, targets
+    from camkit.background.check import CheckResult
+    from camkit.checking import check
     from camkit.errors import CamkitError
     from camkit.explanation import Explanation
     from camkit.methods import METHODS
@@ -27,9 +29,11 @@ __version__ = "0.1.0"
 __all__ = [
     "METHODS",
     "CamkitError",
+    "CheckResult",
     "Explanation",
     "Failure",
     "__version__",
+    "check",
     "errors",
     "explain",
     "explain_many",
@@ -41,8 +45,10 @@ __all__ = [
 _HOMES = {
     "METHODS": "methods",
     "CamkitError": "errors",
+    "CheckResult": "background.check",
     "Explanation": "explanation",
     "Failure": "values",
+    "check": "checking",
     "explain": "pipeline",
     "explain_many": "pipeline",
     "load_model": "models",

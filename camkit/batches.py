@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from camkit.values import (
     LayerRef,
     Layout,
     LoadedModel,
+    OfPictures,
     Precision,
     Prepared,
     Scores,
@@ -73,7 +74,7 @@ def _explain_at_once(plan: Plan, batch: list[Prepared]) -> list[Explanation | Fa
         return _without(plan, batch, finite)
     try:
         choice, layouts = looked_at(module, inputs[:1], plan.layers or resolve(module, inputs[:1]))
-        captured = _captured(plan, inputs, choice, layouts)
+        captured = _captured(plan, inputs, _targets(plan, batch), choice, layouts)
     except RuntimeError as error:
         sentence = about_channels(module, inputs)
         if sentence is None or is_out_of_memory(error):
@@ -92,7 +93,8 @@ def _explain_at_once(plan: Plan, batch: list[Prepared]) -> list[Explanation | Fa
         influenced = torch.stack([maps.by_target[number].flatten(1).any(1) for maps in captured.features]).any(0)
         raw, heatmap = heat.fuse(raws, size, plan.fuse, [maps.extent for maps in captured.features])
         rows = _explanations(plan, batch, drawn, choice, method.name, scores, raw, heatmap, influenced.tolist())
-        explained.append(rows)
+        extent = captured.features[0].extent if len(captured.features) == 1 else ()
+        explained.append([row if isinstance(row, Failure) else replace(row, extent=extent) for row in rows])
     return [row for rows in zip(*explained, strict=True) for row in _of_one_picture(rows, captured.scores)]
 
 
@@ -102,15 +104,24 @@ def _of_one_picture(rows: Sequence[Explanation | Failure], asked: Sequence[Score
     return [row for row, scores in found if isinstance(row, Explanation) or not scores.fewer] or [rows[0]]
 
 
+def _targets(plan: Plan, batch: Sequence[Prepared]) -> tuple[Target, ...]:
+    numbers = [item.number for item in batch]
+    return tuple(one.of_pictures(numbers) if isinstance(one, OfPictures) else one for one in plan.targets)
+
+
 def _captured(
-    plan: Plan, inputs: Tensor, choice: LayerChoice, layouts: Mapping[LayerRef, Layout | None] | None
+    plan: Plan,
+    inputs: Tensor,
+    targets: tuple[Target, ...],
+    choice: LayerChoice,
+    layouts: Mapping[LayerRef, Layout | None] | None,
 ) -> Capture:
     """Run the model; a probe that is remembered told how the layers' outputs are laid out."""
     module = plan.model.module
     run = functools.partial(
         capture_for_cam if plan.method is not None and plan.method.needs == "head" else capture, module, inputs
     )
-    run = functools.partial(run, modules_of(module, choice), plan.targets, precision=plan.precision)
+    run = functools.partial(run, modules_of(module, choice), targets, precision=plan.precision)
     run = functools.partial(run, memory_format=faster_format(module, inputs, plan.precision))
     return run(layouts=layouts)
 

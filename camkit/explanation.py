@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from camkit import overlay
 from camkit.errors import InputError, OutputError
-from camkit.values import Box, Pixels, Status, Style
+from camkit.values import Box, Extent, Pixels, Status, Style
 
 _NOTEBOOK_SIDE = 480
 
@@ -46,6 +46,7 @@ class Explanation:
         picture: the original picture, H x W x 3 uint8 RGB.
         source: the file's name, or where there is none "picture 3" for the third of the call.
         detection: of a detector, the box that was explained, in pixels of ``picture``.
+        extent: where the input begins and ends along each axis of ``raw``, as shares of it; empty where it is all.
     """
 
     heatmap: Float[np.ndarray, "*size"]
@@ -62,6 +63,7 @@ class Explanation:
     picture: Pixels | None
     source: str
     detection: Box | None = None
+    extent: Extent = ()
 
     def overlay(self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
         """Draw the heat onto the original picture.

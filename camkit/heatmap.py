@@ -42,11 +42,15 @@ def to_heatmap(raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Exten
     ReLU comes before the upsampling, the division by the maximum after it. A map with a value that is not finite
     becomes zero: there is nothing true to draw. ``extent`` is the part of the grid that lies on the input.
     """
+    finite = torch.isfinite(raw).flatten(1).all(1).reshape(-1, *[1] * (raw.dim() - 1))
+    return scale(enlarge(torch.where(finite, raw, 0).relu(), size, extent))
+
+
+def enlarge(cells: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
+    """Interpolate the part of a grid that lies on the input to the size of the input; linear in the cells."""
     beside = margins(size, extent or ((0.0, 1.0),) * len(size))
     whole = [side + before + after for side, before, after in zip(size, beside[-2::-2], beside[::-2], strict=True)]
-    finite = torch.isfinite(raw).flatten(1).all(1).reshape(-1, *[1] * (raw.dim() - 1))
-    enlarged = upsample(torch.where(finite, raw, 0).relu(), whole)
-    return scale(functional.pad(enlarged, [-amount for amount in beside]))
+    return functional.pad(upsample(cells, whole), [-amount for amount in beside])
 
 
 def fuse(

@@ -9,6 +9,7 @@ import copy
 import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args, overload
 
@@ -274,7 +275,7 @@ def _prepared(images: Iterable[ImageLike], model: LoadedModel, ahead: int) -> It
 
     def ready(image: ImageLike, number: int) -> Prepared | Failure:
         try:
-            return prepare(image, model.preprocess, _name(image, number), rank)
+            return replace(prepare(image, model.preprocess, _name(image, number), rank), number=number)
         except CamkitError as error:
             return Failure(_name(image, number), error)
 

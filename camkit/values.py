@@ -43,13 +43,15 @@ class Prepared:
     """One picture, ready for the model.
 
     ``tensor`` is the model's input (C, H, W). ``pixels`` is the original picture and ``box`` the part of it that the
-    tensor shows. Where there is no picture, or its preprocessing could not be followed, ``pixels`` is None.
+    tensor shows. Where there is no picture, or its preprocessing could not be followed, ``pixels`` is None. ``number``
+    counts the pictures of a call, from 1.
     """
 
     tensor: Float[Tensor, "c *size"]
     pixels: Pixels | None
     box: Box | None
     source: str
+    number: int = 1
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,15 @@ class Expands(Protocol):
 
     def expand(self, output: Any, batch: int) -> Sequence[Target]:
         """Return the targets for this output."""
+        ...
+
+
+@runtime_checkable
+class OfPictures(Protocol):
+    """A target that differs from picture to picture of a call."""
+
+    def of_pictures(self, numbers: Sequence[int]) -> Target:
+        """Return the target for a batch of the call's pictures, given by their numbers, from 1."""
         ...
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any, Literal, SupportsIndex, TypeAlias, cast
 
@@ -25,6 +25,7 @@ from camkit.targets.classes import (
     ClassTarget,
     ContrastTarget,
     DirectionTarget,
+    EachTarget,
     FunctionTarget,
     TargetFunction,
     TopTarget,
@@ -33,7 +34,7 @@ from camkit.targets.embeddings import SimilarTarget
 from camkit.targets.maps import SegmentTarget
 from camkit.targets.names import index_of, whole_number
 from camkit.targets.outputs import describe, logits_of
-from camkit.values import Activation, Target
+from camkit.values import Activation, OfPictures, Target
 
 __all__ = [
     "AboveTarget",
@@ -41,6 +42,7 @@ __all__ = [
     "ClassTarget",
     "ContrastTarget",
     "DirectionTarget",
+    "EachTarget",
     "FunctionTarget",
     "SegmentTarget",
     "SimilarTarget",
@@ -51,6 +53,7 @@ __all__ = [
     "contrast",
     "describe",
     "direction",
+    "each",
     "logits_of",
     "segment",
     "similar_to",
@@ -60,7 +63,7 @@ __all__ = [
 Labels: TypeAlias = "Sequence[str] | None"
 TargetObject: TypeAlias = (
     "ClassTarget | TopTarget | AboveTarget | DirectionTarget | ContrastTarget | SegmentTarget | BoxTarget | "
-    "SimilarTarget | FunctionTarget"
+    "SimilarTarget | EachTarget | FunctionTarget | OfPictures"
 )
 TargetLike: TypeAlias = "int | str | TargetObject | TargetFunction"
 
@@ -73,6 +76,7 @@ _OBJECTS = (
     SegmentTarget,
     BoxTarget,
     SimilarTarget,
+    EachTarget,
     FunctionTarget,
 )
 
@@ -100,6 +104,19 @@ def direction(sign: Literal["+", "-"], index: int = 0) -> DirectionTarget:
     if sign not in ("+", "-"):
         raise TargetError(f"a direction is '+' or '-', not {sign!r}")
     return DirectionTarget(1 if sign == "+" else -1, whole_number(index, "the index of an output"))
+
+
+def each(classes: Iterable[int | str | Sequence[int | str]]) -> EachTarget:
+    """Return a target that is another class for each picture of a call, say its own label.
+
+    Args:
+        classes: an index or a label for each picture, in their order; several in a list or tuple mean the same, and the
+            best of them is explained.
+    """
+    named = tuple(tuple(one) if isinstance(one, (list, tuple)) else one for one in classes)
+    if not named or any(one == () for one in named):
+        raise TargetError("each() takes one class or more for each picture, and got none")
+    return EachTarget(named)
 
 
 def contrast(target: int | str, rather_than: int | str) -> ContrastTarget:
@@ -177,13 +194,13 @@ def _single(target: Any, labels: tuple[str, ...] | None) -> Target:
         return TopTarget()
     if isinstance(target, str):
         return ClassTarget(index_of(target, labels))
-    if isinstance(target, _OBJECTS):
-        return target
+    if isinstance(target, (*_OBJECTS, OfPictures)):
+        return cast("Target", target)
     is_one_number = not isinstance(target, Tensor) or (target.dim() == 0 and target.dtype is not torch.bool)
     if not isinstance(target, bool) and is_one_number:
         with contextlib.suppress(TypeError):
             return ClassTarget(operator.index(cast("SupportsIndex", target)))
-    if any(target is maker for maker in (top, above, direction, contrast, segment, box, similar_to)):
+    if any(target is maker for maker in (top, above, direction, each, contrast, segment, box, similar_to)):
         raise TargetError(
             f"target is {target.__name__} itself, which makes targets; call it, as in {target.__name__}(...)"
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ from camkit.targets.boxes import best_box
 from camkit.targets.maps import biggest_class, class_on_map
 from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, detections_of, logits_of, maps_of
-from camkit.values import Activation, Scores
+from camkit.values import Activation, Scores, Target
 
 TargetFunction: TypeAlias = Callable[[Any], Tensor]
 
@@ -133,6 +134,44 @@ class RankAboveTarget:
         what = f"no class above {self.threshold:g}"
         present = tuple(share > self.threshold for share in shares)
         return replace(scores, present=present, absence=what, fewer=self.rank > 1)
+
+
+@dataclass(frozen=True)
+class EachTarget:
+    """A class for each picture of a call, in their order: its own label, say.
+
+    A picture's class may be several outputs that mean the same; the best of them is explained.
+    """
+
+    classes: tuple[Any, ...]
+    activation: Activation | None = field(default=None, compare=False)
+
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> EachTarget:
+        """Look labels up."""
+        known: dict[Any, tuple[int, ...]] = {}
+        for one in dict.fromkeys(self.classes):
+            known[one] = tuple(class_of(part, labels) for part in (one if isinstance(one, tuple) else (one,)))
+        return EachTarget(tuple(known[one] for one in self.classes), activation)
+
+    def of_pictures(self, numbers: Sequence[int]) -> Target:
+        """Return the target for a batch of the call's pictures."""
+        if max(numbers) > len(self.classes):
+            raise TargetError(f"there are {len(self.classes)} targets for at least {max(numbers)} pictures")
+        return functools.partial(_best_of, [self.classes[number - 1] for number in numbers], self.activation)
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the score of the first pictures."""
+        return self.of_pictures(range(1, batch + 1))(output, batch)
+
+
+def _best_of(classes: Sequence[tuple[int, ...]], activation: Activation | None, output: Any, batch: int) -> Scores:
+    """Return for each image the logit of the best of its classes."""
+    logits = logits_of(output, batch)
+    for index in {index for indices in classes for index in indices}:
+        check_index(index, logits.shape[1])
+    values = logits.detach()
+    best = [max(indices, key=lambda index: float(row[index])) for indices, row in zip(classes, values, strict=True)]
+    return class_scores(logits, torch.tensor(best, device=logits.device), activation)
 
 
 @dataclass(frozen=True)

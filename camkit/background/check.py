@@ -1,0 +1,166 @@
+"""The check: from a model and labelled pictures to a verdict. Joins the steps of this room, and takes none itself.
+
+plan -> heat of every picture -> sanity -> the experiment on a sample -> rows -> measures -> verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from camkit.background.heat import heat_pass
+from camkit.background.journal import Journal, Row
+from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, measure_all
+from camkit.background.plan import Plan
+from camkit.background.rows import image_rows
+from camkit.background.sanity import Sanity, sane
+from camkit.background.trial import run_trial
+from camkit.background.values import Progress
+from camkit.background.verdict import Judged, judge
+from camkit.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class CheckResult:
+    """The answer, and all it rests on.
+
+    Attributes:
+        verdict: "FAIL", "WARN", "PASS" or "INCONCLUSIVE".
+        reasons: why, in words.
+        classes: the measures of each class.
+        overall: those of all together.
+        judged: the verdict of each class, and why.
+        images: one row per picture.
+        failures: pictures that could not be used, and why.
+        plan: what was checked, and how.
+        sanity: whether the heat can be trusted.
+        layer, layer_reason: where the heat was measured.
+        hashes: of the weights, the settings and the pictures.
+        warnings: what the reader should know of the data and the config.
+        report: the page that was written; None where none was.
+    """
+
+    reasons: tuple[str, ...]
+    classes: dict[str, Measures]
+    overall: Measures
+    judged: dict[str, Judged]
+    images: tuple[ImageRow, ...]
+    failures: dict[str, str]
+    plan: Plan
+    sanity: Sanity
+    layer: str
+    layer_reason: str
+    hashes: dict[str, str]
+    warnings: tuple[str, ...] = field(default=())
+    report: Path | None = None
+
+    @property
+    def verdict(self) -> str:
+        """The model's verdict."""
+        return self.judged[OVERALL].verdict
+
+    def assert_ok(self, *, inconclusive: Literal["pass", "fail"] = "pass") -> None:
+        """Do nothing where the model may ship; for tests.
+
+        Raises:
+            AssertionError: the verdict is FAIL, or INCONCLUSIVE and that was asked to fail; the message names the worst
+                class, its numbers and the report.
+        """
+        if self.verdict == "FAIL" or (self.verdict == "INCONCLUSIVE" and inconclusive == "fail"):
+            why = self.judged[self.worst].reasons
+            where = "" if self.report is None else f"; see {self.report}"
+            raise AssertionError(f"{self.verdict}: class {self.worst!r}: {'; '.join(why)}{where}")
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a flat row per picture: ``pandas.DataFrame(result.table())``."""
+        found = []
+        for row in self.images:
+            flat: dict[str, Any] = {}
+            for name, value in asdict(row).items():
+                flat |= (
+                    {f"{name}_{fill}": one for fill, one in value.items()} if isinstance(value, dict) else {name: value}
+                )
+            found.append(flat)
+        return found
+
+    @property
+    def worst(self) -> str:
+        """The class that speaks most against the model: the worst verdict, then the largest gap."""
+        order = ("FAIL", "INCONCLUSIVE", "WARN", "PASS")
+
+        def badness(name: str) -> tuple[int, float]:
+            effects = [
+                one.effect.value for one in (*self.classes[name].gap.values(), *self.classes[name].sufficiency.values())
+            ]
+            return order.index(self.judged[name].verdict), -max(effects, default=-1.0)
+
+        return min(self.classes, key=badness)
+
+
+def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str]) -> CheckResult:
+    """Make the check; rows that the journal holds already are not computed again.
+
+    Raises:
+        InputError: the model's output is no classifier's, or no picture can be used.
+        OutputError: the journal cannot be written.
+    """
+    if plan.model.preprocess is None:
+        raise InputError("it is not known how pictures are prepared for this model; pass preprocess=...")
+    heat_pass(plan, journal, progress)
+    heat = journal.rows("heat")
+    failures = {name: row["error"] for name, row in heat.items() if "error" in row}
+    good = {name: row for name, row in heat.items() if "error" not in row}
+    if not good:
+        raise InputError(f"no picture could be used: {next(iter(failures.values()), 'there is none')}")
+    progress("sanity", 0, 1)
+    sanity = sane(plan.model, [item for item in plan.data.items if item.name in good], plan.matched, plan.settings)
+    run_trial(plan, journal, progress, [item for item in plan.sample if item.name in good])
+    progress("measures", 0, 1)
+    rows = image_rows(plan, good, journal.rows("edits"))
+    limits = plan.settings.limits
+    waived = {name: f"{one.reason} (until {one.expires})" for name, one in plan.settings.waived(plan.today).items()}
+    exempt = {name: "expect = any" for name in plan.data.classes if plan.settings.expects_anything(name)}
+    measures = measure_all(rows, Limits(limits.gap, limits.sufficiency), plan.settings.check.seed, {*waived, *exempt})
+    judged = judge(
+        measures,
+        limits,
+        exempt=exempt,
+        waived=waived,
+        insane=sanity.problems,
+        may_fail=plan.with_regions or plan.settings.check.ring_is_background,
+        heat=plan.with_regions,
+    )
+    first = next(iter(good.values()))
+    return CheckResult(
+        reasons=judged[OVERALL].reasons,
+        classes={name: one for name, one in measures.items() if name != OVERALL},
+        overall=measures[OVERALL],
+        judged=judged,
+        images=tuple(rows),
+        failures=failures,
+        plan=plan,
+        sanity=sanity,
+        layer=first["layer"],
+        layer_reason=first["layer_reason"],
+        hashes=hashes,
+        warnings=_warnings(plan, heat),
+    )
+
+
+def _warnings(plan: Plan, heat: Mapping[str, Row]) -> tuple[str, ...]:
+    found = [
+        f"the waiver of {one.name!r} expired on {one.expires} and no longer holds"
+        for one in plan.settings.expired(plan.today)
+    ]
+    cropped = [name for name, row in heat.items() if row.get("cropped")]
+    if cropped:
+        found.append(f"{len(cropped)} objects lie outside the part of the picture that the model sees")
+    boxes_alone = [item for item in plan.data.items if item.things and all(one.kind == "box" for one in item.things)]
+    if boxes_alone:
+        found.append(
+            f"{len(boxes_alone)} objects are known by their boxes alone: what is pasted carries a little of its own "
+            "background, so a gap is found smaller than it is"
+        )
+    return tuple(found)

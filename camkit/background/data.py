@@ -1,0 +1,248 @@
+"""From a folder or a table to labelled pictures with the objects they are about."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from camkit.background.regions import find_regions, is_mask, read_regions
+from camkit.background.regions.boxes import columns
+from camkit.background.values import Annotations, Dataset, Item, Thing
+from camkit.errors import InputError
+from camkit.images import find_pictures
+from camkit.values import Box
+
+_BESIDE = {"masks", "mask", "labels", "annotations", "segmentations", "segmentationclass", "segmentationobject"}
+"""Folders that hold regions, not pictures of a class."""
+
+_COLUMNS = {
+    "path": ("path", "file", "filename", "file_name", "image", "image_path", "picture"),
+    "label": ("label", "class", "class_name", "category", "target"),
+    "group": ("group",),
+}
+
+
+def read_data(
+    data: Path,
+    *,
+    regions: Path | None = None,
+    group: str | None = None,
+    skip: Path | None = None,
+    only: Collection[str] | None = None,
+    also: Mapping[str, frozenset[str]] | None = None,
+) -> Dataset:
+    """Read labelled pictures and the regions that belong to them.
+
+    Args:
+        data: a folder with a folder per class; a CSV of path, label and perhaps group; or a folder of pictures whose
+            regions name their objects' classes: a picture's class is then that of its largest object.
+        regions: where the regions are; searched for below the data and beside it if None.
+        group: the column of the CSV that says which pictures belong together.
+        skip: a folder that is not data, such as that of the reports.
+        only: the classes there may be, where they are those of annotated objects.
+        also: categories whose objects count as a class's own, in lower case, by class.
+
+    Raises:
+        InputError: there is nothing of that kind, or regions were named and none belongs to a picture.
+    """
+    if not data.exists():
+        raise InputError(f"there is no {data}")
+    root = data if data.is_dir() else data.parent
+    found = read_regions(regions) if regions is not None else find_regions(root)
+    items, form, left_out = _labelled(data, found, group, skip, only)
+    if not items:
+        raise InputError(
+            f"{data} holds no labelled pictures: expected a folder per class, a CSV with the columns path and label, "
+            "or pictures with regions that name classes"
+        )
+    classes = tuple(sorted({item.label for item in items}))
+    facts = [f"{len(items)} pictures of {len(classes)} classes ({form})"]
+    if not found:
+        facts.append("no regions")
+        return Dataset(root, tuple(items), classes, form, tuple(facts), left_out)
+    index = [_Index(source) for source in found]
+    lowered = {name.casefold() for name in classes}
+    matched = [_with_things(item, index, lowered, (also or {}).get(item.label, frozenset())) for item in items]
+    for source, known in zip(found, index, strict=True):
+        facts.append(_belonging(source, known, items))
+        for what, names in source.problems.items():
+            left_out[f"{source.form}: {what}"] = names
+    bare = tuple(item.name for item in matched if not item.things)
+    if len(bare) == len(matched):
+        sources = " and ".join(f"{one.form} in {one.source}" for one in found)
+        raise InputError(
+            f"no picture matches a region: {len(items)} pictures such as {items[0].name!r}, and {sources} for such as "
+            f"{_first(found)!r}"
+        )
+    kinds = Counter(
+        "box" if all(one.kind == "box" for one in item.things) else "mask" for item in matched if item.things
+    )
+    facts.append(
+        ", ".join(f"{count} pictures with {_KINDS[kind]}" for kind, count in sorted(kinds.items(), reverse=True))
+    )
+    if bare:
+        left_out["pictures without a region of their class"] = bare
+    return Dataset(root, tuple(matched), classes, form, tuple(facts), left_out)
+
+
+_KINDS = {"mask": "outlined objects", "box": "boxes alone"}
+
+
+def _first(found: Sequence[Annotations]) -> str:
+    return next((name for source in found for name in source.things), "nothing")
+
+
+def _labelled(
+    data: Path, found: Sequence[Annotations], group: str | None, skip: Path | None, only: Collection[str] | None
+) -> tuple[list[Item], str, dict[str, tuple[str, ...]]]:
+    """Return the pictures with their labels, how these were found, and what was left out."""
+    if data.is_file():
+        return _from_table(data, group)
+    folders = [
+        folder
+        for folder in sorted(data.iterdir())
+        if folder.is_dir()
+        and folder.name[0] != "."
+        and folder.name.lower() not in _BESIDE
+        and (skip is None or folder.resolve() != skip.resolve())
+    ]
+    by_class = {folder.name: [file for file in find_pictures([folder]) if _is_picture(file)] for folder in folders}
+    empty = tuple(name for name, files in by_class.items() if not files)
+    if any(by_class.values()):
+        items = [
+            Item(file.relative_to(data).as_posix(), file, name, file.relative_to(data).as_posix())
+            for name, files in by_class.items()
+            for file in files
+        ]
+        return items, "a folder per class", {"classes without pictures": empty} if empty else {}
+    table = _table_of(data)
+    if table is not None:
+        return _from_table(table, group)
+    return _by_largest(data, found, only)
+
+
+def _is_picture(file: Path) -> bool:
+    return file.is_file() and not is_mask(file)
+
+
+def _table_of(folder: Path) -> Path | None:
+    for file in sorted(folder.glob("*.csv")):
+        try:
+            with file.open(newline="", encoding="utf-8-sig") as lines:
+                header = next(csv.reader(lines), [])
+        except (OSError, UnicodeDecodeError):
+            continue
+        if {"path", "label"} <= columns(header, _COLUMNS).keys():
+            return file
+    return None
+
+
+def _from_table(file: Path, group: str | None) -> tuple[list[Item], str, dict[str, tuple[str, ...]]]:
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            table = csv.DictReader(lines)
+            header = list(table.fieldnames or ())
+            rows = list(table)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+    wanted = {**_COLUMNS, "group": (group.lower(),)} if group else _COLUMNS
+    known = columns(header, wanted)
+    if not {"path", "label"} <= known.keys():
+        raise InputError(f"{file} must have the columns path and label; it has {', '.join(header) or 'none'}")
+    if group and "group" not in known:
+        raise InputError(f"{file} has no column {group!r} for the groups; it has {', '.join(header)}")
+    items, missing = [], []
+    for row in rows:
+        name, label = row[known["path"]] or "", row[known["label"]]
+        path = file.parent / name
+        if not path.is_file():
+            missing.append(name)
+        elif label:
+            items.append(Item(Path(name).as_posix(), path, label.strip(), (row.get(known.get("group", "")) or name)))
+    return items, f"the table {file.name}", {"files that are not there": tuple(missing)} if missing else {}
+
+
+def _by_largest(
+    data: Path, found: Sequence[Annotations], only: Collection[str] | None
+) -> tuple[list[Item], str, dict[str, tuple[str, ...]]]:
+    """Label each picture by the class of its largest annotated object."""
+    index = [_Index(source) for source in found]
+    items, bare = [], []
+    for file in find_pictures([data]):
+        name = file.relative_to(data).as_posix()
+        if not _is_picture(file) or {part.lower() for part in Path(name).parts[:-1]} & _BESIDE:
+            continue
+        areas: dict[str, float] = defaultdict(float)
+        for one in index:
+            for thing in one.of(name):
+                if thing.category and (only is None or thing.category in only):
+                    areas[thing.category] = max(areas[thing.category], _area(thing.box))
+        if areas:
+            items.append(Item(name, file, max(sorted(areas), key=lambda category: areas[category]), name))
+        else:
+            bare.append(name)
+    form = "each picture's class is that of its largest annotated object"
+    return items, form, {"pictures without an annotated class": tuple(bare)} if bare else {}
+
+
+def _area(box: Box | None) -> float:
+    return 0.0 if box is None else (box.right - box.left) * (box.bottom - box.top)
+
+
+class _Index:
+    """Finds what a source says of a picture: by its path, by its name, by its name without the ending."""
+
+    def __init__(self, source: Annotations) -> None:
+        self._source = source
+        self._names: dict[str, set[str]] = defaultdict(set)
+        for name in source.things:
+            path = Path(name.replace("\\", "/"))
+            for form in (path.as_posix(), path.with_suffix("").as_posix(), path.name, path.stem):
+                self._names[form].add(name)
+        self.categories = {thing.category.casefold() for things in source.things.values() for thing in things}
+
+    def of(self, picture: str) -> tuple[Thing, ...]:
+        """Return the objects of a picture; none where the source has none, or several pictures of such a name."""
+        path = Path(picture)
+        for form in (picture, path.with_suffix("").as_posix(), path.name, path.stem):
+            known = self._names.get(form, ())
+            if len(known) == 1:
+                return self._source.things[next(iter(known))]
+        return ()
+
+
+def _with_things(item: Item, index: Sequence[_Index], classes: set[str], also: frozenset[str]) -> Item:
+    """Add the objects a picture is about: those of its class, or all where no category is a class."""
+    things: list[Thing] = []
+    others: list[Thing] = []
+    for one in index:
+        about_classes = bool(one.categories & classes)
+        for thing in one.of(item.name):
+            if not about_classes or thing.category.casefold() in {item.label.casefold(), *also}:
+                things.append(thing)
+            elif thing.category.casefold() in classes:
+                others.append(thing)
+    return replace(item, things=tuple(things), others=tuple(others))
+
+
+def _belonging(source: Annotations, index: _Index, items: Iterable[Item]) -> str:
+    """Say how many pictures a source of regions speaks of."""
+    count = sum(bool(index.of(item.name)) for item in items)
+    return f"{source.form} in {source.source}: objects of {len(source.things)} pictures, {count} of them here"
+
+
+def scaled(thing: Thing, size: tuple[int, int]) -> Thing:
+    """Return an object in pixels of a picture of ``size`` (width, height)."""
+    if not thing.shares:
+        return thing
+    width, height = size
+    box = thing.box and Box(
+        thing.box.left * width, thing.box.top * height, thing.box.right * width, thing.box.bottom * height
+    )
+    outline = thing.outline
+    if isinstance(outline, list):
+        outline = [[side * (width, height)[number % 2] for number, side in enumerate(part)] for part in outline]
+    return Thing(thing.category, box, outline)

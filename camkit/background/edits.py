@@ -1,0 +1,131 @@
+"""Edits of pictures, as pure functions of tensors: objects removed, pasted elsewhere, rings exchanged.
+
+All act on model inputs (C, H, W): a preprocessing changes colours the same way at every pixel, so pasting before or
+after it is the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional
+
+LEAST_REST = 0.02
+"""Share of a picture that a rectangle beside the objects must have for its texture to stand for the background."""
+
+_CELLS = 32
+"""Rows, and columns, of the grid on which that rectangle is searched."""
+
+
+def blurred(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
+    """Fill a hole smoothly from its surroundings (push-pull: Gortler et al. 1996, The Lumigraph, 3.4).
+
+    What is known is averaged down level by level until nothing is missing, and what is missing is taken from the level
+    above on the way back. A picture that is all hole becomes zero.
+    """
+    weight = (~hole).float()[None, None]
+    return _pushed(picture.float()[None] * weight, weight)[0]
+
+
+def _pushed(known: Float[Tensor, "1 c h w"], weight: Float[Tensor, "1 1 h w"]) -> Float[Tensor, "1 c h w"]:
+    height, width = weight.shape[2:]
+    if bool((weight > 0).all()) or max(height, width) == 1:
+        return known / weight.clamp_min(1e-12)
+    size = ((height + 1) // 2, (width + 1) // 2)
+    # Sums of what is known, so that a level's mean is that of its known pixels alone.
+    above = _pushed(
+        functional.adaptive_avg_pool2d(known, size), functional.adaptive_avg_pool2d(weight, size).clamp(0, 1)
+    )
+    smooth = functional.interpolate(above, size=(height, width), mode="bilinear", align_corners=False)
+    return torch.where(weight > 0, known / weight.clamp_min(1e-12), smooth)
+
+
+def tiled(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"] | None:
+    """Fill a hole with the texture of the largest rectangle beside it, repeated as between mirrors.
+
+    As ImageNet-9's backgrounds are made (Xiao et al. 2020, arXiv:2006.09994), with mirrors against seams. None where no
+    rectangle is large enough.
+    """
+    found = largest_rectangle(hole)
+    if found is None:
+        return None
+    left, top, right, bottom = found
+    rows, columns = _mirrored(hole.shape[0], top, bottom), _mirrored(hole.shape[1], left, right)
+    return torch.where(hole, picture[:, rows][:, :, columns], picture)
+
+
+def _mirrored(length: int, start: int, end: int) -> Tensor:
+    """Return for each place of an axis the place within start..end that mirrors at both would show there."""
+    span = end - start
+    places = (torch.arange(length) - start) % (2 * span)
+    return start + torch.where(places < span, places, 2 * span - 1 - places)
+
+
+def largest_rectangle(hole: Bool[Tensor, "h w"]) -> tuple[int, int, int, int] | None:
+    """Return the largest rectangle (left, top, right, bottom) without a hole; None where all are too small."""
+    height, width = hole.shape
+    step = max(1, min(height, width) // _CELLS)
+    rows, columns = height // step, width // step
+    cells = functional.max_pool2d(hole.float()[None, None], step)[0, 0].numpy() > 0
+    best, found = 0, None
+    depth = np.zeros(columns, int)
+    for row in range(rows):
+        depth = np.where(cells[row], 0, depth + 1)
+        for first in range(columns):
+            least = depth[first]
+            for last in range(first, columns):
+                least = min(least, depth[last])
+                if least == 0:
+                    break
+                if least * (last - first + 1) > best:
+                    best, found = least * (last - first + 1), (first, row + 1 - least, last + 1, row + 1)
+    if found is None or best * step * step < LEAST_REST * height * width:
+        return None
+    left, top, right, bottom = (int(side) * step for side in found)
+    return left, top, right, bottom
+
+
+FILLS = {"tile": tiled, "blur": blurred}
+"""How the place of an object is filled; two of them must agree before a build fails."""
+
+
+def pasted(
+    picture: Float[Tensor, "c h w"], region: Float[Tensor, "h w"], background: Float[Tensor, "c h w"]
+) -> Float[Tensor, "c h w"]:
+    """Return a picture's region, at its place, on another background; ``region`` is the share of each pixel, 0..1."""
+    return picture * region + background * (1 - region)
+
+
+def ring(size: tuple[int, int], share: float) -> Bool[Tensor, "h w"]:
+    """Return the outer ring of a picture (height, width), ``share`` of each side wide."""
+    height, width = size
+    down, across = max(1, round(share * height)), max(1, round(share * width))
+    outer = torch.ones(size, dtype=torch.bool)
+    outer[down : height - down, across : width - across] = False
+    return outer
+
+
+def blocks(allowed: Bool[Tensor, "h w"], area: float, seed: int, step: int) -> Bool[Tensor, "h w"] | None:
+    """Choose blocks at random within an allowed region until they cover an area in pixels; None where it is too small.
+
+    The last block is cut, so that the area is met to within a row of a block.
+    """
+    height, width = allowed.shape
+    rng = np.random.default_rng(seed)
+    rows, columns = -(-height // step), -(-width // step)
+    chosen = torch.zeros_like(allowed)
+    missing = area
+    for number in rng.permutation(rows * columns):
+        top, left = int(number) // columns * step, int(number) % columns * step
+        block = allowed[top : top + step, left : left + step]
+        count = int(block.sum())
+        if count > missing:
+            lines = block.sum(1).cumsum(0) <= missing
+            block = block & lines[:, None]
+        chosen[top : top + step, left : left + step] = block
+        missing -= int(block.sum())
+        if missing < step:
+            return chosen
+    return None

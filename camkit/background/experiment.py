@@ -1,0 +1,230 @@
+"""Evidence 2: what the model does when the picture changes.
+
+For each picture of the sample a handful of edits is made, each is shown to the model, and what it answers is a row.
+With regions: the object pasted on backgrounds of its own class and of others, the object removed, noise on either.
+Without: the outer ring exchanged for that of its own class and of others, the middle made grey.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from camkit.background import edits
+from camkit.background.render import Shades
+from camkit.background.values import Item
+from camkit.streams import Task, in_order
+
+NOISE = 0.25
+"""Standard deviation of the noise, as a share of the brightness from black to white (Moayeri et al. 2022)."""
+
+_BLOCKS = 14
+"""Blocks along a side, of which as many are edited as the object has pixels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One picture of the sample as the model sees it.
+
+    Attributes:
+        tensor: the model's input (C, H, W).
+        shades: what the preprocessing makes of black and white.
+        region: how much of each pixel the picture's own objects cover, 0..1; None without regions.
+        hole: the boxes of all objects of the classes that are checked, a little widened; None without regions.
+    """
+
+    tensor: Float[Tensor, "c h w"]
+    shades: Shades
+    region: Float[Tensor, "h w"] | None = None
+    hole: Bool[Tensor, "h w"] | None = None
+
+    def without(self, fill: str) -> Float[Tensor, "c h w"]:
+        """Return the picture with its objects' boxes filled; where there is no texture to take, smoothly."""
+        assert self.hole is not None
+        unknown = self.hole | ~self.shades.view
+        filled = edits.FILLS[fill](self.tensor, unknown)
+        filled = edits.blurred(self.tensor, unknown) if filled is None else filled
+        return torch.where(self.hole & self.shades.view, filled, self.tensor)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether enough of the picture lies beside its objects to be called a background."""
+        return self.hole is not None and edits.largest_rectangle(self.hole | ~self.shades.view) is not None
+
+
+@dataclass(frozen=True)
+class Partners:
+    """Whose background a picture is shown on: of its own class, and of others; as many of either."""
+
+    same: tuple[int, ...]
+    other: tuple[int, ...]
+
+
+def draw_partners(items: Sequence[Item], pastes: int, seed: int) -> list[Partners | None]:
+    """Draw each picture's partners among the others: another picture, group and, for the second kind, class.
+
+    Each picture has its own generator, seeded by its name, so that what is drawn for it does not depend on the order.
+    The other classes are equally likely, however many pictures each has. None where a kind has no candidate.
+    """
+    by_class: dict[str, list[int]] = defaultdict(list)
+    for number, item in enumerate(items):
+        by_class[item.label].append(number)
+    drawn: list[Partners | None] = []
+    for number, item in enumerate(items):
+        rng = np.random.default_rng([seed, zlib.crc32(item.name.encode())])
+        same = [one for one in by_class[item.label] if one != number and items[one].group != item.group]
+        others = {
+            label: left
+            for label, of_class in by_class.items()
+            if label != item.label and (left := [one for one in of_class if items[one].group != item.group])
+        }
+        if not same or not others:
+            drawn.append(None)
+            continue
+        labels = sorted(others)
+        chosen = [labels[int(rng.integers(len(labels)))] for _ in range(pastes)]
+        drawn.append(
+            Partners(
+                tuple(int(one) for one in rng.choice(same, pastes, replace=len(same) < pastes)),
+                tuple(others[label][int(rng.integers(len(others[label])))] for label in chosen),
+            )
+        )
+    return drawn
+
+
+Edit = tuple[str, Callable[[], Float[Tensor, "c h w"] | None]]
+"""The name of an edit, and what makes it; None where it cannot be made."""
+
+
+def region_edits(picture: Seen, same: Sequence[Seen], other: Sequence[Seen], seed: int) -> list[Edit]:
+    """List the edits of a picture whose object's region is known."""
+    assert picture.region is not None
+    found: list[Edit] = []
+    for fill in edits.FILLS:
+        for arm, backgrounds in (("same", same), ("other", other)):
+            for number, background in enumerate(backgrounds):
+                name = f"{arm}.{fill}.{number}"
+                found.append((name, functools.partial(_on, picture, background, fill)))
+        found.append((f"removed.{fill}", functools.partial(picture.without, fill)))
+    inside = picture.region > 0.5
+    view = picture.shades.view
+    found.append(("edited.object", functools.partial(_smoothed, picture, inside)))
+    found.append(
+        ("edited.background", functools.partial(_background_smoothed, picture, view & (picture.region == 0), seed))
+    )
+    found.append(("noise.object", functools.partial(_noisy, picture, inside, seed)))
+    found.append(("noise.background", functools.partial(_noisy, picture, view & ~inside, seed)))
+    return found
+
+
+def ring_edits(picture: Seen, same: Sequence[Seen], other: Sequence[Seen], share: float) -> list[Edit]:
+    """List the edits of a picture of which nothing is known: its middle in the rings of others, its ring alone."""
+    outer = edits.ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
+    found: list[Edit] = []
+    for arm, rings in (("same", same), ("other", other)):
+        for number, around in enumerate(rings):
+            found.append((f"{arm}.ring.{number}", functools.partial(_ringed, picture, around, outer)))
+    found.append(("removed.ring", functools.partial(_grey_middle, picture, outer)))
+    return found
+
+
+def _on(picture: Seen, background: Seen, fill: str) -> Float[Tensor, "c h w"] | None:
+    assert picture.region is not None
+    if background.tensor.shape != picture.tensor.shape:
+        return None
+    return edits.pasted(picture.tensor, picture.region, background.without(fill))
+
+
+def _ringed(picture: Seen, around: Seen, outer: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"] | None:
+    if around.tensor.shape != picture.tensor.shape:
+        return None
+    return torch.where(outer, around.tensor, picture.tensor)
+
+
+def _grey_middle(picture: Seen, outer: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
+    grey = (picture.shades.black + picture.shades.white) / 2
+    return torch.where(outer, picture.tensor, grey)
+
+
+def _smoothed(picture: Seen, region: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
+    return edits.blurred(picture.tensor, region)
+
+
+def _background_smoothed(picture: Seen, allowed: Bool[Tensor, "h w"], seed: int) -> Float[Tensor, "c h w"] | None:
+    assert picture.region is not None
+    step = max(1, min(allowed.shape) // _BLOCKS)
+    chosen = edits.blocks(allowed, float((picture.region > 0.5).sum()), seed, step)
+    return None if chosen is None else edits.blurred(picture.tensor, chosen)
+
+
+def _noisy(picture: Seen, region: Bool[Tensor, "h w"], seed: int) -> Float[Tensor, "c h w"]:
+    draws = np.random.default_rng([seed, 1]).standard_normal(picture.tensor.shape, dtype=np.float32)
+    strength = NOISE * (picture.shades.white - picture.shades.black)
+    return picture.tensor + region * strength * torch.from_numpy(draws)
+
+
+Answer = dict[str, float | int]
+"""What the model said to one edit: the output it named ("answer"), the probability of the picture's own class
+("share"), and by how much that class's best logit is above the best of the others ("margin")."""
+
+
+def run(
+    numbers: Sequence[int],
+    make: Callable[[int], list[tuple[str, Tensor]]],
+    ask: Callable[[Tensor, list[int]], list[Answer]],
+    batch_size: int,
+    workers: int,
+) -> Iterator[tuple[int, dict[str, Answer]]]:
+    """Make the edits of each picture, show them to the model in full batches, and give the answers picture by picture.
+
+    Args:
+        numbers: the pictures, in order.
+        make: from a picture's number to its edits, in another thread.
+        ask: from a batch of edits (N, C, H, W), and the numbers of the pictures they are of, to the answers.
+        batch_size: edits per pass.
+        workers: threads that make edits.
+    """
+
+    def tasks() -> Iterator[Task[tuple[int, list[tuple[str, Tensor]]]]]:
+        for number in numbers:
+            yield functools.partial(_made, number, make), True
+
+    waiting: list[tuple[int, str, Tensor]] = []
+    answers: dict[int, dict[str, Answer]] = {}
+    sizes: dict[int, int] = {}
+
+    def flush() -> None:
+        found = ask(torch.stack([tensor for _, _, tensor in waiting]), [number for number, _, _ in waiting])
+        for (number, name, _), answer in zip(waiting, found, strict=True):
+            answers[number][name] = answer
+        waiting.clear()
+
+    for number, made in in_order(tasks(), workers=workers, ahead=workers + 1):
+        sizes[number], answers[number] = len(made), {}
+        for name, tensor in made:
+            if waiting and (len(waiting) == batch_size or waiting[0][2].shape != tensor.shape):
+                flush()
+            waiting.append((number, name, tensor))
+        yield from _complete(answers, sizes)
+    if waiting:
+        flush()
+    yield from _complete(answers, sizes)
+
+
+def _made(number: int, make: Callable[[int], list[tuple[str, Tensor]]]) -> tuple[int, list[tuple[str, Tensor]]]:
+    return number, make(number)
+
+
+def _complete(
+    answers: dict[int, dict[str, Answer]], sizes: Mapping[int, int]
+) -> Iterator[tuple[int, dict[str, Answer]]]:
+    for number in [one for one, found in answers.items() if len(found) == sizes[one]]:
+        yield number, answers.pop(number)

@@ -1,0 +1,114 @@
+"""The heat of every picture, held against its region: one pass of the model, its rows kept as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from camkit.background import evidence
+from camkit.background.answers import answers_of
+from camkit.background.data import scaled
+from camkit.background.experiment import Answer
+from camkit.background.journal import Journal, Row
+from camkit.background.plan import Plan
+from camkit.background.render import outline, seen, shades
+from camkit.background.values import Item, Progress
+from camkit.errors import CamkitError
+from camkit.explanation import Explanation
+from camkit.pipeline import explain_many
+from camkit.targets import EachTarget, logits_of
+from camkit.values import Failure, Scores, Target
+
+
+def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
+    """Explain every picture that has no row yet, and measure its map against its region."""
+    todo = [item for item in plan.data.items if item.name not in journal.rows("heat")]
+    done = len(plan.data.items) - len(todo)
+    progress("heat", done, len(plan.data.items))
+    if not todo:
+        return
+    target = _Recorded([plan.matched.indices[item.label] for item in todo])
+    check = plan.settings.check
+    explained = explain_many(
+        plan.model,
+        [item.path for item in todo],
+        check.layer,
+        method=check.method,
+        target=target,
+        precision=check.precision,
+        batch_size=check.batch_size,
+        on_error="yield",
+    )
+    waiting: list[Row] = []
+    for number, (item, found) in enumerate(zip(todo, explained, strict=True), start=1):
+        waiting.append(_heat_row(plan, item, found, target.answers.get(number)))
+        if len(waiting) >= check.batch_size:
+            journal.append(waiting)
+            waiting = []
+            progress("heat", done + number, len(plan.data.items))
+    journal.append(waiting)
+    progress("heat", len(plan.data.items), len(plan.data.items))
+
+
+def _heat_row(plan: Plan, item: Item, found: Explanation | Failure, answer: Answer | None) -> Row:
+    row: Row = {"kind": "heat", "name": item.name}
+    if isinstance(found, Failure) or answer is None:
+        return {**row, "error": str(found.error) if isinstance(found, Failure) else "the model gave no answer"}
+    row |= {
+        "answer": answer["answer"],
+        "probability": answer["share"],
+        "margin": answer["margin"],
+        "status": found.status,
+        "layer": found.layer,
+        "layer_reason": found.layer_reason,
+    }
+    if not item.things:
+        return row
+    assert found.picture is not None
+    assert plan.model.preprocess is not None
+    size = (found.picture.shape[1], found.picture.shape[0])
+    try:
+        things = [scaled(one, size) for one in item.things]
+        region = seen(outline(things, size), plan.model.preprocess) > 0.5
+    except CamkitError as error:
+        return {**row, "error": f"{item.name}: {error}"}
+    if not bool(region.any()):
+        return {**row, "cropped": True}
+    if found.status != "ok" or found.heatmap.ndim != 2:
+        return row
+    heat = torch.from_numpy(np.asarray(found.heatmap))
+    grid = (found.raw.shape[0], found.raw.shape[1])
+    view = shades(plan.model.preprocess, size).view
+    measured = evidence.measure(heat, region, view, grid)
+    within, everywhere = evidence.heat_in_cells(region, grid, found.extent)
+    return {
+        **row,
+        **vars(measured),
+        "grid": list(grid),
+        "cells": [float(cell) for cell in np.maximum(found.raw, 0).ravel()],
+        "within": [round(float(cell), 6) for cell in within],
+        "everywhere": [round(float(cell), 6) for cell in everywhere],
+    }
+
+
+class _Recorded:
+    """The best of each picture's own outputs, and on the side what the model answered."""
+
+    def __init__(self, classes: Sequence[tuple[int, ...]]) -> None:
+        self._each = EachTarget(tuple(classes))
+        self.answers: dict[int, Answer] = {}
+
+    def of_pictures(self, numbers: Sequence[int]) -> Target:
+        """Return the target for a batch of pictures."""
+        target = self._each.of_pictures(numbers)
+
+        def scored(output: Any, batch: int) -> Scores:
+            logits = logits_of(output, batch).detach().float()
+            classes = [self._each.classes[number - 1] for number in numbers]
+            self.answers |= dict(zip(numbers, answers_of(logits, classes), strict=True))
+            return target(output, batch)
+
+        return scored

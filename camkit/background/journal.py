@@ -1,0 +1,116 @@
+"""Finished rows on disk: a run that was killed goes on where it stopped.
+
+One line of JSON per row, in the order they were finished. The first line says what the rows are of; rows of anything
+else are never taken up. A line that a kill cut in two is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from camkit.errors import InputError, OutputError
+
+Row = dict[str, Any]
+
+
+class Journal:
+    """The rows of a run, by kind and name; ``append`` puts them on disk before it returns.
+
+    Args:
+        path: of the file; None keeps the rows in memory alone.
+        key: what the rows are of; another key means other data, weights or settings.
+        resume: whether to take up the rows that are there.
+
+    Raises:
+        InputError: ``resume``, and the file is of another run.
+        OutputError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path | None, key: str, *, resume: bool) -> None:
+        self._path = path
+        self._rows: dict[str, dict[str, Row]] = {}
+        self._file = None
+        if path is None:
+            return
+        try:
+            kept = self._read(path, key) if resume and path.exists() else []
+            if not resume and path.exists():
+                path.replace(path.with_suffix(".before"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_suffix(".new")
+            fresh.write_text("".join(f"{json.dumps(row)}\n" for row in [{"journal": 1, "key": key}, *kept]))
+            fresh.replace(path)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+        for row in kept:
+            self._keep(row)
+
+    @staticmethod
+    def _read(path: Path, key: str) -> list[Row]:
+        rows: list[Row] = []
+        for line in path.read_bytes().splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+        if not rows or rows[0].get("key") != key:
+            raise InputError(
+                f"{path} is of a run with other weights, data or settings, which cannot be resumed; "
+                "start anew without --resume, or name another --out"
+            )
+        return rows[1:]
+
+    def _keep(self, row: Row) -> None:
+        self._rows.setdefault(row["kind"], {})[row["name"]] = row
+
+    def rows(self, kind: str) -> Mapping[str, Row]:
+        """Return the finished rows of a kind, by name."""
+        return self._rows.get(kind, {})
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Keep rows, each with its "kind" and "name", and put them on disk.
+
+        Raises:
+            OutputError: the disk is full or gone; what was appended before stays.
+        """
+        rows = list(rows)
+        if self._file is not None and rows:
+            lines = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
+            try:
+                written = 0
+                while written < len(lines):
+                    written += self._file.write(lines[written:]) or 0
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise OutputError(
+                    f"cannot write {self._path}: {error.strerror or error}; what was finished before is kept, "
+                    "and --resume goes on from there"
+                ) from error
+        for row in rows:
+            self._keep(row)
+
+    def __enter__(self) -> Self:
+        """Return the journal itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file; its rows stay."""
+        if self._file is not None:
+            self._file.close()
+
+
+def packed(array: np.ndarray) -> dict[str, Any]:
+    """Return an array as JSON values: its shape and its numbers, as they are in float32."""
+    return {"shape": list(array.shape), "values": [float(value) for value in array.astype(np.float32).ravel()]}

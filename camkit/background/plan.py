@@ -1,0 +1,142 @@
+"""What is checked, settled before anything is computed: pictures, classes, sample, and hashes of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from camkit.background.classes import Matched
+from camkit.background.config import Settings
+from camkit.background.data import scaled
+from camkit.background.experiment import Seen
+from camkit.background.render import boxes, outline, seen, shades
+from camkit.background.sampling import stratified
+from camkit.background.values import Dataset, Item
+from camkit.images import open_picture, prepare
+from camkit.values import LoadedModel
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A check, ready to be made: its model, its pictures, what is known of them, and how it is to be made."""
+
+    model: LoadedModel
+    data: Dataset
+    matched: Matched
+    settings: Settings
+    sample: tuple[Item, ...]
+    with_regions: bool
+    today: dt.date
+
+    @property
+    def edits(self) -> int:
+        """How many edits are shown to the model for each picture of the sample, at most."""
+        pastes = self.settings.check.pastes
+        return 2 * (2 * pastes + 1) + 4 if self.with_regions else 2 * pastes + 1
+
+    def name_of(self, output: int) -> str:
+        """Return the class of the data that an output means; else the model's own label, or the output's number."""
+        known = next((name for name, indices in self.matched.indices.items() if output in indices), None)
+        labels = self.model.labels
+        return known or (labels[output] if labels and output < len(labels) else f"output {output}")
+
+    @property
+    def forwards(self) -> tuple[int, int]:
+        """Pictures through the model for the heat, and for the experiment."""
+        return len(self.data.items), len(self.sample) * self.edits
+
+
+def fingerprint(plan: Plan) -> dict[str, str]:
+    """Return hashes of the weights, the settings that matter to the numbers, and the pictures with their regions."""
+    weights = hashlib.sha256()
+    for name, tensor in sorted(plan.model.module.state_dict().items()):
+        if isinstance(tensor, Tensor):
+            weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    check = plan.settings.check.model_dump(mode="json", exclude={"batch_size"})
+    settings = {
+        "check": check,
+        "limits": plan.settings.limits.model_dump(mode="json"),
+        "classes": {name: one.model_dump(mode="json") for name, one in plan.settings.classes.items()},
+        "outputs": plan.matched.indices,
+    }
+    data = hashlib.sha256()
+    for item in plan.data.items:
+        data.update(f"{item.name}\0{item.label}\0{item.group}\0{_regions_of(item)}\0".encode())
+        data.update(content_hash(item.path).encode())
+    text = json.dumps(settings, sort_keys=True)
+    return {
+        "weights": weights.hexdigest(),
+        "settings": hashlib.sha256(text.encode()).hexdigest(),
+        "data": data.hexdigest(),
+    }
+
+
+def _regions_of(item: Item) -> str:
+    def written(outline_of: Any) -> str:
+        return content_hash(outline_of) if isinstance(outline_of, Path) else repr(outline_of)
+
+    return ";".join(f"{one.category}{one.box}{written(one.outline)}" for one in (*item.things, *item.others))
+
+
+@functools.lru_cache(maxsize=200_000)
+def content_hash(path: Path) -> str:
+    """Return a file's SHA-256; "unreadable" where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "unreadable"
+
+
+def without_duplicates(data: Dataset) -> Dataset:
+    """Leave out pictures whose file holds the same as an earlier one's; those of two classes are told apart."""
+    first: dict[str, Item] = {}
+    twice: list[str] = []
+    torn: list[str] = []
+    for item in data.items:
+        known = first.setdefault(content_hash(item.path), item)
+        if known is not item:
+            (twice if known.label == item.label else torn).append(item.name)
+    left_out = dict(data.left_out)
+    if twice:
+        left_out["copies of another picture"] = tuple(twice)
+    if torn:
+        left_out["copies of a picture of another class"] = tuple(torn)
+    gone = {*twice, *torn}
+    return replace(data, items=tuple(item for item in data.items if item.name not in gone), left_out=left_out)
+
+
+def make_plan(model: LoadedModel, data: Dataset, matched: Matched, settings: Settings, today: dt.date) -> Plan:
+    """Draw the sample, and settle how the check is made."""
+    data = without_duplicates(data)
+    with_regions = any(item.things for item in data.items)
+    settled = settings.check
+    usable = [
+        item for item in data.items if (item.things or not with_regions) and not settings.expects_anything(item.label)
+    ]
+    sample = stratified(usable, settled.per_class, settled.most, settled.seed)
+    return Plan(model, data, matched, settings, tuple(sample), with_regions, today)
+
+
+def load_seen(plan: Plan, item: Item) -> Seen:
+    """Return a picture as the model sees it, with its regions."""
+    preprocess = plan.model.preprocess
+    assert preprocess is not None
+    picture = open_picture(item.path)
+    tensor = prepare(picture, preprocess, item.name).tensor.float()
+    known = shades(preprocess, picture.size)
+    if not plan.with_regions:
+        return Seen(tensor, known)
+    own = [scaled(one, picture.size) for one in item.things]
+    every = [*own, *(scaled(one, picture.size) for one in item.others)]
+    region = seen(outline(own, picture.size), preprocess)
+    hole = seen(boxes(every, picture.size), preprocess) > 0
+    return Seen(tensor, known, region, hole)

@@ -1,0 +1,38 @@
+"""Mask pictures: white, or any colour but black, where the object is; one per picture, named after it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from camkit.background.regions.table import Collected, register
+from camkit.background.values import Annotations
+
+_FOLDERS = ("masks", "mask", "segmentations", "SegmentationClass", "SegmentationObject")
+_ENDING = re.compile(r"[._-](mask|segmentation_mask|seg)$", re.IGNORECASE)
+_KINDS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+
+
+def is_mask(file: Path) -> bool:
+    """Whether a file of pictures is, by its name, a mask: ``dog-mask.png``, ``dog_mask.png``, ``dog.mask.png``."""
+    return file.suffix.lower() in _KINDS and _ENDING.search(file.stem) is not None
+
+
+def find(folder: Path) -> list[Path]:
+    """Return the folder of masks beside the pictures, or the pictures' own where masks lie among them."""
+    for place in (*(folder / name for name in _FOLDERS), *(folder.parent / name for name in _FOLDERS)):
+        if place.is_dir():
+            return [place]
+    return [folder] if any(is_mask(file) for file in folder.rglob("*") if file.suffix.lower() in _KINDS) else []
+
+
+@register("masks", find)
+def read(place: Path) -> Annotations:
+    """List every mask below a folder: those named as masks where there are any, else all pictures."""
+    collected = Collected()
+    files = [file for file in sorted(place.rglob("*")) if file.suffix.lower() in _KINDS]
+    named = [file for file in files if is_mask(file)]
+    for file in named or files:
+        picture = file.relative_to(place).with_suffix("").as_posix()
+        collected.add(_ENDING.sub("", picture), "", None, file)
+    return collected.done("mask pictures", place)

@@ -1,0 +1,50 @@
+"""Pascal VOC XML: one file of boxes per picture, named as the picture is (Everingham et al. 2010)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from torchvision.datasets import VOCDetection
+
+from camkit.background.regions.table import Collected, register
+from camkit.background.values import Annotations
+from camkit.errors import InputError
+from camkit.values import Box
+
+
+def find(folder: Path) -> list[Path]:
+    """Return the folder that holds the files: that of the pictures, or ``Annotations``."""
+    for place in (folder, folder / "Annotations", folder / "annotations", folder.parent / "Annotations"):
+        if any(place.rglob("*.xml")):
+            return [place]
+    return []
+
+
+@register("voc", find)
+def read(place: Path) -> Annotations:
+    """Read every XML file below a folder, or one.
+
+    Raises:
+        InputError: a file is not VOC's.
+    """
+    collected = Collected()
+    for file in [place] if place.is_file() else sorted(place.rglob("*.xml")):
+        try:
+            tree = VOCDetection.parse_voc_xml(ElementTree.parse(file).getroot())["annotation"]
+        except (OSError, ElementTree.ParseError, KeyError) as error:
+            raise InputError(f"{file} is not an annotation of Pascal VOC: {error}") from error
+        name = str(tree.get("filename") or file.stem)
+        try:
+            size = tree.get("size", {})
+            if int(size.get("width", 0)) > 0:
+                collected.sizes[name] = (int(size["width"]), int(size["height"]))
+            objects = tree.get("object", [])
+            for row in objects if isinstance(objects, list) else [objects]:
+                corners = (float(row["bndbox"][side]) for side in ("xmin", "ymin", "xmax", "ymax"))
+                left, top, right, bottom = corners
+                # VOC counts pixels from 1, and its corners are inside.
+                collected.add(name, str(row["name"]), Box(left - 1, top - 1, right, bottom))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{file} has an object without a proper box: {error}") from error
+    return collected.done("Pascal VOC", place)

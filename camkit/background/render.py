@@ -1,0 +1,184 @@
+"""From annotated objects to regions of what the model sees: the same resize and crop as the picture's."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from PIL import Image
+from pycocotools import mask as rle
+from torch import Tensor
+
+from camkit.background.values import Thing
+from camkit.errors import ImageError, InputError
+from camkit.images import open_picture
+from camkit.values import Box, Preprocess
+
+_MARGIN = 0.08
+"""How much wider than its object a removed box is on each side, as a share of it: shadows, soft edges, loose boxes."""
+
+_LEAST_MARGIN = 2
+_UNMEASURED = 0.05
+
+
+def outline(things: Sequence[Thing], size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    """Return the union of the objects' regions on a picture of ``size`` (width, height): outlines, or else boxes.
+
+    Raises:
+        ImageError: a mask of another size than the picture, or an outline that cannot be read.
+    """
+    width, height = size
+    region = np.zeros((height, width), bool)
+    for thing in things:
+        if isinstance(thing.outline, Path):
+            region |= _mask(thing.outline, size)
+        elif thing.outline is not None:
+            region |= _decoded(thing.outline, size)
+        elif thing.box is not None:
+            region |= _filled(thing.box, size)
+    return region
+
+
+def boxes(things: Sequence[Thing], size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    """Return the union of the objects' boxes on a picture, each a little wider than its object."""
+    region = np.zeros((size[1], size[0]), bool)
+    for thing in things:
+        box = thing.box or _around(outline([thing], size))
+        if box is not None:
+            across, down = (max(_LEAST_MARGIN, _MARGIN * side) for side in (box.right - box.left, box.bottom - box.top))
+            region |= _filled(Box(box.left - across, box.top - down, box.right + across, box.bottom + down), size)
+    return region
+
+
+def _filled(box: Box, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    region = np.zeros((size[1], size[0]), bool)
+    left, top = max(0, round(box.left)), max(0, round(box.top))
+    region[top : max(top + 1, round(box.bottom)), left : max(left + 1, round(box.right))] = True
+    return region
+
+
+def _around(region: Bool[np.ndarray, "h w"]) -> Box | None:
+    rows, columns = np.flatnonzero(region.any(1)), np.flatnonzero(region.any(0))
+    if not len(rows):
+        return None
+    return Box(int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
+
+
+def _mask(file: Path, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    try:
+        with Image.open(file) as picture:
+            # A palette's numbers are objects, 255 the seam between them (Pascal VOC); anything else is brightness.
+            is_palette = picture.mode == "P"
+            values = np.asarray(picture if is_palette else picture.convert("L"))
+    except Exception as error:  # a damaged file can make its decoder fail in any way
+        raise ImageError(f"the mask {file} cannot be read: {error}") from error
+    if values.shape != size[::-1]:
+        made_for = f"{values.shape[1]}x{values.shape[0]}"
+        raise ImageError(f"the mask {file} is {made_for} pixels and its picture {size[0]}x{size[1]}")
+    return (values > 0) & (values < 255) if is_palette else values > (127 if values.max(initial=0) > 127 else 0)
+
+
+def _decoded(found: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    width, height = size
+    try:
+        if isinstance(found, list):
+            encoded = rle.merge(rle.frPyObjects(found, height, width))
+        elif isinstance(found["counts"], list):
+            encoded = rle.frPyObjects(found, *found["size"])
+        else:
+            encoded = found
+        region = rle.decode(encoded).astype(bool)
+    except Exception as error:  # the library refuses what it cannot read in many ways
+        raise ImageError(f"an outline cannot be read: {type(error).__name__}: {error}") from error
+    if region.shape != (height, width):
+        raise ImageError(
+            f"an outline is for {region.shape[1]}x{region.shape[0]} pixels, the picture has {width}x{height}"
+        )
+    return np.asarray(region)
+
+
+@dataclass(frozen=True, eq=False)
+class Shades:
+    """What a preprocessing makes of black and of white: (C, H, W) each; every picture's pixel lies between the two."""
+
+    black: Float[Tensor, "c h w"]
+    white: Float[Tensor, "c h w"]
+
+    @property
+    def view(self) -> Bool[Tensor, "h w"]:
+        """Where the model sees the picture, and not padding."""
+        contrast = (self.white - self.black).abs().amax(0)
+        return contrast > 0.5 * contrast.amax()
+
+    def pixels(self, tensor: Float[Tensor, "c h w"]) -> Float[Tensor, "c h w"]:
+        """Return a model's input as brightness 0..1, padding black."""
+        contrast = torch.where(self.white == self.black, 1, self.white - self.black)
+        return ((tensor - self.black) / contrast * self.view).clamp(0, 1)
+
+
+_known: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], Shades]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
+    """Return what a preprocessing makes of black and white pictures of ``size`` (width, height).
+
+    Raises:
+        InputError: it makes the same of both, so regions cannot be followed through it.
+    """
+    try:
+        with _lock:
+            known = _known.setdefault(preprocess, {})
+    except TypeError:  # cannot be weakly referenced, so is not remembered
+        known = {}
+    if size not in known:
+        black, white = (_made(preprocess, Image.new("RGB", size, shade)) for shade in ("black", "white"))
+        if black.shape != white.shape or not bool((black != white).any()):
+            raise InputError(
+                "regions cannot be followed through this preprocessing: it makes the same of black and of white"
+            )
+        known[size] = Shades(black, white)
+    return known[size]
+
+
+def _made(preprocess: Preprocess, picture: Image.Image) -> Float[Tensor, "c h w"]:
+    tensor: Tensor = preprocess(picture)
+    return (tensor[0] if tensor.dim() == 4 else tensor).detach().float().cpu()
+
+
+def seen(region: Bool[np.ndarray, "H W"], preprocess: Preprocess) -> Float[Tensor, "h w"]:
+    """Return how much of each pixel of the model's input a region of the picture covers, 0..1.
+
+    The region goes through the preprocessing itself, as a picture of black and white.
+
+    Raises:
+        InputError: the preprocessing does more than resize, crop, pad and change colours.
+    """
+    size = (region.shape[1], region.shape[0])
+    known = shades(preprocess, size)
+    shown = _made(preprocess, Image.fromarray(np.where(region, 255, 0).astype(np.uint8)).convert("RGB"))
+    if shown.shape != known.black.shape:
+        raise InputError("regions cannot be followed through this preprocessing: the size of its output varies")
+    contrast = known.white - known.black
+    share = ((shown - known.black) / torch.where(contrast == 0, 1, contrast)).mean(0)
+    if float(share.min()) < -0.5 or float(share.max()) > 1.5 or not bool(torch.isfinite(share).all()):
+        raise InputError(
+            "regions cannot be followed through this preprocessing: it does more than resize, crop and change colours"
+        )
+    return share.clamp(0, 1) * known.view
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """Return a picture's width and height, turned upright as the model sees it.
+
+    Raises:
+        ImageError: the file cannot be read.
+    """
+    return open_picture(path).size

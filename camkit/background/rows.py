@@ -1,0 +1,74 @@
+"""From what is on disk to one row per picture."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from camkit.background import evidence
+from camkit.background.experiment import Answer
+from camkit.background.journal import Row
+from camkit.background.measures import ImageRow
+from camkit.background.plan import Plan
+from camkit.background.values import Item
+
+
+def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -> list[ImageRow]:
+    """Join what is known of each picture; the maps of one grid are held against each other's regions."""
+    energies: dict[str, tuple[float, float]] = {}
+    by_grid: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name in (item.name for item in plan.data.items if item.name in heat):
+        if "cells" in heat[name]:
+            by_grid[tuple(heat[name]["grid"]) + tuple(heat[name]["everywhere"])].append(name)
+    for names in by_grid.values():
+        maps, within = (np.array([heat[name][part] for name in names]) for part in ("cells", "within"))
+        own, shuffled = evidence.energies(maps, within, np.array(heat[names[0]]["everywhere"]))
+        energies |= {name: (float(e), float(s)) for name, e, s in zip(names, own, shuffled, strict=True)}
+    return [
+        _image_row(plan, item, heat[item.name], energies.get(item.name), edited.get(item.name, {}).get("answers", {}))
+        for item in plan.data.items
+        if item.name in heat
+    ]
+
+
+def _image_row(
+    plan: Plan, item: Item, heat: Row, energy: tuple[float, float] | None, answers: Mapping[str, Answer]
+) -> ImageRow:
+    own = plan.matched.indices[item.label]
+    by_arm: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for name, answer in answers.items():
+        arm, what = name.split(".")[:2]
+        by_arm[arm][what].append(int(answer["answer"]) in own)
+    has_both = by_arm["same"].keys() & by_arm["other"].keys()
+
+    def fall(name: str) -> float | None:
+        return heat["margin"] - answers[name]["margin"] if name in answers else None
+
+    def right(name: str) -> bool | None:
+        return int(answers[name]["answer"]) in own if name in answers else None
+
+    known = energy is not None and math.isfinite(energy[1])
+    return ImageRow(
+        name=item.name,
+        label=item.label,
+        group=item.group,
+        right=heat["answer"] in own,
+        answer=plan.name_of(heat["answer"]),
+        probability=heat["probability"],
+        status=heat["status"],
+        energy=energy[0] if energy else None,
+        shuffled=energy[1] if energy and known else None,
+        grid=tuple(heat["grid"]) if "grid" in heat else None,
+        **{what: heat.get(what) for what in ("ceiling", "hit", "centre_hit", "rank", "area")},
+        same={fill: float(np.mean(by_arm["same"][fill])) for fill in sorted(has_both)},
+        other={fill: float(np.mean(by_arm["other"][fill])) for fill in sorted(has_both)},
+        removed={fill: found[0] for fill, found in by_arm["removed"].items()},
+        named={fill: plan.name_of(int(answers[f"removed.{fill}"]["answer"])) for fill in by_arm["removed"]},
+        background_change=fall("edited.background"),
+        object_change=fall("edited.object"),
+        right_with_noise_on_object=right("noise.object"),
+        right_with_noise_on_background=right("noise.background"),
+    )

@@ -1,0 +1,95 @@
+"""Whether the heat can be trusted: another method must agree, and a network of other weights must not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from camkit.background.classes import Matched
+from camkit.background.config import Settings
+from camkit.background.sampling import stratified
+from camkit.background.values import Item
+from camkit.explanation import Explanation
+from camkit.pipeline import explain_many
+from camkit.targets import EachTarget
+from camkit.values import LoadedModel
+
+_PICTURES = 16
+
+LEAST_AGREEMENT = 0.5
+"""Median correlation with HiResCAM (Draelos and Carin 2020) below which the two tell different stories."""
+
+MOST_ALIKE = 0.95
+"""Median correlation with the maps of a network of random weights above which maps do not depend on the weights."""
+
+
+@dataclass(frozen=True)
+class Sanity:
+    """How well the maps agree with HiResCAM's, how like they are to those of random weights, and what follows."""
+
+    agreement: float | None
+    randomised: float | None
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def sane(model: LoadedModel, items: Sequence[Item], matched: Matched, settings: Settings) -> Sanity:
+    """Explain a few pictures by another method, and with random weights (Adebayo et al. 2018, arXiv:1810.03292)."""
+    check = settings.check
+    chosen = stratified(items, _PICTURES, _PICTURES, check.seed)[:_PICTURES]
+    first = _maps(model, chosen, matched, settings, check.method)
+    second = _maps(model, chosen, matched, settings, "hirescam")
+    random = _maps(_with_random_weights(model, check.seed), chosen, matched, settings, check.method)
+    agreement, randomised = _median_correlation(first, second), _median_correlation(first, random)
+    problems, remarks = [], []
+    if agreement is not None and agreement < LEAST_AGREEMENT:
+        remarks.append(f"{check.method} and hirescam disagree: their maps correlate by {agreement:.2f} (median)")
+    if randomised is not None and randomised > MOST_ALIKE:
+        problems.append(
+            f"maps of random weights are like the model's own (correlation {randomised:.2f}), so the heat says little "
+            "about what was learned"
+        )
+    return Sanity(agreement, randomised, tuple(problems), tuple(remarks))
+
+
+def _maps(
+    model: LoadedModel, items: Sequence[Item], matched: Matched, settings: Settings, method: str
+) -> list[np.ndarray | None]:
+    rows = explain_many(
+        model,
+        [item.path for item in items],
+        settings.check.layer,
+        method=method,
+        target=EachTarget(tuple(matched.indices[item.label] for item in items)),
+        precision=settings.check.precision,
+        batch_size=settings.check.batch_size,
+        on_error="yield",
+    )
+    return [np.maximum(row.raw, 0) if isinstance(row, Explanation) and row.status == "ok" else None for row in rows]
+
+
+def _median_correlation(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
+    found = [
+        float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
+        for one, other in zip(first, second, strict=True)
+        if one is not None and other is not None and one.shape == other.shape and one.std() > 0 and other.std() > 0
+    ]
+    return float(np.median(found)) if found else None
+
+
+def _with_random_weights(model: LoadedModel, seed: int) -> LoadedModel:
+    """Return a copy whose layers' weights are shuffled among themselves: as large as before, and without meaning."""
+    module = copy.deepcopy(model.module)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for part in module.modules():
+            if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
+                weight = part.weight
+                order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
+                weight.copy_(weight.detach().flatten()[order].reshape(weight.shape))
+    return LoadedModel(module, model.name, model.preprocess, model.labels, None, model.activation)

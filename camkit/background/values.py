@@ -1,0 +1,81 @@
+"""What the check's rooms pass to each other: frozen, without behaviour beyond reading themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from camkit.values import Box
+
+Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]
+Progress: TypeAlias = Callable[[Stage, int, int], None]
+"""Told the stage, how many of its steps are done, and how many there are."""
+Verdict: TypeAlias = Literal["FAIL", "WARN", "PASS", "INCONCLUSIVE"]
+RegionKind: TypeAlias = Literal["mask", "box"]
+
+
+@dataclass(frozen=True, eq=False)
+class Thing:
+    """One annotated object of a picture: its box in the picture's pixels and, where it is known, its outline.
+
+    ``category`` is "" where the annotation names none. ``outline`` is what COCO calls a segmentation (polygons or a
+    run-length encoding), or the file of a mask. ``shares`` where coordinates are shares of the picture, not pixels.
+    """
+
+    category: str
+    box: Box | None = None
+    outline: list[Any] | dict[str, Any] | Path | None = None
+    shares: bool = False
+
+    @property
+    def kind(self) -> RegionKind:
+        """Whether its outline is known, or only its box."""
+        return "box" if self.outline is None else "mask"
+
+
+@dataclass(frozen=True, eq=False)
+class Annotations:
+    """What a source of regions says: the objects of each picture, by the name it gives the picture.
+
+    ``sizes`` are the pictures' widths and heights where the source states them; ``problems`` counts what was left out,
+    each kind with a few of the pictures.
+    """
+
+    form: str
+    source: str
+    things: Mapping[str, tuple[Thing, ...]]
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One labelled picture: its file, class, group, and the objects it is about.
+
+    ``name`` is the file's path below the data's folder, with forward slashes. ``things`` are the objects of its class,
+    ``others`` those of the other classes that are checked.
+    """
+
+    name: str
+    path: Path
+    label: str
+    group: str
+    things: tuple[Thing, ...] = ()
+    others: tuple[Thing, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """The pictures that are checked, and what was understood of them, for a person to read.
+
+    ``facts`` are sentences; ``left_out`` names what was not used and why.
+    """
+
+    root: Path
+    items: tuple[Item, ...]
+    classes: tuple[str, ...]
+    form: str
+    facts: tuple[str, ...] = ()
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

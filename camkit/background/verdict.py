@@ -1,0 +1,173 @@
+"""The rule: from measures to FAIL, WARN, PASS or INCONCLUSIVE, with the reasons in words.
+
+Heat alone never fails a model: an experiment on the pictures does, and only where every way of filling agrees, beyond
+the limit by more than chance, all classes considered at once. Sufficiency counts for all classes together: of one class
+it also rises where a model that sees no object names the class whose looks the bare background has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from camkit.background.config import LimitsPart
+from camkit.background.measures import OVERALL, Measures, Tested
+from camkit.background.statistics import benjamini_hochberg, holm
+from camkit.background.values import Verdict
+
+EXIT = {"FAIL": 1, "WARN": 0, "PASS": 0, "INCONCLUSIVE": 0}
+_WORST: tuple[Verdict, ...] = ("FAIL", "INCONCLUSIVE", "WARN", "PASS")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A class's verdict, or that of all together, why, and the p-values that decided it, adjusted for their number."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    gap_p: float | None = None
+    sufficiency_p: float | None = None
+    waived: str | None = None
+
+
+@dataclass(frozen=True)
+class _Test:
+    name: str
+    what: str
+    by_fill: Mapping[str, Tested]
+
+    @property
+    def p(self) -> float:
+        """The p-value of "some fill shows no effect": all must agree."""
+        return max(one.p for one in self.by_fill.values())
+
+    @property
+    def weakest(self) -> Tested:
+        """The fill that shows the least."""
+        return min(self.by_fill.values(), key=lambda one: one.effect.value)
+
+
+def judge(
+    measures: Mapping[str, Measures],
+    limits: LimitsPart,
+    *,
+    exempt: Mapping[str, str],
+    waived: Mapping[str, str],
+    insane: Sequence[str] = (),
+    may_fail: bool = True,
+    heat: bool = True,
+) -> dict[str, Judged]:
+    """Judge each class and, under OVERALL, the model.
+
+    Args:
+        measures: of each class and of all.
+        limits: as configured.
+        exempt: classes that may be recognised by anything, with the reason.
+        waived: classes whose failure is accepted, with the reason.
+        insane: why the heat cannot be trusted, if it cannot.
+        may_fail: whether the experiment shows the background for sure; else it only warns.
+        heat: whether there are regions to hold the heat against.
+    """
+    tests = [
+        _Test(name, what, by_fill)
+        for name, one in measures.items()
+        if name not in exempt and one.tested >= limits.least_pictures
+        for what, by_fill in (("gap", one.gap), ("sufficiency", one.sufficiency if name == OVERALL else {}))
+        if by_fill
+    ]
+    adjusted = holm([test.p for test in tests])
+    listed = benjamini_hochberg([test.p for test in tests])
+    each_fill = _each_fill(tests, limits.alpha)
+    judged: dict[str, Judged] = {}
+    for name, one in measures.items():
+        if name in exempt:
+            judged[name] = Judged("PASS", (f"may be recognised by anything: {exempt[name]}",))
+            continue
+        own = [number for number, test in enumerate(tests) if test.name == name]
+        by_what = {tests[number].what: adjusted[number] for number in own}
+        fails = [_shows(tests[number], limits) for number in own if adjusted[number] <= limits.alpha]
+        warnings = [
+            f"perhaps {_shows(tests[number], limits)}"
+            for number in own
+            if adjusted[number] > limits.alpha and listed[number] <= limits.alpha
+        ]
+        warnings += [
+            f"the fills disagree about the {tests[number].what}: {_by_fill(tests[number])}"
+            for number in own
+            if adjusted[number] > limits.alpha and each_fill[number]
+        ]
+        if heat and one.skill is not None and one.skill.high < limits.skill:
+            warnings.append(
+                f"the heat lies on the object little more than by chance: skill {one.skill.value:.2f} "
+                f"(at most {one.skill.high:.2f}, limit {limits.skill:.2f})"
+            )
+        verdict: Verdict
+        untested = _untested(one, limits, insane, heat=heat)
+        if fails and not may_fail:
+            warnings, fails = [*fails, *warnings], []
+        if fails:
+            verdict, reasons = "FAIL", [*fails, *warnings]
+        elif untested:
+            verdict, reasons = "INCONCLUSIVE", [*untested, *warnings]
+        elif warnings:
+            verdict, reasons = "WARN", warnings
+        else:
+            verdict, reasons = "PASS", ["tested, and nothing found"]
+        judged[name] = Judged(verdict, tuple(reasons), by_what.get("gap"), by_what.get("sufficiency"), waived.get(name))
+    judged[OVERALL] = _model(judged)
+    return judged
+
+
+def _model(judged: Mapping[str, Judged]) -> Judged:
+    """Return the model's verdict: the worst of its classes' and of all together, waived classes apart."""
+    counted = {name: one for name, one in judged.items() if not one.waived}
+    verdict: Verdict = next(one for one in _WORST if any(single.verdict == one for single in counted.values()))
+    reasons = []
+    for name, one in counted.items():
+        if one.verdict == verdict:
+            reasons += [f"{name or 'all classes together'}: {reason}" for reason in one.reasons]
+    own = judged[OVERALL]
+    return Judged(verdict, tuple(reasons), own.gap_p, own.sufficiency_p)
+
+
+def _each_fill(tests: Sequence[_Test], alpha: float) -> list[bool]:
+    """Return for each test whether some fill, taken by itself, shows the effect."""
+    fills = sorted({fill for test in tests for fill in test.by_fill})
+    found = [False] * len(tests)
+    for fill in fills:
+        own = [number for number, test in enumerate(tests) if fill in test.by_fill]
+        for number, p in zip(own, holm([tests[one].by_fill[fill].p for one in own]), strict=True):
+            found[number] = found[number] or p <= alpha
+    return found
+
+
+def _shows(test: _Test, limits: LimitsPart) -> str:
+    weakest = test.weakest
+    first, second = weakest.accuracies
+    if test.what == "gap":
+        return (
+            f"right for {first:.0%} on backgrounds of its own class and for {second:.0%} on those of others: a gap of "
+            f"{weakest.effect.value:.2f} (at least {weakest.effect.low:.2f}, limit {limits.gap:.2f})"
+        )
+    return (
+        f"right for {first:.0%} with the object removed, {second:.0%} by chance: {weakest.effect.value:.2f} above it "
+        f"(at least {weakest.effect.low:.2f}, limit {limits.sufficiency:.2f})"
+    )
+
+
+def _by_fill(test: _Test) -> str:
+    return ", ".join(f"{fill} {one.effect.value:.2f}" for fill, one in test.by_fill.items())
+
+
+def _untested(one: Measures, limits: LimitsPart, insane: Sequence[str], *, heat: bool) -> list[str]:
+    reasons = []
+    if one.tested < limits.least_pictures:
+        reasons.append(f"{one.tested} pictures could be tested, fewer than {limits.least_pictures}")
+    if heat and one.ceiling is not None and one.shuffled is not None and one.ceiling - one.shuffled < limits.least_room:
+        reasons.append(
+            f"not testable by heat: a perfect map would have {one.ceiling:.2f} of its heat on the object, "
+            f"a blind one {one.shuffled:.2f}"
+        )
+    if heat and one.empty > limits.most_empty:
+        reasons.append(f"{one.empty:.0%} of the maps are empty")
+    return [*reasons, *insane]

@@ -1,0 +1,174 @@
+"""check(): from arguments to a verdict and its reports; what the command line and a test call."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from camkit import overlay
+from camkit.background.answers import outputs_of
+from camkit.background.check import CheckResult, run_check
+from camkit.background.classes import match_classes, read_class_map
+from camkit.background.config import Settings, read_config, settings_from
+from camkit.background.data import read_data
+from camkit.background.journal import Journal
+from camkit.background.plan import Plan, fingerprint, make_plan
+from camkit.background.showcase import strips, thumbnails
+from camkit.background.values import Progress, Stage
+from camkit.errors import InputError
+from camkit.models import Labels, as_model
+from camkit.report import check_html, check_json, junit, markdown
+from camkit.values import LoadedModel, Preprocess
+
+JOURNAL = "unfinished.jsonl"
+QUICK = {"per_class": 30, "pastes": 1}
+
+
+def check(
+    model: nn.Module | str | LoadedModel,
+    data: str | Path | None = None,
+    *,
+    preprocess: Preprocess | None = None,
+    labels: Labels | None = None,
+    regions: str | Path | None = None,
+    class_map: Mapping[str, Any] | str | Path | None = None,
+    config: Mapping[str, Any] | str | Path | None = None,
+    out: str | Path | None = None,
+    quick: bool = False,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> CheckResult:
+    """Answer whether a classifier may ship, or looks at the background.
+
+    Args:
+        model, preprocess, labels: as for ``camkit.explain``.
+        data: a folder with a folder per class, a CSV of path and label, or a folder of pictures whose regions name
+            classes; the config's if None.
+        regions: where the regions are; searched for beside the pictures if None.
+        class_map: from a class of the data to outputs of the model, by index or label; a file of JSON, or a mapping.
+        config: a ``camkit.toml``, or its tables as a mapping.
+        out: the folder for the reports; None writes none.
+        quick: a smaller sample.
+        resume: go on with what an interrupted run left in ``out``.
+        progress: told the stage, how many of its steps are done, and how many there are.
+
+    Returns:
+        The verdict, the measures of each class, a row per picture, and the files written.
+
+    Raises:
+        InputError: something in the call, the config or the data is wrong.
+
+    Example:
+        >>> import camkit  # doctest: +SKIP
+        >>> camkit.check("resnet50", "validation/").assert_ok()  # doctest: +SKIP
+    """
+    folder = None if out is None else Path(out)
+    plan = plan_check(
+        model,
+        data,
+        preprocess=preprocess,
+        labels=labels,
+        regions=regions,
+        class_map=class_map,
+        config=config,
+        quick=quick,
+        skip=folder,
+    )
+    return finish_check(plan, folder, resume=resume, progress=progress or _silent)
+
+
+def _silent(stage: Stage, done: int, of: int) -> None:
+    pass
+
+
+def plan_check(
+    model: nn.Module | str | LoadedModel,
+    data: str | Path | None = None,
+    *,
+    preprocess: Preprocess | None = None,
+    labels: Labels | None = None,
+    regions: str | Path | None = None,
+    class_map: Mapping[str, Any] | str | Path | None = None,
+    config: Mapping[str, Any] | str | Path | None = None,
+    quick: bool = False,
+    skip: Path | None = None,
+) -> Plan:
+    """Read everything a check needs, and compute nothing yet; the arguments are those of ``check``."""
+    settings = _settings(config, quick=quick)
+    loaded = as_model(model, preprocess=preprocess, labels=labels)
+    if loaded.preprocess is None:
+        raise InputError("it is not known how pictures are prepared for this model; pass preprocess=...")
+    where = Path(data) if data is not None else settings.data.path
+    if where is None:
+        raise InputError("name the data: a folder with a folder per class, or a CSV of path and label")
+    table = _class_map(class_map, settings)
+    named = None if regions is None else Path(regions)
+    found = read_data(
+        where,
+        regions=named or settings.data.regions,
+        group=settings.data.group,
+        skip=skip,
+        only=None if table is None else set(table),
+        also={name: settings.also_allowed(name) for name in settings.classes},
+    )
+    unknown = [
+        name for name in (*settings.classes, *(one.name for one in settings.waivers)) if name not in found.classes
+    ]
+    if unknown:
+        raise InputError(f"the config speaks of the class {unknown[0]!r}, of which there are no pictures")
+    outputs = outputs_of(loaded, found.items)
+    matched = match_classes(found.classes, loaded.labels, outputs, table)
+    return make_plan(loaded, found, matched, settings, dt.datetime.now(dt.UTC).date())
+
+
+def _settings(config: Mapping[str, Any] | str | Path | None, *, quick: bool) -> Settings:
+    if config is None:
+        settings = Settings()
+    elif isinstance(config, Mapping):
+        settings = settings_from(config, "config")
+    else:
+        settings = read_config(Path(config))
+    return settings.model_copy(update={"check": settings.check.model_copy(update=QUICK)}) if quick else settings
+
+
+def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings) -> Mapping[str, Any] | None:
+    if isinstance(given, Mapping):
+        return {name: list(value) if isinstance(value, (list, tuple)) else [value] for name, value in given.items()}
+    file = settings.data.class_map if given is None else Path(given)
+    return None if file is None else read_class_map(file)
+
+
+def finish_check(plan: Plan, out: Path | None, *, resume: bool, progress: Progress) -> CheckResult:
+    """Make a planned check, and write its reports."""
+    hashes = fingerprint(plan)
+    journal = None if out is None else out / JOURNAL
+    with Journal(journal, " ".join(hashes.values()), resume=resume) as rows:
+        result = run_check(plan, rows, progress, hashes)
+    if out is None or journal is None:
+        return result
+    result = replace(result, report=out / "report.html")
+    write_reports(result, out)
+    journal.unlink(missing_ok=True)
+    return result
+
+
+def write_reports(result: CheckResult, out: Path) -> None:
+    """Write every form of the report into a folder, each whole or not at all.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    page = check_html.render(result, thumbnails(result.plan), strips(result))
+    texts = {
+        "report.html": page,
+        "report.json": check_json.render(result),
+        "junit.xml": junit.render(result),
+        "summary.md": markdown.render(result),
+    }
+    for name, text in texts.items():
+        overlay.write(out / name, text.encode())

@@ -1,0 +1,36 @@
+"""A check as JUnit XML: one case per class, one for all together."""
+
+from __future__ import annotations
+
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+from camkit.background.check import CheckResult
+from camkit.background.verdict import Judged
+
+
+def render(result: CheckResult) -> str:
+    """Return the XML; WARN passes with its reasons as output, INCONCLUSIVE and waived classes are skipped."""
+    suite = TestSuite(f"camkit check of {result.plan.model.name}")
+    for name in [*result.classes, ""]:
+        suite.add_testcase(_case(name or "all classes together", result.judged[name], is_all=not name))
+    for name, error in result.failures.items():
+        case = TestCase(name, "pictures")
+        case.result = [Error(error, "unreadable")]
+        suite.add_testcase(case)
+    xml = JUnitXml()
+    xml.add_testsuite(suite)
+    written: bytes = xml.tostring()
+    return written.decode()
+
+
+def _case(name: str, judged: Judged, *, is_all: bool) -> TestCase:
+    case = TestCase(name, "background")
+    why = "; ".join(judged.reasons)
+    if judged.verdict == "FAIL" and judged.waived:
+        case.result = [Skipped(f"waived: {judged.waived}: {why}")]
+    elif judged.verdict == "FAIL":
+        case.result = [Failure(why, "background")]
+    elif judged.verdict == "INCONCLUSIVE" and not is_all:
+        case.result = [Skipped(why)]
+    case.system_out = f"{judged.verdict}: {why}"
+    return case
