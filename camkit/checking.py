@@ -12,12 +12,13 @@ from torch import nn
 
 from camkit import overlay
 from camkit.background.answers import outputs_of
+from camkit.background.baseline import check_comparable, compare, read_baseline
 from camkit.background.check import CheckResult, run_check
 from camkit.background.classes import match_classes, read_class_map
 from camkit.background.config import Settings, read_config, settings_from
 from camkit.background.data import read_data
 from camkit.background.journal import Journal
-from camkit.background.plan import Plan, fingerprint, make_plan
+from camkit.background.plan import Plan, content_hash, fingerprint, make_plan
 from camkit.background.showcase import strips, thumbnails
 from camkit.background.values import Progress, Stage
 from camkit.errors import InputError
@@ -39,6 +40,7 @@ def check(
     class_map: Mapping[str, Any] | str | Path | None = None,
     config: Mapping[str, Any] | str | Path | None = None,
     out: str | Path | None = None,
+    baseline: str | Path | None = None,
     quick: bool = False,
     resume: bool = False,
     progress: Progress | None = None,
@@ -53,6 +55,7 @@ def check(
         class_map: from a class of the data to outputs of the model, by index or label; a file of JSON, or a mapping.
         config: a ``camkit.toml``, or its tables as a mapping.
         out: the folder for the reports; None writes none.
+        baseline: an earlier ``report.json`` of the same data and settings, to compare with.
         quick: a smaller sample.
         resume: go on with what an interrupted run left in ``out``.
         progress: told the stage, how many of its steps are done, and how many there are.
@@ -79,7 +82,8 @@ def check(
         quick=quick,
         skip=folder,
     )
-    return finish_check(plan, folder, resume=resume, progress=progress or _silent)
+    earlier = None if baseline is None else Path(baseline)
+    return finish_check(plan, folder, baseline=earlier, resume=resume, progress=progress or _silent)
 
 
 def _silent(stage: Stage, done: int, of: int) -> None:
@@ -94,7 +98,7 @@ def plan_check(
     labels: Labels | None = None,
     regions: str | Path | None = None,
     class_map: Mapping[str, Any] | str | Path | None = None,
-    config: Mapping[str, Any] | str | Path | None = None,
+    config: Settings | Mapping[str, Any] | str | Path | None = None,
     quick: bool = False,
     skip: Path | None = None,
 ) -> Plan:
@@ -126,9 +130,11 @@ def plan_check(
     return make_plan(loaded, found, matched, settings, dt.datetime.now(dt.UTC).date())
 
 
-def _settings(config: Mapping[str, Any] | str | Path | None, *, quick: bool) -> Settings:
+def _settings(config: Settings | Mapping[str, Any] | str | Path | None, *, quick: bool) -> Settings:
     if config is None:
         settings = Settings()
+    elif isinstance(config, Settings):
+        settings = config
     elif isinstance(config, Mapping):
         settings = settings_from(config, "config")
     else:
@@ -143,12 +149,22 @@ def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings)
     return None if file is None else read_class_map(file)
 
 
-def finish_check(plan: Plan, out: Path | None, *, resume: bool, progress: Progress) -> CheckResult:
+def finish_check(
+    plan: Plan, out: Path | None, *, baseline: Path | None = None, resume: bool = False, progress: Progress = _silent
+) -> CheckResult:
     """Make a planned check, and write its reports."""
     hashes = fingerprint(plan)
+    earlier = None if baseline is None else read_baseline(baseline)
+    if earlier is not None and baseline is not None:
+        check_comparable(earlier, hashes, baseline)
     journal = None if out is None else out / JOURNAL
     with Journal(journal, " ".join(hashes.values()), resume=resume) as rows:
         result = run_check(plan, rows, progress, hashes)
+    if earlier is not None:
+        contents = {item.name: content_hash(item.path) for item in plan.data.items}
+        seed = plan.settings.check.seed
+        change = compare(earlier, result.images, contents, result.layer, result.grids, seed)
+        result = replace(result, change=change, warnings=(*result.warnings, *change.worse))
     if out is None or journal is None:
         return result
     result = replace(result, report=out / "report.html")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +19,8 @@ import camkit
 from camkit.errors import CamkitError, InputError
 
 if TYPE_CHECKING:
+    from camkit.background.config import Settings
+    from camkit.background.values import Stage
     from camkit.runs import Written
     from camkit.values import Failure, LoadedModel
 
@@ -44,14 +47,11 @@ def _console(*, stderr: bool = False) -> Console:
     return _Console(stderr=stderr, highlight=False, soft_wrap=True)
 
 
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Source:
-    """Which model, and what to change in how its pictures are prepared.
+@dataclass(frozen=True, kw_only=True)
+class Preparing:
+    """Where a model's weights are, and what to change in how its pictures are prepared.
 
     Attributes:
-        model: A network of torchvision (resnet50, vit_b_16, ...), timm:NAME, hf:NAME or a Hugging Face folder,
-            file.py:factory or package.module:factory, demo-biased or demo-fair.
         weights: A local state dict (.pth, .pt, .safetensors), or a name such as IMAGENET1K_V1. Without it the published
             weights are used, and downloaded the first time.
         device: cpu, cuda, cuda:1, mps; the best there is if not given.
@@ -62,7 +62,6 @@ class Source:
         text: A class of a CLIP-like model, as text; given once for each.
     """
 
-    model: str
     weights: str | None = None
     device: str | None = None
     size: str | None = None
@@ -71,12 +70,12 @@ class Source:
     labels: Path | None = None
     text: Annotated[list[str] | None, Parameter(negative=())] = None
 
-    def load(self, *, pretrained: bool = True) -> LoadedModel:
-        """Load the model."""
+    def load_named(self, name: str, *, pretrained: bool = True) -> LoadedModel:
+        """Load a model."""
         from camkit.models import load_model, read_labels
 
         return load_model(
-            self.model,
+            name,
             self.weights,
             self.device,
             pretrained=pretrained,
@@ -86,6 +85,57 @@ class Source:
             labels=None if self.labels is None else read_labels(self.labels),
             text=self.text,
         )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Source(Preparing):
+    """Which model, and what to change in how its pictures are prepared.
+
+    Attributes:
+        model: A network of torchvision (resnet50, vit_b_16, ...), timm:NAME, hf:NAME or a Hugging Face folder,
+            file.py:factory or package.module:factory, demo-biased or demo-fair.
+    """
+
+    model: str
+
+    def load(self, *, pretrained: bool = True) -> LoadedModel:
+        """Load the model."""
+        return self.load_named(self.model, pretrained=pretrained)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CheckedSource(Preparing):
+    """Which model is checked; the config's where none is named.
+
+    Attributes:
+        model: As for explaining pictures; the config's if not given.
+    """
+
+    model: str | None = None
+
+    def settled(self, settings: Settings) -> LoadedModel:
+        """Load the model that is named here or, option by option, in the config."""
+        part = settings.model
+        name = self.model or part.name
+        if name is None:
+            raise InputError("name the model: camkit check DATA --model resnet50, or [model] name in camkit.toml")
+        if self.model is not None and self.model != part.name:
+            return self.load_named(name)
+        size = part.size if isinstance(part.size, int) or part.size is None else "x".join(map(str, part.size))
+        there = {
+            "weights": part.weights,
+            "device": part.device,
+            "size": None if size is None else str(size),
+            "mean": None if part.mean is None else ",".join(map(str, part.mean)),
+            "std": None if part.std is None else ",".join(map(str, part.std)),
+            "labels": part.labels,
+            "text": part.text,
+        }
+        given = {key: value for key, value in vars(self).items() if key in there and value is not None}
+        settled = CheckedSource(**{**there, **given})
+        return settled.load_named(name)
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
@@ -244,6 +294,124 @@ def layers(*, source: Source) -> int:
     text.wide(table, console).print(table)
     console.print(text.choice(found))
     return 0
+
+
+checks = App(name="check", help="Answer whether a classifier may ship, or looks at the background.", console=_Console())
+app.command(checks)
+
+
+@checks.default
+def check(
+    data: Path | None = None,
+    *,
+    source: CheckedSource | None = None,
+    config: Path | None = None,
+    regions: Path | None = None,
+    class_map: Path | None = None,
+    out: Path = Path("camkit-check"),
+    baseline: Path | None = None,
+    quick: Annotated[bool, Parameter(negative=())] = False,
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    inconclusive: Literal["pass", "fail"] = "pass",
+) -> int:
+    """Answer whether a classifier may ship, or looks at the background.
+
+    Exit codes: 0 may ship, 1 FAIL, 2 the call, the config or the data is wrong, 3 INCONCLUSIVE with
+    --inconclusive=fail, 4 the model or the program failed.
+
+    Args:
+        data: A folder with a folder per class, a CSV of path and label, or pictures whose regions name classes.
+        source: The model.
+        config: A camkit.toml; the one of this folder, or pyproject.toml's [tool.camkit], if not given.
+        regions: Where the objects' regions are; searched for beside the pictures if not given.
+        class_map: A JSON file from the data's classes to the model's outputs.
+        out: The folder for the reports.
+        baseline: An earlier report.json to compare with.
+        quick: A smaller sample.
+        resume: Go on with an interrupted check.
+        inconclusive: Whether INCONCLUSIVE ends with 0 or 3.
+    """
+    from camkit.background.config import Settings, find_config, read_config
+    from camkit.background.cost import estimate
+    from camkit.checking import finish_check, plan_check
+    from camkit.overlay import check_folder
+    from camkit.report import check_console, markdown
+
+    file = config or find_config(Path())
+    settings = Settings() if file is None else read_config(file)
+    check_folder(out)
+    plan = plan_check(
+        (source or CheckedSource()).settled(settings),
+        data,
+        regions=regions,
+        class_map=class_map,
+        config=settings,
+        quick=quick,
+        skip=out,
+    )
+    console = _console()
+    console.print(check_console.understood(plan))
+    console.print(check_console.announced(plan, estimate(plan)))
+    with _stages() as progress:
+        result = finish_check(plan, out, baseline=baseline, resume=resume, progress=progress)
+    console.print(check_console.table(result), soft_wrap=False)
+    console.print(check_console.verdict(result))
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in markdown.workflow_commands(result):
+            print(line)  # noqa: T201
+    return result.exit_code(inconclusive)
+
+
+@checks.command
+def init(
+    data: Path,
+    *,
+    model: str | None = None,
+    regions: Path | None = None,
+    class_map: Path | None = None,
+    file: Path = Path("camkit.toml"),
+) -> int:
+    """Write a commented camkit.toml from what is found.
+
+    Args:
+        data: The pictures, as for the check.
+        model: The model, as for the check.
+        regions: Where the objects' regions are; searched for beside the pictures if not given.
+        class_map: A JSON file from the data's classes to the model's outputs.
+        file: The config to write; an older one is kept.
+    """
+    from camkit.background.classes import read_class_map
+    from camkit.background.data import read_data
+    from camkit.background.starter import starter
+    from camkit.overlay import write
+
+    if file.exists():
+        raise InputError(f"{file} is there already; name another with --file, or remove it")
+    only = None if class_map is None else set(read_class_map(class_map))
+    found = read_data(data, regions=regions, only=only)
+    write(file, starter(found, data, model, regions, class_map).encode())
+    _console().print("\n".join(found.facts), markup=False)
+    _console().print(f"wrote {file}", markup=False)
+    return 0
+
+
+@contextlib.contextmanager
+def _stages() -> Iterator[Callable[[Stage, int, int], None]]:
+    """Show how far a check is, a bar per stage, on a terminal; elsewhere a line per stage."""
+    from rich.progress import Progress
+
+    bar = _Console(stderr=True)
+    tasks: dict[str, Any] = {}
+    with Progress(console=bar, transient=True, disable=not bar.is_terminal) as shown:
+
+        def progress(stage: Stage, done: int, of: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = shown.add_task(stage, total=of)
+                if not bar.is_terminal:
+                    _say(f"{stage}: {of - done} to do")
+            shown.update(tasks[stage], completed=done)
+
+        yield progress
 
 
 @app.command

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from camkit.background.baseline import Change
 from camkit.background.heat import heat_pass
 from camkit.background.journal import Journal, Row
 from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, measure_all
@@ -39,6 +40,7 @@ class CheckResult:
         layer, layer_reason: where the heat was measured.
         hashes: of the weights, the settings and the pictures.
         warnings: what the reader should know of the data and the config.
+        change: since an earlier run; None without one.
         report: the page that was written; None where none was.
     """
 
@@ -55,6 +57,12 @@ class CheckResult:
     hashes: dict[str, str]
     warnings: tuple[str, ...] = field(default=())
     report: Path | None = None
+    change: Change | None = None
+
+    @property
+    def grids(self) -> list[str]:
+        """The grids of the maps, as text."""
+        return sorted({"x".join(map(str, row.grid)) for row in self.images if row.grid})
 
     @property
     def verdict(self) -> str:
@@ -68,10 +76,16 @@ class CheckResult:
             AssertionError: the verdict is FAIL, or INCONCLUSIVE and that was asked to fail; the message names the worst
                 class, its numbers and the report.
         """
-        if self.verdict == "FAIL" or (self.verdict == "INCONCLUSIVE" and inconclusive == "fail"):
+        if self.exit_code(inconclusive):
             why = self.judged[self.worst].reasons
             where = "" if self.report is None else f"; see {self.report}"
             raise AssertionError(f"{self.verdict}: class {self.worst!r}: {'; '.join(why)}{where}")
+
+    def exit_code(self, inconclusive: Literal["pass", "fail"] = "pass") -> int:
+        """Return what the command ends with: 0 may ship, 1 FAIL, 3 INCONCLUSIVE where that is to fail."""
+        if self.verdict == "INCONCLUSIVE":
+            return 3 if inconclusive == "fail" else 0
+        return int(self.verdict == "FAIL")
 
     def table(self) -> list[dict[str, Any]]:
         """Return a flat row per picture: ``pandas.DataFrame(result.table())``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,24 @@ def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
     progress("heat", done, len(plan.data.items))
     if not todo:
         return
-    target = _Recorded([plan.matched.indices[item.label] for item in todo])
+    waiting: list[Row] = []
+    for number, row in enumerate(heat_rows(plan, todo), start=1):
+        waiting.append(row)
+        if len(waiting) >= plan.settings.check.batch_size:
+            journal.append(waiting)
+            waiting = []
+            progress("heat", done + number, len(plan.data.items))
+    journal.append(waiting)
+    progress("heat", len(plan.data.items), len(plan.data.items))
+
+
+def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[Row]:
+    """Explain pictures, and measure each map against its region; a row for each, in order."""
+    target = _Recorded([plan.matched.indices[item.label] for item in items])
     check = plan.settings.check
     explained = explain_many(
         plan.model,
-        [item.path for item in todo],
+        [item.path for item in items],
         check.layer,
         method=check.method,
         target=target,
@@ -42,15 +55,8 @@ def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
         batch_size=check.batch_size,
         on_error="yield",
     )
-    waiting: list[Row] = []
-    for number, (item, found) in enumerate(zip(todo, explained, strict=True), start=1):
-        waiting.append(_heat_row(plan, item, found, target.answers.get(number)))
-        if len(waiting) >= check.batch_size:
-            journal.append(waiting)
-            waiting = []
-            progress("heat", done + number, len(plan.data.items))
-    journal.append(waiting)
-    progress("heat", len(plan.data.items), len(plan.data.items))
+    for number, (item, found) in enumerate(zip(items, explained, strict=True), start=1):
+        yield _heat_row(plan, item, found, target.answers.get(number))
 
 
 def _heat_row(plan: Plan, item: Item, found: Explanation | Failure, answer: Answer | None) -> Row:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
@@ -47,11 +48,13 @@ def outline(things: Sequence[Thing], size: tuple[int, int]) -> Bool[np.ndarray, 
 
 
 def boxes(things: Sequence[Thing], size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
-    """Return the union of the objects' boxes on a picture, each a little wider than its object."""
+    """Return the union of the objects' boxes on a picture, each a little wider than its object.
+
+    A mask may show several objects: each of its parts has a box of its own.
+    """
     region = np.zeros((size[1], size[0]), bool)
     for thing in things:
-        box = thing.box or _around(outline([thing], size))
-        if box is not None:
+        for box in [thing.box] if thing.box is not None else _around_parts(outline([thing], size)):
             across, down = (max(_LEAST_MARGIN, _MARGIN * side) for side in (box.right - box.left, box.bottom - box.top))
             region |= _filled(Box(box.left - across, box.top - down, box.right + across, box.bottom + down), size)
     return region
@@ -64,11 +67,9 @@ def _filled(box: Box, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
     return region
 
 
-def _around(region: Bool[np.ndarray, "h w"]) -> Box | None:
-    rows, columns = np.flatnonzero(region.any(1)), np.flatnonzero(region.any(0))
-    if not len(rows):
-        return None
-    return Box(int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
+def _around_parts(region: Bool[np.ndarray, "h w"]) -> list[Box]:
+    _, _, parts, _ = cv2.connectedComponentsWithStats(region.astype(np.uint8))
+    return [Box(left, top, left + width, top + height) for left, top, width, height, _ in parts[1:].tolist()]
 
 
 def _mask(file: Path, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:

@@ -19,7 +19,8 @@ from camkit.pipeline import explain_many
 from camkit.targets import EachTarget
 from camkit.values import LoadedModel
 
-_PICTURES = 16
+PICTURES = 16
+"""How many are explained again."""
 
 LEAST_AGREEMENT = 0.5
 """Median correlation with HiResCAM (Draelos and Carin 2020) below which the two tell different stories."""
@@ -41,7 +42,7 @@ class Sanity:
 def sane(model: LoadedModel, items: Sequence[Item], matched: Matched, settings: Settings) -> Sanity:
     """Explain a few pictures by another method, and with random weights (Adebayo et al. 2018, arXiv:1810.03292)."""
     check = settings.check
-    chosen = stratified(items, _PICTURES, _PICTURES, check.seed)[:_PICTURES]
+    chosen = stratified(items, PICTURES, PICTURES, check.seed)[:PICTURES]
     first = _maps(model, chosen, matched, settings, check.method)
     second = _maps(model, chosen, matched, settings, "hirescam")
     random = _maps(_with_random_weights(model, check.seed), chosen, matched, settings, check.method)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -17,36 +17,38 @@ from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
 
 _WORKERS = min(4, os.cpu_count() or 1)
+_KEPT = 256
+"""Pictures of the sample kept in memory: each is a background of others."""
 
 
 def run_trial(plan: Plan, journal: Journal, progress: Progress, sample: Sequence[Item]) -> None:
     """Show the edits of every picture of the sample that has no row yet."""
-    check = plan.settings.check
-    partners = experiment.draw_partners(sample, check.pastes, check.seed)
     done = journal.rows("edits")
     todo = [number for number, item in enumerate(sample) if item.name not in done]
     progress("experiment", len(sample) - len(todo), len(sample))
-    load = functools.lru_cache(maxsize=256)(functools.partial(load_seen, plan))
+    for count, (number, answers) in enumerate(answered(plan, sample, todo), start=len(sample) - len(todo) + 1):
+        journal.append([{"kind": "edits", "name": sample[number].name, "answers": answers}])
+        progress("experiment", count, len(sample))
+
+
+def answered(plan: Plan, sample: Sequence[Item], numbers: Sequence[int]) -> Iterator[tuple[int, dict[str, Answer]]]:
+    """Show the edits of some pictures of the sample; give the answers picture by picture."""
+    check = plan.settings.check
+    partners = experiment.draw_partners(sample, check.pastes, check.seed)
+    load = functools.lru_cache(maxsize=_KEPT)(functools.partial(load_seen, plan))
 
     def make(number: int) -> list[tuple[str, Tensor]]:
         chosen = partners[number]
         if chosen is None:
             return []
         same, other = ([sample[one] for one in ones] for ones in (chosen.same, chosen.other))
-        return [
-            (name, made)
-            for name, edit in edits_of(plan, sample[number], same, other, load)
-            if (made := edit()) is not None
-        ]
+        made = ((name, edit()) for name, edit in edits_of(plan, sample[number], same, other, load))
+        return [(name, tensor) for name, tensor in made if tensor is not None]
 
-    def answered(batch: Tensor, numbers: list[int]) -> list[Answer]:
-        return ask(plan, batch, [plan.matched.indices[sample[number].label] for number in numbers])
+    def answer(batch: Tensor, of: list[int]) -> list[Answer]:
+        return ask(plan, batch, [plan.matched.indices[sample[number].label] for number in of])
 
-    for count, (number, answers) in enumerate(
-        experiment.run(todo, make, answered, check.batch_size, _WORKERS), start=len(sample) - len(todo) + 1
-    ):
-        journal.append([{"kind": "edits", "name": sample[number].name, "answers": answers}])
-        progress("experiment", count, len(sample))
+    return experiment.run(numbers, make, answer, check.batch_size, _WORKERS)
 
 
 def edits_of(

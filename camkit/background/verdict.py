@@ -15,7 +15,6 @@ from camkit.background.measures import OVERALL, Measures, Tested
 from camkit.background.statistics import benjamini_hochberg, holm
 from camkit.background.values import Verdict
 
-EXIT = {"FAIL": 1, "WARN": 0, "PASS": 0, "INCONCLUSIVE": 0}
 _WORST: tuple[Verdict, ...] = ("FAIL", "INCONCLUSIVE", "WARN", "PASS")
 
 

@@ -125,7 +125,7 @@ def _explained(result: CheckResult) -> str:
     limits = result.plan.settings.limits
     return (
         f"Small figures are 95 % intervals. A model fails where a gap is above {limits.gap:g}, or where, over all "
-        f"classes, answers without the object are right by more than {limits.sufficiency:g} above chance: beyond doubt, "
+        f"classes, answers without the object are right by more than {limits.sufficiency:g} above chance: beyond doubt "
         "and with every way of filling the hole. Heat alone never fails a model."
     )
 

@@ -39,7 +39,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "worst": result.worst,
         "model": plan.model.name,
         "layer": result.layer,
-        "grids": sorted({"x".join(map(str, row.grid)) for row in result.images if row.grid}),
+        "grids": result.grids,
         "hashes": result.hashes,
         "settings": {
             "check": plan.settings.check.model_dump(mode="json", exclude={"batch_size"}),
@@ -55,6 +55,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "sanity": {"agreement_with_hirescam": result.sanity.agreement, "like_random_weights": result.sanity.randomised},
         "overall": _measures(result.overall, result.judged[""]),
         "classes": {name: _measures(one, result.judged[name]) for name, one in result.classes.items()},
+        "change": None if result.change is None else asdict(result.change),
         "images": [_image(row, hashes[row.name]) for row in result.images],
         "caveat": words.CAVEAT,
     }

@@ -1,0 +1,74 @@
+"""How long a check will take, from a few of its own pictures: said before it is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from camkit.background.heat import heat_rows
+from camkit.background.plan import Plan
+from camkit.background.sanity import PICTURES
+from camkit.background.statistics import resampled
+from camkit.background.trial import answered
+from camkit.models import device_of
+
+_HEAT_PICTURES = 8
+_TRIAL_PICTURES = 4
+_STRIPS = 12
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds, by stage."""
+
+    heat: float
+    sanity: float
+    experiment: float
+    measures: float
+
+    @property
+    def seconds(self) -> float:
+        """All together."""
+        return self.heat + self.sanity + self.experiment + self.measures
+
+    @property
+    def words(self) -> str:
+        """The time as a person says it: ``"about 40 s"``."""
+        if self.seconds < 100:
+            return f"about {max(1, round(self.seconds))} s"
+        minutes = self.seconds / 60
+        return f"about {minutes:.0f} min" if minutes < 100 else f"about {minutes / 60:.1f} h"
+
+
+def estimate(plan: Plan) -> Cost:
+    """Run a few pictures through each stage, twice where the first time is slower, and scale up.
+
+    Their rows are not kept.
+    """
+    items, sample = plan.data.items, plan.sample
+    few = plan.settings.check.batch_size if device_of(plan.model.module).type == "cuda" else _HEAT_PICTURES
+    first = _seconds(lambda: list(heat_rows(plan, items[:few])))
+    a_heat = _seconds(lambda: list(heat_rows(plan, items[:few]))) / max(1, len(items[:few]))
+    some = sample[:: max(1, len(sample) // _TRIAL_PICTURES)][:_TRIAL_PICTURES]
+    a_trial = 0.0
+    if some:
+        numbers = [sample.index(item) for item in some]
+        list(answered(plan, sample, numbers[:1]))
+        a_trial = _seconds(lambda: list(answered(plan, sample, numbers))) / len(some)
+    rows = max(1, len(items))
+    draw = _seconds(lambda: resampled(np.ones((rows, 3)), np.arange(rows), [0]))
+    return Cost(
+        heat=a_heat * len(items),
+        sanity=3 * a_heat * min(PICTURES, len(items)) + max(0.0, first - few * a_heat),
+        experiment=a_trial * len(sample),
+        measures=6 * draw + _STRIPS * (a_heat + a_trial / 2) + 1,
+    )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

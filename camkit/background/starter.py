@@ -1,0 +1,63 @@
+"""A commented ``camkit.toml`` from what is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from camkit.background.config import Settings
+from camkit.background.values import Dataset
+
+
+def starter(data: Dataset, where: Path, model: str | None, regions: Path | None, class_map: Path | None) -> str:
+    """Return the text of a config for these pictures; what is commented out is the default."""
+    check, limits = Settings().check, Settings().limits
+
+    def text(value: object) -> str:
+        return json.dumps(str(value), ensure_ascii=False)
+
+    def path(key: str, value: Path | None, remark: str) -> str:
+        return f"{key} = {text(value.as_posix())}" if value is not None else f"# {key} = {text(remark)}"
+
+    facts = "\n".join(f"# {fact}" for fact in data.facts)
+    names = ", ".join(data.classes[:8]) + (", ..." if len(data.classes) > 8 else "")
+    first = data.classes[0]
+    return f"""# camkit check: does the model need the object, or does it get by on the background?
+# Found:
+{facts}
+# classes: {names}
+
+[model]
+name = {text(model or "resnet50")}  # as for camkit --model: torchvision's, timm:NAME, hf:NAME, file.py:factory
+# weights = "model.pth"
+# labels = "labels.txt"       # the names of the outputs, one a line
+# size = 224
+# device = "cuda"
+
+[data]
+path = {text(where.as_posix())}
+{path("regions", regions, "instances.json")}{"" if regions else "   # found by themselves beside the pictures"}
+{path("class_map", class_map, "classes.json")}{"" if class_map else "    # from a class to outputs of the model"}
+# group = "patient"           # a column of the CSV: pictures that belong together
+
+[check]
+# per_class = {check.per_class}             # pictures of each class in the experiment
+# pastes = {check.pastes}                  # backgrounds of either kind for each of them
+# seed = {check.seed}
+# layer = "layer4"            # chosen by itself otherwise
+# ring_is_background = false  # without regions: let the ring swap fail a model, not only warn
+
+[limits]
+# gap = {limits.gap}                  # accuracy on own backgrounds minus that on others'
+# sufficiency = {limits.sufficiency}          # accuracy without the object, above chance
+# skill = {limits.skill}               # heat on the object, 0 chance to 1 perfect: below it is a warning
+# least_pictures = {limits.least_pictures}
+
+# [classes.{text(first)}]
+# expect = "any"              # this class may be recognised by anything, or by other objects too: ["rider"]
+
+# [[waivers]]
+# class = {text(first)}
+# reason = "known; retraining is planned"
+# expires = 2030-01-31
+"""

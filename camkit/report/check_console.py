@@ -1,0 +1,71 @@
+"""A check on a terminal: what was understood, what it will cost, the verdict."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from camkit.background.check import CheckResult
+from camkit.background.cost import Cost
+from camkit.background.plan import Plan
+from camkit.report import words
+
+_STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan"}
+_MOST = 6
+_NAMES = 3
+
+
+def understood(plan: Plan) -> Text:
+    """Return what was found: pictures, regions, classes, and what is left out."""
+    lines = [*plan.data.facts, f"classes matched {plan.matched.how}"]
+    for what, names in plan.data.left_out.items():
+        lines.append(f"{len(names)} {what}: {', '.join(names[:_NAMES])}{', ...' if len(names) > _NAMES else ''}")
+    return Text("\n".join(lines))
+
+
+def announced(plan: Plan, cost: Cost) -> Text:
+    """Return how many pictures will be taken through the model, and about how long that takes."""
+    heat, edits = plan.forwards
+    return Text(f"{heat} pictures for the heat and up to {edits} edits through the model: {cost.words}")
+
+
+def verdict(result: CheckResult) -> Text:
+    """Return the verdict, why, and where the report is."""
+    text = Text.assemble((result.verdict, _STYLES[result.verdict]), f": {words.sentence(result)}\n")
+    for reason in result.reasons[:_MOST]:
+        text.append(f"  {reason}\n")
+    if len(result.reasons) > _MOST:
+        text.append(f"  and {len(result.reasons) - _MOST} more\n")
+    for warning in (*result.warnings, *result.sanity.remarks):
+        text.append(f"  note: {warning}\n", "yellow")
+    if result.failures:
+        text.append(
+            f"  {len(result.failures)} pictures could not be used, such as {next(iter(result.failures))}\n", "yellow"
+        )
+    if result.change is not None:
+        gap = "" if result.change.gap is None else f", gap {result.change.gap.value:+.2f}"
+        skill = "" if result.change.skill is None else f", skill {result.change.skill.value:+.2f}"
+        text.append(f"  since the baseline, on {result.change.pictures} pictures{gap}{skill}\n")
+    if result.report is not None:
+        text.append(f"  wrote {result.report}")
+    return text
+
+
+def table(result: CheckResult) -> Table:
+    """Return a row per class."""
+    drawn = Table(box=None, pad_edge=False)
+    for heading in ("class", "verdict", "pictures", "accuracy", "gap", "without object", "skill"):
+        drawn.add_column(heading, no_wrap=True, justify="left" if heading in ("class", "verdict") else "right")
+    for name, one in [*result.classes.items(), ("", result.overall)]:
+        judged = result.judged[name]
+        gap, removed = words.weakest(one.gap), words.weakest(one.sufficiency)
+        drawn.add_row(
+            Text(words.shown_name(one)),
+            Text(judged.verdict + (" (waived)" if judged.waived else ""), _STYLES[judged.verdict]),
+            str(one.pictures),
+            words.share(one.accuracy.value),
+            words.number(None if gap is None else gap.effect.value),
+            words.number(None if removed is None else removed.effect.value),
+            words.number(None if one.skill is None else one.skill.value),
+        )
+    return drawn
