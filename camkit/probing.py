@@ -119,7 +119,8 @@ def lay_out(calls: list[Call], leaf: Tensor) -> None:
         seen = grids.nearest(call.node)
         call.layout = infer_layout(shape, 1, size, seen)
         # What is behind a detach() looks as if it had been learned.
-        call.tentative = call.layout is not None and origin.is_learned(call.node)
+        learned = origin.is_learned(call.node)
+        call.tentative = call.layout is not None and learned
         maps = not tokens and shape[0] == 1 and max(shape[2:], default=1) > 1
         if maps and shape[2:] in stretched.nearest(call.node) and not is_distorted(shape[2:], inner):
             call.layout = Layout("channels_first", shape[2:])
@@ -128,7 +129,8 @@ def lay_out(calls: list[Call], leaf: Tensor) -> None:
             call.layout = follow(shape, 1, inner, seen)
             call.tentative = call.layout is not None
         read[id(call.output)] = call.layout, call.tentative, call.certain
-        if call.layout is not None and not call.layout.assumed:
+        # What is computed from learned vectors as well, such as a Perceiver's sums, has no grid from these.
+        if call.layout is not None and not call.layout.assumed and not learned:
             grids.add(call.node, call.layout.grid)
             if not call.certain:
                 fitting.add(call.node)

@@ -815,11 +815,23 @@ def test_attention_between_tokens_is_no_grid_of_features():
     assert (found.layer, found.raw.shape) == ("patches", (8, 8))
 
 
+class Vectors(nn.Module):
+    """Learned vectors, as a module of their own."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.randn(1, count, 32))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.values.expand(len(images), -1, -1)
+
+
 class Latents(nn.Module):
     """Learned vectors that attend to the patches, as many as make a square; then a layer mixes them (Perceiver)."""
 
-    def __init__(self, attention: str, count: int, queries: str) -> None:
+    def __init__(self, attention: str, count: int, queries: str, *, vectors: bool = False) -> None:
         super().__init__()
+        self.vectors = Vectors(count) if vectors else None
         self.patches = nn.Conv2d(3, 32, 16, 16)
         self.latents = nn.Parameter(torch.randn(1, count, 32))
         self.queries = queries
@@ -844,13 +856,23 @@ class Latents(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.patches(images).flatten(2).mT
-        latents = self.latents.expand(len(images), -1, -1)
+        latents = self.latents.expand(len(images), -1, -1) if self.vectors is None else self.vectors(images)
         if self.queries == "from the picture":
             latents = latents + tokens
         return self.head(self.mix(latents + self.attend(latents, tokens)).relu().mean(1))
 
 
 ATTENTION = ["product", "einsum", "fused", "module", "module without weights"]
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_learned_vectors_that_a_module_returns_are_no_grid_either(attention):
+    torch.manual_seed(0)
+    net = Latents(attention, 16, "learned", vectors=True).eval()
+
+    found = camkit.explain(net, torch.randn(3, 128, 128), target=1)
+
+    assert (found.layer, found.raw.shape) in {("patches", (8, 8)), ("key", (8, 8))}
 
 
 @pytest.mark.parametrize("frozen", [False, True])
