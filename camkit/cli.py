@@ -415,16 +415,41 @@ def _stages() -> Iterator[Callable[[Stage, int, int], None]]:
 
 
 @app.command
-def demo(*, out: Path = Path("camkit-out")) -> int:
+def demo(
+    *, out: Path = Path("camkit-out"), check: Annotated[bool, Parameter(name="--check", negative=())] = False
+) -> int:
     """Explain the same plane with a network that looks at the sky and one that looks at the plane.
 
     Args:
-        out: The folder for the picture.
+        out: The folder for the picture, or the reports.
+        check: Ask instead of each network whether it may ship, with scenes drawn on the spot.
     """
+    if check:
+        return _demo_check(out)
     from camkit.demo import run
     from camkit.report import console as text
 
     _console().print(text.demo(run(out)))
+    return 0
+
+
+def _demo_check(out: Path) -> int:
+    """Check both demo networks; the demonstration ends with 0 whatever the verdicts are."""
+    from camkit.checked_demo import run
+    from camkit.overlay import check_folder
+    from camkit.report import check_console
+
+    check_folder(out)
+    with contextlib.ExitStack() as bars:
+
+        def progress(name: str) -> Callable[[Stage, int, int], None]:
+            bars.close()
+            _say(f"checking {name}")
+            return bars.enter_context(_stages())
+
+        found = run(out, progress)
+    for result in found.values():
+        _console().print(check_console.verdict(result))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from camkit.background.experiment import Answer
@@ -17,6 +18,9 @@ from camkit.targets import logits_of
 from camkit.values import LoadedModel
 
 _TRIES = 20
+
+NO_ANSWER = -1
+"""The output named where the logits hold NaN or infinity."""
 
 
 def ask(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) -> list[Answer]:
@@ -34,9 +38,12 @@ def ask(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) -> list[A
 
 
 def answers_of(logits: Tensor, classes: Sequence[tuple[int, ...]]) -> list[Answer]:
-    """Return what the model said to each picture, whose own class is these outputs."""
+    """Return what the model said to each picture, whose own class is these outputs; NO_ANSWER where it is no number."""
     found: list[Answer] = []
     for row, share, indices in zip(logits, logits.double().softmax(1), classes, strict=True):
+        if not bool(torch.isfinite(row).all()):
+            found.append({"answer": NO_ANSWER, "share": 0.0, "margin": 0.0})
+            continue
         others = row.clone()
         others[list(indices)] = float("-inf")
         margin = float(row[list(indices)].amax() - others.amax())

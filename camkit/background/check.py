@@ -79,7 +79,9 @@ class CheckResult:
         if self.exit_code(inconclusive):
             why = self.judged[self.worst].reasons
             where = "" if self.report is None else f"; see {self.report}"
-            raise AssertionError(f"{self.verdict}: class {self.worst!r}: {'; '.join(why)}{where}")
+            raise AssertionError(
+                f"{self.verdict}: class {self.worst!r}: {'; '.join(reason.text for reason in why)}{where}"
+            )
 
     def exit_code(self, inconclusive: Literal["pass", "fail"] = "pass") -> int:
         """Return what the command ends with: 0 may ship, 1 FAIL, 3 INCONCLUSIVE where that is to fail."""
@@ -148,7 +150,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     )
     first = next(iter(good.values()))
     return CheckResult(
-        reasons=judged[OVERALL].reasons,
+        reasons=tuple(reason.text for reason in judged[OVERALL].reasons),
         classes={name: one for name, one in measures.items() if name != OVERALL},
         overall=measures[OVERALL],
         judged=judged,

@@ -46,7 +46,7 @@ def match_classes(
     unknown = list(classes)
     if labels is not None:
         by_name = _by_name(labels)
-        found = {name: by_name.get(_plain(name), ()) for name in classes}
+        found = {name: by_name.get(plain(name), ()) for name in classes}
         unknown = [name for name, indices in found.items() if not indices]
         if not unknown:
             return Matched(found, "by label")
@@ -66,13 +66,18 @@ def _unmatched(unknown: Sequence[str], labels: Sequence[str] | None, outputs: in
             f"the model has {outputs} outputs without names and the data {classes} classes; name the model's labels "
             "(--labels FILE) or give a table from class to output ([data] class_map)"
         )
-    near = difflib.get_close_matches(unknown[0], labels, n=1, cutoff=0.5)
-    hint = f"; the nearest to {unknown[0]!r} is {near[0]!r}" if near else ""
+    hint = _nearest(unknown[0], labels)
     listed = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
     return f"the model has no label {listed}{hint}; a table from class to labels can be given ([data] class_map)"
 
 
-def _plain(name: str) -> str:
+def _nearest(name: str, labels: Sequence[str]) -> str:
+    near = difflib.get_close_matches(plain(name), [*_by_name(labels)], n=1, cutoff=0.5)
+    return f"; the nearest to {name!r} is {labels[_by_name(labels)[near[0]][0]]!r}" if near else ""
+
+
+def plain(name: str) -> str:
+    """Return a name without what people write in different ways: case, underscores, hyphens, spaces."""
     return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
@@ -81,9 +86,9 @@ def _by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:
     whole: dict[str, tuple[int, ...]] = {}
     parts: dict[str, tuple[int, ...]] = {}
     for number, label in enumerate(labels):
-        whole[_plain(label)] = (*whole.get(_plain(label), ()), number)
+        whole[plain(label)] = (*whole.get(plain(label), ()), number)
         for part in label.split(","):
-            parts[_plain(part)] = (*parts.get(_plain(part), ()), number)
+            parts[plain(part)] = (*parts.get(plain(part), ()), number)
     return {**parts, **whole}
 
 
@@ -95,9 +100,10 @@ def _given(
     by_name = _by_name(labels or ())
     found: list[int] = []
     for one in table[name]:
-        indices = (one,) if isinstance(one, int) else by_name.get(_plain(one), ())
+        indices = (one,) if isinstance(one, int) else by_name.get(plain(one), ())
         if not indices or max(indices) >= outputs or min(indices) < 0:
-            raise InputError(f"the table of classes gives {one!r} for {name!r}, which the model has not")
+            hint = _nearest(one, labels or ()) if isinstance(one, str) else ""
+            raise InputError(f"the table of classes gives {one!r} for {name!r}, which the model has not{hint}")
         found.extend(indices)
     return tuple(dict.fromkeys(found))
 
@@ -110,7 +116,7 @@ def read_class_map(path: Path) -> dict[str, list[int | str]]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"the table of classes in {path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise InputError(f"{path} is no table from class to labels: an object of JSON is expected")

@@ -6,10 +6,12 @@ import datetime as dt
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
+from camkit.background.classes import plain
 from camkit.errors import InputError, did_you_mean
 
 FILE = "camkit.toml"
@@ -25,9 +27,9 @@ class ModelPart(_Part):
     name: str | None = None
     weights: str | None = None
     device: str | None = None
-    size: int | list[int] | None = None
-    mean: list[float] | None = None
-    std: list[float] | None = None
+    size: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=1)]] | None = None
+    mean: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    std: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     labels: Path | None = None
     text: list[str] | None = None
 
@@ -47,7 +49,7 @@ class CheckPart(_Part):
     per_class: int = Field(default=100, ge=2)
     most: int = Field(default=2000, ge=4)
     pastes: int = Field(default=2, ge=1)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
     batch_size: int = Field(default=32, ge=1)
     layer: str | None = None
     method: str = "gradcam"
@@ -81,6 +83,14 @@ class Waiver(_Part):
     reason: str = Field(min_length=1)
     expires: dt.date
 
+    @field_validator("expires", mode="before")
+    @classmethod
+    def _is_a_date(cls, value: object) -> object:
+        """Refuse what would be taken for seconds since 1970."""
+        if not isinstance(value, (dt.date, str)):
+            raise PydanticCustomError("no_date", "a date is expected, as in 2030-01-31")
+        return value
+
 
 class Settings(_Part):
     """All of it."""
@@ -107,7 +117,7 @@ class Settings(_Part):
     def also_allowed(self, label: str) -> frozenset[str]:
         """Return the categories whose objects a class may be recognised by, beside its own."""
         expect = self.classes[label].expect if label in self.classes else "object"
-        return frozenset(name.casefold() for name in expect) if isinstance(expect, list) else frozenset()
+        return frozenset(plain(name) for name in expect) if isinstance(expect, list) else frozenset()
 
 
 def find_config(folder: Path) -> Path | None:
@@ -123,11 +133,14 @@ def _table(file: Path) -> dict[str, Any] | None:
         found = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the config {file} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"the config {file} is not TOML: {error}") from error
     if file.name != "pyproject.toml":
         return found
-    table: dict[str, Any] | None = found.get("tool", {}).get("camkit")
+    tools = found.get("tool", {})
+    table = tools.get("camkit") if isinstance(tools, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise InputError(f"[tool.camkit] of {file} must be a table of settings, not {table!r}")
     return table
 
 
@@ -144,9 +157,23 @@ def read_config(file: Path) -> Settings:
         for name in ("path", "regions", "class_map")
         if (path := getattr(settings.data, name)) is not None
     }
-    labels = settings.model.labels
-    model = settings.model.model_copy(update={"labels": None if labels is None else here / labels})
+    part = settings.model
+    model = part.model_copy(
+        update={
+            "name": _beside(part.name, here),
+            "weights": _beside(part.weights, here),
+            "labels": None if part.labels is None else here / part.labels,
+        }
+    )
     return settings.model_copy(update={"data": settings.data.model_copy(update=moved), "model": model})
+
+
+def _beside(name: str | None, here: Path) -> str | None:
+    """Return a name with the folder before it where it is that of a file there, as ``model.pth`` or ``net.py:make``."""
+    if name is None:
+        return None
+    file, sign = name.partition(".py:")[:2]
+    return str(here / name) if (here / f"{file}{sign[:3]}").is_file() else name
 
 
 def settings_from(table: Mapping[str, Any], source: str) -> Settings:
@@ -158,12 +185,16 @@ def settings_from(table: Mapping[str, Any], source: str) -> Settings:
     try:
         return Settings.model_validate(table)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(f"{source}: {_sentence(first)}") from error
+        # A key that is misspelt is missing too: the spelling is what helps.
+        told = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        raise InputError(f"{source}: {_sentence(told)}") from error
 
 
 def _sentence(error: Any) -> str:
-    place = [str(part) for part in error["loc"] if part not in ("literal['object','any']", "list[str]")]
+    # Behind a setting's own place stand the kinds it may be of, and numbers in a list.
+    depth = 3 if error["loc"][:1] in (("classes",), ("waivers",)) else 2
+    place = [str(part) for part in error["loc"][:depth]]
+    place += [str(part) for part in error["loc"][depth:] if isinstance(part, int)]
     where = ".".join(place)
     if error["type"] == "extra_forbidden":
         return f"there is no setting {where!r}{did_you_mean(place[-1], _keys(place[:-1]))}"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from PIL import Image
+
+from camkit.background.classes import plain
 from camkit.background.regions import find_regions, is_mask, read_regions
 from camkit.background.regions.boxes import columns
 from camkit.background.values import Annotations, Dataset, Item, Thing
@@ -63,13 +66,13 @@ def read_data(
     if not found:
         facts.append("no regions")
         return Dataset(root, tuple(items), classes, form, tuple(facts), left_out)
-    index = [_Index(source) for source in found]
-    lowered = {name.casefold() for name in classes}
+    index = [_Index(source, [item.name for item in items]) for source in found]
+    lowered = {plain(name) for name in classes}
     matched = [_with_things(item, index, lowered, (also or {}).get(item.label, frozenset())) for item in items]
     for source, known in zip(found, index, strict=True):
-        facts.append(_belonging(source, known, items))
+        facts.append(_belonging(source, known, items, root))
         for what, names in source.problems.items():
-            left_out[f"{source.form}: {what}"] = names
+            left_out[f"{source.form}: {what}"] = (*left_out.get(f"{source.form}: {what}", ()), *names)
     bare = tuple(item.name for item in matched if not item.things)
     if len(bare) == len(matched):
         sources = " and ".join(f"{one.form} in {one.source}" for one in found)
@@ -101,6 +104,10 @@ def _labelled(
     """Return the pictures with their labels, how these were found, and what was left out."""
     if data.is_file():
         return _from_table(data, group)
+    if group and _table_of(data) is None:
+        raise InputError(
+            f"the groups are a column of a CSV of path and label, and {data} has none: leave {group!r} out"
+        )
     folders = [
         folder
         for folder in sorted(data.iterdir())
@@ -121,7 +128,7 @@ def _labelled(
     table = _table_of(data)
     if table is not None:
         return _from_table(table, group)
-    return _by_largest(data, found, only)
+    return _by_largest(data, found, only, skip)
 
 
 def _is_picture(file: Path) -> bool:
@@ -131,9 +138,9 @@ def _is_picture(file: Path) -> bool:
 def _table_of(folder: Path) -> Path | None:
     for file in sorted(folder.glob("*.csv")):
         try:
-            with file.open(newline="", encoding="utf-8-sig") as lines:
+            with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
                 header = next(csv.reader(lines), [])
-        except (OSError, UnicodeDecodeError):
+        except (OSError, csv.Error):
             continue
         if {"path", "label"} <= columns(header, _COLUMNS).keys():
             return file
@@ -154,27 +161,38 @@ def _from_table(file: Path, group: str | None) -> tuple[list[Item], str, dict[st
         raise InputError(f"{file} must have the columns path and label; it has {', '.join(header) or 'none'}")
     if group and "group" not in known:
         raise InputError(f"{file} has no column {group!r} for the groups; it has {', '.join(header)}")
-    items, missing = [], []
+    items: dict[tuple[str, str], Item] = {}
+    missing, unlabelled = [], []
     for row in rows:
-        name, label = row[known["path"]] or "", row[known["label"]]
+        name, label = row[known["path"]] or "", (row[known["label"]] or "").strip()
         path = file.parent / name
-        if not path.is_file():
+        if not _is_there(path):
             missing.append(name)
-        elif label:
-            items.append(Item(Path(name).as_posix(), path, label.strip(), (row.get(known.get("group", "")) or name)))
-    return items, f"the table {file.name}", {"files that are not there": tuple(missing)} if missing else {}
+        elif not label:
+            unlabelled.append(name)
+        else:  # a table of boxes has a line for each object of a picture
+            group_of = row.get(known.get("group", "")) or name
+            items.setdefault((Path(name).as_posix(), label), Item(Path(name).as_posix(), path, label, group_of))
+    left_out = {"files that are not there": tuple(missing), "pictures without a label": tuple(unlabelled)}
+    return list(items.values()), f"the table {file.name}", {what: names for what, names in left_out.items() if names}
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no name of a file: too long, or not of characters
+        return False
 
 
 def _by_largest(
-    data: Path, found: Sequence[Annotations], only: Collection[str] | None
+    data: Path, found: Sequence[Annotations], only: Collection[str] | None, skip: Path | None
 ) -> tuple[list[Item], str, dict[str, tuple[str, ...]]]:
     """Label each picture by the class of its largest annotated object."""
-    index = [_Index(source) for source in found]
+    names = {file.relative_to(data).as_posix(): file for file in find_pictures([data], skip) if _is_picture(file)}
+    names = {name: file for name, file in names.items() if not {one.lower() for one in Path(name).parts[:-1]} & _BESIDE}
+    index = [_Index(source, names) for source in found]
     items, bare = [], []
-    for file in find_pictures([data]):
-        name = file.relative_to(data).as_posix()
-        if not _is_picture(file) or {part.lower() for part in Path(name).parts[:-1]} & _BESIDE:
-            continue
+    for name, file in names.items():
         areas: dict[str, float] = defaultdict(float)
         for one in index:
             for thing in one.of(name):
@@ -193,25 +211,48 @@ def _area(box: Box | None) -> float:
 
 
 class _Index:
-    """Finds what a source says of a picture: by its path, by its name, by its name without the ending."""
+    """Finds what a source says of a picture: by its path, by its name, each with and without the ending.
 
-    def __init__(self, source: Annotations) -> None:
-        self._source = source
-        self._names: dict[str, set[str]] = defaultdict(set)
-        for name in source.things:
-            path = Path(name.replace("\\", "/"))
-            for form in (path.as_posix(), path.with_suffix("").as_posix(), path.name, path.stem):
-                self._names[form].add(name)
-        self.categories = {thing.category.casefold() for things in source.things.values() for thing in things}
+    What a source says belongs to one picture. It is that which it names best; of two that it names equally well neither
+    is believed to be meant, so that no picture has the objects of another.
+    """
+
+    def __init__(self, source: Annotations, pictures: Collection[str]) -> None:
+        self.categories = {plain(thing.category) for things in source.things.values() for thing in things}
+        self._things: dict[str, tuple[Thing, ...]] = {}
+        for form in (_as_path, _as_path_without_ending, _as_name, _as_stem):
+            known, meant = _grouped(source.things, form), _grouped(pictures, form)
+            for shared in known.keys() & meant.keys():
+                if len(known[shared]) == len(meant[shared]) == 1:
+                    self._things.setdefault(meant[shared].pop(), source.things[known[shared].pop()])
 
     def of(self, picture: str) -> tuple[Thing, ...]:
         """Return the objects of a picture; none where the source has none, or several pictures of such a name."""
-        path = Path(picture)
-        for form in (picture, path.with_suffix("").as_posix(), path.name, path.stem):
-            known = self._names.get(form, ())
-            if len(known) == 1:
-                return self._source.things[next(iter(known))]
-        return ()
+        return self._things.get(picture, ())
+
+
+def _grouped(names: Iterable[str], form: Callable[[str], str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        found[form(name)].add(name)
+    return found
+
+
+def _as_path(name: str) -> str:
+    return PurePosixPath(name.replace("\\", "/")).as_posix()
+
+
+def _as_path_without_ending(name: str) -> str:
+    path = PurePosixPath(_as_path(name))
+    return path.with_suffix("").as_posix() if path.suffix.lower() in Image.registered_extensions() else path.as_posix()
+
+
+def _as_name(name: str) -> str:
+    return PurePosixPath(_as_path(name)).name
+
+
+def _as_stem(name: str) -> str:
+    return PurePosixPath(_as_path_without_ending(name)).name
 
 
 def _with_things(item: Item, index: Sequence[_Index], classes: set[str], also: frozenset[str]) -> Item:
@@ -221,17 +262,19 @@ def _with_things(item: Item, index: Sequence[_Index], classes: set[str], also: f
     for one in index:
         about_classes = bool(one.categories & classes)
         for thing in one.of(item.name):
-            if not about_classes or thing.category.casefold() in {item.label.casefold(), *also}:
+            if not about_classes or plain(thing.category) in {plain(item.label), *also}:
                 things.append(thing)
-            elif thing.category.casefold() in classes:
+            elif plain(thing.category) in classes:
                 others.append(thing)
     return replace(item, things=tuple(things), others=tuple(others))
 
 
-def _belonging(source: Annotations, index: _Index, items: Iterable[Item]) -> str:
+def _belonging(source: Annotations, index: _Index, items: Iterable[Item], root: Path) -> str:
     """Say how many pictures a source of regions speaks of."""
     count = sum(bool(index.of(item.name)) for item in items)
-    return f"{source.form} in {source.source}: objects of {len(source.things)} pictures, {count} of them here"
+    where = Path(source.source)
+    shown = where.relative_to(root).as_posix() if where.is_relative_to(root) else where.name
+    return f"{source.form} in {shown}: objects of {len(source.things)} pictures, {count} of them here"
 
 
 def scaled(thing: Thing, size: tuple[int, int]) -> Thing:

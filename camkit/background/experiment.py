@@ -79,7 +79,7 @@ def draw_partners(items: Sequence[Item], pastes: int, seed: int) -> list[Partner
         by_class[item.label].append(number)
     drawn: list[Partners | None] = []
     for number, item in enumerate(items):
-        rng = np.random.default_rng([seed, zlib.crc32(item.name.encode())])
+        rng = np.random.default_rng([seed, zlib.crc32(item.name.encode(errors="surrogateescape"))])
         same = [one for one in by_class[item.label] if one != number and items[one].group != item.group]
         others = {
             label: left

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from camkit.background import evidence
-from camkit.background.answers import answers_of
+from camkit.background.answers import NO_ANSWER, answers_of
 from camkit.background.data import scaled
 from camkit.background.experiment import Answer
 from camkit.background.journal import Journal, Row
@@ -63,6 +63,8 @@ def _heat_row(plan: Plan, item: Item, found: Explanation | Failure, answer: Answ
     row: Row = {"kind": "heat", "name": item.name}
     if isinstance(found, Failure) or answer is None:
         return {**row, "error": str(found.error) if isinstance(found, Failure) else "the model gave no answer"}
+    if answer["answer"] == NO_ANSWER:
+        return {**row, "error": f"{item.name}: the model's output holds NaN or infinity"}
     row |= {
         "answer": answer["answer"],
         "probability": answer["share"],

@@ -6,14 +6,13 @@ else are never taken up. A line that a kill cut in two is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-import numpy as np
+from typing import Any
 
 from camkit.errors import InputError, OutputError
 
@@ -60,9 +59,12 @@ class Journal:
             if not line.endswith(b"\n"):
                 break
             try:
-                rows.append(json.loads(line))
-            except ValueError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 break
+            if not isinstance(row, dict) or (rows and not {"kind", "name"} <= row.keys()):
+                break
+            rows.append(row)
         if not rows or rows[0].get("key") != key:
             raise InputError(
                 f"{path} is of a run with other weights, data or settings, which cannot be resumed; "
@@ -86,12 +88,15 @@ class Journal:
         rows = list(rows)
         if self._file is not None and rows:
             lines = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
+            before = os.fstat(self._file.fileno()).st_size
             try:
                 written = 0
                 while written < len(lines):
                     written += self._file.write(lines[written:]) or 0
                 os.fsync(self._file.fileno())
             except OSError as error:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file.fileno(), before)  # a line cut in two would spoil those after it
                 raise OutputError(
                     f"cannot write {self._path}: {error.strerror or error}; what was finished before is kept, "
                     "and --resume goes on from there"
@@ -99,7 +104,7 @@ class Journal:
         for row in rows:
             self._keep(row)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Journal:
         """Return the journal itself."""
         return self
 
@@ -109,8 +114,3 @@ class Journal:
         """Close the file; its rows stay."""
         if self._file is not None:
             self._file.close()
-
-
-def packed(array: np.ndarray) -> dict[str, Any]:
-    """Return an array as JSON values: its shape and its numbers, as they are in float32."""
-    return {"shape": list(array.shape), "values": [float(value) for value in array.astype(np.float32).ravel()]}

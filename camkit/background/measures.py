@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from camkit.background.statistics import Estimate, interval, p_above, resampled, wilson
 
@@ -117,10 +118,47 @@ def measure_all(
     by_class: dict[str, list[ImageRow]] = defaultdict(list)
     for row in rows:
         by_class[row.label].append(row)
-    found = {name: _measured(name, of_class, limits, seed) for name, of_class in sorted(by_class.items())}
+    fills = sorted({fill for row in rows for fill in row.removed})
+    chances = {fill: _chances(rows, fill) for fill in fills}
+    found = {}
+    for name, of_class in sorted(by_class.items()):
+        false = {fill: by_class_of[name] for fill, (by_class_of, _) in chances.items() if name in by_class_of}
+        found[name] = _measured(name, of_class, limits, seed, {fill: _always(one) for fill, one in false.items()})
     counted = [row for row in rows if row.label not in apart] or rows
-    found[OVERALL] = _measured(OVERALL, counted, limits, seed)
-    return _with_sufficiency(found, rows, limits, seed)
+    shares = {fill: _chances(counted, fill)[1] for fill in fills}
+    overall = {fill: _by_answer(fill, share) for fill, share in shares.items()}
+    found[OVERALL] = _measured(OVERALL, counted, limits, seed, overall)
+    return found
+
+
+Chance = Callable[[ImageRow], float]
+"""What an answer without the object is worth at random."""
+
+
+def _always(value: float) -> Chance:
+    return lambda _: value
+
+
+def _by_answer(fill: str, shares: Mapping[str, float]) -> Chance:
+    return lambda row: shares.get(row.named[fill], 0.0)
+
+
+def _chances(rows: Sequence[ImageRow], fill: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what the answers without the object would be worth if they were dealt to the pictures at random.
+
+    For one class that is how often pictures of the other classes are given its name: a model that names one class
+    whenever it sees nothing is not above chance. For all it is, on average over the answers, the share of pictures that
+    are of the class named. Either is taken as known, since it is of many more pictures.
+
+    Returns:
+        By class, how often others are given its name, where there are others; and each class's share of the pictures.
+    """
+    of_fill = [row for row in rows if fill in row.removed]
+    labels, named = Counter(row.label for row in of_fill), Counter(row.named[fill] for row in of_fill)
+    right = Counter(row.label for row in of_fill if row.named[fill] == row.label)
+    rest = {name: len(of_fill) - count for name, count in labels.items()}
+    false = {name: (named[name] - right[name]) / others for name, others in rest.items() if others}
+    return false, {name: count / len(of_fill) for name, count in labels.items()}
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
@@ -128,11 +166,13 @@ def _mean(values: Sequence[float | bool | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _measured(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int) -> Measures:
+def _measured(
+    name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance]
+) -> Measures:
     right = sum(row.right for row in rows)
     low, high = wilson(right, len(rows))
     skilled = [row for row in rows if row.skilled]
-    tested = [row for row in rows if row.same]
+    effects = _effects(name, rows, limits, seed, chances)
     on_object, on_background = (
         _mean([row.right_with_noise_on_object for row in rows]),
         _mean([row.right_with_noise_on_background for row in rows]),
@@ -140,18 +180,19 @@ def _measured(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int) ->
     return Measures(
         name=name,
         pictures=len(rows),
-        tested=len(tested),
+        tested=sum(bool(row.same) for row in rows),
         accuracy=Estimate(right / len(rows), low, high, len({row.group for row in rows})),
         empty=float(np.mean([row.status != "ok" for row in rows])),
         energy=_mean([row.energy for row in skilled]),
         shuffled=_mean([row.shuffled for row in skilled]),
         ceiling=_mean([row.ceiling for row in skilled]),
-        skill=_skill(name, skilled, seed),
+        skill=effects.skill,
         hits=_mean([row.hit for row in rows]),
         centre_hits=_mean([row.centre_hit for row in rows]),
         rank=_mean([row.rank for row in rows]),
         area=_mean([row.area for row in rows]),
-        gap=_gaps(name, tested, limits, seed),
+        gap=effects.gap,
+        sufficiency=effects.sufficiency,
         foreground_sensitivity=_sensitivity(on_object, on_background),
         background_change=_mean([row.background_change for row in rows]),
         object_change=_mean([row.object_change for row in rows]),
@@ -171,89 +212,60 @@ def _groups(rows: Sequence[ImageRow]) -> Int[np.ndarray, " n"]:
     return np.array([known[row.group] for row in rows], dtype=int)
 
 
-def _seed(seed: int, name: str, what: str) -> list[int]:
-    return [seed, zlib.crc32(f"{what} {name}".encode())]
+@dataclass
+class _Effects:
+    skill: Estimate | None = None
+    gap: dict[str, Tested] = field(default_factory=dict)
+    sufficiency: dict[str, Tested] = field(default_factory=dict)
 
 
-def _skill(name: str, rows: Sequence[ImageRow], seed: int) -> Estimate | None:
-    if not rows:
-        return None
-    parts = np.array([_parts(row) for row in rows])
-    total, room = parts.mean(0)
-    sums = resampled(parts, _groups(rows), _seed(seed, name, "skill"))
-    draws = sums[:, 0] / np.where(sums[:, 1] > 0, sums[:, 1], np.nan)
-    return interval(draws, float(total / room) if room > 0 else float("nan"), len({row.group for row in rows}))
-
-
-def _parts(row: ImageRow) -> tuple[float, float]:
-    assert row.energy is not None
-    assert row.shuffled is not None
-    assert row.ceiling is not None
-    return row.energy - row.shuffled, row.ceiling - row.shuffled
-
-
-def _gaps(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int) -> dict[str, Tested]:
-    found = {}
-    for fill in sorted({fill for row in rows for fill in row.same}):
-        of_fill = [row for row in rows if fill in row.same and fill in row.other]
-        parts = np.array([(row.same[fill], row.other[fill], 1.0) for row in of_fill])
-        sums = resampled(parts, _groups(of_fill), _seed(seed, name, "gap"))
-        draws = (sums[:, 0] - sums[:, 1]) / sums[:, 2]
-        same, other, _ = parts.mean(0)
-        groups = len({row.group for row in of_fill})
-        effect = interval(draws, float(same - other), groups)
-        found[fill] = Tested(effect, p_above(draws, limits.gap), (float(same), float(other)))
+def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance]) -> _Effects:
+    """Measure every effect on the same resamples: each is a ratio of sums over the pictures that have it."""
+    pairs = sorted({fill for row in rows for fill in row.same.keys() & row.other.keys()})
+    columns: dict[tuple[str, str], Float[np.ndarray, "n 3"]] = {}
+    for fill in pairs:
+        columns["gap", fill] = _column(rows, functools.partial(_gap_of, fill))
+    for fill, chance in chances.items():
+        columns["sufficiency", fill] = _column(rows, functools.partial(_sufficiency_of, fill, chance))
+    columns["skill", ""] = _column(rows, _skill_of)
+    columns = {key: column for key, column in columns.items() if column.any()}
+    if not columns:
+        return _Effects()
+    sums = resampled(np.hstack(list(columns.values())), _groups(rows), [seed, zlib.crc32(name.encode())])
+    found = _Effects()
+    for number, ((what, fill), column) in enumerate(columns.items()):
+        first, second, count = sums[:, 3 * number : 3 * number + 3].T
+        total = column.sum(0)
+        groups = len({row.group for row, part in zip(rows, column, strict=True) if part[2] or part[1]})
+        if what == "skill":
+            value = float(total[0] / total[1]) if total[1] > 0 else float("nan")
+            found.skill = interval(first / np.where(second > 0, second, np.nan), value, groups)
+            continue
+        draws = (first - second) / np.where(count > 0, count, np.nan)
+        both = (float(total[0] / total[2]), float(total[1] / total[2]))
+        limit = limits.gap if what == "gap" else limits.sufficiency
+        tested = Tested(interval(draws, both[0] - both[1], groups), p_above(draws, limit), both)
+        (found.gap if what == "gap" else found.sufficiency)[fill] = tested
     return found
 
 
-def _with_sufficiency(
-    found: dict[str, Measures], rows: Sequence[ImageRow], limits: Limits, seed: int
-) -> dict[str, Measures]:
-    """Add how far the answers without the object are above chance, for each class and for all.
-
-    Chance is what the same answers would be worth if they were dealt to the pictures at random. For one class that is
-    how often pictures of the other classes, their objects removed, are given its name: a model that names one class
-    whenever it sees nothing is not above chance. For all it is the sum over the classes of the share of pictures that
-    are of it times the share that are called it.
-    """
-    fills = sorted({fill for row in rows for fill in row.removed})
-    names = [name for name in found if name != OVERALL]
-    tested: dict[str, dict[str, Tested]] = {name: {} for name in found}
-    for fill in fills:
-        of_fill = [row for row in rows if fill in row.removed]
-        labels = np.array([names.index(row.label) for row in of_fill])
-        answers = np.array([names.index(row.named[fill]) if row.named[fill] in names else -1 for row in of_fill])
-        is_of = labels[:, None] == np.arange(len(names))
-        is_named = answers[:, None] == np.arange(len(names))
-        right = np.array([float(row.removed[fill]) for row in of_fill])
-        columns = np.column_stack([right, np.ones(len(of_fill)), is_of, is_named, is_named & ~is_of]).astype(float)
-        sums = resampled(columns, _groups(of_fill), _seed(seed, OVERALL, "sufficiency"))
-        once = columns.sum(0)[None]
-        count = len(names)
-        accuracy, chance = _overall(once, count)
-        drawn, drawn_chance = _overall(sums, count)
-        groups = len({row.group for row in of_fill})
-        effect = interval(drawn - drawn_chance, float(accuracy[0] - chance[0]), groups)
-        p = p_above(drawn - drawn_chance, limits.sufficiency)
-        tested[OVERALL][fill] = Tested(effect, p, (float(accuracy[0]), float(chance[0])))
-        for number, name in enumerate(names):
-            own = [row for row in of_fill if row.label == name]
-            if not own or len(own) == len(of_fill):
-                continue
-            hits = np.array([(float(row.removed[fill]), 1.0) for row in own])
-            own_sums = resampled(hits, _groups(own), _seed(seed, name, "sufficiency"))
-            rest = sums[:, 1] - sums[:, 2 + number]
-            false = sums[:, 2 + 2 * count + number] / np.where(rest > 0, rest, np.nan)
-            draws = own_sums[:, 0] / own_sums[:, 1] - false
-            known = float(hits[:, 0].mean())
-            by_chance = float(once[0, 2 + 2 * count + number] / (once[0, 1] - once[0, 2 + number]))
-            effect = interval(draws, known - by_chance, len({row.group for row in own}))
-            tested[name][fill] = Tested(effect, p_above(draws, limits.sufficiency), (known, by_chance))
-    return {name: replace(one, sufficiency=tested[name]) for name, one in found.items()}
+_Part = tuple[float, float, float]
+_NOTHING: _Part = (0.0, 0.0, 0.0)
 
 
-def _overall(sums: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the accuracy, and what the same answers would be worth at random, of each row of sums."""
-    number = sums[:, 1]
-    of, named = sums[:, 2 : 2 + classes], sums[:, 2 + classes : 2 + 2 * classes]
-    return sums[:, 0] / number, (of * named).sum(1) / number**2
+def _column(rows: Sequence[ImageRow], part: Callable[[ImageRow], _Part]) -> Float[np.ndarray, "n 3"]:
+    return np.array([part(row) for row in rows]).reshape(-1, 3)
+
+
+def _gap_of(fill: str, row: ImageRow) -> _Part:
+    return (row.same[fill], row.other[fill], 1.0) if fill in row.same and fill in row.other else _NOTHING
+
+
+def _sufficiency_of(fill: str, chance: Chance, row: ImageRow) -> _Part:
+    return (float(row.removed[fill]), chance(row), 1.0) if fill in row.removed else _NOTHING
+
+
+def _skill_of(row: ImageRow) -> _Part:
+    if row.energy is None or row.shuffled is None or row.ceiling is None:
+        return _NOTHING
+    return row.energy - row.shuffled, row.ceiling - row.shuffled, 1.0

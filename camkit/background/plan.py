@@ -44,6 +44,8 @@ class Plan:
 
     def name_of(self, output: int) -> str:
         """Return the class of the data that an output means; else the model's own label, or the output's number."""
+        if output < 0:
+            return "no answer"
         known = next((name for name, indices in self.matched.indices.items() if output in indices), None)
         labels = self.model.labels
         return known or (labels[output] if labels and output < len(labels) else f"output {output}")
@@ -70,7 +72,7 @@ def fingerprint(plan: Plan) -> dict[str, str]:
     }
     data = hashlib.sha256()
     for item in plan.data.items:
-        data.update(f"{item.name}\0{item.label}\0{item.group}\0{_regions_of(item)}\0".encode())
+        data.update(f"{item.name}\0{item.label}\0{item.group}\0{_regions_of(item)}\0".encode(errors="surrogateescape"))
         data.update(content_hash(item.path).encode())
     text = json.dumps(settings, sort_keys=True)
     return {

@@ -10,7 +10,7 @@ from camkit.background.values import Item
 
 
 def stratified(items: Sequence[Item], per_class: int, most: int, seed: int) -> list[Item]:
-    """Draw up to so many pictures of each class, and at most so many in all, in equal shares.
+    """Draw up to so many pictures of each class, and at most so many in all, in equal shares, of each at least one.
 
     A picture's place in the draw depends on its name and the seed alone: adding others does not exchange it.
     """
@@ -27,4 +27,4 @@ def stratified(items: Sequence[Item], per_class: int, most: int, seed: int) -> l
 
 
 def _lot(item: Item, seed: int) -> tuple[int, str]:
-    return zlib.crc32(f"{seed} {item.name}".encode()), item.name
+    return zlib.crc32(f"{seed} {item.name}".encode(errors="surrogateescape")), item.name

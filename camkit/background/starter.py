@@ -14,13 +14,18 @@ def starter(data: Dataset, where: Path, model: str | None, regions: Path | None,
     check, limits = Settings().check, Settings().limits
 
     def text(value: object) -> str:
-        return json.dumps(str(value), ensure_ascii=False)
+        # JSON's text is TOML's, but for DEL, and bytes of a file's name that are no characters.
+        known = str(value).encode(errors="backslashreplace").decode()
+        return json.dumps(known, ensure_ascii=False).replace("\x7f", "\\u007f")
 
-    def path(key: str, value: Path | None, remark: str) -> str:
-        return f"{key} = {text(value.as_posix())}" if value is not None else f"# {key} = {text(remark)}"
+    def remark(value: str) -> str:
+        return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in value)
 
-    facts = "\n".join(f"# {fact}" for fact in data.facts)
-    names = ", ".join(data.classes[:8]) + (", ..." if len(data.classes) > 8 else "")
+    def path(key: str, value: Path | None, example: str) -> str:
+        return f"{key} = {text(value.as_posix())}" if value is not None else f"# {key} = {text(example)}"
+
+    facts = "\n".join(f"# {remark(fact)}" for fact in data.facts)
+    names = remark(", ".join(data.classes[:8])) + (", ..." if len(data.classes) > 8 else "")
     first = data.classes[0]
     return f"""# camkit check: does the model need the object, or does it get by on the background?
 # Found:

@@ -15,6 +15,9 @@ from scipy import stats
 RESAMPLES = 10_000
 """Bootstrap resamples: the smallest p-value is 1 in so many, which leaves room for 500 classes at 5 %."""
 
+LEAST_GROUPS = 5
+"""Groups a bootstrap interval needs; of one it would have no width."""
+
 _AT_ONCE = 2_000_000
 """Numbers drawn at a time, to bound memory."""
 
@@ -68,9 +71,12 @@ def resampled(
 
 
 def interval(draws: Float[np.ndarray, " b"], value: float, groups: int, confidence: float = 0.95) -> Estimate:
-    """Return a value with the middle share of its bootstrap draws; draws that are no number are left out."""
+    """Return a value with the middle share of its bootstrap draws; draws that are no number are left out.
+
+    Of fewer than LEAST_GROUPS groups the bootstrap says nothing of what others would show: the interval is NaN.
+    """
     known = draws[np.isfinite(draws)]
-    if not len(known):
+    if groups < LEAST_GROUPS or not len(known):
         return Estimate(value, float("nan"), float("nan"), groups)
     low, high = np.quantile(known, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Estimate(value, float(low), float(high), groups)

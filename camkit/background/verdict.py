@@ -9,13 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from camkit.background.config import LimitsPart
 from camkit.background.measures import OVERALL, Measures, Tested
 from camkit.background.statistics import benjamini_hochberg, holm
 from camkit.background.values import Verdict
 
+_MANY = 5
+"""Classes with a reason of one kind that are counted rather than listed."""
+
 _WORST: tuple[Verdict, ...] = ("FAIL", "INCONCLUSIVE", "WARN", "PASS")
+
+
+class Reason(NamedTuple):
+    """Why: its kind, with what is said where many classes have it, and in full."""
+
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,7 @@ class Judged:
     """A class's verdict, or that of all together, why, and the p-values that decided it, adjusted for their number."""
 
     verdict: Verdict
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
     gap_p: float | None = None
     sufficiency_p: float | None = None
     waived: str | None = None
@@ -80,26 +91,32 @@ def judge(
     judged: dict[str, Judged] = {}
     for name, one in measures.items():
         if name in exempt:
-            judged[name] = Judged("PASS", (f"may be recognised by anything: {exempt[name]}",))
+            judged[name] = Judged("PASS", (Reason("exempt", f"may be recognised by anything: {exempt[name]}"),))
             continue
         own = [number for number, test in enumerate(tests) if test.name == name]
         by_what = {tests[number].what: adjusted[number] for number in own}
         fails = [_shows(tests[number], limits) for number in own if adjusted[number] <= limits.alpha]
         warnings = [
-            f"perhaps {_shows(tests[number], limits)}"
+            Reason("perhaps the background", f"perhaps {_shows(tests[number], limits).text}")
             for number in own
             if adjusted[number] > limits.alpha and listed[number] <= limits.alpha
         ]
         warnings += [
-            f"the fills disagree about the {tests[number].what}: {_by_fill(tests[number])}"
+            Reason(
+                "the fills disagree", f"the fills disagree about the {tests[number].what}: {_by_fill(tests[number])}"
+            )
             for number in own
             if adjusted[number] > limits.alpha and each_fill[number]
         ]
-        if heat and one.skill is not None and one.skill.high < limits.skill:
-            warnings.append(
-                f"the heat lies on the object little more than by chance: skill {one.skill.value:.2f} "
-                f"(at most {one.skill.high:.2f}, limit {limits.skill:.2f})"
-            )
+        if (
+            heat
+            and one.skill is not None
+            and one.skill.groups >= limits.least_pictures
+            and one.skill.high < limits.skill
+        ):
+            kind = "the heat lies on the object little more than by chance"
+            figures = f"skill {one.skill.value:.2f} (at most {one.skill.high:.2f}, limit {limits.skill:.2f})"
+            warnings.append(Reason(kind, f"{kind}: {figures}"))
         verdict: Verdict
         untested = _untested(one, limits, insane, heat=heat)
         if fails and not may_fail:
@@ -111,7 +128,7 @@ def judge(
         elif warnings:
             verdict, reasons = "WARN", warnings
         else:
-            verdict, reasons = "PASS", ["tested, and nothing found"]
+            verdict, reasons = "PASS", [Reason("nothing", "tested, and nothing found")]
         judged[name] = Judged(verdict, tuple(reasons), by_what.get("gap"), by_what.get("sufficiency"), waived.get(name))
     judged[OVERALL] = _model(judged)
     return judged
@@ -121,11 +138,22 @@ def _model(judged: Mapping[str, Judged]) -> Judged:
     """Return the model's verdict: the worst of its classes' and of all together, waived classes apart."""
     counted = {name: one for name, one in judged.items() if not one.waived}
     verdict: Verdict = next(one for one in _WORST if any(single.verdict == one for single in counted.values()))
-    reasons = []
-    for name, one in counted.items():
-        if one.verdict == verdict:
-            reasons += [f"{name or 'all classes together'}: {reason}" for reason in one.reasons]
     own = judged[OVERALL]
+    deciding = {name: one for name, one in counted.items() if one.verdict == verdict}
+    if verdict == "PASS":
+        return Judged(verdict, own.reasons, own.gap_p, own.sufficiency_p)
+    kinds = list(dict.fromkeys(reason.kind for one in deciding.values() for reason in one.reasons))
+    reasons: list[Reason] = []
+    for kind in kinds:
+        named = [(name, reason) for name, one in deciding.items() for reason in one.reasons if reason.kind == kind]
+        classes = [name for name, _ in named if name != OVERALL]
+        if len(classes) > _MANY:
+            reasons.append(Reason(kind, f"{len(classes)} of {len(judged) - 1} classes: {kind}"))
+        reasons += [
+            Reason(kind, f"{name or 'all classes together'}: {reason.text}")
+            for name, reason in named
+            if len(classes) <= _MANY or name == OVERALL
+        ]
     return Judged(verdict, tuple(reasons), own.gap_p, own.sufficiency_p)
 
 
@@ -140,33 +168,34 @@ def _each_fill(tests: Sequence[_Test], alpha: float) -> list[bool]:
     return found
 
 
-def _shows(test: _Test, limits: LimitsPart) -> str:
+def _shows(test: _Test, limits: LimitsPart) -> Reason:
     weakest = test.weakest
     first, second = weakest.accuracies
     if test.what == "gap":
-        return (
-            f"right for {first:.0%} on backgrounds of its own class and for {second:.0%} on those of others: a gap of "
-            f"{weakest.effect.value:.2f} (at least {weakest.effect.low:.2f}, limit {limits.gap:.2f})"
+        figures = f"a gap of {weakest.effect.value:.2f} (at least {weakest.effect.low:.2f}, limit {limits.gap:.2f})"
+        text = (
+            f"right for {first:.0%} on backgrounds of its own class and for {second:.0%} on those of others: {figures}"
         )
-    return (
-        f"right for {first:.0%} with the object removed, {second:.0%} by chance: {weakest.effect.value:.2f} above it "
-        f"(at least {weakest.effect.low:.2f}, limit {limits.sufficiency:.2f})"
-    )
+        return Reason("reads the background: a gap above the limit", text)
+    figures = f"{weakest.effect.value:.2f} above it (at least {weakest.effect.low:.2f}, limit {limits.sufficiency:.2f})"
+    text = f"right for {first:.0%} with the object removed, {second:.0%} by chance: {figures}"
+    return Reason("reads the background: right without the object", text)
 
 
 def _by_fill(test: _Test) -> str:
     return ", ".join(f"{fill} {one.effect.value:.2f}" for fill, one in test.by_fill.items())
 
 
-def _untested(one: Measures, limits: LimitsPart, insane: Sequence[str], *, heat: bool) -> list[str]:
+def _untested(one: Measures, limits: LimitsPart, insane: Sequence[str], *, heat: bool) -> list[Reason]:
     reasons = []
     if one.tested < limits.least_pictures:
-        reasons.append(f"{one.tested} pictures could be tested, fewer than {limits.least_pictures}")
+        kind = f"fewer than {limits.least_pictures} pictures could be tested"
+        reasons.append(Reason(kind, f"{one.tested} pictures could be tested, fewer than {limits.least_pictures}"))
     if heat and one.ceiling is not None and one.shuffled is not None and one.ceiling - one.shuffled < limits.least_room:
-        reasons.append(
-            f"not testable by heat: a perfect map would have {one.ceiling:.2f} of its heat on the object, "
-            f"a blind one {one.shuffled:.2f}"
+        figures = (
+            f"a perfect map would have {one.ceiling:.2f} of its heat on the object, a blind one {one.shuffled:.2f}"
         )
+        reasons.append(Reason("not testable by heat", f"not testable by heat: {figures}"))
     if heat and one.empty > limits.most_empty:
-        reasons.append(f"{one.empty:.0%} of the maps are empty")
-    return [*reasons, *insane]
+        reasons.append(Reason("too many maps are empty", f"{one.empty:.0%} of the maps are empty"))
+    return [*reasons, *(Reason("the heat cannot be trusted", why) for why in insane)]

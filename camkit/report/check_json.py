@@ -62,7 +62,12 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
 
 
 def _measures(one: Measures, judged: Judged) -> dict[str, Any]:
-    return {**asdict(judged), **{name: value for name, value in asdict(one).items() if name != "name"}}
+    reasons = [reason.text for reason in judged.reasons]
+    return {
+        **asdict(judged),
+        "reasons": reasons,
+        **{name: value for name, value in asdict(one).items() if name != "name"},
+    }
 
 
 def _image(row: ImageRow, content: str) -> dict[str, Any]:

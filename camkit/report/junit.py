@@ -25,7 +25,7 @@ def render(result: CheckResult) -> str:
 
 def _case(name: str, judged: Judged, *, is_all: bool) -> TestCase:
     case = TestCase(name, "background")
-    why = "; ".join(judged.reasons)
+    why = "; ".join(reason.text for reason in judged.reasons)
     if judged.verdict == "FAIL" and judged.waived:
         case.result = [Skipped(f"waived: {judged.waived}: {why}")]
     elif judged.verdict == "FAIL":

@@ -57,16 +57,13 @@ def _plain(text: str) -> str:
 
 def workflow_commands(result: CheckResult) -> list[str]:
     """Return the workflow commands that GitHub turns into annotations: an error per failing class, else a warning."""
-    kinds = {"FAIL": "error", "WARN": "warning", "INCONCLUSIVE": "warning"}
     found = []
     for name, judged in result.judged.items():
-        kind = kinds.get(judged.verdict)
-        if kind is None or not name:
+        if judged.verdict == "PASS" or not name:
             continue
-        kind = "warning" if judged.waived else kind
-        found.append(
-            f"::{kind} title={_property(f'camkit: {judged.verdict} {name}')}::{_data('; '.join(judged.reasons))}"
-        )
+        kind = "error" if judged.verdict == "FAIL" and not judged.waived else "warning"
+        why = "; ".join(reason.text for reason in judged.reasons)
+        found.append(f"::{kind} title={_property(f'camkit: {judged.verdict} {name}')}::{_data(why)}")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 
 from camkit.background.regions.table import Collected, register
@@ -24,6 +25,10 @@ _SIDES = {
 }
 
 
+_MOST_OF_SHARES = 1.5
+"""A table none of whose numbers reaches this is of shares: as pixels all its boxes would lie in a corner."""
+
+
 def columns(header: list[str], wanted: dict[str, tuple[str, ...]]) -> dict[str, str]:
     """Return which column of a table is which, by the names that are usual."""
     known = {name.strip().lower(): name for name in header}
@@ -43,22 +48,23 @@ def find(folder: Path) -> list[Path]:
     found = []
     for file in sorted(folder.glob("*.csv")):
         try:
-            with file.open(newline="", encoding="utf-8-sig") as lines:
+            with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
                 if _understood(next(csv.reader(lines), [])):
                     found.append(file)
-        except (OSError, UnicodeDecodeError):
+        except (OSError, csv.Error):
             continue
     return found
 
 
 @register("boxes", find)
 def read(file: Path) -> Annotations:
-    """Read a table of boxes in pixels.
+    """Read a table of boxes in pixels, or in shares of the picture as Open Images has them.
 
     Raises:
         InputError: the columns are not understood, or a number is none.
     """
     collected = Collected()
+    rows: list[tuple[str, str, Box]] = []
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             table = csv.DictReader(lines)
@@ -68,17 +74,30 @@ def read(file: Path) -> Annotations:
                     f"{file} has no columns for a picture and its box, such as path, xmin, ymin, xmax, ymax"
                 )
             for row in table:
-                collected.add(row[found["picture"]], row.get(found.get("class", ""), "") or "", _box(row, found))
+                if any(row.get(None, ())):
+                    raise ValueError("it has more values than the first line has names")  # noqa: TRY301
+                picture, category = (row.get(found.get(what, "")) or "" for what in ("picture", "class"))
+                if not picture.strip():
+                    raise ValueError("it names no picture")  # noqa: TRY301
+                rows.append((picture.strip(), category.strip(), _box(row, found)))
+            shares = all(max(box) < _MOST_OF_SHARES for _, _, box in rows)
+            for picture, category, box in rows:
+                collected.add(picture, category, box, shares=shares)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"the boxes in {file} cannot be read: {error}") from error
     except (TypeError, ValueError) as error:
-        raise InputError(f"{file}, line {table.line_num}: a box has a number that is none: {error}") from error
+        raise InputError(
+            f"{file}, line {table.line_num}: a picture and a box of numbers are expected: {error}"
+        ) from error
     return collected.done("CSV boxes", file)
 
 
 def _box(row: dict[str, str], found: dict[str, str]) -> Box:
     def number(what: str) -> float:
-        return float(row[found[what]])
+        value = float(row[found[what]])
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is no place in a picture")
+        return value
 
     left, top = (number("left"), number("top")) if "left" in found else (number("x"), number("y"))
     if "right" in found:

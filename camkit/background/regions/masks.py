@@ -21,7 +21,7 @@ def is_mask(file: Path) -> bool:
 def find(folder: Path) -> list[Path]:
     """Return the folder of masks beside the pictures, or the pictures' own where masks lie among them."""
     for place in (*(folder / name for name in _FOLDERS), *(folder.parent / name for name in _FOLDERS)):
-        if place.is_dir():
+        if place.is_dir() and any(file.suffix.lower() in _KINDS for file in place.rglob("*")):
             return [place]
     return [folder] if any(is_mask(file) for file in folder.rglob("*") if file.suffix.lower() in _KINDS) else []
 
@@ -34,5 +34,5 @@ def read(place: Path) -> Annotations:
     named = [file for file in files if is_mask(file)]
     for file in named or files:
         picture = file.relative_to(place).with_suffix("").as_posix()
-        collected.add(_ENDING.sub("", picture), "", None, file)
+        collected.add(_ENDING.sub("", picture) or picture, "", None, file)
     return collected.done("mask pictures", place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,7 +47,15 @@ class Collected:
     problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, picture: str, category: str, box: Box | None, outline: Any = None, *, shares: bool = False) -> None:
-        """Add an object, or say why not: its box must have an area, and lie in its picture where the size is known."""
+        """Add an object, or say why not: its box must have an area, and lie in its picture where the size is known.
+
+        Raises:
+            ValueError: no picture is named, or a side of the box is no finite number.
+        """
+        if not Path(picture).name:
+            raise ValueError(f"an object must name its picture, not {picture!r}")
+        if box is not None and not all(map(math.isfinite, box)):
+            raise ValueError(f"the sides of a box must be finite, not {tuple(box)}")
         where = None if box is None else placed(box, (1, 1) if shares else self.sizes.get(picture))
         if box is not None and where is None:
             empty = box.right <= box.left or box.bottom <= box.top

@@ -23,23 +23,28 @@ def _files(place: Path) -> list[Path]:
 
 def find(folder: Path) -> list[Path]:
     """Return the folder that holds the files: ``labels``, that beside ``images``, or that of the pictures."""
-    beside = Path(*("labels" if part == "images" else part for part in folder.parts))
+    parts = list(folder.parts)
+    if "images" in parts:
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    beside = Path(*parts)
     for place in dict.fromkeys((folder / "labels", folder.parent / "labels", beside, folder)):
         files = _files(place) if place.is_dir() else []
-        if files and _is_of_numbers(files[0]):
+        if any(map(_is_of_numbers, files)):
             return [place]
     return []
 
 
 def _is_of_numbers(file: Path) -> bool:
     try:
-        return all(len(row) >= 5 for row in _rows(file))
+        rows = _rows(file)
     except (OSError, ValueError):
         return False
+    return bool(rows) and all(len(row) >= 5 for row in rows)
 
 
 def _rows(file: Path) -> list[list[float]]:
-    return [[float(part) for part in line.split()] for line in file.read_text().splitlines() if line.strip()]
+    lines = file.read_text(encoding="utf-8-sig").splitlines()
+    return [[float(part) for part in line.split()] for line in lines if line.strip()]
 
 
 @register("yolo", find)
@@ -60,7 +65,12 @@ def read(place: Path) -> Annotations:
         for row in rows:
             if len(row) < 5 or (len(row) > 6 and len(row) % 2 == 0) or not np.isfinite(row).all():
                 raise InputError(f"{file}: a line is a class and a box (5 numbers) or a polygon, not {row}")
-            category = names.get(int(row[0]), str(int(row[0])))
+            if row[0] < 0 or row[0] % 1:
+                raise InputError(f"{file}: a class is a whole number from 0, not {row[0]:g}")
+            category = names.get(int(row[0]), "") if names else str(int(row[0]))
+            if not category:
+                collected.problems["objects of a class that the file of names does not list"].append(picture)
+                continue
             if len(row) > 6:
                 across, down = row[1::2], row[2::2]
                 around = Box(min(across), min(down), max(across), max(down))
@@ -79,15 +89,24 @@ def _names(place: Path) -> dict[int, str]:
             file = folder / name
             if not file.is_file():
                 continue
-            if file.suffix not in (".yaml", ".yml"):
-                lines = file.read_text(encoding="utf-8-sig").splitlines()
-                return dict(enumerate(line.strip() for line in lines if line.strip()))
             try:
-                found: Any = (yaml.safe_load(file.read_text(encoding="utf-8-sig")) or {}).get("names")
-            except (yaml.YAMLError, AttributeError) as error:
+                found = _listed(file)
+            except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
                 raise InputError(f"the classes in {file} cannot be read: {error}") from error
-            if isinstance(found, list):
-                return {number: str(one) for number, one in enumerate(found)}
-            if isinstance(found, dict):
-                return {int(number): str(one) for number, one in found.items()}
+            if found is not None:
+                return found
     return {}
+
+
+def _listed(file: Path) -> dict[int, str] | None:
+    text = file.read_text(encoding="utf-8-sig")
+    if file.suffix not in (".yaml", ".yml"):
+        return {number: line.strip() for number, line in enumerate(text.splitlines())}
+    found: Any = (yaml.safe_load(text) or {}).get("names")
+    if isinstance(found, list):
+        return {number: str(one) for number, one in enumerate(found)}
+    if isinstance(found, dict):
+        return {int(number): str(one) for number, one in found.items()}
+    if found is not None:
+        raise ValueError(f"names must be a list, or a table from number to name, not {found!r}")
+    return None

@@ -1,0 +1,344 @@
+"""The check as users run it: the installed command and the function, on scenes drawn with a known truth."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import camkit
+from camkit.checked_demo import write_scenes
+from camkit.errors import InputError
+
+QUICK = {"check": {"per_class": 30, "pastes": 1}}
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return write_scenes(tmp_path_factory.mktemp("scenes"), 32)
+
+
+def run(*arguments, **more):
+    command = [str(Path(sys.executable).with_name("camkit")), "check", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, **more)
+
+
+@pytest.fixture(scope="module")
+def biased(scenes, tmp_path_factory):
+    out = tmp_path_factory.mktemp("biased")
+    return run(scenes, "--model", "demo-biased", "--quick", "--out", out), out
+
+
+def test_the_biased_network_fails_with_1_and_leaves_every_report(biased):
+    done, out = biased
+
+    assert done.returncode == 1, done.stderr
+    assert "FAIL: demo-biased reads the background" in done.stdout
+    assert sorted(file.name for file in out.iterdir()) == ["junit.xml", "report.html", "report.json", "summary.md"]
+    assert json.loads((out / "report.json").read_text())["verdict"] == "FAIL"
+
+
+def test_what_was_understood_and_what_it_will_cost_is_said_first(biased):
+    done, _ = biased
+
+    assert done.stdout.index("128 pictures of 4 classes") < done.stdout.index("edits through the model: about")
+    assert "classes matched by label" in done.stdout
+
+
+def test_the_fair_network_passes_with_0(scenes, tmp_path):
+    done = run(scenes, "--model", "demo-fair", "--quick", "--out", tmp_path)
+
+    assert (done.returncode, json.loads((tmp_path / "report.json").read_text())["verdict"]) == (0, "PASS"), done.stdout
+
+
+def test_the_report_does_not_depend_on_threads_batches_or_the_place_of_the_data(biased, scenes, tmp_path):
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for name in ("pictures", "masks"):
+        (moved / name).symlink_to(scenes.parent / name)
+    config = tmp_path / "other.toml"
+    config.write_text("[check]\nbatch_size = 5\n")
+
+    done = run(
+        moved / "pictures", "--model", "demo-biased", "--quick", "--out", tmp_path / "out", "--config", config,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+    assert done.returncode == 1, done.stderr
+    assert (tmp_path / "out" / "report.json").read_bytes() == (biased[1] / "report.json").read_bytes()
+
+
+def test_a_killed_check_goes_on_where_it_stopped(biased, scenes, tmp_path):
+    command = [str(Path(sys.executable).with_name("camkit")), "check", str(scenes), "--model", "demo-biased", "--quick"]
+    journal = tmp_path / "unfinished.jsonl"
+    wanted = 3 * 32 + 40  # well into the experiment
+    running = subprocess.Popen([*command, "--out", str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 300
+        while time.monotonic() < end and running.poll() is None:
+            if journal.exists() and journal.read_bytes().count(b"\n") > wanted:
+                break
+            time.sleep(0.05)
+        running.send_signal(signal.SIGKILL)
+    finally:
+        running.kill()
+        running.wait()
+    kept = [json.loads(line) for line in journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+    done = run(scenes, "--model", "demo-biased", "--quick", "--out", tmp_path, "--resume")
+
+    assert len(kept) > wanted
+    assert done.returncode == 1, done.stderr
+    left = 1 + 128 + 120 - len(kept)
+    assert f"experiment: {left} to do" in done.stderr
+    assert (tmp_path / "report.json").read_bytes() == (biased[1] / "report.json").read_bytes()
+    assert not journal.exists()
+
+
+def test_another_model_is_not_resumed(scenes, tmp_path):
+    (tmp_path / "unfinished.jsonl").write_text('{"journal": 1, "key": "of another run"}\n')
+
+    done = run(scenes, "--model", "demo-biased", "--quick", "--out", tmp_path, "--resume")
+
+    assert done.returncode == 2
+    assert "cannot be resumed" in done.stderr
+
+
+def test_a_baseline_of_the_same_run_shows_no_change_and_another_is_refused(biased, scenes, tmp_path):
+    baseline = biased[1] / "report.json"
+    same = run(scenes, "--model", "demo-biased", "--quick", "--out", tmp_path, "--baseline", baseline)
+    change = json.loads((tmp_path / "report.json").read_text())["change"]
+    other = run(scenes, "--model", "demo-biased", "--out", tmp_path / "2", "--baseline", baseline)
+
+    assert same.returncode == 1
+    assert (change["pictures"], change["gap"]["value"], change["skill"]["value"]) == (128, 0, 0)
+    assert other.returncode == 2
+    assert "of other settings" in other.stderr
+
+
+def test_a_better_network_is_seen_against_the_baseline(biased, scenes):
+    found = camkit.check("demo-fair", scenes, config=QUICK, baseline=biased[1] / "report.json")
+
+    assert found.change is not None
+    assert found.change.gap.high < -0.8
+    assert found.change.skill.low > 0.2
+    assert not found.change.worse
+
+
+def test_too_few_pictures_are_inconclusive_with_0_or_3(tmp_path):
+    pictures = write_scenes(tmp_path / "data", 6)
+    calls = [(), ("--inconclusive=fail",)]
+
+    codes = [run(pictures, "--model", "demo-fair", "--out", tmp_path / "out", *more).returncode for more in calls]
+
+    assert codes == [0, 3]
+
+
+def test_a_corrupt_picture_among_good_ones_is_counted_and_listed(scenes, tmp_path):
+    data = copied(scenes, tmp_path, 4)
+    (data / "bird" / "000.png").write_bytes(b"no picture")
+
+    found = camkit.check("demo-fair", data, config=QUICK, out=tmp_path / "out")
+
+    assert list(found.failures) == ["bird/000.png"]
+    assert len(found.images) == 15
+    assert "bird/000.png" in (tmp_path / "out" / "report.html").read_text()
+
+
+def copied(scenes, folder, count):
+    for name in ("pictures", "masks"):
+        for file in sorted((scenes.parent / name).rglob("*.png")):
+            if int(file.stem) < count:
+                place = folder / name / file.relative_to(scenes.parent / name)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(file.read_bytes())
+    return folder / "pictures"
+
+
+def test_copies_and_masks_of_another_size_are_counted(scenes, tmp_path):
+    data = copied(scenes, tmp_path, 4)
+    (data / "bird" / "900.png").write_bytes((data / "bird" / "001.png").read_bytes())
+    (data / "car" / "901.png").write_bytes((data / "bird" / "002.png").read_bytes())
+    Image.new("L", (64, 64), 255).save(tmp_path / "masks" / "ship" / "003.png")
+
+    found = camkit.check("demo-fair", data, config=QUICK)
+
+    assert found.plan.data.left_out["copies of another picture"] == ("bird/900.png",)
+    assert found.plan.data.left_out["copies of a picture of another class"] == ("car/901.png",)
+    assert "64x64" in found.failures["ship/003.png"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (
+            lambda data: [file.unlink() for file in (data.parent / "masks").rglob("0*.png")],
+            "no picture matches a region",
+        ),
+        (lambda data: (data / "bird").rename(data / "emu"), "the model has no label 'emu'"),
+        (
+            lambda data: (data.parent / "masks").rename(data.parent / "instances.json"),
+            "holds no|no regions|cannot be read",
+        ),
+    ],
+)
+def test_data_that_does_not_fit_ends_with_2_and_a_sentence(scenes, tmp_path, spoil, sentence):
+    data = copied(scenes, tmp_path, 2)
+    if "label" in sentence:
+        spoil(data)
+    elif "matches" in sentence:
+        spoil(data)
+        Image.new("L", (9, 9), 255).save(tmp_path / "masks" / "stranger.png")
+    else:
+        pytest.skip("masks that are gone are pictures without regions")
+
+    with pytest.raises(InputError, match=sentence):
+        camkit.check("demo-fair", data, config=QUICK)
+
+
+def test_without_regions_the_ring_is_swapped_and_only_warns(scenes):
+    found = camkit.check("demo-biased", scenes_without_masks(scenes), config=QUICK)
+
+    assert found.overall.skill is None
+    assert list(found.overall.gap) == ["ring"]
+    assert found.verdict in ("WARN", "PASS")
+
+
+def test_a_ring_that_is_background_may_fail(scenes):
+    config = {"check": {**QUICK["check"], "ring": 0.3, "ring_is_background": True}}
+
+    found = camkit.check("demo-biased", scenes_without_masks(scenes), config=config)
+
+    assert found.verdict == "FAIL"
+
+
+def scenes_without_masks(scenes):
+    place = scenes.parent / "alone" / "data"
+    if not place.exists():
+        place.parent.mkdir(exist_ok=True)
+        place.symlink_to(scenes)
+    return place
+
+
+def test_the_users_model_comes_back_as_it_went_in(scenes, tmp_path):
+    loaded = camkit.load_model("demo-fair")
+    module = loaded.module.train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    seed = torch.random.get_rng_state()
+
+    camkit.check(loaded, copied(scenes, tmp_path, 4), config=QUICK)
+
+    assert module.training
+    assert all(part.training for part in module.modules())
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert torch.equal(seed, torch.random.get_rng_state())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_assert_ok_names_the_worst_class_its_numbers_and_the_report(scenes, tmp_path):
+    data = copied(scenes, tmp_path, 8)
+    config = {"check": QUICK["check"], "limits": {"least_pictures": 8}}
+
+    camkit.check("demo-fair", data, config={**config, "limits": {"least_pictures": 2, "skill": -1}}).assert_ok()
+    with pytest.raises(
+        AssertionError, match=r"FAIL: class '(bird|car|plane|ship)': right for 100% .* gap of .*report\.html"
+    ):
+        camkit.check("demo-biased", data, config=config, out=tmp_path / "out").assert_ok()
+
+
+def test_the_table_is_flat(scenes, tmp_path):
+    rows = camkit.check("demo-fair", copied(scenes, tmp_path, 4), config=QUICK).table()
+
+    assert len(rows) == 16
+    assert {"name", "label", "energy", "same_tile", "other_blur", "removed_tile"} <= rows[0].keys()
+    assert not any(isinstance(value, dict) for row in rows for value in row.values())
+
+
+def test_waivers_hold_until_they_expire(scenes, tmp_path):
+    data = copied(scenes, tmp_path, 8)
+    waivers = [{"class": name, "reason": "known", "expires": "2999-01-01"} for name in ("bird", "car", "plane", "ship")]
+    config = {"check": QUICK["check"], "limits": {"least_pictures": 8}}
+
+    held = camkit.check("demo-biased", data, config={**config, "waivers": waivers[:3]})
+    old = [{**one, "expires": "2020-01-01"} for one in waivers]
+    expired = camkit.check("demo-biased", data, config={**config, "waivers": old})
+
+    assert held.judged["bird"].waived
+    assert not held.judged["ship"].waived
+    assert expired.verdict == "FAIL"
+    assert any("expired on 2020-01-01" in warning for warning in expired.warnings)
+
+
+def test_a_preset_config_is_written_and_read_back(scenes, tmp_path):
+    started = run("init", scenes, "--model", "demo-biased", cwd=tmp_path)
+    again = run("init", scenes, cwd=tmp_path)
+    done = run("--quick", cwd=tmp_path)
+
+    assert started.returncode == 0, started.stderr
+    assert again.returncode == 2
+    assert "is there already" in again.stderr
+    assert done.returncode == 1, done.stderr
+
+
+def test_an_unknown_setting_is_named_with_the_nearest(scenes, tmp_path):
+    (tmp_path / "camkit.toml").write_text("[limits]\ngapp = 0.2\n")
+
+    done = run(scenes, "--model", "demo-fair", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "'limits.gapp'; did you mean 'gap'" in done.stderr.replace("\n", " ")
+
+
+def test_annotations_appear_where_github_runs_it(scenes, tmp_path):
+    data = copied(scenes, tmp_path, 8)
+    (tmp_path / "camkit.toml").write_text("[limits]\nleast_pictures = 8\n")
+
+    done = run(data, "--model", "demo-biased", cwd=tmp_path, env={**os.environ, "GITHUB_ACTIONS": "true"})
+
+    assert "::error title=camkit%3A FAIL bird::" in done.stdout
+
+
+def test_a_full_disk_ends_with_2_and_keeps_what_was_finished(scenes, tmp_path):
+    out = tmp_path / "out"
+    program = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))\n"
+        "from camkit.cli import main\n"
+        f"sys.exit(main(['check', {str(scenes)!r}, '--model', 'demo-biased', '--quick', '--out', {str(out)!r}]))\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+
+    assert done.returncode == 2, done.stderr
+    assert "--resume goes on from there" in done.stderr.replace("\n", " ")
+    lines = (out / "unfinished.jsonl").read_bytes().splitlines(keepends=True)
+    assert sum(line.endswith(b"\n") for line in lines) > 10
+
+
+def test_crops_are_followed_and_objects_outside_counted(tmp_path):
+    """Objects at the far left of wide pictures are cropped away by a preprocessing that shows the middle."""
+    rng = np.random.default_rng(0)
+    for label in ("bird", "car"):
+        for number in range(6):
+            pixels = rng.integers(0, 255, (128, 400, 3), dtype=np.uint8)
+            mask = np.zeros((128, 400), np.uint8)
+            left = 10 if number < 2 else 180
+            mask[40:80, left : left + 40] = 255
+            for place, picture in (("pictures", pixels), ("masks", mask)):
+                file = tmp_path / place / label / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(picture).save(file)
+
+    found = camkit.check("demo-fair", tmp_path / "pictures", config=QUICK)
+
+    assert any(warning.startswith("4 objects lie outside the part of the picture") for warning in found.warnings)
+    areas = [row.area for row in found.images if row.area is not None]
+    assert areas == pytest.approx([40 * 40 / 128**2] * len(areas), rel=0.01)

@@ -1,0 +1,290 @@
+"""The config: what is accepted, what every mistake is told, and the one that is written to start from."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from camkit.background.config import Settings, find_config, read_config, settings_from
+from camkit.background.starter import starter
+from camkit.background.values import Dataset
+from camkit.errors import InputError
+
+
+def read(folder: Path, text: str, name: str = "camkit.toml") -> Settings:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return read_config(file)
+
+
+WAIVER = '[[waivers]]\nclass = "cat"\nreason = "known"\nexpires = 2030-01-31\n'
+
+
+def test_everything_that_can_be_said(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        """\ufeff
+        [model]
+        name = "resnet18"
+        size = [224, 336]
+        mean = [0.5, 0, 1]
+        std = [1, 2, 3.5]
+        text = ["a", "b"]
+        [check]
+        per_class = 7
+        seed = 3
+        precision = "bf16"
+        ring_is_background = true
+        [limits]
+        gap = 0
+        skill = -0.5
+        [classes.cat]
+        expect = "any"
+        [classes."big dog.v2"]
+        expect = ["Rider", "SADDLE"]
+        """
+        + WAIVER,
+    )
+    assert (found.model.name, found.model.size, found.model.std) == ("resnet18", [224, 336], [1, 2, 3.5])
+    assert (found.check.per_class, found.check.seed, found.check.precision) == (7, 3, "bf16")
+    assert (found.limits.gap, found.limits.skill, found.limits.sufficiency) == (0, -0.5, 0.1)
+    assert found.expects_anything("cat")
+    assert not found.expects_anything("big dog.v2")
+    assert found.also_allowed("big dog.v2") == {"rider", "saddle"}
+    assert found.also_allowed("cat") == found.also_allowed("mouse") == frozenset()
+
+
+def test_an_empty_config_is_the_defaults(tmp_path: Path) -> None:
+    assert read(tmp_path, "") == Settings()
+
+
+def test_a_waiver_holds_on_its_last_day_and_no_longer(tmp_path: Path) -> None:
+    found = read(tmp_path, WAIVER + WAIVER.replace("cat", "dog").replace("2030-01-31", '"2030-02-01"'))
+    last = dt.date(2030, 1, 31)
+    assert set(found.waived(last)) == {"cat", "dog"}
+    assert not found.expired(last)
+    after = last + dt.timedelta(days=1)
+    assert set(found.waived(after)) == {"dog"}
+    assert [one.name for one in found.expired(after)] == ["cat"]
+
+
+def test_paths_count_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    for name in ("model.pth", "nets/own.py"):
+        (tmp_path / name).write_text("")
+    found = read(
+        tmp_path,
+        """
+        model = {name = "nets/own.py:make", weights = "model.pth", labels = "../labels.txt"}
+        data = {path = "val", regions = "/abs/i.json", class_map = "c.json"}
+        """,
+    )
+    assert found.model.name == f"{tmp_path}/nets/own.py:make"
+    assert found.model.weights == f"{tmp_path}/model.pth"
+    assert found.model.labels == tmp_path / "../labels.txt"
+    assert (found.data.path, found.data.regions) == (tmp_path / "val", Path("/abs/i.json"))
+    assert found.data.class_map == tmp_path / "c.json"
+    named = read(tmp_path, '[model]\nname = "timm:resnet18"\nweights = "IMAGENET1K_V1"')
+    assert (named.model.name, named.model.weights) == ("timm:resnet18", "IMAGENET1K_V1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[chek]", "there is no setting 'chek'; did you mean 'check'?"),
+        ("[check]\nper_clas = 7", "there is no setting 'check.per_clas'; did you mean 'per_class'?"),
+        ("[data]\ngruop = 'x'", "there is no setting 'data.gruop'; did you mean 'group'?"),
+        ("[model]\nweight = 'x'", "there is no setting 'model.weight'; did you mean 'weights'?"),
+        ("[limits]\nzzzzzz = 1", "there is no setting 'limits.zzzzzz'"),
+        ("[classes.cat]\nexpet = 'any'", "there is no setting 'classes.cat.expet'; did you mean 'expect'?"),
+        (WAIVER.replace("class", "clas"), "there is no setting 'waivers.0.clas'; did you mean 'class'?"),
+        (WAIVER + WAIVER.replace("reason", "reson"), "there is no setting 'waivers.1.reson'; did you mean 'reason'?"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, text)
+    assert str(caught.value) == f"{tmp_path / 'camkit.toml'}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[model]\nsize = 'big'", "model.size"),
+        ("[model]\nsize = 0", "model.size"),
+        ("[model]\nsize = [224, 'a']", "model.size"),
+        ("[model]\nsize = [224, -1]", "model.size"),
+        ("[model]\nname = 3", "model.name"),
+        ("[model]\nmean = 0.5", "model.mean"),
+        ("[model]\nmean = [nan, 0, 0]", "model.mean.0"),
+        ("[model]\nmean = [0, 0, 'x']", "model.mean.2"),
+        ("[model]\nstd = [1, 0, 1]", "model.std.1"),
+        ("[model]\nstd = [1, 1, inf]", "model.std.2"),
+        ("[model]\nlabels = ['a', 'b']", "model.labels"),
+        ("[data]\npath = 3", "data.path"),
+        ("[data]\nclass_map = {cat = 3}", "data.class_map"),
+        ("[check]\nper_class = 1", "check.per_class"),
+        ("[check]\nper_class = 2.5", "check.per_class"),
+        ("[check]\nper_class = 'many'", "check.per_class"),
+        ("[check]\nper_class = {a = 1}", "check.per_class"),
+        ("[check]\nseed = -1", "check.seed"),
+        ("[check]\nseed = 99999999999999999999999999", "check.seed"),
+        ("[check]\nring = 0.5", "check.ring"),
+        ("[check]\nring = nan", "check.ring"),
+        ("[check]\nprecision = 'fp8'", "check.precision"),
+        ("[check]\nring_is_background = 'perhaps'", "check.ring_is_background"),
+        ("[limits]\ngap = nan", "limits.gap"),
+        ("[limits]\ngap = 1.1", "limits.gap"),
+        ("[limits]\nskill = inf", "limits.skill"),
+        ("[limits]\nalpha = 0", "limits.alpha"),
+        ("[limits]\nleast_pictures = 1", "limits.least_pictures"),
+        ("[classes.cat]\nexpect = 3", "classes.cat.expect"),
+        ("[classes.cat]\nexpect = 'objekt'", "classes.cat.expect"),
+        ("[classes.cat]\nexpect = ['a', 3]", "classes.cat.expect"),
+        ("[classes.'list[str]']\nexpect = 3", "classes.list[str].expect"),
+        ("[classes]\ncat = 'any'", "classes.cat"),
+        ("classes = ['cat']", "classes"),
+        ("model = 3", "model"),
+        ("waivers = 3", "waivers"),
+        ("[waivers]\nclass = 'cat'", "waivers"),
+        (WAIVER.replace("2030-01-31", "'soon'"), "waivers.0.expires"),
+        (WAIVER.replace("2030-01-31", "86400"), "waivers.0.expires"),
+        (WAIVER.replace("2030-01-31", "20300131"), "waivers.0.expires"),
+        (WAIVER.replace("2030-01-31", "true"), "waivers.0.expires"),
+        (WAIVER.replace("2030-01-31", "10:00:00"), "waivers.0.expires"),
+        (WAIVER.replace('"known"', '""'), "waivers.0.reason"),
+        (WAIVER.replace('reason = "known"\n', ""), "waivers.0.reason"),
+        (WAIVER + WAIVER.replace('class = "cat"\n', ""), "waivers.1.class"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence_with_its_place(tmp_path: Path, text: str, place: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, text)
+    message = str(caught.value)
+    assert re.match(rf"{re.escape(str(tmp_path / 'camkit.toml'))}: '{re.escape(place)}' is ", message), message
+    assert "\n" not in message
+    assert "http" not in message
+
+
+@pytest.mark.parametrize("text", ["a = [1", "a = 1\na = 2", "[model]\n[model]", "a = " + "[" * 3000, "words"])
+def test_what_is_not_toml_is_one_sentence(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match=r"the config .*camkit\.toml is not TOML: "):
+        read(tmp_path, text)
+
+
+def test_a_config_that_is_no_text_or_not_there_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "camkit.toml").write_bytes(b'[model]\nname = "\xff"')
+    for file in (tmp_path / "camkit.toml", tmp_path / "gone.toml", tmp_path):
+        with pytest.raises(InputError, match="cannot be read"):
+            read_config(file)
+
+
+def test_pyproject_counts_where_it_speaks_of_camkit(tmp_path: Path) -> None:
+    project = tmp_path / "pyproject.toml"
+    assert find_config(tmp_path) is None
+    for text in ("", "tool = 3", "[tool]\nother = 3", "[project]\nname = 'x'"):
+        project.write_text(text)
+        assert find_config(tmp_path) is None
+        assert read_config(project) == Settings()
+    project.write_text("[tool.camkit.check]\nseed = 5\n[tool.other]\nx = 1")
+    assert find_config(tmp_path) == project
+    assert read_config(project).check.seed == 5
+    project.write_text("[tool.camkit.check]\nsed = 5")
+    with pytest.raises(InputError, match=r"there is no setting 'check\.sed'; did you mean 'seed'"):
+        read_config(project)
+    project.write_text("[tool]\ncamkit = 3")
+    with pytest.raises(InputError, match=r"\[tool\.camkit\] of .* must be a table of settings, not 3"):
+        find_config(tmp_path)
+    (tmp_path / "camkit.toml").write_text("")
+    assert find_config(tmp_path) == tmp_path / "camkit.toml", "its own file comes first"
+
+
+def test_a_mapping_is_checked_as_a_file_is() -> None:
+    waivers = [{"class": "a", "reason": "b", "expires": dt.date(2030, 1, 1)}]
+    assert settings_from({"check": {"seed": 4}, "waivers": waivers}, "config").check.seed == 4
+    with pytest.raises(InputError, match=r"config: there is no setting 'check\.sead'; did you mean 'seed'\?"):
+        settings_from({"check": {"sead": 4}}, "config")
+
+
+# The config to start from
+
+
+def written(*classes: str, facts: tuple[str, ...] = ("3 pictures",), where: str = "val", **paths: Path | None) -> str:
+    data = Dataset(Path(where), (), classes, "a folder per class", facts)
+    given_paths: dict[str, Any] = {"regions": None, "class_map": None, **paths}
+    return starter(data, Path(where), None, **given_paths)
+
+
+def uncommented(text: str) -> str:
+    """Return the config with every example in force."""
+    return re.sub(r"^# (?=[a-z_]+ = |\[)", "", text, flags=re.MULTILINE)
+
+
+def test_the_starter_says_where_the_data_is_and_its_examples_are_the_defaults() -> None:
+    text = written("cat", "dog", where="my data/val", regions=Path("i.json"), class_map=Path("c.json"))
+    table = tomllib.loads(text)
+    assert table["data"] == {"path": "my data/val", "regions": "i.json", "class_map": "c.json"}
+    assert "# 3 pictures\n# classes: cat, dog\n" in text
+    found = settings_from(tomllib.loads(uncommented(text)), "starter")
+    assert found.check.model_copy(update={"layer": None}) == Settings().check
+    assert found.limits == Settings().limits
+    assert found.expects_anything("cat")
+    assert set(found.waived(dt.date(2030, 1, 31))) == {"cat"}
+
+
+NASTY = [
+    'quo"te',
+    "apo'strophe",
+    "back\\slash",
+    "\\udc80",
+    "new\nline",
+    "carriage\rreturn",
+    "a\n[model]\nname = 'injected'",
+    "dot.ted",
+    "\u00fcml\u00e4ut \u732b \U0001f408",
+    "tab\tbell\x07del\x7fnul\x00",
+    "line\u2028separator\x85",
+    "# [limits]",
+    "]",
+    "=",
+    "list[str]",
+    "expect",
+    "latin \udcfc",
+]
+
+
+@pytest.mark.parametrize("name", NASTY, ids=ascii)
+def test_the_starter_is_valid_whatever_the_names(tmp_path: Path, name: str) -> None:
+    text = written(name, "dog", facts=(f"COCO in {name}",), where=f"data/{name}", regions=Path(name))
+    file = tmp_path / "camkit.toml"
+    file.write_bytes(text.encode())
+    plain = name.replace("\udcfc", "\\udcfc")  # TOML has no bytes that are no characters
+    found = read_config(file)
+    assert found.data.path == tmp_path / "data" / plain
+    assert found.data.regions == tmp_path / plain
+    assert found.model.name == "resnet50"
+    assert found.limits == Settings().limits
+    assert not found.classes
+    file.write_bytes(uncommented(text).encode())
+    found = read_config(file)
+    assert found.expects_anything(plain)
+    assert [one.name for one in found.waivers] == [plain]
+    assert found.data.path == tmp_path / "data" / plain
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_characters="/"), min_size=1, max_size=12), st.text(max_size=12))
+def test_the_starter_is_valid_for_any_text(name: str, fact: str) -> None:
+    text = written(name, facts=(fact,))
+    table = tomllib.loads(text.encode().decode())
+    assert table["model"] == {"name": "resnet50"}
+    assert table.keys() == {"model", "data", "check", "limits"}
+    classes = settings_from(tomllib.loads(re.sub(r"^# (?=\[classes|expect = )", "", text, flags=re.M)), "x").classes
+    assert list(classes) == [name.encode(errors="backslashreplace").decode()]

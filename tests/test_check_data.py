@@ -1,0 +1,416 @@
+"""Pictures, their labels and the regions that belong to them; classes and outputs; the sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from camkit.background.classes import match_classes, read_class_map
+from camkit.background.data import read_data
+from camkit.background.plan import without_duplicates
+from camkit.background.sampling import stratified
+from camkit.background.values import Dataset, Item
+from camkit.errors import InputError
+
+SIZE = (40, 30)
+
+
+def picture(file: Path, shade: int = 0) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", SIZE, (shade, len(file.name), 7)).save(file)
+    return file
+
+
+def pictures(folder: Path, *names: str) -> Path:
+    for number, name in enumerate(names):
+        picture(folder / name, number)
+    return folder
+
+
+def coco(file: Path, boxes: dict[str, list[tuple[str, list[float]]]]) -> Path:
+    """Write a COCO file: for each picture its objects' categories and boxes."""
+    categories = sorted({category for rows in boxes.values() for category, _ in rows})
+    table = {
+        "images": [{"id": number, "file_name": name} for number, name in enumerate(boxes)],
+        "categories": [{"id": number, "name": name} for number, name in enumerate(categories)],
+        "annotations": [
+            {"id": 0, "image_id": number, "category_id": categories.index(category), "bbox": box}
+            for number, rows in enumerate(boxes.values())
+            for category, box in rows
+        ],
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(table))
+    return file
+
+
+def labels(found: Dataset) -> dict[str, str]:
+    return {item.name: item.label for item in found.items}
+
+
+def regions(found: Dataset) -> dict[str, list[str]]:
+    return {item.name: [thing.category for thing in item.things] for item in found.items}
+
+
+# Pictures
+
+
+def test_a_folder_per_class_with_empty_ones_hidden_ones_and_reports(tmp_path: Path) -> None:
+    pictures(tmp_path, "cat/a.jpg", "cat/deep/b.PNG", "dog/a.jpg", ".cache/c.jpg", "out/page/d.png", "labels/e.png")
+    (tmp_path / "fish").mkdir()
+    (tmp_path / "cat" / "notes.txt").write_text("no picture")
+    found = read_data(tmp_path, skip=tmp_path / "out")
+    assert labels(found) == {"cat/a.jpg": "cat", "cat/deep/b.PNG": "cat", "dog/a.jpg": "dog"}
+    assert found.classes == ("cat", "dog")
+    assert found.left_out["classes without pictures"] == ("fish",)
+    assert found.facts == ("3 pictures of 2 classes (a folder per class)", "no regions")
+
+
+def test_a_table_of_path_label_and_group(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.jpg", "b.jpg", "c.jpg", "d.jpg")
+    rows = ["a.jpg, cat ,p1", "b.jpg,dog,", "gone.jpg,cat,p1", "c.jpg,cat,p2", "d.jpg,  ,p2", "..,dog,p3", ",cat,p4"]
+    rows += [f"{'long' * 100}.jpg,cat,p5", "nul\0.jpg,cat,p6"]
+    (tmp_path / "t.csv").write_text("\ufeffPath,Label,Patient\r\n" + "\r\n".join(rows), encoding="utf-8")
+    for data in (tmp_path / "t.csv", tmp_path):
+        found = read_data(data, group="patient")
+        assert [(item.name, item.label, item.group) for item in found.items] == [
+            ("a.jpg", "cat", "p1"),
+            ("b.jpg", "dog", "b.jpg"),
+            ("c.jpg", "cat", "p2"),
+        ]
+        assert len(found.left_out["files that are not there"]) == 5
+        assert found.left_out["pictures without a label"] == ("d.jpg",)
+
+
+def test_a_table_with_a_line_per_object_is_one_picture_with_its_objects(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.jpg", "b.jpg")
+    lines = ["path,label,xmin,ymin,xmax,ymax", "a.jpg,cat,1,1,5,5", "a.jpg,cat,9,9,15,15", "b.jpg,dog,1,1,5,5"]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    found = read_data(tmp_path / "t.csv")
+    assert regions(found) == {"a.jpg": ["cat", "cat"], "b.jpg": ["dog"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "must have the columns path and label; it has none"),
+        (b"a,b\n1,2\n", "must have the columns path and label; it has a, b"),
+        (b"path,label\nm\xfcll.jpg,cat\n", "cannot be read"),
+        (b"path,label\n" + b"x" * 200_000 + b",cat\n", "cannot be read"),
+        (b"path,label\n", "holds no labelled pictures"),
+        (b"path,label\ngone.jpg,cat\n", "holds no labelled pictures"),
+        (b"{}", "must have the columns path and label"),
+    ],
+)
+def test_a_table_that_is_none_is_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_data(tmp_path / "t.csv")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_group_needs_its_column(tmp_path: Path) -> None:
+    pictures(tmp_path, "cat/a.jpg")
+    (tmp_path / "t.csv").write_text("path,label\ncat/a.jpg,cat\n")
+    with pytest.raises(InputError, match=r"has no column 'patient' for the groups; it has path, label"):
+        read_data(tmp_path / "t.csv", group="patient")
+    (tmp_path / "t.csv").unlink()
+    with pytest.raises(InputError, match=r"the groups are a column of a CSV"):
+        read_data(tmp_path, group="patient")
+
+
+@pytest.mark.parametrize("where", ["gone", "empty", "text"])
+def test_no_pictures_is_one_sentence(tmp_path: Path, where: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("words")
+    with pytest.raises(InputError, match=r"there is no|holds no labelled pictures"):
+        read_data(tmp_path / where)
+
+
+def test_copies_are_left_out_and_those_of_two_classes_told_apart(tmp_path: Path) -> None:
+    pictures(tmp_path, "cat/a.png", "dog/b.png")
+    for copy in ("cat/c.png", "dog/d.png"):
+        (tmp_path / copy).write_bytes((tmp_path / "cat/a.png").read_bytes())
+    found = without_duplicates(read_data(tmp_path))
+    assert labels(found) == {"cat/a.png": "cat", "dog/b.png": "dog"}
+    assert found.left_out["copies of another picture"] == ("cat/c.png",)
+    assert found.left_out["copies of a picture of another class"] == ("dog/d.png",)
+
+
+# Labels from regions
+
+
+def test_a_flat_folder_takes_the_class_of_the_largest_object(tmp_path: Path) -> None:
+    pictures(tmp_path / "data", "a.jpg", "b.jpg", "c.jpg", "d.jpg", "out/a.jpg")
+    boxes = {
+        "a.jpg": [("cat", [0, 0, 9, 9]), ("dog", [0, 0, 10, 8]), ("cat", [20, 0, 9, 8])],
+        "b.jpg": [("cat", [0, 0, 9, 9]), ("dog", [0, 0, 9, 10])],
+        "c.jpg": [("tree", [0, 0, 30, 30]), ("dog", [0, 0, 5, 5])],
+    }
+    coco(tmp_path / "data" / "annotations" / "i.json", boxes)
+    found = read_data(tmp_path / "data", only={"cat", "dog"}, skip=tmp_path / "data" / "out")
+    assert labels(found) == {"a.jpg": "cat", "b.jpg": "dog", "c.jpg": "dog"}
+    assert regions(found) == {"a.jpg": ["cat", "cat"], "b.jpg": ["dog"], "c.jpg": ["dog"]}
+    assert [one.category for one in found.items[1].others] == ["cat"]
+    assert found.left_out["pictures without an annotated class"] == ("d.jpg",)
+
+
+def test_outlines_without_boxes_count_by_what_they_cover(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.jpg")
+    file = coco(tmp_path / "i.json", {"a.jpg": [("ant", [0, 0, 5, 5]), ("cat", [0, 0, 5, 5])]})
+    table = json.loads(file.read_text())
+    for row, side in zip(table["annotations"], (4, 20), strict=True):
+        del row["bbox"]
+        row["segmentation"] = [[0, 0, side, 0, side, side, 0, side]]
+    file.write_text(json.dumps(table))
+    assert labels(read_data(tmp_path)) == {"a.jpg": "cat"}
+
+
+# Which region belongs to which picture
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cat/a.jpg", "a.jpg", "JPEGImages/a.jpg", "cat\\a.jpg", "a", "cat/a", "a.png", "./cat/a.jpg"],
+)
+def test_a_picture_is_found_by_path_or_name_with_and_without_ending(tmp_path: Path, name: str) -> None:
+    data = pictures(tmp_path / "data", "cat/a.jpg", "dog/b.jpg")
+    file = coco(tmp_path / "i.json", {name: [("cat", [1, 1, 5, 5])]})
+    found = read_data(data, regions=file)
+    assert regions(found) == {"cat/a.jpg": ["cat"], "dog/b.jpg": []}
+    assert found.left_out["pictures without a region of their class"] == ("dog/b.jpg",)
+
+
+def test_an_object_belongs_to_one_picture(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data", "cat/1.jpg", "dog/1.jpg", "cat/2.jpg", "dog/2.jpg", "dog/3.jpg")
+    boxes = {
+        "dog/1.jpg": [("thing", [1, 1, 5, 5])],  # of cat/1.jpg nothing is said
+        "2.jpg": [("thing", [1, 1, 5, 5])],  # of which of the two?
+        "cat/3.jpg": [("thing", [1, 1, 5, 5])],
+        "bird/3.jpg": [("thing", [1, 1, 5, 5])],
+    }
+    found = read_data(data, regions=coco(tmp_path / "i.json", boxes))
+    assert {name for name, things in regions(found).items() if things} == {"dog/1.jpg"}
+
+
+def test_a_dot_in_a_name_is_no_ending(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data", "cat/frame.jpg", "cat/shot.v2.jpg", "dog/b.jpg")
+    place = tmp_path / "boxes" / "labels"
+    place.mkdir(parents=True)
+    for name in ("frame.0001", "shot.v2", "b"):
+        (place / f"{name}.txt").write_text("0 .5 .5 .5 .5")
+    found = read_data(data, regions=place)
+    assert regions(found) == {"cat/frame.jpg": [], "cat/shot.v2.jpg": ["0"], "dog/b.jpg": ["0"]}
+
+
+def test_two_pictures_of_one_stem_share_no_mask(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data", "cat/a.jpg", "cat/a.png", "cat/b.jpg")
+    (data / "masks").mkdir()
+    for name in ("a", "b"):
+        Image.new("L", SIZE, 255).save(data / "masks" / f"{name}.png")
+    found = read_data(data)
+    assert {name: len(things) for name, things in regions(found).items()} == {
+        "cat/a.jpg": 0,
+        "cat/a.png": 0,
+        "cat/b.jpg": 1,
+    }
+
+
+def test_no_picture_matches_a_region(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data", "cat/a.jpg", "dog/b.jpg")
+    file = coco(tmp_path / "i.json", {"z.jpg": [("cat", [1, 1, 5, 5])]})
+    with pytest.raises(InputError, match=r"no picture matches a region: 2 pictures such as 'cat/a.jpg', .*'z.jpg'"):
+        read_data(data, regions=file)
+
+
+def test_problems_of_two_sources_add_up(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data", "cat/a.jpg", "cat/b.jpg")
+    for name in ("a", "b"):
+        boxes = {f"{name}.jpg": [("cat", [1, 1, 5, 5]), ("cat", [1, 1, -5, 5])]}
+        coco(data / "annotations" / f"{name}.json", boxes)
+    found = read_data(data)
+    assert sorted(found.left_out["COCO: boxes without an area"]) == ["a.jpg", "b.jpg"]
+    assert regions(found) == {"cat/a.jpg": ["cat"], "cat/b.jpg": ["cat"]}
+
+
+def test_objects_of_other_classes_and_of_allowed_categories(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data", "Cat/a.jpg", "dog/b.jpg")
+    boxes = [("cat", [1, 1, 5, 5]), ("DOG", [1, 1, 5, 5]), ("rider", [1, 1, 5, 5]), ("tree", [1, 1, 5, 5])]
+    file = coco(tmp_path / "i.json", {"a.jpg": boxes, "b.jpg": boxes})
+    found = read_data(data, regions=file, also={"dog": frozenset({"rider"})})
+    assert regions(found) == {"Cat/a.jpg": ["cat"], "dog/b.jpg": ["DOG", "rider"]}
+    assert [[one.category for one in item.others] for item in found.items] == [["DOG"], ["cat"]]
+
+
+def test_every_form_is_found_by_itself(tmp_path: Path) -> None:
+    places = {
+        "COCO": ("annotations/i.json", None),
+        "Pascal VOC": ("Annotations/a.xml", "<annotation><object><name>cat</name><bndbox><xmin>2</xmin><ymin>2</ymin>"
+        "<xmax>5</xmax><ymax>5</ymax></bndbox></object></annotation>"),
+        "YOLO": ("labels/cat/a.txt", "0 .5 .5 .2 .2"),
+        "CSV boxes": ("boxes.csv", "image,x1,y1,x2,y2\na.jpg,1,1,5,5\n"),
+        "mask pictures": ("cat/a_mask.png", None),
+    }  # fmt: skip
+    for form, (place, content) in places.items():
+        data = pictures(tmp_path / form, "cat/a.jpg", "dog/b.jpg")
+        file = data / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if content is not None:
+            file.write_text(content)
+        elif form == "COCO":
+            coco(file, {"a.jpg": [("cat", [1, 1, 5, 5])]})
+        else:
+            Image.new("L", SIZE, 255).save(file)
+        found = read_data(data)
+        assert {name: len(things) for name, things in regions(found).items()} == {"cat/a.jpg": 1, "dog/b.jpg": 0}
+        assert any(fact.startswith(f"{form} in ") for fact in found.facts)
+
+
+# Classes and outputs
+
+
+IMAGENET = ["tench, Tinca tinca", "goldfish", "tabby, tabby cat", "crane", "traffic light, stoplight"]
+
+
+def test_classes_are_matched_by_label_whatever_the_case_the_marks_and_the_synonym() -> None:
+    names = ["Goldfish", "TRAFFIC_LIGHT", "tabby-cat", "Tinca tinca", "crane", "tabby, tabby cat"]
+    matched = match_classes(names, IMAGENET, 5, None)
+    assert dict(matched.indices) == dict(zip(names, [(1,), (4,), (2,), (0,), (3,), (2,)], strict=True))
+
+
+def test_a_whole_label_counts_before_a_synonym_and_twins_count_both() -> None:
+    found = match_classes(["crane", "maillot"], ["crane", "maillot, tank suit", "maillot", "crane"], 4, None)
+    assert dict(found.indices) == {"crane": (0, 3), "maillot": (2,)}
+
+
+def test_classes_by_number_by_order_and_by_table() -> None:
+    assert dict(match_classes(["0", "03", "2"], None, 4, None).indices) == {"0": (0,), "03": (3,), "2": (2,)}
+    folders = ["n02", "n01", "n10"]
+    assert dict(match_classes(folders, None, 3, None).indices) == {"n01": (0,), "n02": (1,), "n10": (2,)}
+    ids = ["n01440764", "n01443537"]
+    assert dict(match_classes(ids, ["tench", "goldfish"], 2, None).indices) == {ids[0]: (0,), ids[1]: (1,)}
+    table = {"fish": ["goldfish", 0, "Tench"], "cat": ["tabby"], "unused": [3]}
+    found = match_classes(["cat", "fish"], IMAGENET, 5, table)
+    assert dict(found.indices) == {"cat": (2,), "fish": (1, 0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("GOLDFISCH", "goldfish"),
+        ("tabby_katze", "tabby, tabby cat"),
+        ("stop light", "traffic light, stoplight"),
+        ("Tench.", "tench, Tinca tinca"),
+    ],
+)
+def test_an_unknown_class_is_told_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(InputError, match=f"no label {name!r}; the nearest to {name!r} is {nearest!r}"):
+        match_classes(["crane", name], IMAGENET, 5, None)
+    with pytest.raises(InputError, match=f"gives {name!r} for 'x', .*; the nearest to {name!r} is {nearest!r}"):
+        match_classes(["x"], IMAGENET, 5, {"x": [name]})
+
+
+@pytest.mark.parametrize(
+    ("classes", "labels_of", "outputs", "table"),
+    [
+        (["a", "b"], None, 3, None),
+        (["0", "9"], None, 3, None),
+        (["a", "b"], ["x", "y"], 2, None),
+        (["a"], ["x", "y"], 2, {"b": [0]}),
+        (["a"], ["x", "y"], 2, {"a": [2]}),
+        (["a"], ["x", "y"], 2, {"a": [-1]}),
+        (["a"], None, 2, {"a": ["x"]}),
+        (["\u00b2", "a"], None, 3, None),
+    ],
+)
+def test_classes_that_do_not_fit_are_one_sentence(
+    classes: list[str], labels_of: list[str] | None, outputs: int, table: dict[str, list[int | str]] | None
+) -> None:
+    with pytest.raises(InputError) as caught:
+        match_classes(classes, labels_of, outputs, table)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_of_classes_is_read_and_its_remarks_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    file.write_text('\ufeff{"_from": {"any": 1}, "cat": [1, "tabby"], "dog": "pug", "bird": 3}', encoding="utf-8")
+    assert read_class_map(file) == {"cat": [1, "tabby"], "dog": ["pug"], "bird": [3]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "3", "{", '{"a": []}', '{"a": null}', '{"a": true}', '{"a": [1.5]}', '{"a": {"b": 1}}', "[" * 100_000],
+    ids=lambda text: text[:20],
+)
+def test_a_table_of_classes_that_is_none_is_one_sentence(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match=r"c\.json"):
+        read_class_map(file)
+    file.write_bytes(b'{"\xff": 1}')
+    with pytest.raises(InputError, match=r"c\.json cannot be read"):
+        read_class_map(file)
+
+
+# The sample
+
+
+def items_of(counts: dict[str, int]) -> list[Item]:
+    return [
+        Item(f"{label}/{number}.jpg", Path(), label, f"{label}/{number}")
+        for label, count in counts.items()
+        for number in range(count)
+    ]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 30), min_size=1), st.integers(0, 9), st.randoms())
+def test_the_sample_is_of_the_pictures_and_the_seed_alone(counts: dict[str, int], seed: int, rng: object) -> None:
+    items = items_of(counts)
+    drawn = [one.name for one in stratified(items, 10, 1000, seed)]
+    assert Counter(name[0] for name in drawn) == {label: min(10, count) for label, count in counts.items()}
+    shuffled = list(items)
+    rng.shuffle(shuffled)
+    more = [*shuffled, *items_of({"zebra": 40, "yak": 3})]
+    again = [one.name for one in stratified(more, 10, 1000, seed)]
+    assert [name for name in again if name[0] not in "yz"] == drawn
+    assert len(again) == len(drawn) + 13
+
+
+def test_a_picture_more_exchanges_one_at_most_and_another_seed_many() -> None:
+    drawn = {one.name for one in stratified(items_of({"a": 200}), 50, 1000, 0)}
+    assert len(drawn - {one.name for one in stratified(items_of({"a": 201}), 50, 1000, 0)}) <= 1
+    assert len(drawn - {one.name for one in stratified(items_of({"a": 200}), 50, 1000, 1)}) > 20
+    fewer = {one.name for one in stratified(items_of({"a": 200, "b": 200}), 50, 60, 0)}
+    assert {name for name in fewer if name[0] == "a"} <= drawn
+    assert len(fewer) == 60
+    assert len(stratified(items_of({"a": 3, "b": 3, "c": 3}), 50, 2, 0)) == 3, "one of each class at least"
+    assert stratified([], 5, 5, 0) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names of files are characters there")
+def test_names_of_files_that_are_no_characters_can_be_drawn() -> None:
+    name = os.fsdecode(b"cat/\xff.jpg")
+    (item,) = items_of({"cat": 1})
+    found = stratified([dataclasses.replace(item, name=name)], 5, 5, 0)
+    assert [one.name for one in found] == [name]
+
+
+def test_every_place_of_the_sample_is_as_likely() -> None:
+    items = items_of({"a": 100})
+    times = np.zeros(100)
+    for seed in range(400):
+        for one in stratified(items, 20, 100, seed):
+            times[int(one.name[2:-4])] += 1
+    # 80 +- 8 each, were the draws independent; of 100 none is beyond five times that.
+    assert abs(times - 80).max() < 5 * 8

@@ -1,0 +1,165 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from camkit.background import edits
+from camkit.background.evidence import ceiling, energies, heat_in_cells, measure
+from camkit.heatmap import to_heatmap
+
+
+def disc(size, centre, radius):
+    rows, columns = torch.meshgrid(*(torch.arange(side) for side in size), indexing="ij")
+    return (rows - centre[0]) ** 2 + (columns - centre[1]) ** 2 < radius**2
+
+
+@pytest.mark.parametrize("extent", [(), ((0.125, 0.875), (0.0, 0.75))])
+def test_energy_and_shuffled_baseline_are_those_of_the_drawn_maps(extent):
+    torch.manual_seed(0)
+    size, grid = (60, 84), (5, 7)
+    raws = torch.randn(6, *grid)
+    regions = [disc(size, torch.rand(2) * torch.tensor(size), 12 + 4 * n) for n in range(6)]
+    drawn = to_heatmap(raws, size, extent).double()
+    table = torch.stack([torch.stack([heat[region].sum() / heat.sum() for heat in drawn]) for region in regions])
+
+    within, everywhere = zip(*(heat_in_cells(region, grid, extent) for region in regions), strict=True)
+    own, shuffled = energies(raws.relu().flatten(1).double().numpy(), np.stack(within), everywhere[0])
+
+    off_diagonal = table.fill_diagonal_(0).sum(1) / 5
+    again = torch.stack([heat[region].sum() / heat.sum() for heat, region in zip(drawn, regions, strict=True)])
+    np.testing.assert_allclose(own, again, atol=1e-6)
+    np.testing.assert_allclose(shuffled, off_diagonal, atol=1e-6)
+
+
+def test_a_map_alone_has_no_baseline():
+    own, shuffled = energies(np.ones((1, 4)), np.full((1, 4), 0.25), np.ones(4))
+
+    assert own == pytest.approx([0.25])
+    assert np.isnan(shuffled).all()
+
+
+@pytest.mark.parametrize(("side", "expected"), [(16, 0.13), (32, 0.37), (64, 0.65)])
+def test_a_grid_of_7_allows_small_objects_little(side, expected):
+    """The figures of the simulation that the rule comes from: squares anywhere in a picture of 224."""
+    rng, found = np.random.default_rng(0), []
+    for _ in range(60):
+        top, left = rng.integers(0, 224 - side, 2)
+        region = torch.zeros(224, 224, dtype=torch.bool)
+        region[top : top + side, left : left + side] = True
+        found.append(ceiling(region, (7, 7)))
+
+    assert np.mean(found) == pytest.approx(expected, abs=0.03)
+
+
+def test_pointing_and_rank_of_a_map_with_one_maximum():
+    heat = torch.zeros(100, 100)
+    heat[50, 50:60] = torch.arange(10, 0, -1).float()
+    region = torch.zeros(100, 100, dtype=torch.bool)
+    region[50, 55:65] = True
+    view = torch.ones(100, 100, dtype=torch.bool)
+    view[:, :20] = False
+
+    found = measure(heat, region, view, (5, 5))
+
+    assert found.hit  # 5 pixels off
+    assert found.centre_hit
+    assert found.rank == 0.5
+    assert found.area == pytest.approx(10 / 8000)
+    far = measure(heat.roll(-40, 1), region, view, (5, 5))
+    assert not far.hit
+
+
+def test_a_hole_is_filled_from_what_is_around_it():
+    picture = torch.linspace(0, 1, 64).expand(3, 64, 64)
+    hole = torch.zeros(64, 64, dtype=torch.bool)
+    hole[20:40, 20:40] = True
+    damaged = torch.where(hole, 9.0, picture)
+
+    filled = edits.blurred(damaged, hole)
+
+    assert torch.equal(filled[:, ~hole], picture[:, ~hole])
+    assert (filled[:, hole] - picture[:, hole]).abs().max() < 0.15
+
+
+def test_a_picture_that_is_all_hole_becomes_empty_not_nan():
+    assert torch.equal(
+        edits.blurred(torch.ones(3, 16, 16), torch.ones(16, 16, dtype=torch.bool)), torch.zeros(3, 16, 16)
+    )
+
+
+def test_tiles_come_from_the_largest_rectangle_beside_the_hole():
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        hole = torch.zeros(64, 64, dtype=torch.bool)
+        for top, left, height, width in rng.integers(4, 40, (2, 4)):
+            hole[top : top + height, left : left + width] = True
+        best = 0  # by trying every rectangle of the grid of two pixels
+        cells = functional.max_pool2d(hole.float()[None, None], 2)[0, 0].bool().numpy()
+        sums = np.pad(cells.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+        for top in range(32):
+            for left in range(32):
+                blocked = (
+                    sums[top + 1 :, left + 1 :] - sums[top, left + 1 :] - sums[top + 1 :, [left]] + sums[top, left]
+                )
+                rows, columns = np.nonzero(blocked == 0)
+                best = max(best, ((rows + 1) * (columns + 1)).max(initial=0))
+
+        found = edits.largest_rectangle(hole)
+
+        assert found is not None
+        left, top, right, bottom = found
+        assert (right - left) * (bottom - top) == 4 * best
+        assert not hole[top:bottom, left:right].any()
+
+
+def test_tiling_shows_only_pixels_from_beside_the_hole():
+    picture = torch.arange(64 * 64).float().reshape(1, 64, 64).expand(3, -1, -1)
+    hole = torch.zeros(64, 64, dtype=torch.bool)
+    hole[10:50, 20:64] = True
+
+    filled = edits.tiled(picture, hole)
+
+    assert filled is not None
+    assert torch.equal(filled[:, ~hole], picture[:, ~hole])
+    assert not set(filled[0, hole].tolist()) & set(picture[0, hole].tolist())
+
+
+def test_no_background_no_tiles():
+    hole = torch.ones(64, 64, dtype=torch.bool)
+    hole[0] = False
+
+    assert edits.tiled(torch.rand(3, 64, 64), hole) is None
+
+
+def test_pasting_keeps_the_region_and_takes_the_rest_from_the_background():
+    picture, background = torch.rand(3, 8, 8), torch.rand(3, 8, 8)
+    region = torch.zeros(8, 8)
+    region[2:4], region[4] = 1, 0.5
+
+    found = edits.pasted(picture, region, background)
+
+    assert torch.equal(found[:, 2:4], picture[:, 2:4])
+    assert torch.equal(found[:, 5:], background[:, 5:])
+    torch.testing.assert_close(found[:, 4], (picture[:, 4] + background[:, 4]) / 2)
+
+
+def test_a_ring_is_as_wide_as_asked_on_each_side():
+    outer = edits.ring((40, 60), 0.15)
+
+    assert not outer[6:34, 9:51].any()
+    assert outer.sum() == 40 * 60 - 28 * 42
+
+
+@pytest.mark.parametrize("area", [0, 7, 130, 1500])
+def test_blocks_cover_the_area_asked_for_within_the_allowed_region(area):
+    allowed = ~disc((56, 56), (28, 28), 15)
+
+    chosen = edits.blocks(allowed, float(area), 3, 4)
+
+    assert chosen is not None
+    assert not (chosen & ~allowed).any()
+    assert abs(int(chosen.sum()) - area) <= 4
+
+
+def test_there_are_no_blocks_where_the_region_is_too_small():
+    assert edits.blocks(disc((56, 56), (28, 28), 5), 400.0, 0, 4) is None

@@ -1,0 +1,200 @@
+"""Rows on disk: whatever ends a run, what was finished is there, and nothing of another run is taken up."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from camkit.background.journal import Journal
+from camkit.errors import InputError, OutputError
+
+ROWS = [
+    {"kind": "heat", "name": "cat/a.jpg", "cells": [0.1, 1e-30, 3.0], "layer": "layer4"},
+    {"kind": "heat", "name": "cat/\u00fc\u2028 \udcff.jpg", "error": 'it says "no"\r\nand more'},
+    {"kind": "edits", "name": "cat/a.jpg", "answers": {"same.0": {"answer": 3, "share": 0.25}}},
+    {"kind": "heat", "name": "dog/b.jpg", "cropped": True},
+]
+
+
+def write(path: Path, rows: list[dict], key: str = "k") -> bytes:
+    with Journal(path, key, resume=False) as journal:
+        for row in rows:
+            journal.append([row])
+    return path.read_bytes()
+
+
+def resumed(path: Path, key: str = "k") -> list[dict]:
+    with Journal(path, key, resume=True) as journal:
+        return [row for kind in ("heat", "edits") for row in journal.rows(kind).values()]
+
+
+def expected(rows: list[dict]) -> list[dict]:
+    return [row for kind in ("heat", "edits") for row in rows if row["kind"] == kind]
+
+
+def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "j.jsonl"
+    text = write(path, ROWS)
+    assert resumed(path) == expected(ROWS)
+    assert [json.loads(line) for line in text.decode().split("\n")[1:-1]] == ROWS
+    assert resumed(path) == expected(ROWS), "nor is anything lost by resuming"
+
+
+def test_cut_at_every_byte_of_the_last_line_the_rows_before_are_kept_and_the_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    whole = write(path, ROWS)
+    last = whole[:-1].rindex(b"\n") + 1
+    for end in range(last, len(whole)):
+        path.write_bytes(whole[:end])
+        with Journal(path, "k", resume=True) as journal:
+            assert dict(journal.rows("heat")) == {row["name"]: row for row in ROWS[:2]}
+            assert list(journal.rows("edits")) == ["cat/a.jpg"]
+            journal.append([ROWS[3]])
+        assert path.read_bytes() == whole
+
+
+def test_cut_anywhere_whole_lines_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    whole = write(path, ROWS)
+    head = whole.index(b"\n") + 1
+    rng = random.Random(1)
+    for end in {head, len(whole), *(rng.randrange(head, len(whole)) for _ in range(60))}:
+        path.write_bytes(whole[:end])
+        assert resumed(path) == expected(ROWS[: whole[head:end].count(b"\n")])
+    for end in range(head):
+        path.write_bytes(whole[:end])
+        with pytest.raises(InputError, match="cannot be resumed"):
+            resumed(path)
+
+
+def test_lines_of_something_else_end_what_is_believed(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    lines = write(path, ROWS).splitlines(keepends=True)
+    for rubbish in (
+        b"\n",
+        b"5\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"kind": "heat"}\n',
+        b"\xff\xfe\n",
+        b"\0\0\0\n",
+        b"[" * 9999 + b"\n",
+    ):
+        path.write_bytes(b"".join([*lines[:3], rubbish, *lines[3:]]))
+        assert resumed(path) == expected(ROWS[:2])
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"\n", b"5\n", b"[]\n", b"null\n", b'{"journal": 1}\n', b'{"key": 3}\n', b"\xff\n", b"words\n"]
+)
+def test_a_file_of_something_else_is_not_taken_up_nor_touched(tmp_path: Path, head: bytes) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(head + b'{"kind": "heat", "name": "a"}\n')
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"j\.jsonl is of a run with other weights, data or settings"):
+        Journal(path, "k", resume=True)
+    assert path.read_bytes() == before
+
+
+def test_another_key_is_refused_and_the_rows_stay(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    write(path, ROWS, "weights settings data")
+    with pytest.raises(InputError, match="cannot be resumed; start anew without --resume, or name another --out"):
+        resumed(path, "weights settings other")
+    assert resumed(path, "weights settings data") == expected(ROWS)
+
+
+def test_without_resume_nothing_is_taken_up_and_the_earlier_rows_are_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    whole = write(path, ROWS)
+    write(path, [], "other")
+    assert path.with_suffix(".before").read_bytes() == whole
+    assert resumed(path, "other") == []
+
+
+def test_the_last_row_of_a_name_counts_and_rows_may_stay_in_memory(tmp_path: Path) -> None:
+    twice = [ROWS[0], {**ROWS[0], "layer": "layer3"}]
+    write(tmp_path / "j.jsonl", twice)
+    assert resumed(tmp_path / "j.jsonl") == twice[1:]
+    with Journal(None, "k", resume=True) as journal:
+        journal.append(twice)
+        journal.append([])
+        assert list(journal.rows("heat").values()) == twice[1:]
+        assert journal.rows("none") == {}
+
+
+@contextmanager
+def no_file_longer_than(length: int) -> Iterator[None]:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (length, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 1, 30, 60])
+def test_a_full_disk_is_told_and_what_was_there_stays(tmp_path: Path, room: int) -> None:
+    path = tmp_path / "j.jsonl"
+    with Journal(path, "k", resume=False) as journal:
+        journal.append(ROWS[:2])
+        before = path.read_bytes()
+        with (
+            no_file_longer_than(len(before) + room),
+            pytest.raises(OutputError, match=r"cannot write .*j\.jsonl: .*what was finished before is kept"),
+        ):
+            journal.append(ROWS[2:])
+        assert path.read_bytes() == before, "half a line would spoil the next"
+        assert not journal.rows("edits"), "what is not on disk is not done"
+        journal.append(ROWS[3:])
+    assert resumed(path) == [*ROWS[:2], ROWS[3]]
+
+
+def test_a_disk_that_is_full_from_the_start_is_told(tmp_path: Path) -> None:
+    with no_file_longer_than(5), pytest.raises(OutputError, match=r"cannot write .*j\.jsonl"):
+        Journal(tmp_path / "j.jsonl", "k", resume=False)
+    whole = write(tmp_path / "j.jsonl", ROWS)
+    with no_file_longer_than(5), pytest.raises(OutputError, match=r"cannot write .*j\.jsonl"):
+        Journal(tmp_path / "j.jsonl", "k", resume=True)
+    assert (tmp_path / "j.jsonl").read_bytes() == whole
+    assert resumed(tmp_path / "j.jsonl") == expected(ROWS)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_device_that_is_always_full_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    with Journal(path, "k", resume=False) as journal:
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, journal._file.fileno())
+        os.close(full)
+        with pytest.raises(OutputError, match="No space left on device; what was finished before is kept"):
+            journal.append(ROWS)
+    assert resumed(path) == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_place_where_no_file_can_be_is_told(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(OutputError, match=r"cannot write .*j\.jsonl"):
+        Journal(tmp_path / "file" / "j.jsonl", "k", resume=resume)
+    assert (tmp_path / "file").read_text() == "kept"
+    (tmp_path / "folder").mkdir()
+    if resume:
+        with pytest.raises(OutputError, match=r"cannot write .*folder: Is a directory"):
+            Journal(tmp_path / "folder", "k", resume=True)
+
+
+def test_numbers_that_are_none_are_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    with Journal(path, "k", resume=False) as journal:
+        journal.append(ROWS[:1])
+        with pytest.raises(ValueError, match="JSON"):
+            journal.append([ROWS[1], {"kind": "heat", "name": "x", "cells": [float("nan")]}])
+    assert resumed(path) == ROWS[:1]

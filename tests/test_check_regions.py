@@ -1,0 +1,810 @@
+"""Regions: every form against an independent reading of it, and every way a file can be broken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageDraw, ImageOps
+from pycocotools import mask as rle
+from torchvision.transforms import functional as tv
+from torchvision.transforms._presets import ImageClassification
+
+from camkit.background.data import scaled
+from camkit.background.regions import boxes, coco, find_regions, masks, read_regions, voc, yolo
+from camkit.background.render import boxes as widened
+from camkit.background.render import outline, seen, shades
+from camkit.background.values import Annotations, Thing
+from camkit.errors import ImageError, InputError
+from camkit.values import Box
+
+SIZE = (40, 30)  # width, height
+SQUARE = [5, 4, 25, 4, 25, 20, 5, 20]
+
+
+def coco_file(folder: Path, annotations: object = (), **more: object) -> Path:
+    """Write a file of one picture, a.jpg, and one category, cat, both with the id 1."""
+    table = {
+        "images": [{"id": 1, "file_name": "a.jpg", "width": SIZE[0], "height": SIZE[1]}],
+        "annotations": annotations,
+        "categories": [{"id": 1, "name": "cat"}],
+        **more,
+    }
+    file = folder / "instances.json"
+    file.write_text(json.dumps(table))
+    return file
+
+
+def row(**more: object) -> dict[str, object]:
+    return {"id": 7, "image_id": 1, "category_id": 1, **more}
+
+
+def drawn(found: Annotations, name: str = "a.jpg", size: tuple[int, int] = SIZE) -> np.ndarray:
+    """Return the region that a person would get to see."""
+    return outline([scaled(one, size) for one in found.things[name]], size)
+
+
+def rectangle(left: int, top: int, right: int, bottom: int) -> np.ndarray:
+    region = np.zeros(SIZE[::-1], bool)
+    region[top:bottom, left:right] = True
+    return region
+
+
+def beside_the_edge(region: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Return where two regions differ otherwise than within a pixel of the reference's edge."""
+    tensor = torch.from_numpy(reference).float()[None, None]
+    grown = torch.nn.functional.max_pool2d(tensor, 3, 1, 1)[0, 0] > 0
+    shrunk = -torch.nn.functional.max_pool2d(-tensor, 3, 1, 1)[0, 0] > 0
+    return (region & ~grown.numpy()) | (shrunk.numpy() & ~region)
+
+
+# COCO
+
+
+def test_coco_boxes_polygons_and_both_encodings_draw_what_other_libraries_draw(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    shape = rng.random(SIZE[::-1]) < 0.3
+    packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
+    columns = shape.T.ravel().astype(int)
+    changes = np.flatnonzero(np.diff(np.concatenate([[0], columns, [1 - columns[-1]]])))
+    counts = np.diff(np.concatenate([[0], changes])).tolist()
+    size = [SIZE[1], SIZE[0]]
+    polygon = Image.new("1", SIZE)
+    ImageDraw.Draw(polygon).polygon([3, 3, 35, 8, 20, 27], fill=1)
+    for segmentation, expected in (
+        ({"size": size, "counts": packed["counts"].decode()}, shape),
+        ({"size": size, "counts": counts}, shape),
+        ([SQUARE], rectangle(5, 4, 25, 20)),
+        ([SQUARE, [30, 2, 38, 2, 38, 9, 30, 9]], rectangle(5, 4, 25, 20) | rectangle(30, 2, 38, 9)),
+    ):
+        found = drawn(coco.read(coco_file(tmp_path, [row(segmentation=segmentation, bbox=[0, 0, 40, 30])])))
+        assert (found == expected).all()
+    found = drawn(coco.read(coco_file(tmp_path, [row(segmentation=[[3, 3, 35, 8, 20, 27]])])))
+    assert not beside_the_edge(found, np.array(polygon)).any()
+    found = drawn(coco.read(coco_file(tmp_path, [row(bbox=[2, 3, 10, 5]), row(bbox=[20, 20, 4, 4])])))
+    assert (found == (rectangle(2, 3, 12, 8) | rectangle(20, 20, 24, 24))).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 1), st.integers(0, 10**6))
+def test_packed_runs_are_those_of_pycocotools(height: int, width: int, share: float, seed: int) -> None:
+    shape = np.random.default_rng(seed).random((height, width)) < share
+    packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
+    assert (coco.decoded({"size": [height, width], "counts": packed["counts"].decode()}) == shape).all()
+
+
+def test_long_packed_runs_too() -> None:
+    shape = np.zeros((700, 900), bool)
+    shape[13:600, 50:871] = True
+    shape[200:203] = False
+    packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
+    assert (coco.decoded({"size": [700, 900], "counts": packed["counts"].decode()}) == shape).all()
+
+
+def test_crowds_and_dangling_ids_and_bad_boxes_are_counted_and_left_out(tmp_path: Path) -> None:
+    found = coco.read(
+        coco_file(
+            tmp_path,
+            [
+                row(bbox=[1, 1, 4, 4]),
+                row(bbox=[0, 0, 40, 30], iscrowd=1),
+                row(bbox=[1, 1, 4, 4], image_id=99),
+                row(bbox=[1, 1, 4, 4], category_id=99),
+                row(bbox=[9, 9, -4, 4]),
+                row(bbox=[9, 9, 4, 0]),
+                row(bbox=[100, 100, 5, 5]),
+                row(bbox=[-50, 0, 20, 5]),
+                row(bbox=[30, 20, 50, 50]),
+                row(),
+            ],
+        )
+    )
+    assert [tuple(one.box) for one in found.things["a.jpg"]] == [(1, 1, 5, 5), (30, 20, 40, 30)]
+    assert {what: len(names) for what, names in found.problems.items()} == {
+        "crowds, ignored": 1,
+        "annotations of a picture that the file does not list": 1,
+        "annotations of a category that the file does not list": 1,
+        "boxes without an area": 2,
+        "boxes outside their picture": 2,
+        "boxes that reach out of their picture, cut": 1,
+        "annotations with neither box nor outline": 1,
+    }
+
+
+def test_an_outline_without_a_box_gets_the_box_around_it(tmp_path: Path) -> None:
+    shape = rectangle(5, 4, 25, 20)
+    packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
+    left, top, width, height = rle.toBbox(packed)
+    segmentation = {"size": [SIZE[1], SIZE[0]], "counts": packed["counts"].decode()}
+    for one in (segmentation, [SQUARE]):
+        for bbox in ({}, {"bbox": []}, {"bbox": None}):
+            things = coco.read(coco_file(tmp_path, [row(segmentation=one, **bbox)])).things["a.jpg"]
+            assert things[0].box == Box(left, top, left + width, top + height)
+
+
+NAN, INF = float("nan"), float("inf")
+FULL = [SIZE[1], SIZE[0]]
+BROKEN_ROWS = [
+    {"bbox": "1234"},
+    {"bbox": ["1", "2", "3", "4"]},
+    {"bbox": [1, 2, 3]},
+    {"bbox": [1, 2, 3, NAN]},
+    {"bbox": [1, 2, INF, 4]},
+    {"bbox": [1, 2, 10**400, 4]},
+    {"bbox": [[1], 2, 3, 4]},
+    {"bbox": [True, 2, 3, 4]},
+    {"bbox": {"x": 1}},
+    {"segmentation": "somewhere"},
+    {"segmentation": 3},
+    {"segmentation": [1, 2, 3, 4, 5, 6]},
+    {"segmentation": [[1, 2, 3, 4, 5, 6, 7]]},
+    {"segmentation": [["1", "2", "9", "2", "9", "9"]]},
+    {"segmentation": [[NAN, 1, 5, 5, 1, 5]]},
+    {"segmentation": [[INF, 1, 5, 5, 1, 5]]},
+    {"segmentation": ["abcdefgh"]},
+    {"segmentation": {"size": FULL}},
+    {"segmentation": {"counts": [1200]}},
+    {"segmentation": {"size": FULL, "counts": [10, 5]}},
+    {"segmentation": {"size": FULL, "counts": []}},
+    {"segmentation": {"size": FULL, "counts": [10, 5, 10**9]}},
+    {"segmentation": {"size": FULL, "counts": [10, -5, 1195]}},
+    {"segmentation": {"size": FULL, "counts": ["10", "1190"]}},
+    {"segmentation": {"size": FULL, "counts": [10.5, 1189.5]}},
+    {"segmentation": {"size": [10**6, 10**6], "counts": [10**12]}},
+    {"segmentation": {"size": [-30, -40], "counts": [1200]}},
+    {"segmentation": {"size": "3040", "counts": [1200]}},
+    {"segmentation": {"size": FULL, "counts": "hello world \u00ff"}},
+    {"segmentation": {"size": FULL, "counts": ""}},
+    {"segmentation": {"size": FULL, "counts": "o"}},
+    {"segmentation": {"size": FULL, "counts": {"1": 2}}},
+    {"bbox": [1, 1, 4, 4], "image_id": [1]},
+    {"bbox": [1, 1, 4, 4], "category_id": {}},
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN_ROWS, ids=lambda one: json.dumps(one)[:70])
+def test_a_broken_annotation_is_one_sentence(tmp_path: Path, broken: dict[str, object]) -> None:
+    file = coco_file(tmp_path, [row(**broken)])
+    with pytest.raises(InputError, match=r"instances.json is not COCO's JSON of instances: .") as caught:
+        read_regions(file)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_packed_encoding_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    shape = np.random.default_rng(0).random(SIZE[::-1]) < 0.5
+    counts = rle.encode(np.asfortranarray(shape.astype(np.uint8)))["counts"].decode()
+    for end in range(0, len(counts), 37):
+        with pytest.raises(ValueError, match=r"fill|ends within"):
+            coco.decoded({"size": FULL, "counts": counts[:end]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "null",
+        '"words"',
+        "{}",
+        '{"images": 3, "annotations": []}',
+        '{"images": [3], "annotations": []}',
+        '{"images": [{"id": 1}], "annotations": []}',
+        '{"images": [{"id": [1], "file_name": "a"}], "annotations": []}',
+        '{"images": [], "annotations": null}',
+        '{"images": [], "annotations": [3]}',
+        '{"images": [], "annotations": [{}]}',
+        '{"images": [], "annotations": [], "categories": null}',
+        '{"images": [], "annotations": [], "categories": [{"id": 1}]}',
+        '{"images": [{"id": 1, "file_name": "a", "width": "wide", "height": 3}], "annotations": []}',
+        '{"images": [{"id": 1, "file_name": "a", "width": Infinity, "height": 3}], "annotations": []}',
+        '{"images": [{"id": 1, "file_name": "a", "width": NaN, "height": 3}], "annotations": []}',
+        '{"images": [{"id": 1, "file_name": "a"}, {"id": 1, "file_name": "b"}], "annotations": []}',
+        '{"images": [{"id": 1, "file_name": ""}], "categories": [{"id": 1, "name": "c"}], '
+        '"annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]}]}',
+        "[" * 100_000,
+        '{"images": [], "annotations": [1',
+    ],
+    ids=lambda text: text[:60],
+)
+def test_a_json_file_of_something_else_is_one_sentence(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match=r"x\.json is not COCO's JSON of instances"):
+        read_regions(file)
+    assert text.startswith('{"images": ') or coco.find(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["instances_val.json", "_annotations.coco.json", "annotations/x.json"])
+def test_a_broken_file_that_is_named_as_regions_is_not_passed_over(tmp_path: Path, name: str) -> None:
+    whole = coco_file(tmp_path, [row(bbox=[1, 1, 4, 4])])
+    text = whole.read_text()
+    whole.unlink()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text[: len(text) // 2])
+    (tmp_path / "notes.json").write_text("{")
+    with pytest.raises(InputError, match=r"json is not COCO's JSON of instances"):
+        find_regions(tmp_path)
+    (tmp_path / name).write_text(text)
+    assert len(find_regions(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("ending", ["json", "xml", "csv"])
+def test_bytes_that_are_no_text_are_one_sentence(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"x.{ending}"
+    file.write_bytes(b"path,xmin,ymin,xmax,ymax\n\xff\xfe\x00\x81,1,2,3,4\n")
+    with pytest.raises(InputError, match=rf"x\.{ending}"):
+        read_regions(file)
+
+
+def test_what_is_not_there_or_not_known_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x.docx").write_text("no regions")
+    for source in (tmp_path / "nothing.json", tmp_path / "x.docx", tmp_path):
+        with pytest.raises(InputError, match=r"nothing\.json.*cannot be read|no regions were found"):
+            read_regions(source)
+
+
+# Pascal VOC
+
+
+VOC = """<annotation><folder>x</folder><filename>a.jpg</filename>{size}
+{objects}</annotation>"""
+OBJECT = """<object><name>{name}</name><part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax>
+<ymax>2</ymax></bndbox></part><bndbox><xmin>{0}</xmin><ymin>{1}</ymin><xmax>{2}</xmax><ymax>{3}</ymax></bndbox>
+</object>"""
+VOC_SIZE = "<size><width>40</width><height>30</height><depth>3</depth></size>"
+
+
+def voc_object(*sides: object, name: str = "cat") -> str:
+    return OBJECT.format(*sides, name=name)
+
+
+@pytest.mark.parametrize("size", [VOC_SIZE, "", "<size><width>0</width><height>0</height></size>"])
+def test_voc_counts_pixels_from_one_and_its_corners_are_inside(tmp_path: Path, size: str) -> None:
+    file = tmp_path / "a.xml"
+    file.write_text(VOC.format(size=size, objects=voc_object(1, 1, 40, 30) + voc_object(3, 4, 3, 9, name="dog")))
+    found = voc.read(file)
+    assert [(one.category, tuple(one.box)) for one in found.things["a.jpg"]] == [
+        ("cat", (0, 0, 40, 30)),
+        ("dog", (2, 3, 3, 9)),
+    ]
+    assert drawn(found).all()
+    assert (outline(found.things["a.jpg"][1:], SIZE) == rectangle(2, 3, 3, 9)).all()
+    assert not found.problems
+
+
+def test_voc_pictures_of_one_name_in_two_folders_keep_their_own_objects(tmp_path: Path) -> None:
+    for label, sides in (("cat", (1, 1, 5, 5)), ("dog", (11, 11, 15, 15))):
+        (tmp_path / label).mkdir()
+        text = VOC.format(size=VOC_SIZE, objects=voc_object(*sides, name=label))
+        (tmp_path / label / "a.xml").write_text(text)
+    found = voc.read(tmp_path)
+    assert {name: [one.category for one in things] for name, things in found.things.items()} == {
+        "cat/a.jpg": ["cat"],
+        "dog/a.jpg": ["dog"],
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "words",
+        "<annotation>",
+        "<html/>",
+        "<annotation/>",
+        "<annotation>words</annotation>",
+        '<?xml version="1.0" encoding="utf-32"?><annotation><a>1</a></annotation>',
+        '<?xml version="1.0" encoding="nonsense"?><annotation><a>1</a></annotation>',
+        VOC.format(size="<size>big</size>", objects=voc_object(1, 1, 5, 5)),
+        VOC.format(size=VOC_SIZE * 2, objects=voc_object(1, 1, 5, 5)),
+        VOC.format(size=VOC_SIZE.replace("40", "wide"), objects=voc_object(1, 1, 5, 5)),
+        VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, "five", 5)),
+        VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, "nan", 5)),
+        VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, "1e999", 5)),
+        VOC.format(size=VOC_SIZE, objects="<object>cat</object>"),
+        VOC.format(size=VOC_SIZE, objects="<object><name>cat</name></object>"),
+        VOC.format(size=VOC_SIZE, objects="<object><name>cat</name><bndbox>1 2 3 4</bndbox></object>"),
+        VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5).replace("<name>cat</name>", "")),
+    ],
+    ids=range(18),
+)
+def test_broken_xml_is_one_sentence(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "a.xml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=r"a\.xml (is not an annotation of Pascal VOC|has a size or an object)"):
+        read_regions(file)
+    with pytest.raises(InputError, match=r"a\.xml (is not an|has a size or)|no regions were found in"):
+        read_regions(tmp_path)
+
+
+def test_xml_of_something_else_among_annotations_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "junit.xml").write_text("<testsuites/>")
+    assert find_regions(tmp_path) == []
+    (tmp_path / "a.xml").write_text(VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5)))
+    (found,) = find_regions(tmp_path)
+    assert list(found.things) == ["a.jpg"]
+    (tmp_path / "b.xml").write_text("<annotation>")
+    with pytest.raises(InputError, match=r"b\.xml is not an annotation of Pascal VOC"):
+        find_regions(tmp_path)
+
+
+# YOLO
+
+
+def yolo_folder(folder: Path, lines: str, names: tuple[str, str] | None = None) -> Path:
+    place = folder / "labels"
+    place.mkdir()
+    (place / "a.txt").write_text(lines)
+    if names:
+        (folder / names[0]).write_text(names[1])
+    return place
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("classes.txt", "cat\n\ndog\n"),
+        ("obj.names", "cat\r\nfish\r\ndog\r\n"),
+        ("data.yaml", "names: [cat, fish, dog]"),
+        ("data.yaml", "names:\n  0: cat\n  2: dog"),
+        ("data.yaml", "names: {'0': cat, '2': dog}"),
+    ],
+    ids=["blank line", "crlf", "list", "numbers", "numbers in quotes"],
+)
+def test_yolo_boxes_and_polygons_in_shares_and_names_by_number(tmp_path: Path, names: tuple[str, str]) -> None:
+    found = yolo.read(yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.2\n\n2 0.1 0.1 0.9 0.1 0.9 0.6 0.1 0.6\n", names))
+    first, second = found.things["a"]
+    assert (first.category, second.category) == ("cat", "dog")
+    assert (outline([scaled(first, SIZE)], SIZE) == rectangle(10, 12, 30, 18)).all()
+    assert (outline([scaled(second, SIZE)], SIZE) == rectangle(4, 3, 36, 18)).all()
+
+
+def test_yolo_without_names_numbers_its_classes_and_a_confidence_is_no_matter(tmp_path: Path) -> None:
+    found = yolo.read(yolo_folder(tmp_path, "\ufeff12 0.5 0.5 0.5 0.2 0.93"))
+    assert [one.category for one in found.things["a"]] == ["12"]
+
+
+def test_yolo_counts_unknown_classes_and_boxes_that_are_none(tmp_path: Path) -> None:
+    lines = "0 .5 .5 .1 .1\n5 .5 .5 .1 .1\n0 .5 .5 -.1 .1\n0 20 30 4 4\n0 .95 .5 .3 .1"
+    found = yolo.read(yolo_folder(tmp_path, lines, ("classes.txt", "cat\ndog")))
+    assert {what: len(names) for what, names in found.problems.items()} == {
+        "objects of a class that the file of names does not list": 1,
+        "boxes without an area": 1,
+        "boxes outside their picture": 1,
+        "boxes that reach out of their picture, cut": 1,
+    }
+    assert len(found.things["a"]) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cat in the garden here",
+        "0 0.5 0.5 0.5",
+        "0 0.5 0.5 0.5 nan",
+        "0 0.5 0.5 inf 0.5",
+        "1.5 0.5 0.5 0.5 0.5",
+        "-1 0.5 0.5 0.5 0.5",
+        "0 .1 .1 .2 .2 .3 .3 .4",
+        "0 .1 .1 .2 .2 word word",
+        "nan .1 .1 .2 .2",
+    ],
+)
+def test_a_broken_line_is_one_sentence(tmp_path: Path, line: str) -> None:
+    place = yolo_folder(tmp_path, line)
+    (place / "b.txt").write_text("0 0.5 0.5 0.5 0.5")
+    with pytest.raises(InputError, match=r"a\.txt"):
+        yolo.read(place)
+    with pytest.raises(InputError, match=r"a\.txt"):
+        find_regions(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("classes.txt", b"\xff\xfe\x81"),
+        ("data.yaml", b"\xff\xfe\x81"),
+        ("data.yaml", b"names: [a"),
+        ("data.yaml", b"- a\n- b"),
+        ("data.yaml", b"names: cat"),
+        ("data.yaml", b"names: {cat: dog}"),
+        ("data.yaml", b"names: {~: dog}"),
+        ("data.yaml", b"3"),
+    ],
+)
+def test_broken_names_are_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    place = yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.5")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=rf"the classes in .*{name} cannot be read"):
+        yolo.read(place)
+
+
+def test_yolo_text_of_other_bytes_is_one_sentence(tmp_path: Path) -> None:
+    place = yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.5")
+    (place / "b.txt").write_bytes(b"\x81\xff 1 2 3 4")
+    with pytest.raises(InputError, match=r"b\.txt is not an annotation of YOLO"):
+        yolo.read(place)
+
+
+def test_yolo_is_found_where_the_first_picture_has_no_object(tmp_path: Path) -> None:
+    place = yolo_folder(tmp_path, "")
+    assert not yolo.find(tmp_path), "an empty file of text says nothing of its kind"
+    (place / "b.txt").write_text("0 0.5 0.5 0.5 0.5")
+    assert yolo.find(tmp_path) == [place]
+
+
+def test_yolo_is_found_beside_the_last_folder_of_images(tmp_path: Path) -> None:
+    pictures, labels = (tmp_path / "images" / "set" / name / "train" for name in ("images", "labels"))
+    for place in (pictures, labels):
+        place.mkdir(parents=True)
+    (labels / "a.txt").write_text("0 0.5 0.5 0.5 0.5")
+    assert yolo.find(pictures) == [labels]
+
+
+def test_notes_beside_the_pictures_are_not_yolo(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "notes.txt").write_text("taken in spring")
+    assert find_regions(tmp_path) == []
+
+
+# A CSV of boxes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path,label,xmin,ymin,xmax,ymax\na.jpg,cat,2,3,12,8\n",
+        "\ufeffImage , Class ,X1,Y1,X2,Y2\r\n a.jpg , cat ,2,3,12,8\r\n",
+        "filename,category,x,y,w,h\na.jpg,cat,2,3,10,5\n",
+        "filename,category,left,top,width,height,remark\na.jpg,cat,2,3,10,5\n",
+        "ImageID,LabelName,XMin,XMax,YMin,YMax\na.jpg,cat,.05,.3,.1,.2666667\n",
+        "ImageID,LabelName,XMin,XMax,YMin,YMax\na.jpg,cat,.05,.3,.1,.2666667\nb.jpg,cat,.5,1.0001,0,1\n",
+    ],
+    ids=["corners", "spaces", "xywh", "short row", "shares", "rounded shares"],
+)
+def test_boxes_by_any_usual_columns(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "b.csv"
+    file.write_text(text, encoding="utf-8", newline="")
+    assert boxes.find(tmp_path) == [file]
+    found = boxes.read(file)
+    assert [one.category for one in found.things["a.jpg"]] == ["cat"]
+    assert (drawn(found) == rectangle(2, 3, 12, 8)).all()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1,2,three,4,a.jpg",
+        "1,2,nan,4,a.jpg",
+        "1,2,inf,4,a.jpg",
+        "1,2,1e999,4,a.jpg",
+        "1,2,,4,a.jpg",
+        "1,2,3",
+        "1,2,3,4",
+        "1,2,3,4,",
+        "1,2,3,4,a.jpg,b.jpg",
+        "1,2,3,4,/",
+    ],
+)
+def test_a_broken_line_of_boxes_is_one_sentence(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "b.csv"
+    file.write_text(f"xmin,ymin,xmax,ymax,path\n1,1,3,3,a.jpg\n{line}\n")
+    with pytest.raises(InputError, match=r"b\.csv, line 3: a picture and a box of numbers are expected"):
+        read_regions(file)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "a,b,c\n1,2,3\n", "path,xmin\n1,2\n", '"unclosed', "x" * 200_000])
+def test_a_table_of_something_else_is_one_sentence_and_not_found_by_itself(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "b.csv"
+    file.write_text(text)
+    assert boxes.find(tmp_path) == []
+    with pytest.raises(InputError, match=r"b\.csv"):
+        read_regions(file)
+
+
+def test_a_table_in_another_encoding_is_refused_where_it_is_found(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_bytes("path,xmin,ymin,xmax,ymax\nmüll.jpg,1,2,3,4\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"b\.csv cannot be read"):
+        find_regions(tmp_path)
+
+
+# Mask pictures
+
+
+def save(folder: Path, values: np.ndarray, mode: str = "L", palette: list[int] | None = None) -> Path:
+    file = folder / "a.png"
+    picture = Image.fromarray(values.astype(np.uint16 if mode == "I;16" else np.uint8))
+    if mode == "P":
+        picture = picture.convert("L")
+        picture.putpalette(palette or [])
+    elif mode not in ("RGB", "I;16"):
+        picture = picture.convert(mode)
+    picture.save(file)
+    return file
+
+
+INSIDE = rectangle(5, 4, 25, 20)
+VOC_COLOURS = [0, 0, 0, 128, 0, 0, 0, 128, 0] + [9, 9, 9] * 252 + [224, 224, 192]
+
+
+def with_seam(inside: int, seam: int) -> np.ndarray:
+    values = np.zeros(SIZE[::-1])
+    values[3:21, 4:26] = seam
+    values[INSIDE] = inside
+    return values
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "palette"),
+    [
+        (INSIDE * 255, "L", None),
+        (INSIDE * 1, "L", None),
+        (INSIDE * 255, "1", None),
+        (INSIDE * 255, "I;16", None),
+        (INSIDE * 1, "I;16", None),
+        (INSIDE * 65535, "I;16", None),
+        (INSIDE * 255, "RGB", None),
+        (INSIDE * 1, "P", VOC_COLOURS),
+        (INSIDE * 255, "P", VOC_COLOURS),
+        (with_seam(2, 255), "P", VOC_COLOURS),
+        (with_seam(15, 255), "L", None),
+        (1 - INSIDE, "P", [255, 255, 255, 0, 0, 0]),
+        (INSIDE * 1, "P", [0, 0, 0] * 2),
+        (INSIDE * 1, "P", [120, 120, 120, 6, 230, 230]),
+        (np.where(INSIDE[..., None], (0, 0, 255), 0), "RGB", None),
+    ],
+    ids=range(15),
+)
+def test_every_way_to_keep_a_mask(tmp_path: Path, values: np.ndarray, mode: str, palette: list[int] | None) -> None:
+    found = masks.read(save(tmp_path, values, mode, palette).parent)
+    assert (drawn(found, "a") == INSIDE).all()
+
+
+def test_a_coloured_mask_shows_objects_of_every_colour(tmp_path: Path) -> None:
+    values = np.zeros((*SIZE[::-1], 3))
+    values[2:8, 2:8] = (64, 0, 0)
+    values[10:20, 2:8] = (0, 128, 0)
+    values[2:8, 20:30] = (255, 255, 255)
+    found = masks.read(save(tmp_path, values, "RGB").parent)
+    assert (drawn(found, "a") == (values.sum(2) > 0)).all()
+
+
+def test_a_soft_edge_is_cut_in_the_middle(tmp_path: Path) -> None:
+    smooth = np.clip(np.linspace(-100, 355, SIZE[0]), 0, 255)[None].repeat(SIZE[1], 0)
+    found = masks.read(save(tmp_path, smooth).parent)
+    assert (drawn(found, "a") == (smooth.astype(np.uint8) > 127)).all()
+
+
+def test_a_mask_of_another_size_or_no_picture_is_an_image_error(tmp_path: Path) -> None:
+    file = save(tmp_path, INSIDE * 255)
+    thing = Thing("", None, file)
+    with pytest.raises(ImageError, match=r"the mask .*a\.png is 40x30 pixels and its picture 30x40"):
+        outline([thing], (30, 40))
+    file.write_bytes(file.read_bytes()[:60])
+    with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
+        outline([thing], SIZE)
+    file.unlink()
+    with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
+        outline([thing], SIZE)
+
+
+@pytest.mark.parametrize("name", ["a-mask.png", "a_mask.png", "a.mask.png", "a_segmentation_mask.png", "a_seg.png"])
+def test_masks_among_the_pictures_belong_to_the_picture_they_are_named_after(tmp_path: Path, name: str) -> None:
+    save(tmp_path, INSIDE * 255).rename(tmp_path / name)
+    Image.new("RGB", SIZE).save(tmp_path / "b.png")
+    (found,) = find_regions(tmp_path)
+    assert list(found.things) == ["a"]
+
+
+def test_a_folder_of_masks_without_one_is_none(tmp_path: Path) -> None:
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "masks" / "readme.md").write_text("to be drawn")
+    assert find_regions(tmp_path) == []
+    Image.new("L", SIZE, 255).save(tmp_path / "masks" / "a.png")
+    (found,) = find_regions(tmp_path)
+    assert list(found.things) == ["a"]
+
+
+def test_a_mask_named_mask_alone_does_not_break_the_others(tmp_path: Path) -> None:
+    save(tmp_path, INSIDE * 255).rename(tmp_path / "_mask.png")
+    save(tmp_path, INSIDE * 255).rename(tmp_path / "a_mask.png")
+    assert "a" in masks.read(tmp_path).things
+
+
+# Drawing
+
+
+@pytest.mark.parametrize(
+    "box", [(-30, -30, -10, -10), (-30, 2, -5, 8), (2, -30, 8, -5), (50, 2, 60, 8), (2, 40, 8, 50)]
+)
+def test_a_box_outside_the_picture_shows_nothing(box: tuple[float, ...]) -> None:
+    thing = Thing("", Box(*box))
+    assert not outline([thing], SIZE).any()
+    assert not widened([thing], SIZE).any()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-60, 90), min_size=4, max_size=4))
+def test_a_box_is_drawn_as_its_pixels(sides: list[int]) -> None:
+    left, right = sorted(sides[:2])
+    top, bottom = sorted(sides[2:])
+    down, across = np.mgrid[: SIZE[1], : SIZE[0]]
+    expected = (across >= left) & (across < right) & (down >= top) & (down < bottom)
+    assert (outline([Thing("", Box(left, top, right, bottom))], SIZE) == expected).all()
+
+
+@pytest.mark.parametrize("box", [(39.7, 29.8, 40, 30), (0, 0, 0.2, 0.2), (20.4, 10, 20.45, 20)])
+def test_a_thin_box_within_the_picture_is_a_pixel_wide(box: tuple[float, ...]) -> None:
+    assert outline([Thing("", Box(*box))], SIZE).any()
+
+
+@pytest.mark.parametrize("far", [1e5, -1e5, 1e300, -1e300])
+def test_a_polygon_far_out_of_its_picture_is_refused_and_not_walked_along(far: float) -> None:
+    thing = Thing("", Box(0, 0, 5, 5), [[far, 1.0, 5.0, 5.0, 1.0, 5.0]])
+    with pytest.raises(ImageError, match="an outline cannot be read: ValueError: a polygon reaches far out"):
+        outline([thing], SIZE)
+
+
+def test_a_polygon_that_reaches_out_is_cut() -> None:
+    found = outline([Thing("", None, [[-20, -20, 10, -20, 10, 90, -20, 90]])], SIZE)
+    assert (found == rectangle(0, 0, 10, 30)).all()
+
+
+def test_an_encoding_of_another_size_than_the_picture_is_an_image_error() -> None:
+    thing = Thing("", None, {"size": [40, 30], "counts": [0, 1200]})
+    with pytest.raises(ImageError, match="an outline is for 30x40 pixels, the picture has 40x30"):
+        outline([thing], SIZE)
+
+
+def test_removed_boxes_hold_each_part_of_a_mask_and_a_margin(tmp_path: Path) -> None:
+    file = save(tmp_path, (rectangle(3, 3, 9, 9) | rectangle(30, 20, 38, 28)) * 255)
+    assert (widened([Thing("", None, file)], SIZE) == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))).all()
+    wide = Thing("", Box(100, 100, 300, 200))
+    assert (widened([wide], (400, 400))[92:208, 84:316]).all()
+    assert widened([wide], (400, 400)).sum() == 116 * 232
+
+
+# Through the preprocessing
+
+
+def blob(size: tuple[int, int]) -> np.ndarray:
+    picture = Image.new("1", size)
+    ImageDraw.Draw(picture).ellipse([size[0] * 0.2, size[1] * 0.1, size[0] * 0.7, size[1] * 0.6], fill=1)
+    return np.array(picture)
+
+
+@pytest.mark.parametrize("size", [(300, 200), (200, 330), (64, 64), (31, 90)])
+@pytest.mark.parametrize("resize", [64, 80])
+def test_a_region_goes_where_torchvision_takes_the_picture(size: tuple[int, int], resize: int) -> None:
+    region = blob(size)
+    preset = ImageClassification(crop_size=56, resize_size=resize)
+    shown = tv.center_crop(tv.resize(torch.from_numpy(region)[None].float(), [resize], antialias=True), [56, 56])[0]
+    found = seen(region, preset)
+    assert found.shape == (56, 56)
+    assert float((found - shown).abs().max()) < 0.02
+    assert float(found.max()) == 1
+    assert bool(shades(preset, size).view.all())
+
+
+def letterbox(picture: Image.Image) -> torch.Tensor:
+    return tv.normalize(tv.to_tensor(ImageOps.pad(picture, (56, 56), color=(114, 114, 114))), [0.5] * 3, [0.2] * 3)
+
+
+def test_padding_is_outside_the_view_and_of_no_region() -> None:
+    region = np.ones((100, 200), bool)
+    view = shades(letterbox, (200, 100)).view
+    expected = torch.zeros(56, 56, dtype=torch.bool)
+    expected[14:42] = True
+    assert bool((view == expected).all())
+    assert bool((seen(region, letterbox) == expected.float()).all())
+
+
+def inverted(picture: Image.Image) -> torch.Tensor:
+    return 1 - tv.to_tensor(picture.resize((32, 32)))
+
+
+def red_alone(picture: Image.Image) -> torch.Tensor:
+    return tv.to_tensor(picture.resize((32, 32))) * torch.tensor([1.0, 0, 0]).reshape(3, 1, 1)
+
+
+def grey(picture: Image.Image) -> torch.Tensor:
+    return tv.to_tensor(picture.resize((32, 32)).convert("L"))[None] - 0.5
+
+
+@pytest.mark.parametrize("preprocess", [inverted, red_alone, grey])
+def test_colours_may_change_as_they_like(preprocess: Callable[[Image.Image], torch.Tensor]) -> None:
+    region = blob((64, 64))
+    plain = tv.to_tensor(Image.fromarray(region).convert("RGB").resize((32, 32)))[0]
+    assert float((seen(region, preprocess) - plain).abs().max()) < 1e-5
+
+
+def standardised(picture: Image.Image) -> torch.Tensor:
+    tensor = tv.to_tensor(picture.resize((32, 32)))
+    return (tensor - tensor.mean()) / tensor.std()
+
+
+def standardised_safely(picture: Image.Image) -> torch.Tensor:
+    tensor = tv.to_tensor(picture.resize((32, 32)))
+    return (tensor - tensor.mean()) / (tensor.std() + 1e-6)
+
+
+def stretched(picture: Image.Image) -> torch.Tensor:
+    tensor = tv.to_tensor(picture.resize((32, 32)))
+    return (tensor - tensor.min()) / (tensor.max() - tensor.min())
+
+
+def of_its_own_size(picture: Image.Image) -> torch.Tensor:
+    side = 32 if np.asarray(picture).std() == 0 else 40
+    return tv.to_tensor(picture.resize((side, side)))
+
+
+def flipped_by_chance(picture: Image.Image) -> torch.Tensor:
+    picture = picture.resize((32, 32))
+    return tv.to_tensor(ImageOps.mirror(picture) if torch.rand(()) < 0.5 else picture)
+
+
+@pytest.mark.parametrize(
+    "preprocess", [standardised, standardised_safely, stretched, of_its_own_size, flipped_by_chance]
+)
+def test_a_preprocessing_that_cannot_be_followed_is_refused(
+    preprocess: Callable[[Image.Image], torch.Tensor],
+) -> None:
+    for region in (blob((64, 64)), np.zeros((64, 64), bool), np.ones((64, 64), bool)):
+        with pytest.raises(InputError, match="regions cannot be followed through this preprocessing") as caught:
+            seen(region, preprocess)
+            shades(preprocess, (64, 64)) if preprocess is not of_its_own_size else seen(blob((64, 64)), preprocess)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_preprocessing_may_draw_numbers_that_change_nothing() -> None:
+    def careless(picture: Image.Image) -> torch.Tensor:
+        torch.rand(3)
+        return tv.to_tensor(picture.resize((32, 32)))
+
+    assert bool(seen(np.ones((64, 64), bool), careless).all())
+
+
+def test_only_so_many_sizes_are_remembered() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def counted(picture: Image.Image) -> torch.Tensor:
+        asked.append(picture.size)
+        return tv.to_tensor(picture.resize((4, 4)))
+
+    first = shades(counted, (8, 8))
+    assert shades(counted, (8, 8)) is first
+    assert len(asked) == 2
+    for side in range(100):
+        shades(counted, (9, 9 + side))
+    assert shades(counted, (8, 8)) is not first
+    assert bool((shades(counted, (8, 8)).white == 1).all())

@@ -1,0 +1,195 @@
+"""The reports: the page in a real browser, the other forms by their own readers."""
+
+import json
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+import camkit
+from camkit.checked_demo import write_scenes
+from camkit.checking import write_reports
+from camkit.report import check_html, check_json, junit, markdown
+
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+EVIL = "<script>document.title='taken'</script>"
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenes")
+    data = write_scenes(folder, 10)
+    config = {"check": {"per_class": 10, "pastes": 1}, "limits": {"least_pictures": 10}}
+    return camkit.check("demo-biased", data, config=config)
+
+
+@pytest.fixture(scope="module")
+def out(result, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    write_reports(result, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser, out):
+    """The page, with every message, error and request it makes."""
+    opened = browser.new_page()
+    opened.seen = []
+    opened.on("console", lambda message: opened.seen.append(message.text))
+    opened.on("pageerror", lambda error: opened.seen.append(str(error)))
+    opened.on("request", lambda request: opened.seen.append(request.url) if request.url[:5] != "data:" else None)
+    opened.goto((out / "report.html").as_uri())
+    yield opened
+    opened.close()
+
+
+def test_the_page_says_nothing_to_the_console_and_asks_for_nothing_but_itself(page, out):
+    assert page.seen == [(out / "report.html").as_uri()]
+    assert page.title().startswith("FAIL: demo-biased")
+
+
+def test_every_picture_of_the_page_is_there(page):
+    sizes = page.eval_on_selector_all("img", "images => images.map(image => [image.naturalWidth, image.alt])")
+
+    assert len(sizes) > 12 + 4 * 4
+    assert all(width > 0 and alt for width, alt in sizes)
+
+
+def test_strips_show_the_edits_each_with_a_probability(page):
+    strips = page.query_selector_all("section.strip")
+
+    assert len(strips) >= 8
+    captions = [caption.inner_text() for caption in strips[0].query_selector_all("figcaption")]
+    assert re.match(r"picture and region\n\w+; \w+ \d+%", captions[0])
+    assert [captions[1].split()[0], *(text.split()[0] for text in captions[2:])] == ["heat", "on", "on", "object"]
+    assert all(re.search(r"\d+%", text) for text in captions[2:])
+
+
+def test_the_table_sorts_by_mouse_and_keyboard(page):
+    def column(number):
+        return page.eval_on_selector_all(
+            f"#table tbody tr td:nth-child({number})", "cells => cells.map(c => c.innerText)"
+        )
+
+    page.click("#table th:nth-child(1) button")
+    up = column(1)
+    page.click("#table th:nth-child(1) button")
+    down = column(1)
+    page.focus("#table th:nth-child(8) button")
+    page.keyboard.press("Enter")
+    by_skill = [float(text.split()[0]) for text in column(8)]
+
+    assert up == sorted(up)
+    assert down == up[::-1]
+    assert by_skill == sorted(by_skill)
+    assert page.get_attribute("#table th:nth-child(8)", "aria-sort") == "ascending"
+    assert page.get_attribute("#table th:nth-child(1)", "aria-sort") == "none"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground_in_both_schemes(browser, out, scheme):
+    opened = browser.new_page(color_scheme=scheme)
+    opened.goto((out / "report.html").as_uri())
+    pairs = opened.evaluate(
+        """() => [...document.querySelectorAll('h1, h1 span, li, td, .soft, figcaption, dt')].map(element => {
+          let ground = element;
+          while (getComputedStyle(ground).backgroundColor === 'rgba(0, 0, 0, 0)') ground = ground.parentElement;
+          return [getComputedStyle(element).color, getComputedStyle(ground).backgroundColor];
+        })"""
+    )
+    opened.close()
+
+    assert pairs
+    assert min(contrast(*pair) for pair in {tuple(pair) for pair in pairs}) >= 4.5  # WCAG 2.2, 1.4.3
+
+
+def contrast(first, second):
+    lights = sorted(luminance(re.findall(r"\d+", colour)[:3]) for colour in (first, second))
+    return (lights[1] + 0.05) / (lights[0] + 0.05)
+
+
+def luminance(channels):
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (int(one) / 255 for one in channels)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_page_itself_never_scrolls_sideways(browser, out, width):
+    opened = browser.new_page(viewport={"width": width, "height": 800})
+    opened.goto((out / "report.html").as_uri())
+    inner = opened.evaluate("document.documentElement.scrollWidth")
+    opened.close()
+
+    assert inner <= width
+
+
+@pytest.fixture(scope="module")
+def evil(result):
+    """The same result with a class whose name is markup."""
+    renamed = {EVIL if name == "bird" else name: one for name, one in result.classes.items()}
+    judged = {EVIL if name == "bird" else name: one for name, one in result.judged.items()}
+    classes = {name: replace(one, name=name) for name, one in renamed.items()}
+    images = tuple(replace(row, label=EVIL, answer=EVIL) if row.label == "bird" else row for row in result.images)
+    return replace(result, classes=classes, judged=judged, images=images, failures={f"{EVIL}.png": EVIL})
+
+
+def test_a_class_called_script_is_text(browser, evil, tmp_path):
+    file = tmp_path / "report.html"
+    file.write_text(check_html.render(evil, [], []))
+    opened = browser.new_page()
+    opened.goto(file.as_uri())
+    title, cells = opened.title(), opened.inner_text("#table")
+    opened.close()
+
+    assert title.startswith("FAIL")
+    assert EVIL in cells
+
+
+def test_markdown_and_annotations_stay_on_their_lines(evil):
+    text = markdown.render(evil)
+    commands = markdown.workflow_commands(evil)
+
+    assert EVIL not in text
+    assert all(line.count("|") - line.count(r"\|") == 8 for line in text.splitlines() if line.startswith("|"))
+    assert all(re.match(r"::(error|warning) title=[^:,\n]*::[^\n]*$", line) for line in commands)
+
+
+def test_junit_has_a_case_per_class_and_one_for_all(result, evil):
+    suites = ET.fromstring(junit.render(result))
+    cases = suites.findall(".//testcase")
+
+    assert [case.get("name") for case in cases] == ["bird", "car", "plane", "ship", "all classes together"]
+    assert all(case.find("failure") is not None for case in cases)
+    assert EVIL in [case.get("name") for case in ET.fromstring(junit.render(evil)).findall(".//testcase")]
+
+
+def test_the_json_is_strict_and_says_its_schema(result):
+    found = json.loads(check_json.render(result), parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+
+    assert found["schema"] == 1
+    assert found["verdict"] == "FAIL"
+    assert set(found["hashes"]) == {"weights", "settings", "data"}
+    assert len(found["images"]) == 40
+    assert all(len(image["sha256"]) == 64 for image in found["images"])
+
+
+def test_the_caveat_is_in_every_report_that_people_read(out):
+    for name in ("report.html", "summary.md", "report.json"):
+        assert "does not prove the absence of shortcuts" in (out / name).read_text()

@@ -1,0 +1,94 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from camkit.background.statistics import benjamini_hochberg, holm, interval, p_above, resampled, wilson
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_gives_the_intervals_of_newcombe_1998_table_1(successes, trials, low, high):
+    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_no_trials_say_nothing():
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def closed_test(p_values, alpha):
+    """Holm's procedure as the closure of Bonferroni's test: a hypothesis falls if every set with it does."""
+    names = range(len(p_values))
+    sets = [found for size in range(1, len(p_values) + 1) for found in itertools.combinations(names, size)]
+    falls = {found: min(p_values[one] for one in found) <= alpha / len(found) for found in sets}
+    return [all(falls[found] for found in sets if one in found) for one in names]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_holm_rejects_what_the_closed_test_rejects(seed):
+    p_values = (np.random.default_rng(seed).random(6) ** 4).tolist()
+
+    assert [p <= 0.05 for p in holm(p_values)] == closed_test(p_values, 0.05)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_benjamini_hochberg_rejects_up_to_the_last_p_below_its_line(seed):
+    p_values = np.random.default_rng(seed).random(8) ** 3
+    order = np.sort(p_values)
+    below = [rank for rank, p in enumerate(order, start=1) if p <= 0.05 * rank / len(order)]
+    limit = order[max(below) - 1] if below else -1
+
+    assert [p <= 0.05 for p in benjamini_hochberg(p_values.tolist())] == [p <= limit for p in p_values]
+
+
+def test_no_hypotheses_are_no_error():
+    assert holm([]) == benjamini_hochberg([]) == []
+
+
+def test_intervals_of_means_hold_the_truth_as_often_as_they_say():
+    rng, hits = np.random.default_rng(0), 0
+    for trial in range(200):
+        values = rng.normal(0.3, 1, 60)
+        rows = np.column_stack([values, np.ones(60)])
+        sums = resampled(rows, np.arange(60), [trial], 1000)
+        found = interval(sums[:, 0] / sums[:, 1], values.mean(), 60)
+        hits += found.low < 0.3 < found.high
+
+    assert 180 <= hits <= 198  # 190 expected; 3 deviations of a binomial are 9
+
+
+def test_whole_groups_are_drawn():
+    groups = np.repeat(np.arange(10), 20)
+    values = np.repeat(np.random.default_rng(1).normal(size=10), 20)
+    rows = np.column_stack([values, np.ones(200)])
+
+    together = resampled(rows, groups, [0])
+    alone = resampled(rows, np.arange(200), [0])
+
+    assert (together[:, 1] == 200).all()
+    spread, narrow = ((sums[:, 0] / sums[:, 1]).std() for sums in (together, alone))
+    assert spread == pytest.approx(np.unique(values).std() / 10**0.5, rel=0.05)
+    assert narrow < spread / 3
+
+
+def test_draws_are_the_same_for_the_same_seed_and_differ_for_another():
+    rows = np.random.default_rng(0).random((30, 2))
+
+    first, again, other = (resampled(rows, np.arange(30), seed, 50) for seed in ([1, 2], [1, 2], [1, 3]))
+
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+def test_a_p_value_is_never_zero_and_what_is_no_number_speaks_for_the_limit():
+    assert p_above(np.ones(99), 0.5) == 0.01
+    assert p_above(np.array([1.0, np.nan, 1.0]), 0.5) == 0.5
+
+
+def test_few_groups_have_no_interval():
+    found = interval(np.array([0.5, 0.5]), 0.5, 1)
+
+    assert np.isnan(found.low)
+    assert np.isnan(found.high)

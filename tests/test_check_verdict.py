@@ -1,0 +1,174 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from camkit.background.config import LimitsPart
+from camkit.background.measures import OVERALL, ImageRow, Limits, measure_all
+from camkit.background.verdict import judge
+
+LIMITS = LimitsPart()
+
+
+def rows_of(label, count, *, gap=0.0, kept=0.0, energy=0.5, seed=0, **more):
+    """Pictures of a class: right on own backgrounds, on others less by a gap; without the object as often as asked."""
+    rng = np.random.default_rng([seed, len(label), *label.encode()])
+    rows = []
+    for number in range(count):
+        other = float(rng.random() >= gap)
+        stays = bool(rng.random() < kept)
+        fills = ("blur", "tile")
+        rows.append(
+            ImageRow(
+                name=f"{label}/{number}.png",
+                label=label,
+                group=f"{label}/{number}",
+                right=True,
+                answer=label,
+                probability=0.9,
+                status="ok",
+                energy=energy + 0.01 * float(rng.standard_normal()),
+                shuffled=0.1,
+                ceiling=0.8,
+                same=dict.fromkeys(fills, 1.0),
+                other=dict.fromkeys(fills, other),
+                removed=dict.fromkeys(fills, stays),
+                named=dict.fromkeys(fills, label if stays else "none of them"),
+            )
+        )
+    return [replace(row, **more) for row in rows]
+
+
+def judged(rows, *, exempt=None, waived=None, apart=(), **more):
+    measures = measure_all(rows, Limits(LIMITS.gap, LIMITS.sufficiency), 0, apart)
+    return judge(measures, LIMITS, exempt=exempt or {}, waived=waived or {}, **more)
+
+
+def clean(count=50):
+    return [row for label in ("cat", "dog", "fox") for row in rows_of(label, count)]
+
+
+def test_a_model_that_needs_its_objects_passes():
+    assert {one.verdict for one in judged(clean()).values()} == {"PASS"}
+
+
+def test_a_gap_of_one_class_fails_that_class_and_the_model():
+    found = judged([*clean(), *rows_of("wolf", 50, gap=0.6)])
+
+    assert [found[name].verdict for name in ("cat", "wolf", OVERALL)] == ["PASS", "FAIL", "FAIL"]
+    assert any("wolf" in reason.text and "gap" in reason.text for reason in found[OVERALL].reasons)
+
+
+def test_right_answers_without_the_object_fail_the_model_as_a_whole():
+    found = judged([row for label in ("cat", "dog", "fox") for row in rows_of(label, 50, kept=0.7)])
+
+    assert found[OVERALL].verdict == "FAIL"
+    assert found[OVERALL].gap_p == 1.0
+    assert found[OVERALL].sufficiency_p < 0.05
+
+
+def test_a_model_that_names_one_class_when_it_sees_nothing_is_not_above_chance():
+    rows = [
+        replace(row, removed=dict.fromkeys(row.same, row.label == "cat"), named=dict.fromkeys(row.same, "cat"))
+        for row in clean()
+    ]
+
+    found = measure_all(rows, Limits(0.1, 0.1), 0)
+
+    assert found["cat"].sufficiency["blur"].effect.value == 0
+    assert found[OVERALL].sufficiency["blur"].accuracies == pytest.approx((1 / 3, 1 / 3))
+    assert judged(rows)[OVERALL].verdict == "PASS"
+
+
+def test_one_fill_alone_warns():
+    wolves = [replace(row, other={**row.other, "tile": 1.0}) for row in rows_of("wolf", 50, gap=0.6)]
+
+    found = judged([*clean(), *wolves])
+
+    assert found["wolf"].verdict == "WARN"
+    assert "disagree" in found["wolf"].reasons[0].text
+
+
+def test_heat_beside_the_object_warns_and_never_fails():
+    rows = [row for label in ("cat", "dog", "fox") for row in rows_of(label, 50, energy=0.1)]
+
+    assert judged(rows)[OVERALL].verdict == "WARN"
+
+
+def test_few_pictures_are_inconclusive_but_no_excuse():
+    few = judged([*clean(), *rows_of("wolf", 20)])
+    bad = judged([*clean(), *rows_of("wolf", 20, gap=1.0), *rows_of("bear", 50, gap=1.0)])
+
+    assert (few["wolf"].verdict, few[OVERALL].verdict) == ("INCONCLUSIVE", "INCONCLUSIVE")
+    assert (bad["wolf"].verdict, bad[OVERALL].verdict) == ("INCONCLUSIVE", "FAIL")
+
+
+def test_objects_that_fill_the_frame_are_not_testable():
+    rows = [replace(row, ceiling=0.97, shuffled=0.9, energy=0.95) for row in clean()]
+
+    assert judged(rows)[OVERALL].verdict == "INCONCLUSIVE"
+
+
+def test_empty_maps_are_inconclusive():
+    rows = [
+        replace(row, status="no_positive_evidence", energy=None) if n % 4 == 0 else row for n, row in enumerate(clean())
+    ]
+
+    assert judged(rows)[OVERALL].verdict == "INCONCLUSIVE"
+
+
+def test_heat_that_cannot_be_trusted_is_inconclusive_but_a_gap_still_fails():
+    assert judged(clean(), insane=["maps are alike"])[OVERALL].verdict == "INCONCLUSIVE"
+    assert judged(rows_of("cat", 50, gap=0.8) + clean()[50:], insane=["maps are alike"])[OVERALL].verdict == "FAIL"
+
+
+def test_waived_classes_do_not_count_and_say_so():
+    rows = [*clean(), *rows_of("wolf", 50, gap=0.6)]
+
+    found = judged(rows, waived={"wolf": "known"}, apart={"wolf"})
+
+    assert (found["wolf"].verdict, found["wolf"].waived) == ("FAIL", "known")
+    assert found[OVERALL].verdict == "PASS"
+
+
+def test_a_class_that_may_be_anything_is_not_tested():
+    found = judged([*clean(), *rows_of("beach", 50, gap=1.0)], exempt={"beach": "expect = any"}, apart={"beach"})
+
+    assert (found["beach"].verdict, found[OVERALL].verdict) == ("PASS", "PASS")
+
+
+def test_what_is_not_known_to_be_background_only_warns():
+    rows = [*clean(), *rows_of("wolf", 50, gap=0.9)]
+
+    assert judged(rows, may_fail=False)[OVERALL].verdict == "WARN"
+
+
+def test_many_clean_classes_do_not_alarm():
+    """100 classes with a true gap at the limit: each alone alarms in 1 of 20, all together hardly ever."""
+    alarms = 0
+    for seed in range(3):
+        rows = [row for n in range(100) for row in rows_of(f"class {n}", 40, gap=0.05, seed=seed)]
+        alarms += judged(rows)[OVERALL].verdict == "FAIL"
+
+    assert alarms == 0
+
+
+def test_pictures_of_one_group_count_once():
+    rows = [replace(row, group=f"patient {n % 4}") for n, row in enumerate(rows_of("wolf", 50, gap=0.3))]
+    alone = measure_all([*clean(), *rows_of("wolf", 50, gap=0.3)], Limits(0.1, 0.1), 0)["wolf"].gap["blur"].effect
+    grouped = measure_all([*clean(), *rows], Limits(0.1, 0.1), 0)["wolf"].gap["blur"].effect
+
+    assert grouped.groups == 4
+    assert alone.groups == 50
+    assert grouped.value == alone.value
+
+
+def test_the_sensitivity_is_that_of_its_formula():
+    rows = [
+        replace(row, right_with_noise_on_object=n % 10 < 4, right_with_noise_on_background=n % 10 < 8)
+        for n, row in enumerate(clean())
+    ]
+
+    found = measure_all(rows, Limits(0.1, 0.1), 0)[OVERALL].foreground_sensitivity
+
+    assert found == pytest.approx((0.8 - 0.4) / (2 * min(0.6, 0.4)))
