@@ -67,24 +67,22 @@ def largest_rectangle(hole: Bool[Tensor, "h w"]) -> tuple[int, int, int, int] | 
     """Return the largest rectangle (left, top, right, bottom) without a hole; None where all are too small."""
     height, width = hole.shape
     step = max(1, min(height, width) // _CELLS)
-    rows, columns = height // step, width // step
     cells = functional.max_pool2d(hole.float()[None, None], step)[0, 0].numpy() > 0
-    best, found = 0, None
-    depth = np.zeros(columns, int)
-    for row in range(rows):
-        depth = np.where(cells[row], 0, depth + 1)
-        for first in range(columns):
-            least = depth[first]
-            for last in range(first, columns):
-                least = min(least, depth[last])
-                if least == 0:
-                    break
-                if least * (last - first + 1) > best:
-                    best, found = least * (last - first + 1), (first, row + 1 - least, last + 1, row + 1)
-    if found is None or best * step * step < LEAST_REST * height * width:
+    rows, columns = cells.shape
+    tops, bottoms = np.triu_indices(rows)
+    counts = np.pad(cells.cumsum(0), ((1, 0), (0, 0)))
+    free = counts[bottoms + 1] == counts[tops]  # of each range of rows, the columns without a hole
+    run, longest, end = np.zeros(len(tops), int), np.zeros(len(tops), int), np.zeros(len(tops), int)
+    for column in range(columns):
+        run = np.where(free[:, column], run + 1, 0)
+        end = np.where(run > longest, column + 1, end)
+        longest = np.maximum(longest, run)
+    areas = longest * (bottoms + 1 - tops)
+    best = int(areas.argmax())
+    if areas[best] * step * step < LEAST_REST * height * width:
         return None
-    left, top, right, bottom = (int(side) * step for side in found)
-    return left, top, right, bottom
+    left, top, right, bottom = end[best] - longest[best], tops[best], end[best], bottoms[best] + 1
+    return int(left) * step, int(top) * step, int(right) * step, int(bottom) * step
 
 
 FILLS = {"tile": tiled, "blur": blurred}

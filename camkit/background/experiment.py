@@ -48,13 +48,21 @@ class Seen:
 
     def without(self, fill: str) -> Float[Tensor, "c h w"]:
         """Return the picture with its objects' boxes filled; where there is no texture to take, smoothly."""
+        return self._filled[fill]
+
+    @functools.cached_property
+    def _filled(self) -> dict[str, Float[Tensor, "c h w"]]:
+        """The picture without its objects, for each fill: it is a background of several others."""
         assert self.hole is not None
         unknown = self.hole | ~self.shades.view
-        filled = edits.FILLS[fill](self.tensor, unknown)
-        filled = edits.blurred(self.tensor, unknown) if filled is None else filled
-        return torch.where(self.hole & self.shades.view, filled, self.tensor)
+        smooth = edits.blurred(self.tensor, unknown)
+        filled = {fill: function(self.tensor, unknown) for fill, function in edits.FILLS.items()}
+        removed = self.hole & self.shades.view
+        return {
+            fill: torch.where(removed, smooth if made is None else made, self.tensor) for fill, made in filled.items()
+        }
 
-    @property
+    @functools.cached_property
     def has_rest(self) -> bool:
         """Whether enough of the picture lies beside its objects to be called a background."""
         return self.hole is not None and edits.largest_rectangle(self.hole | ~self.shades.view) is not None

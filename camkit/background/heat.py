@@ -14,7 +14,7 @@ from camkit.background.data import scaled
 from camkit.background.experiment import Answer
 from camkit.background.journal import Journal, Row
 from camkit.background.plan import Plan
-from camkit.background.render import outline, seen, shades
+from camkit.background.render import outline, picture_size, seen, shades
 from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
 from camkit.explanation import Explanation
@@ -61,39 +61,43 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[Row]:
 
 def _heat_row(plan: Plan, item: Item, found: Explanation | Failure, answer: Answer | None) -> Row:
     row: Row = {"kind": "heat", "name": item.name}
-    if isinstance(found, Failure) or answer is None:
-        return {**row, "error": str(found.error) if isinstance(found, Failure) else "the model gave no answer"}
-    if answer["answer"] == NO_ANSWER:
-        return {**row, "error": f"{item.name}: the model's output holds NaN or infinity"}
-    row |= {
-        "answer": answer["answer"],
-        "probability": answer["share"],
-        "margin": answer["margin"],
-        "status": found.status,
-        "layer": found.layer,
-        "layer_reason": found.layer_reason,
-    }
-    if not item.things:
-        return row
-    assert found.picture is not None
-    assert plan.model.preprocess is not None
-    size = (found.picture.shape[1], found.picture.shape[0])
     try:
-        things = [scaled(one, size) for one in item.things]
-        region = seen(outline(things, size), plan.model.preprocess) > 0.5
+        if isinstance(found, Failure):
+            raise found.error
+        if answer is None or answer["answer"] == NO_ANSWER:
+            return {**row, "error": f"{item.name}: the model's output holds NaN or infinity"}
+        said = {
+            "answer": answer["answer"],
+            "probability": answer["share"],
+            "margin": answer["margin"],
+            "status": found.status,
+            "layer": found.layer,
+            "layer_reason": found.layer_reason,
+        }
+        return {**row, **said, **(_against_region(plan, item, found) if item.things else {})}
     except CamkitError as error:
-        return {**row, "error": f"{item.name}: {error}"}
+        return {**row, "error": str(error) if item.name in str(error) else f"{item.name}: {error}"}
+
+
+def _against_region(plan: Plan, item: Item, found: Explanation) -> Row:
+    """Measure a map against its picture's region, where both have something.
+
+    Raises:
+        CamkitError: the region cannot be drawn, or not followed through the preprocessing.
+    """
+    assert plan.model.preprocess is not None
+    original = found.picture if found.box is not None else None  # else it is the model's input that is shown
+    size = picture_size(item.path) if original is None else (original.shape[1], original.shape[0])
+    region = seen(outline([scaled(one, size) for one in item.things], size), plan.model.preprocess) > 0.5
     if not bool(region.any()):
-        return {**row, "cropped": True}
+        return {"cropped": True}
     if found.status != "ok" or found.heatmap.ndim != 2:
-        return row
-    heat = torch.from_numpy(np.asarray(found.heatmap))
+        return {}
     grid = (found.raw.shape[0], found.raw.shape[1])
     view = shades(plan.model.preprocess, size).view
-    measured = evidence.measure(heat, region, view, grid)
+    measured = evidence.measure(torch.from_numpy(np.asarray(found.heatmap)), region, view, grid)
     within, everywhere = evidence.heat_in_cells(region, grid, found.extent)
     return {
-        **row,
         **vars(measured),
         "grid": list(grid),
         "cells": [float(cell) for cell in np.maximum(found.raw, 0).ravel()],

@@ -17,7 +17,7 @@ from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
 
 _WORKERS = min(4, os.cpu_count() or 1)
-_KEPT = 256
+_KEPT = 128
 """Pictures of the sample kept in memory: each is a background of others."""
 
 
