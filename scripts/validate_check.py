@@ -22,10 +22,12 @@ from typing import Any
 
 import torch
 from lab_models import ARCHITECTURES, accuracy, preprocess, train
+from lab_report import judged_again, page, plots
 from lab_scenes import LAYOUTS, SHORTCUTS, Parts, Recipe, draw, load_parts, write_folder
 
 import camkit
 from camkit.background.check import CheckResult
+from camkit.background.config import LimitsPart
 from camkit.background.measures import Measures
 from camkit.scenes.drawing import THINGS
 
@@ -33,6 +35,7 @@ CORRELATIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
 CLEAN_SEEDS = 2
 MEASURED = 2000
 PER_CLASS = 100
+BEGIN, END = "<!-- validate_check -->", "<!-- end of validate_check -->"
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--state", type=Path, default=Path("lab"))
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--markdown", type=Path, default=None, help="the page to write when all models are known")
     parser.add_argument("--most", type=int, default=None, help="models in this run")
     options = parser.parse_args()
     load_parts(options.state, options.workers)
@@ -151,10 +155,23 @@ def main() -> None:
             row = future.result()
             lines.write(f"{json.dumps(row)}\n")
             lines.flush()
+            known[row["name"]] = row
             print(
                 f"{count}/{len(todo)} {row['name']}: {row['matched']:.2f} {row['redrawn']:.2f} {row['verdict']}",
                 flush=True,
             )
+    if options.markdown is not None:
+        write_page(options.markdown, list(known.values()))
+
+
+def write_page(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the tables between the marks of a page, and the plots beside it; what people wrote around them stays."""
+    judged = [judged_again(row, LimitsPart()) for row in rows]
+    plots(judged, file.parent)
+    text = file.read_text("utf-8") if file.exists() else f"# Validation\n\n{BEGIN}\n{END}\n"
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    file.write_text(f"{before}{BEGIN}\n\n{page(judged)}\n{END}{after}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -30,10 +30,12 @@ def test_public_names_are_pinned() -> None:
 
     assert sorted(camkit.__all__) == [
         "CamkitError",
+        "CheckResult",
         "Explanation",
         "Failure",
         "METHODS",
         "__version__",
+        "check",
         "errors",
         "explain",
         "explain_many",

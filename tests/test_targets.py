@@ -302,6 +302,56 @@ def test_a_list_of_one_gives_a_list(net, images):
     assert [row.target for row in explain(net, images[0], [3])] == [3]
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_each_picture_may_have_a_class_of_its_own(net, images, batch_size):
+    wanted = [4, "dog", (0, "cat")]
+
+    found = camkit.explain(net, images, target=camkit.targets.each(wanted), labels=LABELS, batch_size=batch_size)
+
+    alone = [camkit.explain(net, image, target=target) for image, target in zip(images, [4, 1, 0], strict=True)]
+    assert [row.target for row in found] == [4, 1, 0]
+    for row, single in zip(found, alone, strict=True):
+        np.testing.assert_allclose(row.raw, single.raw, rtol=1e-5)
+
+
+def test_of_several_outputs_that_mean_the_same_the_best_is_explained(net, images):
+    logits = net(images)
+
+    found = camkit.explain(net, images, target=camkit.targets.each([(1, 3)] * 3))
+
+    assert [row.target for row in found] == [(1, 3)[int(row[3] > row[1])] for row in logits]
+
+
+@pytest.mark.parametrize(
+    ("classes", "sentence"),
+    [
+        ([1, 2], "there are 2 targets for at least 3 pictures"),
+        ([], "each() takes one class or more for each picture, and got none"),
+        ([1, (), 2], "each() takes one class or more for each picture, and got none"),
+        ([1, 2, 7], "target 7 is out of range: the model has classes 0 to 4"),
+        ([1, "bird", 2], "'bird'"),
+    ],
+)
+def test_classes_that_do_not_fit_the_pictures_are_one_sentence(net, images, classes, sentence):
+    with pytest.raises(TargetError) as caught:
+        camkit.explain(net, images, target=camkit.targets.each(classes), labels=LABELS)
+    assert sentence in str(caught.value)
+
+
+def test_a_picture_that_cannot_be_read_does_not_shift_the_others_classes(net, tmp_path):
+    good = [camkit.scenes.scene_paths()["plane-sky"]] * 2
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"")
+
+    rows = list(
+        camkit.explain_many(
+            "demo-fair", [good[0], bad, good[1]], target=camkit.targets.each([0, 1, 2]), on_error="yield"
+        )
+    )
+
+    assert [getattr(row, "target", None) for row in rows] == [0, None, 2]
+
+
 def test_top_is_each_pictures_own_order(net, images):
     expected = logits(net, images).topk(5, dim=1)
     explain(net, images[0], top(5))  # the probe is made once
