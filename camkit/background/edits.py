@@ -6,6 +6,7 @@ after it is the same.
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
@@ -25,21 +26,25 @@ def blurred(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float
     What is known is averaged down level by level until nothing is missing, and what is missing is taken from the level
     above on the way back. A picture that is all hole becomes zero.
     """
-    weight = (~hole).float()[None, None]
-    return _pushed(picture.float()[None] * weight, weight)[0]
+    known = (~hole).numpy()
+    if not known.any():
+        return torch.zeros_like(picture)
+    pixels = np.ascontiguousarray(picture.float().permute(1, 2, 0).numpy())
+    filled = _pushed(pixels * known[..., None], known.astype(np.float32))
+    return torch.where(hole, torch.from_numpy(filled).permute(2, 0, 1).to(picture), picture)
 
 
-def _pushed(known: Float[Tensor, "1 c h w"], weight: Float[Tensor, "1 1 h w"]) -> Float[Tensor, "1 c h w"]:
-    height, width = weight.shape[2:]
-    if bool((weight > 0).all()) or max(height, width) == 1:
-        return known / weight.clamp_min(1e-12)
-    size = ((height + 1) // 2, (width + 1) // 2)
-    # Sums of what is known, so that a level's mean is that of its known pixels alone.
-    above = _pushed(
-        functional.adaptive_avg_pool2d(known, size), functional.adaptive_avg_pool2d(weight, size).clamp(0, 1)
-    )
-    smooth = functional.interpolate(above, size=(height, width), mode="bilinear", align_corners=False)
-    return torch.where(weight > 0, known / weight.clamp_min(1e-12), smooth)
+def _pushed(known: Float[np.ndarray, "h w c"], weight: Float[np.ndarray, "h w"]) -> Float[np.ndarray, "h w c"]:
+    """Fill where the weight is zero; ``known`` is multiplied with it, so that means are those of known pixels alone."""
+    height, width = weight.shape
+    means: Float[np.ndarray, "h w c"] = known / np.maximum(weight, 1e-12)[..., None]
+    if (weight > 0).all():
+        return means
+    size = ((width + 1) // 2, (height + 1) // 2)
+    smaller = (cv2.resize(values, size, interpolation=cv2.INTER_AREA) for values in (known, weight))
+    coarse, share = (values.reshape(*size[::-1], *rest) for values, rest in zip(smaller, ((-1,), ()), strict=True))
+    above = cv2.resize(_pushed(coarse, share), (width, height), interpolation=cv2.INTER_LINEAR)
+    return np.asarray(np.where(weight[..., None] > 0, means, above.reshape(height, width, -1)))
 
 
 def tiled(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"] | None:
