@@ -23,7 +23,7 @@ from camkit.background.showcase import strips, thumbnails
 from camkit.background.values import Progress, Stage
 from camkit.errors import InputError
 from camkit.models import Labels, as_model
-from camkit.report import check_html, check_json, junit, markdown
+from camkit.report import check_html, check_json, junit, markdown, words
 from camkit.values import LoadedModel, Preprocess
 
 JOURNAL = "unfinished.jsonl"
@@ -158,7 +158,7 @@ def finish_check(
     if earlier is not None and baseline is not None:
         check_comparable(earlier, hashes, baseline)
     journal = None if out is None else out / JOURNAL
-    with Journal(journal, " ".join(hashes.values()), resume=resume) as rows:
+    with Journal(journal, " ".join([words.VERSION, *hashes.values()]), resume=resume) as rows:
         result = run_check(plan, rows, progress, hashes)
     if earlier is not None:
         contents = {item.name: content_hash(item.path) for item in plan.data.items}

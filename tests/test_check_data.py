@@ -165,6 +165,18 @@ def test_a_flat_folder_takes_the_class_of_the_largest_object(tmp_path: Path) -> 
     assert found.left_out["pictures without an annotated class"] == ("d.jpg",)
 
 
+def test_the_root_of_a_dataset_is_pictures_beside_their_annotations(tmp_path: Path) -> None:
+    pictures(tmp_path / "train2017", "a.jpg", "b.jpg")
+    boxes = {"a.jpg": [("dog", [0, 0, 9, 9]), ("cat", [0, 0, 5, 5])], "b.jpg": [("cat", [0, 0, 5, 5])]}
+    (tmp_path / "annotations").mkdir()
+    coco(tmp_path / "annotations" / "instances.json", boxes)
+
+    found = read_data(tmp_path)
+
+    assert labels(found) == {"train2017/a.jpg": "dog", "train2017/b.jpg": "cat"}
+    assert regions(found) == {"train2017/a.jpg": ["dog"], "train2017/b.jpg": ["cat"]}
+
+
 def test_outlines_without_boxes_count_by_what_they_cover(tmp_path: Path) -> None:
     pictures(tmp_path, "a.jpg")
     file = coco(tmp_path / "i.json", {"a.jpg": [("ant", [0, 0, 5, 5]), ("cat", [0, 0, 5, 5])]})

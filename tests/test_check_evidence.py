@@ -22,8 +22,9 @@ def test_energy_and_shuffled_baseline_are_those_of_the_drawn_maps(extent):
     drawn = to_heatmap(raws, size, extent).double()
     table = torch.stack([torch.stack([heat[region].sum() / heat.sum() for heat in drawn]) for region in regions])
 
-    within, everywhere = zip(*(heat_in_cells(region, grid, extent) for region in regions), strict=True)
-    own, shuffled = energies(raws.relu().flatten(1).double().numpy(), np.stack(within), everywhere[0])
+    within = np.stack([heat_in_cells(region, grid, extent) for region in regions])
+    everywhere = heat_in_cells(torch.ones(size, dtype=torch.bool), grid, extent)
+    own, shuffled = energies(raws.relu().flatten(1).double().numpy(), within, everywhere)
 
     off_diagonal = table.fill_diagonal_(0).sum(1) / 5
     again = torch.stack([heat[region].sum() / heat.sum() for heat, region in zip(drawn, regions, strict=True)])

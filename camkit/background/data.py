@@ -118,6 +118,9 @@ def _labelled(
     ]
     by_class = {folder.name: [file for file in find_pictures([folder]) if _is_picture(file)] for folder in folders}
     empty = tuple(name for name, files in by_class.items() if not files)
+    named = any(thing.category for source in found for things in source.things.values() for thing in things)
+    if sum(map(bool, by_class.values())) == 1 and named:  # pictures beside their annotations, such as JPEGImages
+        return _by_largest(data, found, only, skip)
     if any(by_class.values()):
         items = [
             Item(file.relative_to(data).as_posix(), file, name, file.relative_to(data).as_posix())

@@ -69,20 +69,18 @@ def _widened(region: Bool[Tensor, "h w"], pixels: int) -> Bool[Tensor, "h w"]:
     return functional.max_pool2d(region.float()[None, None], width, 1, pixels)[0, 0] > 0
 
 
-def heat_in_cells(
-    region: Bool[Tensor, "h w"], grid: tuple[int, int], extent: Extent
-) -> tuple[Float[np.ndarray, " cells"], Float[np.ndarray, " cells"]]:
-    """Return how much heat within a region, and in all, each cell of a map stands for.
+def heat_in_cells(region: Bool[Tensor, "h w"], grid: tuple[int, int], extent: Extent) -> Float[np.ndarray, " cells"]:
+    """Return how much heat within a region each cell of a map stands for.
 
-    Upsampling is linear, so the heat within a region is a sum over the cells: a map's energy E is (cells * within) /
-    (cells * all). With these numbers any map can be held against any region without drawing either.
+    Upsampling is linear, so the heat within a region is a sum over the cells: a map's energy E is its heat within the
+    region by that within the whole picture. With these numbers any map can be held against any region without drawing
+    either.
     """
     cells = torch.zeros(1, *grid, requires_grad=True)
     with torch.enable_grad():
         drawn = enlarge(cells, region.shape, extent)[0]
-        within = torch.autograd.grad(drawn[region].sum(), cells, retain_graph=True)[0]
-        everywhere = torch.autograd.grad(drawn.sum(), cells)[0]
-    return within.double().numpy().ravel(), everywhere.double().numpy().ravel()
+        within = torch.autograd.grad(drawn[region].sum(), cells)[0]
+    return np.asarray(within.double().numpy().ravel())
 
 
 def energies(

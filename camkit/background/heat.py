@@ -12,7 +12,7 @@ from camkit.background import evidence
 from camkit.background.answers import NO_ANSWER, answers_of
 from camkit.background.data import scaled
 from camkit.background.experiment import Answer
-from camkit.background.journal import Journal, Row
+from camkit.background.journal import Journal, Row, packed
 from camkit.background.plan import Plan
 from camkit.background.render import outline, picture_size, seen, shades
 from camkit.background.values import Item, Progress
@@ -96,13 +96,14 @@ def _against_region(plan: Plan, item: Item, found: Explanation) -> Row:
     grid = (found.raw.shape[0], found.raw.shape[1])
     view = shades(plan.model.preprocess, size).view
     measured = evidence.measure(torch.from_numpy(np.asarray(found.heatmap)), region, view, grid)
-    within, everywhere = evidence.heat_in_cells(region, grid, found.extent)
+    within = evidence.heat_in_cells(region, grid, found.extent)
     return {
         **vars(measured),
         "grid": list(grid),
-        "cells": [float(cell) for cell in np.maximum(found.raw, 0).ravel()],
-        "within": [round(float(cell), 6) for cell in within],
-        "everywhere": [round(float(cell), 6) for cell in everywhere],
+        "extent": found.extent,
+        "size": list(region.shape),
+        "cells": packed(np.maximum(found.raw, 0)),
+        "within": packed(within),
     }
 
 
@@ -124,3 +125,7 @@ class _Recorded:
             return target(output, batch)
 
         return scored
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the scores of the first pictures."""
+        return self.of_pictures(range(1, batch + 1))(output, batch)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import torch
 
 from camkit.background import evidence
 from camkit.background.experiment import Answer
-from camkit.background.journal import Row
+from camkit.background.journal import Row, unpacked
 from camkit.background.measures import ImageRow
 from camkit.background.plan import Plan
 from camkit.background.values import Item
@@ -19,13 +21,15 @@ from camkit.background.values import Item
 def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -> list[ImageRow]:
     """Join what is known of each picture; the maps of one grid are held against each other's regions."""
     energies: dict[str, tuple[float, float]] = {}
-    by_grid: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    by_grid: dict[tuple[Any, Any, Any], list[str]] = defaultdict(list)
     for name in (item.name for item in plan.data.items if item.name in heat):
         if "cells" in heat[name]:
-            by_grid[tuple(heat[name]["grid"]) + tuple(heat[name]["everywhere"])].append(name)
-    for names in by_grid.values():
-        maps, within = (np.array([heat[name][part] for name in names]) for part in ("cells", "within"))
-        own, shuffled = evidence.energies(maps, within, np.array(heat[names[0]]["everywhere"]))
+            row = heat[name]
+            by_grid[tuple(row["grid"]), tuple(row["size"]), tuple(map(tuple, row["extent"]))].append(name)
+    for (grid, size, extent), names in by_grid.items():
+        maps, within = (np.stack([unpacked(heat[name][part]) for name in names]) for part in ("cells", "within"))
+        everywhere = evidence.heat_in_cells(torch.ones(size, dtype=torch.bool), grid, extent)
+        own, shuffled = evidence.energies(maps, within, everywhere)
         energies |= {name: (float(e), float(s)) for name, e, s in zip(names, own, shuffled, strict=True)}
     return [
         _image_row(plan, item, heat[item.name], energies.get(item.name), edited.get(item.name, {}).get("answers", {}))

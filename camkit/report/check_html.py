@@ -36,7 +36,7 @@ _COLUMNS = (
 @dataclass(frozen=True)
 class _Cell:
     text: str
-    sort: float | str | None = None
+    sort: float | int | str | None = None
     range: str = ""
     mark: str = ""
 
