@@ -21,13 +21,14 @@ from camkit.background.journal import Journal
 from camkit.background.plan import Plan, content_hash, fingerprint, make_plan
 from camkit.background.showcase import strips, thumbnails
 from camkit.background.values import Progress, Stage
-from camkit.errors import InputError
+from camkit.errors import InputError, OutputError
 from camkit.models import Labels, as_model
 from camkit.report import check_html, check_json, junit, markdown, words
 from camkit.values import LoadedModel, Preprocess
 
 JOURNAL = "unfinished.jsonl"
-QUICK = {"per_class": 30, "pastes": 1}
+REPORTS = ("report.html", "report.json", "junit.xml", "summary.md")
+QUICK = {"per_class": 40, "pastes": 1}
 
 
 def check(
@@ -158,6 +159,8 @@ def finish_check(
     if earlier is not None and baseline is not None:
         check_comparable(earlier, hashes, baseline)
     journal = None if out is None else out / JOURNAL
+    if out is not None:
+        _put_aside(out)
     with Journal(journal, " ".join([words.VERSION, *hashes.values()]), resume=resume) as rows:
         result = run_check(plan, rows, progress, hashes)
     if earlier is not None:
@@ -173,6 +176,16 @@ def finish_check(
     return result
 
 
+def _put_aside(out: Path) -> None:
+    """Rename the reports of an earlier check: where this one breaks off, no old verdict must pass for its own."""
+    try:
+        for name in REPORTS:
+            if (out / name).exists():
+                (out / name).replace(out / f"before-{name}")
+    except OSError as error:
+        raise OutputError(f"cannot write into {out}: {error.strerror or error}") from error
+
+
 def write_reports(result: CheckResult, out: Path) -> None:
     """Write every form of the report into a folder, each whole or not at all.
 
@@ -180,11 +193,6 @@ def write_reports(result: CheckResult, out: Path) -> None:
         OutputError: a file cannot be written.
     """
     page = check_html.render(result, thumbnails(result.plan), strips(result))
-    texts = {
-        "report.html": page,
-        "report.json": check_json.render(result),
-        "junit.xml": junit.render(result),
-        "summary.md": markdown.render(result),
-    }
-    for name, text in texts.items():
-        overlay.write(out / name, text.encode())
+    texts = (page, check_json.render(result), junit.render(result), markdown.render(result))
+    for name, text in zip(REPORTS, texts, strict=True):
+        overlay.write(out / name, text.encode(errors="backslashreplace"))

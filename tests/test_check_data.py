@@ -264,6 +264,22 @@ def test_objects_of_other_classes_and_of_allowed_categories(tmp_path: Path) -> N
     assert [[one.category for one in item.others] for item in found.items] == [["DOG"], ["cat"]]
 
 
+def test_crowds_are_removed_with_the_objects_but_are_none(tmp_path: Path) -> None:
+    pictures(tmp_path, "dog/a.png", "cat/b.png")
+    coco(
+        tmp_path / "instances.json",
+        {"dog/a.png": [("dog", [0, 0, 9, 9]), ("dog", [20, 0, 9, 9])], "cat/b.png": [("cat", [0, 0, 5, 5])]},
+    )
+    table = json.loads((tmp_path / "instances.json").read_text())
+    table["annotations"][1]["iscrowd"] = 1
+    (tmp_path / "instances.json").write_text(json.dumps(table))
+
+    dog = {item.name: item for item in read_data(tmp_path).items}["dog/a.png"]
+
+    assert [tuple(one.box or ()) for one in dog.things] == [(0, 0, 9, 9)]
+    assert [tuple(one.box or ()) for one in dog.others] == [(20, 0, 29, 9)]
+
+
 def test_every_form_is_found_by_itself(tmp_path: Path) -> None:
     places = {
         "COCO": ("annotations/i.json", None),
@@ -295,9 +311,10 @@ IMAGENET = ["tench, Tinca tinca", "goldfish", "tabby, tabby cat", "crane", "traf
 
 
 def test_classes_are_matched_by_label_whatever_the_case_the_marks_and_the_synonym() -> None:
-    names = ["Goldfish", "TRAFFIC_LIGHT", "tabby-cat", "Tinca tinca", "crane", "tabby, tabby cat"]
+    names = ["Goldfish", "TRAFFIC_LIGHT", "tabby-cat", "Tinca tinca", "crane"]
     matched = match_classes(names, IMAGENET, 5, None)
-    assert dict(matched.indices) == dict(zip(names, [(1,), (4,), (2,), (0,), (3,), (2,)], strict=True))
+    assert dict(matched.indices) == dict(zip(names, [(1,), (4,), (2,), (0,), (3,)], strict=True))
+    assert dict(match_classes(["tabby, tabby cat"], IMAGENET, 5, None).indices) == {"tabby, tabby cat": (2,)}
 
 
 def test_a_whole_label_counts_before_a_synonym_and_twins_count_both() -> None:
@@ -351,6 +368,13 @@ def test_classes_that_do_not_fit_are_one_sentence(
     with pytest.raises(InputError) as caught:
         match_classes(classes, labels_of, outputs, table)
     assert "\n" not in str(caught.value)
+
+
+def test_an_output_of_two_classes_and_a_class_of_all_outputs_are_refused() -> None:
+    with pytest.raises(InputError, match="output 1 of the model is both 'cat' and 'dog'"):
+        match_classes(["cat", "dog"], None, 3, {"cat": [0, 1], "dog": [1]})
+    with pytest.raises(InputError, match="every output of the model is 'cat'"):
+        match_classes(["cat"], None, 2, {"cat": [0, 1]})
 
 
 def test_a_table_of_classes_is_read_and_its_remarks_left_out(tmp_path: Path) -> None:

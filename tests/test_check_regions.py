@@ -125,9 +125,10 @@ def test_crowds_and_dangling_ids_and_bad_boxes_are_counted_and_left_out(tmp_path
             ],
         )
     )
-    assert [tuple(one.box) for one in found.things["a.jpg"]] == [(1, 1, 5, 5), (30, 20, 40, 30)]
+    assert [tuple(one.box) for one in found.things["a.jpg"] if not one.crowd] == [(1, 1, 5, 5), (30, 20, 40, 30)]
+    assert [tuple(one.box) for one in found.things["a.jpg"] if one.crowd] == [(0, 0, 40, 30)]
     assert {what: len(names) for what, names in found.problems.items()} == {
-        "crowds, ignored": 1,
+        "crowds, removed but not explained": 1,
         "annotations of a picture that the file does not list": 1,
         "annotations of a category that the file does not list": 1,
         "boxes without an area": 2,

@@ -83,8 +83,13 @@ def test_draws_are_the_same_for_the_same_seed_and_differ_for_another():
 
 
 def test_a_p_value_is_never_zero_and_what_is_no_number_speaks_for_the_limit():
-    assert p_above(np.ones(99), 0.5) == 0.01
-    assert p_above(np.array([1.0, np.nan, 1.0]), 0.5) == 0.5
+    assert p_above(np.ones(99), 0.5, 30) == 0.01
+    assert p_above(np.array([1.0, np.nan, 1.0]), 0.5, 30) == 0.5
+
+
+def test_few_groups_prove_little():
+    assert p_above(np.ones(9999), 0.5, 5) == 1 / 32
+    assert p_above(np.ones(9999), 0.5, 4) == 1.0
 
 
 def test_few_groups_have_no_interval():

@@ -39,8 +39,8 @@ def rows_of(label, count, *, gap=0.0, kept=0.0, energy=0.5, seed=0, **more):
     return [replace(row, **more) for row in rows]
 
 
-def judged(rows, *, exempt=None, waived=None, apart=(), **more):
-    measures = measure_all(rows, Limits(LIMITS.gap, LIMITS.sufficiency), 0, apart)
+def judged(rows, *, exempt=None, waived=None, apart=(), classes=(), **more):
+    measures = measure_all(rows, Limits(LIMITS.gap, LIMITS.sufficiency), 0, apart, classes)
     return judge(measures, LIMITS, exempt=exempt or {}, waived=waived or {}, **more)
 
 
@@ -172,3 +172,31 @@ def test_the_sensitivity_is_that_of_its_formula():
     found = measure_all(rows, Limits(0.1, 0.1), 0)[OVERALL].foreground_sensitivity
 
     assert found == pytest.approx((0.8 - 0.4) / (2 * min(0.6, 0.4)))
+
+
+def test_a_class_of_which_no_picture_could_be_used_is_not_passed_over():
+    found = judged(clean(), classes=["cat", "dog", "fox", "wolf"])
+
+    assert (found["wolf"].verdict, found[OVERALL].verdict) == ("INCONCLUSIVE", "INCONCLUSIVE")
+
+
+def test_pictures_of_a_few_patients_fail_nothing():
+    """40 pictures, all wrong on other backgrounds, but of two patients."""
+    wolves = [replace(row, group=f"patient {n % 2}") for n, row in enumerate(rows_of("wolf", 40, gap=1.0))]
+
+    assert judged([*clean(), *wolves])["wolf"].verdict == "INCONCLUSIVE"
+
+
+def test_a_model_that_is_wrong_anyhow_does_not_pass():
+    rows = [replace(row, same=dict.fromkeys(row.same, 0.05), other=dict.fromkeys(row.other, 0.0)) for row in clean()]
+
+    assert judged(rows)[OVERALL].verdict == "INCONCLUSIVE"
+
+
+def test_where_every_class_is_waived_nothing_stops_the_model():
+    rows = [row for label in ("cat", "dog") for row in rows_of(label, 50, gap=0.8)]
+    waived = {"cat": "known", "dog": "known"}
+
+    found = judged(rows, waived=waived, apart=waived)
+
+    assert (found["cat"].verdict, found[OVERALL].verdict) == ("FAIL", "PASS")

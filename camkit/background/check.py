@@ -77,11 +77,10 @@ class CheckResult:
                 class, its numbers and the report.
         """
         if self.exit_code(inconclusive):
-            why = self.judged[self.worst].reasons
+            why = "; ".join(reason.text for reason in self.judged[self.worst].reasons)
             where = "" if self.report is None else f"; see {self.report}"
-            raise AssertionError(
-                f"{self.verdict}: class {self.worst!r}: {'; '.join(reason.text for reason in why)}{where}"
-            )
+            worst = "" if self.worst == OVERALL else f"class {self.worst!r}: "
+            raise AssertionError(f"{self.verdict}: {worst}{why}{where}")
 
     def exit_code(self, inconclusive: Literal["pass", "fail"] = "pass") -> int:
         """Return what the command ends with: 0 may ship, 1 FAIL, 3 INCONCLUSIVE where that is to fail."""
@@ -103,16 +102,13 @@ class CheckResult:
 
     @property
     def worst(self) -> str:
-        """The class that speaks most against the model: the worst verdict, then the largest gap."""
-        order = ("FAIL", "INCONCLUSIVE", "WARN", "PASS")
+        """The class that speaks most against the model, of those with its verdict; OVERALL where none alone does."""
 
-        def badness(name: str) -> tuple[int, float]:
-            effects = [
-                one.effect.value for one in (*self.classes[name].gap.values(), *self.classes[name].sufficiency.values())
-            ]
-            return order.index(self.judged[name].verdict), -max(effects, default=-1.0)
+        def largest(name: str) -> float:
+            return max((one.effect.value for one in self.classes[name].gap.values()), default=-1.0)
 
-        return min(self.classes, key=badness)
+        deciding = [name for name in self.classes if self.judged[name].verdict == self.verdict]
+        return max((name for name in deciding if not self.judged[name].waived), key=largest, default=OVERALL)
 
 
 def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str]) -> CheckResult:
@@ -138,7 +134,8 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     limits = plan.settings.limits
     waived = {name: f"{one.reason} (until {one.expires})" for name, one in plan.settings.waived(plan.today).items()}
     exempt = {name: "expect = any" for name in plan.data.classes if plan.settings.expects_anything(name)}
-    measures = measure_all(rows, Limits(limits.gap, limits.sufficiency), plan.settings.check.seed, {*waived, *exempt})
+    counted = Limits(limits.gap, limits.sufficiency)
+    measures = measure_all(rows, counted, plan.settings.check.seed, {*waived, *exempt}, plan.data.classes)
     judged = judge(
         measures,
         limits,

@@ -42,14 +42,15 @@ def match_classes(
         InputError: none of these fits.
     """
     if given is not None:
-        return Matched({name: _given(name, given, labels, outputs) for name in classes}, "by the table that was given")
+        table = {name: _given(name, given, labels, outputs) for name in classes}
+        return Matched(_apart(table, outputs), "by the table that was given")
     unknown = list(classes)
     if labels is not None:
         by_name = _by_name(labels)
         found = {name: by_name.get(plain(name), ()) for name in classes}
         unknown = [name for name, indices in found.items() if not indices]
         if not unknown:
-            return Matched(found, "by label")
+            return Matched(_apart(found, outputs), "by label")
     if all(name.isdecimal() and int(name) < outputs for name in classes):
         return Matched({name: (int(name),) for name in classes}, "by number")
     wordnet = all(_WORDNET.fullmatch(name) for name in classes)
@@ -58,6 +59,19 @@ def match_classes(
             {name: (number,) for number, name in enumerate(sorted(classes))}, "by order, as ImageFolder does"
         )
     raise InputError(_unmatched(unknown, labels, outputs, len(classes)))
+
+
+def _apart(table: dict[str, tuple[int, ...]], outputs: int) -> dict[str, tuple[int, ...]]:
+    """Return a table in which no output is of two classes, and no class has all outputs."""
+    of: dict[int, str] = {}
+    for name, indices in table.items():
+        for index in indices:
+            if index in of:
+                raise InputError(f"output {index} of the model is both {of[index]!r} and {name!r}: make them one class")
+            of[index] = name
+        if len(set(indices)) == outputs:
+            raise InputError(f"every output of the model is {name!r}, so no answer can be wrong")
+    return table
 
 
 def _unmatched(unknown: Sequence[str], labels: Sequence[str] | None, outputs: int, classes: int) -> str:

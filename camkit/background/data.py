@@ -199,7 +199,7 @@ def _by_largest(
         areas: dict[str, float] = defaultdict(float)
         for one in index:
             for thing in one.of(name):
-                if thing.category and (only is None or thing.category in only):
+                if thing.category and not thing.crowd and (only is None or thing.category in only):
                     areas[thing.category] = max(areas[thing.category], _area(thing.box))
         if areas:
             items.append(Item(name, file, max(sorted(areas), key=lambda category: areas[category]), name))
@@ -265,9 +265,10 @@ def _with_things(item: Item, index: Sequence[_Index], classes: set[str], also: f
     for one in index:
         about_classes = bool(one.categories & classes)
         for thing in one.of(item.name):
-            if not about_classes or plain(thing.category) in {plain(item.label), *also}:
+            own = not about_classes or plain(thing.category) in {plain(item.label), *also}
+            if own and not thing.crowd:
                 things.append(thing)
-            elif plain(thing.category) in classes:
+            elif own or plain(thing.category) in classes:
                 others.append(thing)
     return replace(item, things=tuple(things), others=tuple(others))
 
@@ -291,4 +292,4 @@ def scaled(thing: Thing, size: tuple[int, int]) -> Thing:
     outline = thing.outline
     if isinstance(outline, list):
         outline = [[side * (width, height)[number % 2] for number, side in enumerate(part)] for part in outline]
-    return Thing(thing.category, box, outline)
+    return Thing(thing.category, box, outline, crowd=thing.crowd)

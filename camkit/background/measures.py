@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -112,10 +113,13 @@ class Limits:
 
 
 def measure_all(
-    rows: Sequence[ImageRow], limits: Limits, seed: int, apart: Collection[str] = ()
+    rows: Sequence[ImageRow], limits: Limits, seed: int, apart: Collection[str] = (), classes: Collection[str] = ()
 ) -> dict[str, Measures]:
-    """Measure each class, and all together, but those ``apart``, under OVERALL."""
-    by_class: dict[str, list[ImageRow]] = defaultdict(list)
+    """Measure each class, and all together, but those ``apart``, under OVERALL.
+
+    ``classes`` are those there should be: one of which no picture could be used is measured as well, as nothing.
+    """
+    by_class: dict[str, list[ImageRow]] = defaultdict(list, {name: [] for name in classes})
     for row in rows:
         by_class[row.label].append(row)
     fills = sorted({fill for row in rows for fill in row.removed})
@@ -169,6 +173,8 @@ def _mean(values: Sequence[float | bool | None]) -> float | None:
 def _measured(
     name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance]
 ) -> Measures:
+    if not rows:
+        return Measures(name, 0, 0, Estimate(math.nan, math.nan, math.nan, 0), 0.0)
     right = sum(row.right for row in rows)
     low, high = wilson(right, len(rows))
     skilled = [row for row in rows if row.skilled]
@@ -244,7 +250,7 @@ def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, cha
         draws = (first - second) / np.where(count > 0, count, np.nan)
         both = (float(total[0] / total[2]), float(total[1] / total[2]))
         limit = limits.gap if what == "gap" else limits.sufficiency
-        tested = Tested(interval(draws, both[0] - both[1], groups), p_above(draws, limit), both)
+        tested = Tested(interval(draws, both[0] - both[1], groups), p_above(draws, limit, groups), both)
         (found.gap if what == "gap" else found.sufficiency)[fill] = tested
     return found
 

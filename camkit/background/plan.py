@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from camkit.background.classes import Matched
@@ -21,7 +23,7 @@ from camkit.background.render import boxes, outline, seen, shades
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
 from camkit.images import open_picture, prepare
-from camkit.values import LoadedModel
+from camkit.values import LoadedModel, Preprocess
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def fingerprint(plan: Plan) -> dict[str, str]:
         "limits": plan.settings.limits.model_dump(mode="json"),
         "classes": {name: one.model_dump(mode="json") for name, one in plan.settings.classes.items()},
         "outputs": plan.matched.indices,
+        "preprocessing": _hash_of_preprocess(plan.model.preprocess),
     }
     data = hashlib.sha256()
     for item in plan.data.items:
@@ -86,16 +89,33 @@ def _regions_of(item: Item) -> str:
     def written(outline_of: Any) -> str:
         return content_hash(outline_of) if isinstance(outline_of, Path) else repr(outline_of)
 
-    return ";".join(f"{one.category}{one.box}{written(one.outline)}" for one in (*item.things, *item.others))
+    return ";".join(
+        f"{one.category}{one.box}{one.shares}{one.crowd}{written(one.outline)}" for one in (*item.things, *item.others)
+    )
+
+
+def content_hash(path: Path) -> str:
+    """Return a file's SHA-256; "unreadable" where it cannot be read. Known files are read again when they change."""
+    try:
+        found = path.stat()
+        return _hash_of(path, found.st_size, found.st_mtime_ns)
+    except OSError:
+        return "unreadable"
 
 
 @functools.lru_cache(maxsize=200_000)
-def content_hash(path: Path) -> str:
-    """Return a file's SHA-256; "unreadable" where it cannot be read."""
+def _hash_of(path: Path, size: int, changed: int) -> str:  # noqa: ARG001 - one for each state of a file
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _hash_of_preprocess(preprocess: Preprocess | None) -> str:
+    """Return a hash of what a preprocessing makes of a fixed picture; nothing where it refuses that."""
+    noise = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return "unreadable"
+        tensor = prepare(Image.fromarray(noise), preprocess, "").tensor
+    except Exception:  # noqa: BLE001 - the caller's own, made for other pictures
+        return ""
+    return hashlib.sha256(tensor.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def without_duplicates(data: Dataset) -> Dataset:
@@ -116,6 +136,10 @@ def without_duplicates(data: Dataset) -> Dataset:
     return replace(data, items=tuple(item for item in data.items if item.name not in gone), left_out=left_out)
 
 
+_SPARE = 10
+"""Pictures of a class beyond those that must be testable, since some are not."""
+
+
 def make_plan(model: LoadedModel, data: Dataset, matched: Matched, settings: Settings, today: dt.date) -> Plan:
     """Draw the sample, and settle how the check is made."""
     data = without_duplicates(data)
@@ -124,7 +148,9 @@ def make_plan(model: LoadedModel, data: Dataset, matched: Matched, settings: Set
     usable = [
         item for item in data.items if (item.things or not with_regions) and not settings.expects_anything(item.label)
     ]
-    sample = stratified(usable, settled.per_class, settled.most, settled.seed)
+    classes = len({item.label for item in usable})
+    most = max(settled.most, classes * (settings.limits.least_pictures + _SPARE))
+    sample = stratified(usable, settled.per_class, most, settled.seed)
     return Plan(model, data, matched, settings, tuple(sample), with_regions, today)
 
 

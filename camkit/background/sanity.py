@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from camkit.background.classes import Matched
 from camkit.background.config import Settings
@@ -45,9 +44,14 @@ def sane(model: LoadedModel, items: Sequence[Item], matched: Matched, settings: 
     chosen = stratified(items, PICTURES, PICTURES, check.seed)[:PICTURES]
     first = _maps(model, chosen, matched, settings, check.method)
     second = _maps(model, chosen, matched, settings, "hirescam")
-    random = _maps(_with_random_weights(model, check.seed), chosen, matched, settings, check.method)
+    remarks: list[str] = []
+    try:
+        random = _maps(_with_random_weights(model, check.seed), chosen, matched, settings, check.method)
+    except Exception as error:  # noqa: BLE001 - some modules cannot be copied
+        random = [None] * len(chosen)
+        remarks.append(f"maps of random weights could not be made: {type(error).__name__}: {error}")
     agreement, randomised = _median_correlation(first, second), _median_correlation(first, random)
-    problems, remarks = [], []
+    problems: list[str] = []
     if agreement is not None and agreement < LEAST_AGREEMENT:
         remarks.append(f"{check.method} and hirescam disagree: their maps correlate by {agreement:.2f} (median)")
     if randomised is not None and randomised > MOST_ALIKE:
@@ -88,9 +92,8 @@ def _with_random_weights(model: LoadedModel, seed: int) -> LoadedModel:
     module = copy.deepcopy(model.module)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for part in module.modules():
-            if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
-                weight = part.weight
+        for weight in module.parameters():  # also those that a parametrisation makes the weights of
+            if weight.dim() > 1:
                 order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
                 weight.copy_(weight.detach().flatten()[order].reshape(weight.shape))
     return LoadedModel(module, model.name, model.preprocess, model.labels, None, model.activation)

@@ -82,16 +82,19 @@ def interval(draws: Float[np.ndarray, " b"], value: float, groups: int, confiden
     return Estimate(value, float(low), float(high), groups)
 
 
-def p_above(draws: Float[np.ndarray, " b"], limit: float) -> float:
+def p_above(draws: Float[np.ndarray, " b"], limit: float, groups: int) -> float:
     """Return the one-sided bootstrap p-value of "the value is not above the limit".
 
     The draw at hand counts as one of them, so that no p-value is zero (Davison and Hinkley 1997, 4.2.3). A draw that is
-    no number speaks for the limit.
+    no number speaks for the limit. Of few groups the bootstrap knows too little: the p-value is at least that of a sign
+    test in which all are above the limit, and 1 of fewer than LEAST_GROUPS.
 
-    >>> p_above(np.array([0.3, 0.2, 0.05]), 0.1)
+    >>> p_above(np.array([0.3, 0.2, 0.05]), 0.1, 20)
     0.5
     """
-    return float((1 + np.count_nonzero(~(draws > limit))) / (1 + len(draws)))
+    if groups < LEAST_GROUPS:
+        return 1.0
+    return max(float((1 + np.count_nonzero(~(draws > limit))) / (1 + len(draws))), 0.5**groups)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

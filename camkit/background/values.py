@@ -22,12 +22,14 @@ class Thing:
 
     ``category`` is "" where the annotation names none. ``outline`` is what COCO calls a segmentation (polygons or a
     run-length encoding), or the file of a mask. ``shares`` where coordinates are shares of the picture, not pixels.
+    A ``crowd`` is no object to explain, but is removed with them.
     """
 
     category: str
     box: Box | None = None
     outline: list[Any] | dict[str, Any] | Path | None = None
     shares: bool = False
+    crowd: bool = False
 
     @property
     def kind(self) -> RegionKind:

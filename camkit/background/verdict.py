@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from camkit.background.config import LimitsPart
 from camkit.background.measures import OVERALL, Measures, Tested
-from camkit.background.statistics import benjamini_hochberg, holm
+from camkit.background.statistics import LEAST_GROUPS, benjamini_hochberg, holm, wilson
 from camkit.background.values import Verdict
 
 _MANY = 5
@@ -86,6 +86,7 @@ def judge(
         for what, by_fill in (("gap", one.gap), ("sufficiency", one.sufficiency if name == OVERALL else {}))
         if by_fill
     ]
+    chance = 1 / max(2, len(measures) - 1)
     adjusted = holm([test.p for test in tests])
     listed = benjamini_hochberg([test.p for test in tests])
     each_fill = _each_fill(tests, limits.alpha)
@@ -119,7 +120,7 @@ def judge(
             figures = f"skill {one.skill.value:.2f} (at most {one.skill.high:.2f}, limit {limits.skill:.2f})"
             warnings.append(Reason(kind, f"{kind}: {figures}"))
         verdict: Verdict
-        untested = _untested(one, limits, insane, heat=heat)
+        untested = _untested(one, limits, insane, chance, heat=heat)
         if fails and not may_fail:
             warnings, fails = [*fails, *warnings], []
         if fails:
@@ -138,6 +139,8 @@ def judge(
 def _model(judged: Mapping[str, Judged]) -> Judged:
     """Return the model's verdict: the worst of its classes' and of all together, waived classes apart."""
     counted = {name: one for name, one in judged.items() if not one.waived}
+    if set(counted) == {OVERALL}:
+        return Judged("PASS", (Reason("waived", "every class is waived"),))
     verdict: Verdict = next(one for one in _WORST if any(single.verdict == one for single in counted.values()))
     own = judged[OVERALL]
     deciding = {name: one for name, one in counted.items() if one.verdict == verdict}
@@ -187,8 +190,19 @@ def _by_fill(test: _Test) -> str:
     return ", ".join(f"{fill} {one.effect.value:.2f}" for fill, one in test.by_fill.items())
 
 
-def _untested(one: Measures, limits: LimitsPart, insane: Sequence[str], *, heat: bool) -> list[Reason]:
+def _untested(one: Measures, limits: LimitsPart, insane: Sequence[str], chance: float, *, heat: bool) -> list[Reason]:
     reasons = []
+    if not one.pictures:
+        return [Reason("no picture could be used", "no picture could be used")]
+    groups = min((tested.effect.groups for tested in one.gap.values()), default=0)
+    if one.gap and groups < LEAST_GROUPS:
+        kind = f"pictures of fewer than {LEAST_GROUPS} groups"
+        reasons.append(Reason(kind, f"{groups} groups of pictures, fewer than {LEAST_GROUPS}"))
+    own = min((tested.accuracies[0] for tested in one.gap.values()), default=1.0)
+    least = max(limits.gap, chance)
+    if one.gap and wilson(round(own * one.tested), one.tested)[0] <= least:
+        kind = "answers to pasted pictures are hardly better than chance, so no gap could show"
+        reasons.append(Reason(kind, f"right for {own:.0%} on backgrounds of its own class, too few for a gap to show"))
     if one.tested < limits.least_pictures:
         kind = f"fewer than {limits.least_pictures} pictures could be tested"
         reasons.append(Reason(kind, f"{one.tested} pictures could be tested, fewer than {limits.least_pictures}"))

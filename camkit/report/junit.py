@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+import re
+
+from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from camkit.background.check import CheckResult
 from camkit.background.verdict import Judged
@@ -14,8 +16,8 @@ def render(result: CheckResult) -> str:
     for name in [*result.classes, ""]:
         suite.add_testcase(_case(name or "all classes together", result.judged[name], is_all=not name))
     for name, error in result.failures.items():
-        case = TestCase(name, "pictures")
-        case.result = [Error(error, "unreadable")]
+        case = TestCase(_printable(name), "pictures")
+        case.result = [Skipped(_printable(f"could not be used: {error}"))]
         suite.add_testcase(case)
     xml = JUnitXml()
     xml.add_testsuite(suite)
@@ -23,9 +25,14 @@ def render(result: CheckResult) -> str:
     return written.decode()
 
 
+def _printable(text: str) -> str:
+    """Return text without what XML cannot hold."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
+
+
 def _case(name: str, judged: Judged, *, is_all: bool) -> TestCase:
-    case = TestCase(name, "background")
-    why = "; ".join(reason.text for reason in judged.reasons)
+    case = TestCase(_printable(name), "background")
+    why = _printable("; ".join(reason.text for reason in judged.reasons))
     if judged.verdict == "FAIL" and judged.waived:
         case.result = [Skipped(f"waived: {judged.waived}: {why}")]
     elif judged.verdict == "FAIL":

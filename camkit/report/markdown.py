@@ -59,11 +59,11 @@ def workflow_commands(result: CheckResult) -> list[str]:
     """Return the workflow commands that GitHub turns into annotations: an error per failing class, else a warning."""
     found = []
     for name, judged in result.judged.items():
-        if judged.verdict == "PASS" or not name:
+        if judged.verdict == "PASS":
             continue
         kind = "error" if judged.verdict == "FAIL" and not judged.waived else "warning"
         why = "; ".join(reason.text for reason in judged.reasons)
-        found.append(f"::{kind} title={_property(f'camkit: {judged.verdict} {name}')}::{_data(why)}")
+        found.append(f"::{kind} title={_property(f'camkit: {judged.verdict} {name}'.rstrip())}::{_data(why)}")
     return found
 
 

@@ -36,7 +36,7 @@ def sentence(result: CheckResult) -> str:
     if result.verdict == "FAIL":
         return f"{model} reads the background"
     if result.verdict == "WARN":
-        return f"{model} may ship, but look at {worst}"
+        return f"{model} may ship, but look at {worst or 'the reasons'}"
     if result.verdict == "PASS":
         return f"no sign that {model} needs the background"
     return f"it cannot be said whether {model} reads the background"

@@ -1,4 +1,4 @@
-"""COCO JSON: boxes, polygons and run-length encodings; crowds are ignored (Lin et al. 2014, arXiv:1405.0312)."""
+"""COCO JSON: boxes, polygons, run-length encodings; crowds are only removed (Lin et al. 2014, arXiv:1405.0312)."""
 
 from __future__ import annotations
 
@@ -95,9 +95,6 @@ def _add(collected: Collected, row: dict[str, Any], pictures: dict[Any, str], ca
     if name is None:
         collected.problems["annotations of a picture that the file does not list"].append(str(row.get("id")))
         return
-    if row.get("iscrowd"):
-        collected.problems["crowds, ignored"].append(name)
-        return
     category = categories.get(row.get("category_id"))
     if category is None:
         collected.problems["annotations of a category that the file does not list"].append(str(row.get("id")))
@@ -112,7 +109,10 @@ def _add(collected: Collected, row: dict[str, Any], pictures: dict[Any, str], ca
     if box is None:
         collected.problems["annotations with neither box nor outline"].append(name)
         return
-    collected.add(name, category, box, outline)
+    crowd = bool(row.get("iscrowd"))
+    if crowd:
+        collected.problems["crowds, removed but not explained"].append(name)
+    collected.add(name, category, box, outline, crowd=crowd)
 
 
 def _outline(found: Any) -> list[list[float]] | dict[str, Any] | None:

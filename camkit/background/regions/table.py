@@ -46,7 +46,16 @@ class Collected:
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
     problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, picture: str, category: str, box: Box | None, outline: Any = None, *, shares: bool = False) -> None:
+    def add(
+        self,
+        picture: str,
+        category: str,
+        box: Box | None,
+        outline: Any = None,
+        *,
+        shares: bool = False,
+        crowd: bool = False,
+    ) -> None:
         """Add an object, or say why not: its box must have an area, and lie in its picture where the size is known.
 
         Raises:
@@ -63,7 +72,7 @@ class Collected:
             return
         if where is not None and where != box:
             self.problems["boxes that reach out of their picture, cut"].append(picture)
-        self.things[picture].append(Thing(category, where, outline, shares))
+        self.things[picture].append(Thing(category, where, outline, shares, crowd))
 
     def done(self, form: str, source: Path) -> Annotations:
         """Return what was collected."""
