@@ -76,7 +76,8 @@ def _heat_row(plan: Plan, item: Item, found: Explanation | Failure, answer: Answ
         }
         return {**row, **said, **(_against_region(plan, item, found) if item.things else {})}
     except CamkitError as error:
-        return {**row, "error": str(error) if item.name in str(error) else f"{item.name}: {error}"}
+        text = str(error).replace(str(item.path), item.name)  # the same on every machine
+        return {**row, "error": text if item.name in text else f"{item.name}: {text}"}
 
 
 def _against_region(plan: Plan, item: Item, found: Explanation) -> Row:

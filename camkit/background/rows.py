@@ -17,6 +17,9 @@ from camkit.background.measures import ImageRow
 from camkit.background.plan import Plan
 from camkit.background.values import Item
 
+_MARGIN_DIGITS = 3
+"""Of logits, whose last digits differ with the number of threads and the size of a batch."""
+
 
 def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -> list[ImageRow]:
     """Join what is known of each picture; the maps of one grid are held against each other's regions."""
@@ -49,7 +52,7 @@ def _image_row(
     has_both = by_arm["same"].keys() & by_arm["other"].keys()
 
     def fall(name: str) -> float | None:
-        return heat["margin"] - answers[name]["margin"] if name in answers else None
+        return round(heat["margin"] - answers[name]["margin"], _MARGIN_DIGITS) if name in answers else None
 
     def right(name: str) -> bool | None:
         return int(answers[name]["answer"]) in own if name in answers else None
