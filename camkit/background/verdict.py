@@ -1,9 +1,10 @@
 """The rule: from measures to FAIL, WARN, PASS or INCONCLUSIVE, with the reasons in words.
 
 Heat alone never fails a model: an experiment on the pictures does, and only where every way of filling agrees, beyond
-the limit by more than chance, all classes considered at once. Sufficiency counts for all classes together: of one class
-it also rises where a model that sees no object names the class whose looks the bare background has. So does the heat:
-one class of many is often what a network says when it sees nothing else, and its map lies anywhere.
+the limit by more than chance, all classes considered at once. Sufficiency counts for all classes together: of one
+class it also rises where a model that sees no object names the class whose looks the bare background has. The heat
+warns class by class, also of a clean network's: one class is often what it says when it sees nothing else, and its map
+lies anywhere.
 """
 
 from __future__ import annotations
