@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from camkit.background.measures import ImageRow
-from camkit.background.statistics import Estimate, interval, resampled
+from camkit.background.statistics import Estimate, interval, numbered, resampled
 from camkit.errors import InputError
 
 
@@ -103,15 +103,10 @@ def _gap(same: Mapping[str, float], other: Mapping[str, float]) -> float:
     return float(np.mean([same[fill] - other[fill] for fill in same]))
 
 
-def _numbered(groups: Sequence[str]) -> np.ndarray:
-    known = {name: number for number, name in enumerate(sorted(set(groups)))}
-    return np.array([known[name] for name in groups])
-
-
 def _gap_change(gaps: Sequence[tuple[str, float]], seed: int) -> Estimate | None:
     if not gaps:
         return None
-    groups = _numbered([group for group, _ in gaps])
+    groups = numbered([group for group, _ in gaps])
     sums = resampled(np.array([(change, 1.0) for _, change in gaps]), groups, [seed, 1])
     return interval(sums[:, 0] / sums[:, 1], float(np.mean([change for _, change in gaps])), int(groups.max()) + 1)
 
@@ -123,7 +118,7 @@ def _skill_change(pairs: Sequence[tuple[ImageRow, Mapping[str, Any]]], seed: int
     if not both:
         return None
     parts = np.array([(*_room(vars(row)), *_room(old)) for row, old in both])
-    groups = _numbered([row.group for row, _ in both])
+    groups = numbered([row.group for row, _ in both])
     sums = resampled(parts, groups, [seed, 2])
     with np.errstate(divide="ignore", invalid="ignore"):
         draws = sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3]

@@ -124,7 +124,7 @@ def region_edits(picture: Seen, same: Sequence[Seen], other: Sequence[Seen], see
         found.append((f"removed.{fill}", functools.partial(picture.without, fill)))
     inside = picture.region > 0.5
     view = picture.shades.view
-    found.append(("edited.object", functools.partial(_smoothed, picture, inside)))
+    found.append(("edited.object", functools.partial(edits.blurred, picture.tensor, inside)))
     found.append(
         ("edited.background", functools.partial(_background_smoothed, picture, view & (picture.region == 0), seed))
     )
@@ -160,10 +160,6 @@ def _ringed(picture: Seen, around: Seen, outer: Bool[Tensor, "h w"]) -> Float[Te
 def _grey_middle(picture: Seen, outer: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
     grey = (picture.shades.black + picture.shades.white) / 2
     return torch.where(outer, picture.tensor, grey)
-
-
-def _smoothed(picture: Seen, region: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
-    return edits.blurred(picture.tensor, region)
 
 
 def _background_smoothed(picture: Seen, allowed: Bool[Tensor, "h w"], seed: int) -> Float[Tensor, "c h w"] | None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from camkit.background.statistics import Estimate, interval, p_above, resampled, wilson
+from camkit.background.statistics import Estimate, interval, numbered, p_above, resampled, wilson
 
 OVERALL = ""
 """The name under which the measures of all classes together are kept."""
@@ -213,11 +213,6 @@ def _sensitivity(on_object: float | None, on_background: float | None) -> float 
     return None if mean in (0, 1) else (on_background - on_object) / (2 * min(mean, 1 - mean))
 
 
-def _groups(rows: Sequence[ImageRow]) -> Int[np.ndarray, " n"]:
-    known = {name: number for number, name in enumerate(sorted({row.group for row in rows}))}
-    return np.array([known[row.group] for row in rows], dtype=int)
-
-
 @dataclass
 class _Effects:
     skill: Estimate | None = None
@@ -237,7 +232,9 @@ def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, cha
     columns = {key: column for key, column in columns.items() if column.any()}
     if not columns:
         return _Effects()
-    sums = resampled(np.hstack(list(columns.values())), _groups(rows), [seed, zlib.crc32(name.encode())])
+    sums = resampled(
+        np.hstack(list(columns.values())), numbered([row.group for row in rows]), [seed, zlib.crc32(name.encode())]
+    )
     found = _Effects()
     for number, ((what, fill), column) in enumerate(columns.items()):
         first, second, count = sums[:, 3 * number : 3 * number + 3].T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import cv2
@@ -12,10 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from camkit import overlay
-from camkit.background import experiment
 from camkit.background.answers import ask
 from camkit.background.check import CheckResult
-from camkit.background.experiment import Seen
+from camkit.background.experiment import Seen, draw_partners
 from camkit.background.measures import ImageRow
 from camkit.background.plan import Plan, load_seen
 from camkit.background.sampling import stratified
@@ -78,7 +78,17 @@ def strips(result: CheckResult, most: int = 12) -> list[Strip]:
         chosen += [row for row in order if row.label == label and _offence(row) > 0][
             : max(2, most // len(result.classes))
         ]
-    drawn = [_strip(result, row, by_name[row.name]) for row in chosen[:most]]
+    sample = [one for one in plan.sample if one.name not in result.failures]
+    partners = dict(
+        zip(sample, draw_partners(sample, plan.settings.check.pastes, plan.settings.check.seed), strict=True)
+    )
+    load = functools.lru_cache(functools.partial(load_seen, plan))
+    drawn = []
+    for row in chosen[:most]:
+        item = by_name[row.name]
+        found = partners[item]
+        if found is not None:
+            drawn.append(_strip(plan, row, item, sample[found.same[0]], sample[found.other[0]], load))
     return [one for one in drawn if one is not None]
 
 
@@ -88,16 +98,10 @@ def _offence(row: ImageRow) -> float:
     return gap + 0.5 * all(row.removed.values()) * bool(row.removed)
 
 
-def _strip(result: CheckResult, row: ImageRow, item: Item) -> Strip | None:
-    plan = result.plan
-    sample = [one for one in plan.sample if one.name not in result.failures]
-    partners = experiment.draw_partners(sample, plan.settings.check.pastes, plan.settings.check.seed)
-    chosen = partners[sample.index(item)]
-    if chosen is None:
-        return None
-    other = sample[chosen.other[0]]
-    load = functools.partial(load_seen, plan)
-    edits = edits_of(plan, item, [sample[chosen.same[0]]], [other], load)
+def _strip(
+    plan: Plan, row: ImageRow, item: Item, same: Item, other: Item, load: Callable[[Item], Seen]
+) -> Strip | None:
+    edits = edits_of(plan, item, [same], [other], load)
     if not edits:
         return None
     picture = load(item)
@@ -109,7 +113,7 @@ def _strip(result: CheckResult, row: ImageRow, item: Item) -> Strip | None:
     }
     made = {name: tensor for name, function in edits if name in wanted and (tensor := function()) is not None}
     answers = ask(plan, torch.stack(list(made.values())), [plan.matched.indices[item.label]] * len(made))
-    panels = [Panel("picture and region", _annotated(picture), row.probability, row.answer), _heat(plan, item)]
+    panels = [Panel("picture and region", _annotated(picture), row.probability, row.answer), _heat(plan, item, picture)]
     for (name, tensor), answer in zip(made.items(), answers, strict=True):
         panels.append(
             Panel(wanted[name], _pixels(picture, tensor), float(answer["share"]), plan.name_of(int(answer["answer"])))
@@ -120,13 +124,12 @@ def _strip(result: CheckResult, row: ImageRow, item: Item) -> Strip | None:
     return Strip(row, tuple(panels), sentence)
 
 
-def _heat(plan: Plan, item: Item) -> Panel:
+def _heat(plan: Plan, item: Item, picture: Seen) -> Panel:
     check = plan.settings.check
     target = EachTarget((plan.matched.indices[item.label],))
     (found,) = explain_many(plan.model, [item.path], check.layer, method=check.method, target=target, on_error="yield")
     if not isinstance(found, Explanation):
         return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
-    picture = load_seen(plan, item)
     drawn = overlay.render(_pixels(picture, picture.tensor), found.heatmap, None)
     return Panel(f"heat of {item.label}" + ("" if found.status == "ok" else ": none"), drawn)
 

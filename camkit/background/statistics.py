@@ -32,6 +32,16 @@ class Estimate:
     groups: int
 
 
+def numbered(groups: Sequence[str]) -> Int[np.ndarray, " n"]:
+    """Return a number from 0 for each group's name, in order of name.
+
+    >>> numbered(["b", "a", "b"]).tolist()
+    [1, 0, 1]
+    """
+    known = {name: number for number, name in enumerate(sorted(set(groups)))}
+    return np.array([known[name] for name in groups], dtype=int)
+
+
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the score interval of a proportion (Wilson 1927).
 

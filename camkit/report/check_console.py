@@ -12,15 +12,11 @@ from camkit.report import words
 
 _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan"}
 _MOST = 6
-_NAMES = 3
 
 
 def understood(plan: Plan) -> Text:
     """Return what was found: pictures, regions, classes, and what is left out."""
-    lines = [*plan.data.facts, f"classes matched {plan.matched.how}"]
-    for what, names in plan.data.left_out.items():
-        lines.append(f"{len(names)} {what}: {', '.join(names[:_NAMES])}{', ...' if len(names) > _NAMES else ''}")
-    return Text("\n".join(lines))
+    return Text("\n".join([*plan.data.facts, f"classes matched {plan.matched.how}", *words.left_out(plan)]))
 
 
 def announced(plan: Plan, cost: Cost) -> Text:

@@ -54,7 +54,11 @@ def render(result: CheckResult, thumbnails: list[Panel], strips: list[Strip]) ->
         reasons=result.reasons[:_MOST_REASONS],
         reasons_left=max(0, len(result.reasons) - _MOST_REASONS),
         thumbnails=[{"title": panel.title, "image": _embedded(panel.pixels)} for panel in thumbnails],
-        facts=[*result.plan.data.facts, f"classes were matched {result.plan.matched.how}", *_left_out(result)],
+        facts=[
+            *result.plan.data.facts,
+            f"classes were matched {result.plan.matched.how}",
+            *words.left_out(result.plan),
+        ],
         warnings=[*result.warnings, *result.sanity.remarks],
         columns=[{"title": title, "help": text} for title, text in _COLUMNS],
         rows=[_row(one, result.judged[name]) for name, one in result.classes.items()],
@@ -128,14 +132,6 @@ def _explained(result: CheckResult) -> str:
         f"classes, answers without the object are right by more than {limits.sufficiency:g} above chance: beyond doubt "
         "and with every way of filling the hole. Heat alone never fails a model."
     )
-
-
-def _left_out(result: CheckResult) -> list[str]:
-    found = []
-    for what, names in result.plan.data.left_out.items():
-        some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        found.append(f"{len(names)} {what}: {some}")
-    return found
 
 
 def _details(result: CheckResult) -> list[tuple[str, str]]:

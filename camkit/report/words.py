@@ -7,11 +7,14 @@ from importlib.metadata import version
 
 from camkit.background.check import CheckResult
 from camkit.background.measures import Measures, Tested
+from camkit.background.plan import Plan
 
 NONE = "-"
 """What stands where there is no number."""
 
 VERSION = version("camkit")
+
+_NAMES = 3
 
 CAVEAT = (
     "A pass does not prove the absence of shortcuts. It says that, on these pictures, answers did not depend on the "
@@ -40,6 +43,14 @@ def sentence(result: CheckResult) -> str:
     if result.verdict == "PASS":
         return f"no sign that {model} needs the background"
     return f"it cannot be said whether {model} reads the background"
+
+
+def left_out(plan: Plan) -> list[str]:
+    """Return what was not used, each kind with a few of its names."""
+    return [
+        f"{len(names)} {what}: {', '.join(names[:_NAMES])}{', ...' if len(names) > _NAMES else ''}"
+        for what, names in plan.data.left_out.items()
+    ]
 
 
 def weakest(tested: Mapping[str, Tested]) -> Tested | None:
