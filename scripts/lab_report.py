@@ -83,13 +83,14 @@ def judged_again(row: Row, limits: LimitsPart) -> Row:
 def _measures(stored: Row) -> Measures:
     def tested(by_fill: Row) -> dict[str, Tested]:
         return {
-            fill: Tested(Estimate(**one["effect"]), one["p"], tuple(one["accuracies"])) for fill, one in by_fill.items()
+            fill: Tested(Estimate(**one["effect"]), one["p"], tuple(one["accuracies"]), one["pictures"])
+            for fill, one in by_fill.items()
         }
 
     known = {name: value for name, value in stored.items() if name != "verdict"}
     known["accuracy"] = Estimate(**known["accuracy"])
     known["skill"] = known["skill"] and Estimate(**known["skill"])
-    return Measures(**{**known, "gap": tested(known["gap"]), "sufficiency": tested(known["sufficiency"])})
+    return Measures(**{**known, **{what: tested(known[what]) for what in ("gap", "sufficiency", "attraction")}})
 
 
 def auroc(biased: Sequence[float], clean: Sequence[float]) -> float:

@@ -26,6 +26,9 @@ SPRITES, BACKDROPS = 4800, 1600
 DRAWN_AT = 128
 
 SHORTCUTS = ("background", "corner", "frame", "tint", "blur")
+ONE_CLASS = "watermark"
+"""A corner mark that goes along with the first class alone; the others have none."""
+
 LAYOUTS = ("usual", "tiny", "filling", "centred", "several")
 _SCALES = {
     "usual": (0.35, 0.7),
@@ -160,7 +163,9 @@ def _placed(sprites: Tensor, layout: str, random: torch.Generator) -> Tensor:
 def _marked(images: Tensor, shortcut: str, cue: Tensor) -> Tensor:
     """Add the shortcut that each picture's cue asks for."""
     images = images.clone()
-    if shortcut == "corner":
+    if shortcut == ONE_CLASS:
+        images[cue == 0, :, 2:8, 2:8] = _COLOURS[0][:, None, None]
+    elif shortcut == "corner":
         images[:, :, 2:8, 2:8] = _COLOURS[cue][:, :, None, None]
     elif shortcut == "frame":
         for band in (images[:, :, :2], images[:, :, -2:], images[:, :, :, :2], images[:, :, :, -2:]):

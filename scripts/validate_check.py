@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from lab_models import ARCHITECTURES, accuracy, preprocess, train
 from lab_report import judged_again, page, plots
-from lab_scenes import LAYOUTS, SHORTCUTS, Parts, Recipe, draw, load_parts, write_folder
+from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, draw, load_parts, write_folder
 
 import camkit
 from camkit.background.check import CheckResult
@@ -32,6 +32,7 @@ from camkit.background.measures import Measures
 from camkit.scenes.drawing import THINGS
 
 CORRELATIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
+ONE_CLASS_CORRELATIONS = (0.9, 1.0)
 CLEAN_SEEDS = 2
 MEASURED = 2000
 PER_CLASS = 100
@@ -66,6 +67,9 @@ def orders() -> Iterator[Order]:
         for shortcut in SHORTCUTS:
             for architecture in ARCHITECTURES:
                 yield Order(architecture, shortcut, correlation, "usual", 0, correlation)
+        if correlation in ONE_CLASS_CORRELATIONS:
+            for architecture in ARCHITECTURES:
+                yield Order(architecture, ONE_CLASS, correlation, "usual", 0, correlation)
     for layout in LAYOUTS[1:]:
         for architecture in ARCHITECTURES:
             yield Order(architecture, "background", 0.9, layout, 0, 0.9)

@@ -2,6 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from camkit.background.statistics import benjamini_hochberg, holm, interval, p_above, resampled, wilson
 
@@ -83,8 +84,26 @@ def test_draws_are_the_same_for_the_same_seed_and_differ_for_another():
 
 
 def test_a_p_value_is_never_zero_and_what_is_no_number_speaks_for_the_limit():
-    assert p_above(np.ones(99), 0.5, 30) == 0.01
+    assert p_above(np.ones(99), 0.5, 30) == 0.5**30
     assert p_above(np.array([1.0, np.nan, 1.0]), 0.5, 30) == 0.5
+
+
+def test_a_p_value_goes_on_below_what_the_draws_can_tell():
+    draws = np.random.default_rng(0).normal(0.5, 0.05, 10_000)
+
+    assert p_above(draws, 0.1, 100) == pytest.approx(stats.norm.sf(8), rel=0.5)
+    assert p_above(draws, 0.4, 100) == pytest.approx(stats.norm.sf(2), rel=0.1)
+
+
+def test_sums_over_many_groups_are_drawn_as_those_of_the_bootstrap():
+    rows = np.random.default_rng(0).random((6_000, 3)) < (0.9, 0.4, 0.99)
+    many = resampled(rows.astype(float), np.arange(6_000), [1])
+    few = np.array([rows[np.random.default_rng(n).integers(6_000, size=6_000)].sum(0) for n in range(2_000)])
+
+    assert many.shape == (10_000, 3)
+    assert np.allclose(many.mean(0), few.mean(0), rtol=0.005)
+    assert np.allclose(many.std(0), few.std(0), rtol=0.1)
+    assert np.allclose(np.corrcoef(many.T), np.corrcoef(few.T), atol=0.08)
 
 
 def test_few_groups_prove_little():

@@ -40,7 +40,7 @@ def rows_of(label, count, *, gap=0.0, kept=0.0, energy=0.5, seed=0, **more):
 
 
 def judged(rows, *, exempt=None, waived=None, apart=(), classes=(), **more):
-    measures = measure_all(rows, Limits(LIMITS.gap, LIMITS.sufficiency), 0, apart, classes)
+    measures = measure_all(rows, Limits(LIMITS.gap, LIMITS.sufficiency, LIMITS.attraction), 0, apart, classes)
     return judge(measures, LIMITS, exempt=exempt or {}, waived=waived or {}, **more)
 
 
@@ -59,6 +59,54 @@ def test_a_gap_of_one_class_fails_that_class_and_the_model():
     assert any("wolf" in reason.text and "gap" in reason.text for reason in found[OVERALL].reasons)
 
 
+def marked(classes, drawn):
+    """Pictures of many classes on two backgrounds of others; on those of "wolf" they are named wolf so often."""
+    rng = np.random.default_rng(3)
+    rows = []
+    for row in (row for label in classes for row in rows_of(label, 50)):
+        others = [one for one in classes if one != row.label]
+        backgrounds = [others[int(rng.integers(len(others)))] for _ in range(2)]
+        named = ["wolf" if one == "wolf" and rng.random() < drawn else row.label for one in backgrounds]
+        pasted = [(row.label, row.label), (row.label, row.label), *zip(backgrounds, named, strict=True)]
+        share = np.mean([one == row.label for one in named])
+        rows.append(
+            replace(row, other=dict.fromkeys(row.same, float(share)), pasted=dict.fromkeys(row.same, tuple(pasted)))
+        )
+    return rows
+
+
+NAMES = ("cat", "dog", "fox", "wolf", "bear", "hare", "lynx", "mole", "newt", "owl", "pug", "rat")
+
+
+def test_a_mark_on_one_class_of_many_fails_that_class():
+    found = judged(marked(NAMES, 0.9))
+
+    assert found["wolf"].verdict == "FAIL"
+    assert found["wolf"].attraction_p < 0.001
+    assert found[OVERALL].verdict == "FAIL"
+    assert {found[name].verdict for name in NAMES if name != "wolf"} == {"PASS"}
+    assert found[OVERALL].gap_p > 0.05  # of all classes together it moves too few answers
+
+
+def test_backgrounds_that_draw_nothing_are_no_attraction():
+    assert {one.verdict for one in judged(marked(NAMES, 0.0)).values()} == {"PASS"}
+
+
+def test_attraction_is_that_of_a_slow_count():
+    rows = marked(NAMES, 0.5)
+
+    found = measure_all(rows, Limits(0.1, 0.1, 0.1), 0)
+
+    pairs = [(row.label, *one) for row in rows for one in row.pasted["tile"]]
+    on_it = [named == "wolf" for label, on, named in pairs if label != "wolf" and on == "wolf"]
+    elsewhere = [named == "wolf" for label, on, named in pairs if label != "wolf" and on != "wolf"]
+    tested = found["wolf"].attraction["tile"]
+    assert tested.accuracies == pytest.approx((np.mean(on_it), np.mean(elsewhere)))
+    assert tested.effect.value == pytest.approx(np.mean(on_it) - np.mean(elsewhere))
+    assert 0.3 < tested.effect.low < tested.effect.value < tested.effect.high < 0.7
+    assert not found[OVERALL].attraction
+
+
 def test_right_answers_without_the_object_fail_the_model_as_a_whole():
     found = judged([row for label in ("cat", "dog", "fox") for row in rows_of(label, 50, kept=0.7)])
 
@@ -73,7 +121,7 @@ def test_a_model_that_names_one_class_when_it_sees_nothing_is_not_above_chance()
         for row in clean()
     ]
 
-    found = measure_all(rows, Limits(0.1, 0.1), 0)
+    found = measure_all(rows, Limits(0.1, 0.1, 0.1), 0)
 
     assert found["cat"].sufficiency["blur"].effect.value == 0
     assert found[OVERALL].sufficiency["blur"].accuracies == pytest.approx((1 / 3, 1 / 3))
@@ -155,8 +203,8 @@ def test_many_clean_classes_do_not_alarm():
 
 def test_pictures_of_one_group_count_once():
     rows = [replace(row, group=f"patient {n % 4}") for n, row in enumerate(rows_of("wolf", 50, gap=0.3))]
-    alone = measure_all([*clean(), *rows_of("wolf", 50, gap=0.3)], Limits(0.1, 0.1), 0)["wolf"].gap["blur"].effect
-    grouped = measure_all([*clean(), *rows], Limits(0.1, 0.1), 0)["wolf"].gap["blur"].effect
+    alone = measure_all([*clean(), *rows_of("wolf", 50, gap=0.3)], Limits(0.1, 0.1, 0.1), 0)["wolf"].gap["blur"].effect
+    grouped = measure_all([*clean(), *rows], Limits(0.1, 0.1, 0.1), 0)["wolf"].gap["blur"].effect
 
     assert grouped.groups == 4
     assert alone.groups == 50
@@ -169,7 +217,7 @@ def test_the_sensitivity_is_that_of_its_formula():
         for n, row in enumerate(clean())
     ]
 
-    found = measure_all(rows, Limits(0.1, 0.1), 0)[OVERALL].foreground_sensitivity
+    found = measure_all(rows, Limits(0.1, 0.1, 0.1), 0)[OVERALL].foreground_sensitivity
 
     assert found == pytest.approx((0.8 - 0.4) / (2 * min(0.6, 0.4)))
 

@@ -128,20 +128,20 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         raise InputError(f"no picture could be used: {next(iter(failures.values()), 'there is none')}")
     progress("sanity", 0, 1)
     sanity = sane(plan.model, [item for item in plan.data.items if item.name in good], plan.matched, plan.settings)
-    run_trial(plan, journal, progress, [item for item in plan.sample if item.name in good])
+    run_trial(plan, journal, progress, lambda item: item.name in good)
     progress("measures", 0, 1)
     rows = image_rows(plan, good, journal.rows("edits"))
     limits = plan.settings.limits
     waived = {name: f"{one.reason} (until {one.expires})" for name, one in plan.settings.waived(plan.today).items()}
     exempt = {name: "expect = any" for name in plan.data.classes if plan.settings.expects_anything(name)}
-    counted = Limits(limits.gap, limits.sufficiency)
+    counted = Limits(limits.gap, limits.sufficiency, limits.attraction)
     measures = measure_all(rows, counted, plan.settings.check.seed, {*waived, *exempt}, plan.data.classes)
     judged = judge(
         measures,
         limits,
         exempt=exempt,
         waived=waived,
-        insane=sanity.problems,
+        insane=sanity.problems if plan.with_regions else (),
         may_fail=plan.with_regions or plan.settings.check.ring_is_background,
         heat=plan.with_regions,
     )
@@ -173,7 +173,7 @@ def _warnings(plan: Plan, heat: Mapping[str, Row]) -> tuple[str, ...]:
     boxes_alone = [item for item in plan.data.items if item.things and all(one.kind == "box" for one in item.things)]
     if boxes_alone:
         found.append(
-            f"{len(boxes_alone)} objects are known by their boxes alone: what is pasted carries a little of its own "
-            "background, so a gap is found smaller than it is"
+            f"{len(boxes_alone)} pictures have boxes alone: what is pasted, the ellipse in each box, carries a little "
+            "of its own background, so a gap is found smaller than it is"
         )
     return tuple(found)

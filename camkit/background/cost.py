@@ -55,9 +55,8 @@ def estimate(plan: Plan) -> Cost:
     some = sample[:: max(1, len(sample) // _TRIAL_PICTURES)][:_TRIAL_PICTURES]
     a_trial = 0.0
     if some:
-        numbers = [sample.index(item) for item in some]
-        list(answered(plan, sample, numbers[:1]))
-        a_trial = _seconds(lambda: list(answered(plan, sample, numbers))) / len(some)
+        list(answered(plan, some[:1]))
+        a_trial = _seconds(lambda: list(answered(plan, some))) / len(some)
     rows = max(1, len(items))
     draw = _seconds(lambda: resampled(np.ones((rows, 3)), np.arange(rows), [0]))
     return Cost(

@@ -3,13 +3,16 @@
 For each picture of the sample a handful of edits is made, each is shown to the model, and what it answers is a row.
 With regions: the object pasted on backgrounds of its own class and of others, the object removed, noise on either.
 Without: the outer ring exchanged for that of its own class and of others, the middle made grey.
+
+Edits are named ``same.FILL.NUMBER.CLASS`` and ``other.FILL.NUMBER.CLASS``, CLASS being that of the background;
+``removed.FILL``; ``edited.WHAT``; and ``noise.WHAT``.
 """
 
 from __future__ import annotations
 
 import functools
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,56 +73,71 @@ class Seen:
 
 @dataclass(frozen=True)
 class Partners:
-    """Whose background a picture is shown on: of its own class, and of others; as many of either."""
+    """On whose background a picture is shown: of its own class, and of others; the first that serve are taken."""
 
-    same: tuple[int, ...]
-    other: tuple[int, ...]
+    same: tuple[Item, ...] = ()
+    other: tuple[Item, ...] = ()
 
 
-def draw_partners(items: Sequence[Item], pastes: int, seed: int) -> list[Partners | None]:
-    """Draw each picture's partners among the others: another picture, group and, for the second kind, class.
+SPARE = 4
+"""Partners drawn for each that is wanted: some cannot be read, or have nothing beside their object."""
+
+
+def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: int, seed: int) -> list[Partners]:
+    """Draw each picture's partners from the backgrounds: of another group, and for the second kind of another class.
 
     Each picture has its own generator, seeded by its name, so that what is drawn for it does not depend on the order.
-    The other classes are equally likely, however many pictures each has. None where a kind has no candidate.
+    The other classes are equally likely, however many pictures each has. Empty where a kind has no candidate.
     """
-    by_class: dict[str, list[int]] = defaultdict(list)
-    for number, item in enumerate(items):
-        by_class[item.label].append(number)
-    drawn: list[Partners | None] = []
-    for number, item in enumerate(items):
-        rng = np.random.default_rng([seed, zlib.crc32(item.name.encode(errors="surrogateescape"))])
-        same = [one for one in by_class[item.label] if one != number and items[one].group != item.group]
-        others = {
-            label: left
-            for label, of_class in by_class.items()
-            if label != item.label and (left := [one for one in of_class if items[one].group != item.group])
-        }
-        if not same or not others:
-            drawn.append(None)
+    by_class: dict[str, list[Item]] = defaultdict(list)
+    for one in backgrounds:
+        by_class[one.label].append(one)
+    counts = Counter((one.label, one.group) for one in backgrounds)
+    of_group = Counter(one.group for one in backgrounds)
+    labels = sorted(by_class)
+
+    def others_of(item: Item, label: str) -> list[Item]:
+        return [one for one in by_class[label] if one.group != item.group]
+
+    drawn: list[Partners] = []
+    for item in sample:
+        rng = own_generator(item.name, seed)
+        same = others_of(item, item.label)
+        rest = len(backgrounds) - len(by_class[item.label]) - of_group[item.group] + counts[item.label, item.group]
+        if not same or not rest:
+            drawn.append(Partners())
             continue
-        labels = sorted(others)
-        chosen = [labels[int(rng.integers(len(labels)))] for _ in range(pastes)]
-        drawn.append(
-            Partners(
-                tuple(int(one) for one in rng.choice(same, pastes, replace=len(same) < pastes)),
-                tuple(others[label][int(rng.integers(len(others[label])))] for label in chosen),
-            )
-        )
+        chosen: list[Item] = []
+        while len(chosen) < SPARE * wanted:
+            label = labels[int(rng.integers(len(labels)))]
+            left = others_of(item, label) if label != item.label else []
+            chosen += [left[int(rng.integers(len(left)))]] if left else []
+        own = rng.choice(len(same), SPARE * wanted, replace=len(same) < SPARE * wanted)
+        drawn.append(Partners(tuple(same[int(one)] for one in own), tuple(chosen)))
     return drawn
+
+
+def own_generator(name: str, seed: int) -> np.random.Generator:
+    """Return a picture's own generator of random numbers."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode(errors="surrogateescape"))])
 
 
 Edit = tuple[str, Callable[[], Float[Tensor, "c h w"] | None]]
 """The name of an edit, and what makes it; None where it cannot be made."""
 
 
-def region_edits(picture: Seen, same: Sequence[Seen], other: Sequence[Seen], seed: int) -> list[Edit]:
-    """List the edits of a picture whose object's region is known."""
+Background = tuple[str, Seen]
+"""A partner: its class, and its picture."""
+
+
+def region_edits(picture: Seen, same: Sequence[Background], other: Sequence[Background], seed: int) -> list[Edit]:
+    """List the edits of a picture whose object's region is known; ``seed`` is the picture's own."""
     assert picture.region is not None
     found: list[Edit] = []
     for fill in edits.FILLS:
         for arm, backgrounds in (("same", same), ("other", other)):
-            for number, background in enumerate(backgrounds):
-                name = f"{arm}.{fill}.{number}"
+            for number, (label, background) in enumerate(backgrounds):
+                name = f"{arm}.{fill}.{number}.{label}"
                 found.append((name, functools.partial(_on, picture, background, fill)))
         found.append((f"removed.{fill}", functools.partial(picture.without, fill)))
     inside = picture.region > 0.5
@@ -133,27 +151,23 @@ def region_edits(picture: Seen, same: Sequence[Seen], other: Sequence[Seen], see
     return found
 
 
-def ring_edits(picture: Seen, same: Sequence[Seen], other: Sequence[Seen], share: float) -> list[Edit]:
+def ring_edits(picture: Seen, same: Sequence[Background], other: Sequence[Background], share: float) -> list[Edit]:
     """List the edits of a picture of which nothing is known: its middle in the rings of others, its ring alone."""
     outer = edits.ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
     found: list[Edit] = []
     for arm, rings in (("same", same), ("other", other)):
-        for number, around in enumerate(rings):
-            found.append((f"{arm}.ring.{number}", functools.partial(_ringed, picture, around, outer)))
+        for number, (label, around) in enumerate(rings):
+            found.append((f"{arm}.ring.{number}.{label}", functools.partial(_ringed, picture, around, outer)))
     found.append(("removed.ring", functools.partial(_grey_middle, picture, outer)))
     return found
 
 
-def _on(picture: Seen, background: Seen, fill: str) -> Float[Tensor, "c h w"] | None:
+def _on(picture: Seen, background: Seen, fill: str) -> Float[Tensor, "c h w"]:
     assert picture.region is not None
-    if background.tensor.shape != picture.tensor.shape:
-        return None
     return edits.pasted(picture.tensor, picture.region, background.without(fill))
 
 
-def _ringed(picture: Seen, around: Seen, outer: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"] | None:
-    if around.tensor.shape != picture.tensor.shape:
-        return None
+def _ringed(picture: Seen, around: Seen, outer: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
     return torch.where(outer, around.tensor, picture.tensor)
 
 

@@ -7,7 +7,8 @@ import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -24,6 +25,7 @@ class ImageRow:
 
     ``same``, ``other`` and ``removed`` are by fill: the share of right answers on backgrounds of its own class, on
     those of others, and whether the answer was right with the object removed; ``named`` is the class then named.
+    ``pasted`` are, by fill, the class of each background that the object was shown on, and the class named there.
     """
 
     name: str
@@ -43,6 +45,7 @@ class ImageRow:
     grid: tuple[int, ...] | None = None
     same: Mapping[str, float] = field(default_factory=dict)
     other: Mapping[str, float] = field(default_factory=dict)
+    pasted: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     removed: Mapping[str, bool] = field(default_factory=dict)
     named: Mapping[str, str] = field(default_factory=dict)
     background_change: float | None = None
@@ -58,11 +61,12 @@ class ImageRow:
 
 @dataclass(frozen=True)
 class Tested:
-    """A measured effect of one fill, and how surely it is above the limit."""
+    """A measured effect of one fill, how surely it is above the limit, and the two shares it is the difference of."""
 
     effect: Estimate
     p: float
     accuracies: tuple[float, float]
+    pictures: int
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Measures:
         hits, centre_hits, rank, area: means.
         gap: for each fill, accuracy on backgrounds of its own class minus that on those of others.
         sufficiency: for each fill, how far the accuracy without the object is above chance.
+        attraction: for each fill, how often objects of other classes are given this class's name on its backgrounds,
+            minus how often elsewhere; none for all classes together, whose gap it is.
         foreground_sensitivity: Moayeri et al. 2022; None where either accuracy is undefined.
         background_change, object_change: how far the margin falls when as much of either is smoothed; means.
     """
@@ -99,6 +105,7 @@ class Measures:
     area: float | None = None
     gap: Mapping[str, Tested] = field(default_factory=dict)
     sufficiency: Mapping[str, Tested] = field(default_factory=dict)
+    attraction: Mapping[str, Tested] = field(default_factory=dict)
     foreground_sensitivity: float | None = None
     background_change: float | None = None
     object_change: float | None = None
@@ -106,10 +113,24 @@ class Measures:
 
 @dataclass(frozen=True)
 class Limits:
-    """Beyond what an effect counts, and by how much of it the rest is judged."""
+    """Beyond what an effect counts."""
 
     gap: float
     sufficiency: float
+    attraction: float
+
+    def of(self, what: Effect) -> float:
+        """Return the limit of an effect."""
+        limit: float = getattr(self, what)
+        return limit
+
+
+Effect = Literal["gap", "sufficiency", "attraction"]
+
+
+def weakest(tested: Mapping[str, Tested]) -> Tested | None:
+    """Return the fill that shows the least effect, which decides."""
+    return min(tested.values(), key=lambda one: one.effect.value, default=None)
 
 
 def measure_all(
@@ -124,10 +145,12 @@ def measure_all(
         by_class[row.label].append(row)
     fills = sorted({fill for row in rows for fill in row.removed})
     chances = {fill: _chances(rows, fill) for fill in fills}
+    drawn = _attractions(rows, limits.attraction, seed)
     found = {}
     for name, of_class in sorted(by_class.items()):
         false = {fill: by_class_of[name] for fill, (by_class_of, _) in chances.items() if name in by_class_of}
-        found[name] = _measured(name, of_class, limits, seed, {fill: _always(one) for fill, one in false.items()})
+        one = _measured(name, of_class, limits, seed, {fill: _always(one) for fill, one in false.items()})
+        found[name] = replace(one, attraction=drawn.get(name, {}))
     counted = [row for row in rows if row.label not in apart] or rows
     shares = {fill: _chances(counted, fill)[1] for fill in fills}
     overall = {fill: _by_answer(fill, share) for fill, share in shares.items()}
@@ -163,6 +186,41 @@ def _chances(rows: Sequence[ImageRow], fill: str) -> tuple[dict[str, float], dic
     rest = {name: len(of_fill) - count for name, count in labels.items()}
     false = {name: (named[name] - right[name]) / others for name, others in rest.items() if others}
     return false, {name: count / len(of_fill) for name, count in labels.items()}
+
+
+def _attractions(rows: Sequence[ImageRow], limit: float, seed: int) -> dict[str, dict[str, Tested]]:
+    """Return by class and fill how much its backgrounds draw the answers to objects of other classes.
+
+    How often they are given its name on other backgrounds is taken as known, since it is of many more pictures.
+    """
+    found: dict[str, dict[str, Tested]] = defaultdict(dict)
+    for fill in sorted({fill for row in rows for fill in row.pasted}):
+        on_it: dict[str, list[tuple[str, float, int]]] = defaultdict(list)
+        shown, named = Counter[str](), Counter[str]()  # pairs of an object and a background that is not the class's
+        pairs = 0
+        for row in rows:
+            for background, answers in _by_background(row.pasted.get(fill, ())).items():
+                if background != row.label:
+                    on_it[background].append((row.group, float(answers.count(background)), len(answers)))
+                pairs += len(answers)
+                shown.update({one: len(answers) for one in {background, row.label}})
+                named.update(one for one in answers if one not in (background, row.label))
+        for name, parts in on_it.items():
+            elsewhere = pairs - shown[name]
+            if elsewhere:
+                base = named[name] / elsewhere
+                column = np.array([(drawn, base * count, count) for _, drawn, count in parts])
+                groups = [group for group, _, _ in parts]
+                sums = resampled(column, numbered(groups), [seed, zlib.crc32(name.encode())])
+                found[name][fill] = _tested(sums, column, len(set(groups)), limit)
+    return found
+
+
+def _by_background(pasted: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for background, answer in pasted:
+        found[background].append(answer)
+    return found
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
@@ -237,19 +295,29 @@ def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, cha
     )
     found = _Effects()
     for number, ((what, fill), column) in enumerate(columns.items()):
-        first, second, count = sums[:, 3 * number : 3 * number + 3].T
-        total = column.sum(0)
         groups = len({row.group for row, part in zip(rows, column, strict=True) if part[2] or part[1]})
         if what == "skill":
+            first, second, _ = sums[:, 3 * number : 3 * number + 3].T
+            total = column.sum(0)
             value = float(total[0] / total[1]) if total[1] > 0 else float("nan")
             found.skill = interval(first / np.where(second > 0, second, np.nan), value, groups)
             continue
-        draws = (first - second) / np.where(count > 0, count, np.nan)
-        both = (float(total[0] / total[2]), float(total[1] / total[2]))
-        limit = limits.gap if what == "gap" else limits.sufficiency
-        tested = Tested(interval(draws, both[0] - both[1], groups), p_above(draws, limit, groups), both)
-        (found.gap if what == "gap" else found.sufficiency)[fill] = tested
+        part = sums[:, 3 * number : 3 * number + 3]
+        if what == "gap":
+            found.gap[fill] = _tested(part, column, groups, limits.gap)
+        else:
+            found.sufficiency[fill] = _tested(part, column, groups, limits.sufficiency)
     return found
+
+
+def _tested(sums: Float[np.ndarray, "b 3"], column: Float[np.ndarray, "n 3"], groups: int, limit: float) -> Tested:
+    """Test a difference of two shares, from its sums over resamples and what it is made of."""
+    first, second, count = sums.T
+    total = column.sum(0)
+    draws = (first - second) / np.where(count > 0, count, np.nan)
+    both = (float(total[0] / total[2]), float(total[1] / total[2]))
+    pictures = int(np.count_nonzero(column[:, 2]))
+    return Tested(interval(draws, both[0] - both[1], groups), p_above(draws, limit, groups), both, pictures)
 
 
 _Part = tuple[float, float, float]

@@ -28,13 +28,18 @@ from camkit.values import LoadedModel, Preprocess
 
 @dataclass(frozen=True)
 class Plan:
-    """A check, ready to be made: its model, its pictures, what is known of them, and how it is to be made."""
+    """A check, ready to be made: its model, its pictures, what is known of them, and how it is to be made.
+
+    ``sample`` are the pictures of the experiment; ``backgrounds`` those on whose background they are shown, which are
+    the same and those of classes that may be recognised by anything.
+    """
 
     model: LoadedModel
     data: Dataset
     matched: Matched
     settings: Settings
     sample: tuple[Item, ...]
+    backgrounds: tuple[Item, ...]
     with_regions: bool
     today: dt.date
 
@@ -145,13 +150,11 @@ def make_plan(model: LoadedModel, data: Dataset, matched: Matched, settings: Set
     data = without_duplicates(data)
     with_regions = any(item.things for item in data.items)
     settled = settings.check
-    usable = [
-        item for item in data.items if (item.things or not with_regions) and not settings.expects_anything(item.label)
-    ]
-    classes = len({item.label for item in usable})
-    most = max(settled.most, classes * (settings.limits.least_pictures + _SPARE))
-    sample = stratified(usable, settled.per_class, most, settled.seed)
-    return Plan(model, data, matched, settings, tuple(sample), with_regions, today)
+    usable = [item for item in data.items if item.things or not with_regions]
+    most = max(settled.most, len(data.classes) * (settings.limits.least_pictures + _SPARE))
+    backgrounds = stratified(usable, settled.per_class, most, settled.seed)
+    sample = [item for item in backgrounds if not settings.expects_anything(item.label)]
+    return Plan(model, data, matched, settings, tuple(sample), tuple(backgrounds), with_regions, today)
 
 
 def load_seen(plan: Plan, item: Item) -> Seen:
@@ -165,6 +168,6 @@ def load_seen(plan: Plan, item: Item) -> Seen:
         return Seen(tensor, known)
     own = [scaled(one, picture.size) for one in item.things]
     every = [*own, *(scaled(one, picture.size) for one in item.others)]
-    region = seen(outline(own, picture.size), preprocess)
+    region = seen(outline(own, picture.size, round_boxes=True), preprocess)
     hole = seen(boxes(every, picture.size), preprocess) > 0
     return Seen(tensor, known, region, hole)

@@ -39,8 +39,10 @@ _KEPT = 64
 _REPEATS = 8
 
 
-def outline(things: Sequence[Thing], size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+def outline(things: Sequence[Thing], size: tuple[int, int], *, round_boxes: bool = False) -> Bool[np.ndarray, "h w"]:
     """Return the union of the objects' regions on a picture of ``size`` (width, height): outlines, or else boxes.
+
+    ``round_boxes`` takes of a box the ellipse within it: an object hardly ever reaches into its box's corners.
 
     Raises:
         ImageError: a mask of another size than the picture, or an outline that cannot be read.
@@ -53,7 +55,7 @@ def outline(things: Sequence[Thing], size: tuple[int, int]) -> Bool[np.ndarray, 
         elif thing.outline is not None:
             region |= _decoded(thing.outline, size)
         elif thing.box is not None:
-            region |= _filled(thing.box, size)
+            region |= _ellipse(thing.box, size) if round_boxes else _filled(thing.box, size)
     return region
 
 
@@ -77,6 +79,15 @@ def _filled(box: Box, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
         left, top = (min(max(0, round(low)), side - 1) for low, side in zip(within[:2], size, strict=True))
         region[top : max(top + 1, round(within.bottom)), left : max(left + 1, round(within.right))] = True
     return region
+
+
+def _ellipse(box: Box, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    """Return the pixels whose middle lies in the ellipse within a box."""
+    across, down = (np.arange(side) + 0.5 for side in size)
+    width, height = max(1e-9, box.right - box.left), max(1e-9, box.bottom - box.top)
+    from_middle = ((2 * across - box.left - box.right) / width, (2 * down - box.top - box.bottom) / height)
+    inside = np.asarray(from_middle[0] ** 2 + from_middle[1][:, None] ** 2 <= 1)
+    return inside if inside.any() else _filled(box, size)
 
 
 def _around_parts(region: Bool[np.ndarray, "h w"]) -> list[Box]:

@@ -46,9 +46,12 @@ def _image_row(
 ) -> ImageRow:
     own = plan.matched.indices[item.label]
     by_arm: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    pasted: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for name, answer in answers.items():
-        arm, what = name.split(".")[:2]
+        arm, what, *rest = name.split(".", 3)
         by_arm[arm][what].append(int(answer["answer"]) in own)
+        if arm in ("same", "other"):
+            pasted[what].append((rest[1], plan.name_of(int(answer["answer"]))))
     has_both = by_arm["same"].keys() & by_arm["other"].keys()
 
     def fall(name: str) -> float | None:
@@ -72,6 +75,7 @@ def _image_row(
         **{what: heat.get(what) for what in ("ceiling", "hit", "centre_hit", "rank", "area")},
         same={fill: float(np.mean(by_arm["same"][fill])) for fill in sorted(has_both)},
         other={fill: float(np.mean(by_arm["other"][fill])) for fill in sorted(has_both)},
+        pasted={fill: tuple(pasted[fill]) for fill in sorted(has_both)},
         removed={fill: found[0] for fill, found in by_arm["removed"].items()},
         named={fill: plan.name_of(int(answers[f"removed.{fill}"]["answer"])) for fill in by_arm["removed"]},
         background_change=fall("edited.background"),

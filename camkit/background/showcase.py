@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,11 +14,11 @@ from torch import Tensor
 from camkit import overlay
 from camkit.background.answers import ask
 from camkit.background.check import CheckResult
-from camkit.background.experiment import Seen, draw_partners
+from camkit.background.experiment import Partners, Seen
 from camkit.background.measures import ImageRow
 from camkit.background.plan import Plan, load_seen
 from camkit.background.sampling import stratified
-from camkit.background.trial import edits_of
+from camkit.background.trial import edits_of, loader, partners_of
 from camkit.background.values import Item
 from camkit.errors import CamkitError
 from camkit.explanation import Explanation
@@ -78,17 +77,12 @@ def strips(result: CheckResult, most: int = 12) -> list[Strip]:
         chosen += [row for row in order if row.label == label and _offence(row) > 0][
             : max(2, most // len(result.classes))
         ]
-    sample = [one for one in plan.sample if one.name not in result.failures]
-    partners = dict(
-        zip(sample, draw_partners(sample, plan.settings.check.pastes, plan.settings.check.seed), strict=True)
-    )
-    load = functools.lru_cache(functools.partial(load_seen, plan))
-    drawn = []
-    for row in chosen[:most]:
-        item = by_name[row.name]
-        found = partners[item]
-        if found is not None:
-            drawn.append(_strip(plan, row, item, sample[found.same[0]], sample[found.other[0]], load))
+    items = [by_name[row.name] for row in chosen[:most]]
+    load = loader(plan)
+    drawn = [
+        _strip(plan, row, item, partners, load)
+        for row, item, partners in zip(chosen[:most], items, partners_of(plan, items), strict=True)
+    ]
     return [one for one in drawn if one is not None]
 
 
@@ -99,29 +93,33 @@ def _offence(row: ImageRow) -> float:
 
 
 def _strip(
-    plan: Plan, row: ImageRow, item: Item, same: Item, other: Item, load: Callable[[Item], Seen]
+    plan: Plan, row: ImageRow, item: Item, partners: Partners, load: Callable[[Item], Seen | None]
 ) -> Strip | None:
-    edits = edits_of(plan, item, [same], [other], load)
-    if not edits:
-        return None
+    edits = edits_of(plan, item, partners, 1, load)
     picture = load(item)
-    fill = "tile" if plan.with_regions else "ring"
-    wanted = {
-        f"same.{fill}.0": f"on a background of {item.label}",
-        f"other.{fill}.0": f"on a background of {other.label}",
-        f"removed.{fill}": "object removed" if plan.with_regions else "middle removed",
-    }
-    made = {name: tensor for name, function in edits if name in wanted and (tensor := function()) is not None}
+    if not edits or picture is None:
+        return None
+    made = {title: tensor for name, edit in edits if (title := _title(name)) and (tensor := edit()) is not None}
     answers = ask(plan, torch.stack(list(made.values())), [plan.matched.indices[item.label]] * len(made))
     panels = [Panel("picture and region", _annotated(picture), row.probability, row.answer), _heat(plan, item, picture)]
-    for (name, tensor), answer in zip(made.items(), answers, strict=True):
+    for (title, tensor), answer in zip(made.items(), answers, strict=True):
         panels.append(
-            Panel(wanted[name], _pixels(picture, tensor), float(answer["share"]), plan.name_of(int(answer["answer"])))
+            Panel(title, _pixels(picture, tensor), float(answer["share"]), plan.name_of(int(answer["answer"])))
         )
     sentence = f"{item.name} is {item.label}; " + "; ".join(
         f"{panel.title}: {panel.answer} ({panel.probability:.0%} {item.label})" for panel in panels if panel.answer
     )
     return Strip(row, tuple(panels), sentence)
+
+
+def _title(edit: str) -> str:
+    """Return what an edit is called in a strip; nothing where it is not shown."""
+    arm, fill, *rest = edit.split(".", 3)
+    if arm == "removed" and fill != "blur":
+        return "middle removed" if fill == "ring" else "object removed"
+    if arm in ("same", "other") and fill != "blur":
+        return f"in the ring of {rest[1]}" if fill == "ring" else f"on a background of {rest[1]}"
+    return ""
 
 
 def _heat(plan: Plan, item: Item, picture: Seen) -> Panel:

@@ -10,58 +10,99 @@ from torch import Tensor
 
 from camkit.background import experiment
 from camkit.background.answers import ask
-from camkit.background.experiment import Answer, Seen
+from camkit.background.experiment import Answer, Background, Partners, Seen
 from camkit.background.journal import Journal
 from camkit.background.plan import Plan, load_seen
 from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
 
 _WORKERS = min(4, os.cpu_count() or 1)
-_KEPT = 128
-"""Pictures of the sample kept in memory: each is a background of others."""
+_KEPT_BYTES, _LEAST_KEPT = 1 << 29, 16
+"""Pictures kept in memory, since each is a background of others: how much of it, and at least how many."""
+
+_COPIES = 3
+"""Of a picture: itself, and with its objects filled in either way."""
+
+_TRIES = 20
 
 
-def run_trial(plan: Plan, journal: Journal, progress: Progress, sample: Sequence[Item]) -> None:
-    """Show the edits of every picture of the sample that has no row yet."""
+def run_trial(plan: Plan, journal: Journal, progress: Progress, usable: Callable[[Item], bool]) -> None:
+    """Show the edits of every picture of the sample that has no row yet, of those that could be used before."""
     done = journal.rows("edits")
-    todo = [number for number, item in enumerate(sample) if item.name not in done]
+    sample = [item for item in plan.sample if usable(item)]
+    todo = [item for item in sample if item.name not in done]
     progress("experiment", len(sample) - len(todo), len(sample))
-    for count, (number, answers) in enumerate(answered(plan, sample, todo), start=len(sample) - len(todo) + 1):
-        journal.append([{"kind": "edits", "name": sample[number].name, "answers": answers}])
+    for count, (item, answers) in enumerate(answered(plan, todo), start=len(sample) - len(todo) + 1):
+        journal.append([{"kind": "edits", "name": item.name, "answers": answers}])
         progress("experiment", count, len(sample))
 
 
-def answered(plan: Plan, sample: Sequence[Item], numbers: Sequence[int]) -> Iterator[tuple[int, dict[str, Answer]]]:
+def answered(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict[str, Answer]]]:
     """Show the edits of some pictures of the sample; give the answers picture by picture."""
     check = plan.settings.check
-    partners = experiment.draw_partners(sample, check.pastes, check.seed)
-    load = functools.lru_cache(maxsize=_KEPT)(functools.partial(load_seen, plan))
+    partners = partners_of(plan, items)
+    load = loader(plan)
 
     def make(number: int) -> list[tuple[str, Tensor]]:
-        chosen = partners[number]
-        if chosen is None:
-            return []
-        same, other = ([sample[one] for one in ones] for ones in (chosen.same, chosen.other))
-        made = ((name, edit()) for name, edit in edits_of(plan, sample[number], same, other, load))
+        made = ((name, edit()) for name, edit in edits_of(plan, items[number], partners[number], check.pastes, load))
         return [(name, tensor) for name, tensor in made if tensor is not None]
 
     def answer(batch: Tensor, of: list[int]) -> list[Answer]:
-        return ask(plan, batch, [plan.matched.indices[sample[number].label] for number in of])
+        return ask(plan, batch, [plan.matched.indices[items[number].label] for number in of])
 
-    return experiment.run(numbers, make, answer, check.batch_size, _WORKERS)
+    for number, found in experiment.run(range(len(items)), make, answer, check.batch_size, _WORKERS):
+        yield items[number], found
+
+
+def partners_of(plan: Plan, items: Sequence[Item]) -> list[Partners]:
+    """Draw the partners of pictures, the same for each whatever the others are."""
+    check = plan.settings.check
+    return experiment.draw_partners(items, plan.backgrounds, check.pastes, check.seed)
+
+
+def loader(plan: Plan) -> Callable[[Item], Seen | None]:
+    """Return what loads a picture as the model sees it, None where it cannot be read; the last ones are kept."""
+
+    def load(item: Item) -> Seen | None:
+        try:
+            return load_seen(plan, item)
+        except CamkitError:
+            return None
+
+    size = next((seen.tensor.nbytes for item in plan.sample[:_TRIES] if (seen := load(item)) is not None), _KEPT_BYTES)
+    return functools.lru_cache(maxsize=max(_LEAST_KEPT, _KEPT_BYTES // (_COPIES * size)))(load)
 
 
 def edits_of(
-    plan: Plan, item: Item, same: Sequence[Item], other: Sequence[Item], load: Callable[[Item], Seen]
+    plan: Plan, item: Item, partners: Partners, wanted: int, load: Callable[[Item], Seen | None]
 ) -> list[experiment.Edit]:
-    """List a picture's edits; none where a picture cannot be read, or has nothing beside its object."""
-    try:
-        picture = load(item)
-        own, others = ([load(one) for one in ones] for ones in (same, other))
-    except CamkitError:
+    """List a picture's edits; none where it cannot be read, has nothing beside its object, or no partner serves."""
+    picture = load(item)
+    if picture is None or (plan.with_regions and not _has_both(picture)):
         return []
+
+    def chosen(candidates: Sequence[Item]) -> list[Background]:
+        found: list[Background] = []
+        for one in candidates:
+            if len(found) == wanted:
+                break
+            seen = load(one)
+            if (
+                seen is not None
+                and seen.tensor.shape == picture.tensor.shape
+                and (not plan.with_regions or seen.has_rest)
+            ):
+                found.append((one.label, seen))
+        return found
+
+    same, other = chosen(partners.same), chosen(partners.other)
+    check = plan.settings.check
     if not plan.with_regions:
-        return experiment.ring_edits(picture, own, others, plan.settings.check.ring)
-    if picture.region is None or not picture.has_rest or not bool((picture.region > 0.5).any()):
-        return []
-    return experiment.region_edits(picture, own, others, plan.settings.check.seed)
+        return experiment.ring_edits(picture, same, other, check.ring)
+    own_seed = int(experiment.own_generator(item.name, check.seed).integers(1 << 62))
+    return experiment.region_edits(picture, same, other, own_seed)
+
+
+def _has_both(picture: Seen) -> bool:
+    """Whether there is an object, and something beside it."""
+    return picture.region is not None and picture.has_rest and bool((picture.region > 0.5).any())

@@ -2,7 +2,8 @@
 
 Heat alone never fails a model: an experiment on the pictures does, and only where every way of filling agrees, beyond
 the limit by more than chance, all classes considered at once. Sufficiency counts for all classes together: of one
-class it also rises where a model that sees no object names the class whose looks the bare background has. The heat
+class it also rises where a model that sees no object names the class whose looks the bare background has. A class's
+attraction counts beside its gap: a mark on one class of many moves every other class's answers a little. The heat
 warns class by class, also of a clean network's: one class is often what it says when it sees nothing else, and its map
 lies anywhere.
 """
@@ -10,11 +11,11 @@ lies anywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from camkit.background.config import LimitsPart
-from camkit.background.measures import OVERALL, Measures, Tested
+from camkit.background.measures import OVERALL, Effect, Measures, Tested, weakest
 from camkit.background.statistics import LEAST_GROUPS, benjamini_hochberg, holm, wilson
 from camkit.background.values import Verdict
 
@@ -39,13 +40,14 @@ class Judged:
     reasons: tuple[Reason, ...]
     gap_p: float | None = None
     sufficiency_p: float | None = None
+    attraction_p: float | None = None
     waived: str | None = None
 
 
 @dataclass(frozen=True)
 class _Test:
     name: str
-    what: str
+    what: Effect
     by_fill: Mapping[str, Tested]
 
     @property
@@ -56,7 +58,9 @@ class _Test:
     @property
     def weakest(self) -> Tested:
         """The fill that shows the least."""
-        return min(self.by_fill.values(), key=lambda one: one.effect.value)
+        found = weakest(self.by_fill)
+        assert found is not None
+        return found
 
 
 def judge(
@@ -81,11 +85,11 @@ def judge(
         heat: whether there are regions to hold the heat against.
     """
     tests = [
-        _Test(name, what, by_fill)
+        test
         for name, one in measures.items()
-        if name not in exempt and one.tested >= limits.least_pictures
-        for what, by_fill in (("gap", one.gap), ("sufficiency", one.sufficiency if name == OVERALL else {}))
-        if by_fill
+        if name not in exempt
+        for test in _tests_of(name, one)
+        if min(tested.pictures for tested in test.by_fill.values()) >= limits.least_pictures
     ]
     chance = 1 / max(2, len(measures) - 1)
     adjusted = holm([test.p for test in tests])
@@ -97,7 +101,7 @@ def judge(
             judged[name] = Judged("PASS", (Reason("exempt", f"may be recognised by anything: {exempt[name]}"),))
             continue
         own = [number for number, test in enumerate(tests) if test.name == name]
-        by_what = {tests[number].what: adjusted[number] for number in own}
+        ps = {f"{tests[number].what}_p": adjusted[number] for number in own}
         fails = [_shows(tests[number], limits) for number in own if adjusted[number] <= limits.alpha]
         warnings = [
             Reason("perhaps the background", f"perhaps {_shows(tests[number], limits).text}")
@@ -132,9 +136,19 @@ def judge(
             verdict, reasons = "WARN", warnings
         else:
             verdict, reasons = "PASS", [Reason("nothing", "tested, and nothing found")]
-        judged[name] = Judged(verdict, tuple(reasons), by_what.get("gap"), by_what.get("sufficiency"), waived.get(name))
+        judged[name] = Judged(verdict, tuple(reasons), **ps, waived=waived.get(name))
     judged[OVERALL] = _model(judged)
     return judged
+
+
+def _tests_of(name: str, one: Measures) -> list[_Test]:
+    """List what is tested of a class, or of all together."""
+    by_what: dict[Effect, Mapping[str, Tested]] = {"gap": one.gap}
+    if name == OVERALL:
+        by_what["sufficiency"] = one.sufficiency
+    else:
+        by_what["attraction"] = one.attraction
+    return [_Test(name, what, by_fill) for what, by_fill in by_what.items() if by_fill]
 
 
 def _model(judged: Mapping[str, Judged]) -> Judged:
@@ -146,7 +160,7 @@ def _model(judged: Mapping[str, Judged]) -> Judged:
     own = judged[OVERALL]
     deciding = {name: one for name, one in counted.items() if one.verdict == verdict}
     if verdict == "PASS":
-        return Judged(verdict, own.reasons, own.gap_p, own.sufficiency_p)
+        return replace(own, verdict=verdict)
     kinds = list(dict.fromkeys(reason.kind for one in deciding.values() for reason in one.reasons))
     reasons: list[Reason] = []
     for kind in kinds:
@@ -159,7 +173,7 @@ def _model(judged: Mapping[str, Judged]) -> Judged:
             for name, reason in named
             if len(classes) <= _MANY or name == OVERALL
         ]
-    return Judged(verdict, tuple(reasons), own.gap_p, own.sufficiency_p)
+    return replace(own, verdict=verdict, reasons=tuple(reasons))
 
 
 def _each_fill(tests: Sequence[_Test], alpha: float) -> list[bool]:
@@ -174,17 +188,27 @@ def _each_fill(tests: Sequence[_Test], alpha: float) -> list[bool]:
 
 
 def _shows(test: _Test, limits: LimitsPart) -> Reason:
-    weakest = test.weakest
-    first, second = weakest.accuracies
-    if test.what == "gap":
-        figures = f"a gap of {weakest.effect.value:.2f} (at least {weakest.effect.low:.2f}, limit {limits.gap:.2f})"
-        text = (
-            f"right for {first:.0%} on backgrounds of its own class and for {second:.0%} on those of others: {figures}"
-        )
-        return Reason("reads the background: a gap above the limit", text)
-    figures = f"{weakest.effect.value:.2f} above it (at least {weakest.effect.low:.2f}, limit {limits.sufficiency:.2f})"
-    text = f"right for {first:.0%} with the object removed, {second:.0%} by chance: {figures}"
-    return Reason("reads the background: right without the object", text)
+    least = test.weakest
+    first, second = least.accuracies
+    limit = getattr(limits, test.what)
+    beyond = f"{least.effect.value:.2f} (at least {least.effect.low:.2f}, limit {limit:.2f})"
+    match test.what:
+        case "gap":
+            kind = "reads the background: a gap above the limit"
+            text = (
+                f"right for {first:.0%} on backgrounds of its own class and for {second:.0%} on those of others: "
+                f"a gap of {beyond}"
+            )
+        case "attraction":
+            kind = "reads the background: it draws the answers to other classes' objects"
+            text = (
+                f"named for {first:.0%} of other classes' objects on its backgrounds and for {second:.0%} elsewhere: "
+                f"an attraction of {beyond}"
+            )
+        case "sufficiency":
+            kind = "reads the background: right without the object"
+            text = f"right for {first:.0%} with the object removed, {second:.0%} by chance: more by {beyond}"
+    return Reason(kind, text)
 
 
 def _by_fill(test: _Test) -> str:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from camkit.background.check import CheckResult
 from camkit.background.cost import Cost
+from camkit.background.measures import weakest
 from camkit.background.plan import Plan
 from camkit.report import words
 
@@ -50,17 +51,18 @@ def verdict(result: CheckResult) -> Text:
 def table(result: CheckResult) -> Table:
     """Return a row per class."""
     drawn = Table(box=None, pad_edge=False)
-    for heading in ("class", "verdict", "pictures", "accuracy", "gap", "without object", "skill"):
+    for heading in ("class", "verdict", "pictures", "accuracy", "gap", "attraction", "without object", "skill"):
         drawn.add_column(heading, no_wrap=True, justify="left" if heading in ("class", "verdict") else "right")
     for name, one in [*result.classes.items(), ("", result.overall)]:
         judged = result.judged[name]
-        gap, removed = words.weakest(one.gap), words.weakest(one.sufficiency)
+        gap, attraction, removed = weakest(one.gap), weakest(one.attraction), weakest(one.sufficiency)
         drawn.add_row(
             Text(words.shown_name(one)),
             Text(judged.verdict + (" (waived)" if judged.waived else ""), _STYLES[judged.verdict]),
             str(one.pictures),
             words.share(one.accuracy.value),
             words.number(None if gap is None else gap.effect.value),
+            words.number(None if attraction is None else attraction.effect.value),
             words.number(None if removed is None else removed.effect.value),
             words.number(None if one.skill is None else one.skill.value),
         )

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from camkit import overlay
 from camkit.background.check import CheckResult
-from camkit.background.measures import Measures, Tested
+from camkit.background.measures import Measures, Tested, weakest
 from camkit.background.showcase import Panel, Strip
 from camkit.background.statistics import Estimate
 from camkit.background.verdict import Judged
@@ -27,6 +27,11 @@ _COLUMNS = (
     ("accuracy", "share of right answers, with its 95 % interval"),
     ("background gap", "accuracy on backgrounds of its own class minus that on others'; of the fill that shows less"),
     ("own / others'", "the two accuracies"),
+    (
+        "attraction",
+        "how often other classes' objects are named so on its backgrounds, minus how often elsewhere; of the fill that "
+        "shows less",
+    ),
     ("object removed", "how far right answers without the object are above chance; of the fill that shows less"),
     ("skill", "0: heat lies on the object no more than by chance; 1: as good as the grid allows"),
     ("energy", "share of the heat on the object; below, that of a blind map and of a perfect one"),
@@ -90,7 +95,7 @@ def _strip(strip: Strip) -> dict[str, Any]:
 
 
 def _row(one: Measures, judged: Judged) -> list[_Cell]:
-    gap, removed = words.weakest(one.gap), words.weakest(one.sufficiency)
+    gap, removed = weakest(one.gap), weakest(one.sufficiency)
     order = {"FAIL": 0, "INCONCLUSIVE": 1, "WARN": 2, "PASS": 3}[judged.verdict]
     accuracies = words.NONE if gap is None else " / ".join(words.share(part) for part in gap.accuracies)
     return [
@@ -100,6 +105,7 @@ def _row(one: Measures, judged: Judged) -> list[_Cell]:
         _Cell(words.share(one.accuracy.value), one.accuracy.value, _range(one.accuracy, percent=True)),
         _effect(gap),
         _Cell(accuracies, None if gap is None else gap.accuracies[1]),
+        _effect(weakest(one.attraction)),
         _effect(removed),
         _Cell(
             words.number(None if one.skill is None else one.skill.value),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from camkit.background.check import CheckResult
-from camkit.background.measures import Measures
+from camkit.background.measures import Measures, weakest
 from camkit.background.verdict import Judged
 from camkit.report import words
 
@@ -21,8 +21,8 @@ def render(result: CheckResult) -> str:
         lines.append(f"- and {len(result.reasons) - _MOST_REASONS} more, in report.html")
     lines += [
         "",
-        "| class | verdict | pictures | accuracy | background gap | object removed | skill |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| class | verdict | pictures | accuracy | background gap | attraction | object removed | skill |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
         *(_line(one, result.judged[name]) for name, one in result.classes.items()),
         _line(result.overall, result.judged[""]),
         "",
@@ -35,7 +35,7 @@ def render(result: CheckResult) -> str:
 
 
 def _line(one: Measures, judged: Judged) -> str:
-    gap, removed = words.weakest(one.gap), words.weakest(one.sufficiency)
+    gap, drawn, removed = weakest(one.gap), weakest(one.attraction), weakest(one.sufficiency)
     cells = [
         _plain(words.shown_name(one)),
         judged.verdict + (" (waived)" if judged.waived else ""),
@@ -44,6 +44,7 @@ def _line(one: Measures, judged: Judged) -> str:
         words.NONE
         if gap is None
         else f"{words.number(gap.effect.value)} [{words.number(gap.effect.low)}, {words.number(gap.effect.high)}]",
+        words.NONE if drawn is None else words.number(drawn.effect.value),
         words.NONE if removed is None else words.number(removed.effect.value),
         words.NONE if one.skill is None else words.number(one.skill.value),
     ]

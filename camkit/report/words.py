@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
 
 from camkit.background.check import CheckResult
-from camkit.background.measures import Measures, Tested
+from camkit.background.measures import Measures
 from camkit.background.plan import Plan
 
 NONE = "-"
@@ -51,11 +50,6 @@ def left_out(plan: Plan) -> list[str]:
         f"{len(names)} {what}: {', '.join(names[:_NAMES])}{', ...' if len(names) > _NAMES else ''}"
         for what, names in plan.data.left_out.items()
     ]
-
-
-def weakest(tested: Mapping[str, Tested]) -> Tested | None:
-    """Return the fill that shows the least effect, which decides."""
-    return min(tested.values(), key=lambda one: one.effect.value, default=None)
 
 
 def number(value: float | None, digits: int = 2) -> str:
