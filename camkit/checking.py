@@ -12,11 +12,12 @@ from torch import nn
 
 from camkit import overlay
 from camkit.background.answers import outputs_of
-from camkit.background.baseline import check_comparable, compare, read_baseline
+from camkit.background.baseline import check_comparable, check_layer, compare, read_baseline
 from camkit.background.check import CheckResult, run_check
 from camkit.background.classes import match_classes, read_class_map
 from camkit.background.config import Settings, read_config, settings_from
 from camkit.background.data import read_data
+from camkit.background.heat import heat_rows
 from camkit.background.journal import Journal
 from camkit.background.plan import Plan, content_hash, fingerprint, make_plan
 from camkit.background.showcase import strips, thumbnails
@@ -158,10 +159,13 @@ def finish_check(
     earlier = None if baseline is None else read_baseline(baseline)
     if earlier is not None and baseline is not None:
         check_comparable(earlier, hashes, baseline)
+        first = next(heat_rows(plan, plan.data.items[:1]))
+        if "layer" in first:
+            check_layer(earlier, first["layer"])
     journal = None if out is None else out / JOURNAL
-    if out is not None:
-        _put_aside(out)
     with Journal(journal, " ".join([words.VERSION, *hashes.values()]), resume=resume) as rows:
+        if out is not None:
+            _put_aside(out)
         result = run_check(plan, rows, progress, hashes)
     if earlier is not None:
         contents = {item.name: content_hash(item.path) for item in plan.data.items}

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 import camkit
+from camkit.background.journal import Journal
 from camkit.checked_demo import write_scenes
 from camkit.cli import main
 from camkit.errors import InputError
@@ -153,6 +154,39 @@ def test_a_baseline_of_the_same_run_shows_no_change_and_another_is_refused(biase
     assert (change["pictures"], change["gap"]["value"], change["skill"]["value"]) == (40, 0, 0)
     assert other.returncode == 2
     assert "of other settings" in other.stderr
+
+
+def test_a_baseline_of_another_layer_is_refused_before_anything_is_computed(biased, scenes, tmp_path):
+    report = json.loads((biased[1] / "report.json").read_text())
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**report, "layer": "features.1"}))
+    told = []
+
+    with pytest.raises(InputError, match=r"heat is of layer 'features\.1'"):
+        camkit.check(
+            "demo-biased", scenes, config=scenes.parent / "camkit.toml", baseline=other,
+            progress=lambda *stage: told.append(stage),
+        )  # fmt: skip
+
+    assert not told
+
+
+def test_a_damaged_baseline_is_refused_with_a_sentence(biased, scenes, tmp_path):
+    report = json.loads((biased[1] / "report.json").read_text())
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(json.dumps({**report, "images": [{"name": "cat"}]}))
+
+    with pytest.raises(InputError, match="damaged"):
+        camkit.check("demo-biased", scenes, config=scenes.parent / "camkit.toml", baseline=damaged)
+
+
+def test_two_checks_do_not_write_into_one_folder(scenes, tmp_path):
+    with Journal(tmp_path / "unfinished.jsonl", "of the first", resume=False) as first:
+        second = run(scenes, "--model", "demo-biased", "--out", tmp_path)
+        first.append([{"kind": "heat", "name": "cat"}])
+
+    assert second.returncode == 2, second.stderr
+    assert "another check is writing" in second.stderr
 
 
 def test_a_better_network_is_seen_against_the_baseline(biased, scenes):

@@ -167,7 +167,7 @@ def test_markdown_and_annotations_stay_on_their_lines(evil):
     commands = markdown.workflow_commands(evil)
 
     assert EVIL not in text
-    assert all(line.count("|") - line.count(r"\|") == 8 for line in text.splitlines() if line.startswith("|"))
+    assert all(line.count("|") - line.count(r"\|") == 9 for line in text.splitlines() if line.startswith("|"))
     assert all(re.match(r"::(error|warning) title=[^:,\n]*::[^\n]*$", line) for line in commands)
 
 

@@ -64,6 +64,19 @@ def check_comparable(baseline: Mapping[str, Any], hashes: Mapping[str, str], sou
             raise InputError(f"{source} is of other {name}, so it cannot be compared; make a new baseline")
 
 
+def check_layer(baseline: Mapping[str, Any], layer: str) -> None:
+    """Refuse a baseline whose heat is of another layer.
+
+    Raises:
+        InputError: the two runs cannot be compared.
+    """
+    if baseline["layer"] != layer:
+        raise InputError(
+            f"the baseline's heat is of layer {baseline['layer']!r} and this one of {layer!r}; name the layer "
+            "([check] layer) or make a new baseline"
+        )
+
+
 def compare(
     baseline: Mapping[str, Any],
     rows: Sequence[ImageRow],
@@ -82,13 +95,20 @@ def compare(
         seed: of the bootstrap, which draws groups of pairs.
 
     Raises:
-        InputError: another layer or grid.
+        InputError: another layer or grid, or the baseline is damaged.
     """
-    if baseline["layer"] != layer or list(baseline["grids"]) != list(grids):
+    check_layer(baseline, layer)
+    if list(baseline["grids"]) != list(grids):
         raise InputError(
-            f"the baseline's heat is of layer {baseline['layer']!r} with grid {', '.join(baseline['grids'])}, this one "
-            f"of {layer!r} with {', '.join(grids)}; name the layer ([check] layer) or make a new baseline"
+            f"the baseline's heat is of the grids {baseline['grids']}, this one of {list(grids)}; make a new baseline"
         )
+    try:
+        return _paired(baseline, rows, contents, seed)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"the baseline's pictures cannot be read, it is damaged: {error!r}") from error
+
+
+def _paired(baseline: Mapping[str, Any], rows: Sequence[ImageRow], contents: Mapping[str, str], seed: int) -> Change:
     before = {image["sha256"]: image for image in baseline["images"]}
     pairs = [(row, before[contents[row.name]]) for row in rows if contents[row.name] in before]
     gaps = [

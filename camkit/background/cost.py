@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,11 +43,12 @@ class Cost:
         return f"about {minutes:.0f} min" if minutes < 100 else f"about {minutes / 60:.1f} h"
 
 
-def estimate(plan: Plan) -> Cost:
+def estimate(plan: Plan, done: Mapping[str, int] | None = None) -> Cost:
     """Run a few pictures through each stage, twice where the first time is slower, and scale up.
 
-    Their rows are not kept.
+    Their rows are not kept. ``done`` counts, by kind, rows that an earlier run finished.
     """
+    finished = done or {}
     items, sample = plan.data.items, plan.sample
     few = plan.settings.check.batch_size if device_of(plan.model.module).type == "cuda" else _HEAT_PICTURES
     first = _seconds(lambda: list(heat_rows(plan, items[:few])))
@@ -60,9 +61,9 @@ def estimate(plan: Plan) -> Cost:
     rows = max(1, len(items))
     draw = _seconds(lambda: resampled(np.ones((rows, 3)), np.arange(rows), [0]))
     return Cost(
-        heat=a_heat * len(items),
+        heat=a_heat * max(0, len(items) - finished.get("heat", 0)),
         sanity=3 * a_heat * min(PICTURES, len(items)) + max(0.0, first - few * a_heat),
-        experiment=a_trial * len(sample),
+        experiment=a_trial * max(0, len(sample) - finished.get("edits", 0)),
         measures=6 * draw + _STRIPS * (a_heat + a_trial / 2) + 1,
     )
 

@@ -10,15 +10,22 @@ import base64
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Float
 
 from camkit.errors import InputError, OutputError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 Row = dict[str, Any]
 
@@ -39,36 +46,36 @@ class Journal:
     def __init__(self, path: Path | None, key: str, *, resume: bool) -> None:
         self._path = path
         self._rows: dict[str, dict[str, Row]] = {}
-        self._file = None
+        self._file: FileIO | None = None
+        self._lock: BinaryIO | None = None
         if path is None:
             return
         try:
+            for row in self._open(path, key, resume=resume):
+                self._keep(row)
+        except BaseException:
+            self._close()
+            raise
+
+    def _open(self, path: Path, key: str, *, resume: bool) -> list[Row]:
+        """Open the file, alone; return the rows that are taken up."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(path.with_suffix(".lock"))
             kept = self._read(path, key) if resume and path.exists() else []
             if not resume and path.exists():
                 path.replace(path.with_suffix(".before"))
-            path.parent.mkdir(parents=True, exist_ok=True)
             fresh = path.with_suffix(".new")
             fresh.write_text("".join(f"{json.dumps(row)}\n" for row in [{"journal": 1, "key": key}, *kept]))
             fresh.replace(path)
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-        for row in kept:
-            self._keep(row)
+        return kept
 
     @staticmethod
     def _read(path: Path, key: str) -> list[Row]:
-        rows: list[Row] = []
-        for line in path.read_bytes().splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                break
-            if not isinstance(row, dict) or (rows and not {"kind", "name"} <= row.keys()):
-                break
-            rows.append(row)
+        rows = _parsed(path)
         if not rows or rows[0].get("key") != key:
             raise InputError(
                 f"{path} is of a run with other weights, data or settings, which cannot be resumed; "
@@ -116,8 +123,57 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the file; its rows stay."""
+        self._close()
+
+    def _close(self) -> None:
         if self._file is not None:
             self._file.close()
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                Path(self._lock.name).unlink()
+            self._lock.close()
+
+
+def _parsed(path: Path) -> list[Row]:
+    """Return the rows of a file, the first of which says what they are of, up to the first that is none."""
+    rows: list[Row] = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(row, dict) or (rows and not {"kind", "name"} <= row.keys()):
+            break
+        rows.append(row)
+    return rows
+
+
+def finished(path: Path) -> dict[str, int]:
+    """Return how many rows of each kind an earlier run left; none where there is no such file."""
+    try:
+        return dict(Counter(str(row["kind"]) for row in _parsed(path)[1:]))
+    except OSError:
+        return {}
+
+
+def _locked(path: Path) -> BinaryIO:
+    """Hold a file that says that a run writes here; the system lets go of it when the run ends, however it ends.
+
+    Raises:
+        OutputError: another run holds it.
+    """
+    held = path.open("wb")
+    if fcntl is not None:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            held.close()
+            raise OutputError(
+                f"another check is writing into {path.parent}; wait for it, or name another --out"
+            ) from error
+    return held
 
 
 def packed(array: np.ndarray) -> str:

@@ -135,7 +135,8 @@ def _heat(plan: Plan, item: Item, picture: Seen) -> Panel:
 def _pixels(picture: Seen, tensor: Float[Tensor, "c h w"]) -> Pixels:
     """Return a model's input as a picture."""
     levels = (picture.shades.pixels(tensor) * 255).round().to(torch.uint8)
-    return levels.expand(3, -1, -1).permute(1, 2, 0).numpy().copy()
+    colours = levels[:3] if len(levels) >= 3 else levels[:1].expand(3, -1, -1)
+    return colours.permute(1, 2, 0).numpy().copy()
 
 
 def _annotated(picture: Seen) -> Pixels:

@@ -192,22 +192,23 @@ def _shows(test: _Test, limits: LimitsPart) -> Reason:
     first, second = least.accuracies
     limit = getattr(limits, test.what)
     beyond = f"{least.effect.value:.2f} (at least {least.effect.low:.2f}, limit {limit:.2f})"
+    rings = set(test.by_fill) == {"ring"}  # without regions
+    where, those = ("in rings of", "in") if rings else ("on backgrounds of", "on")
     match test.what:
         case "gap":
             kind = "reads the background: a gap above the limit"
-            text = (
-                f"right for {first:.0%} on backgrounds of its own class and for {second:.0%} on those of others: "
-                f"a gap of {beyond}"
-            )
+            text = f"right for {first:.0%} {where} its own class and for {second:.0%} {those} those of others"
+            text = f"{text}: a gap of {beyond}"
         case "attraction":
             kind = "reads the background: it draws the answers to other classes' objects"
             text = (
-                f"named for {first:.0%} of other classes' objects on its backgrounds and for {second:.0%} elsewhere: "
-                f"an attraction of {beyond}"
+                f"named for {first:.0%} of the objects of other classes {where} its own and for {second:.0%} elsewhere"
             )
+            text = f"{text}: an attraction of {beyond}"
         case "sufficiency":
             kind = "reads the background: right without the object"
-            text = f"right for {first:.0%} with the object removed, {second:.0%} by chance: more by {beyond}"
+            removed = "the middle made grey" if rings else "the object removed"
+            text = f"right for {first:.0%} with {removed}, {second:.0%} by chance: more by {beyond}"
     return Reason(kind, text)
 
 
@@ -228,7 +229,12 @@ def _untested(one: Measures, limits: LimitsPart, insane: Sequence[str], chance: 
     if one.gap and wilson(round(own * one.tested), one.tested)[0] <= least:
         kind = "answers to pasted pictures are hardly better than chance, so no gap could show"
         reasons.append(Reason(kind, f"right for {own:.0%} on backgrounds of its own class, too few for a gap to show"))
-    if one.tested < limits.least_pictures:
+    if not one.tested and one.sufficiency:
+        kind = "there is nothing to show the objects on"
+        reasons.append(
+            Reason(kind, f"{kind}: other pictures of the class and of other classes are needed, with regions")
+        )
+    elif one.tested < limits.least_pictures:
         kind = f"fewer than {limits.least_pictures} pictures could be tested"
         reasons.append(Reason(kind, f"{one.tested} pictures could be tested, fewer than {limits.least_pictures}"))
     if heat and one.ceiling is not None and one.shuffled is not None and one.ceiling - one.shuffled < limits.least_room:

@@ -55,7 +55,8 @@ def check(
     """
     from camkit.background.config import Settings, find_config, read_config
     from camkit.background.cost import estimate
-    from camkit.checking import finish_check, plan_check
+    from camkit.background.journal import finished
+    from camkit.checking import JOURNAL, finish_check, plan_check
     from camkit.overlay import check_folder
     from camkit.report import check_console, markdown
 
@@ -73,7 +74,7 @@ def check(
     )
     console = printer()
     console.print(check_console.understood(plan))
-    console.print(check_console.announced(plan, estimate(plan)))
+    console.print(check_console.announced(plan, estimate(plan, finished(out / JOURNAL) if resume else None)))
     with stages() as progress:
         result = finish_check(plan, out, baseline=baseline, resume=resume, progress=progress)
     console.print(check_console.table(result), soft_wrap=False)

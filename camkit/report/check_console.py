@@ -39,10 +39,8 @@ def verdict(result: CheckResult) -> Text:
         text.append(
             f"  {len(result.failures)} pictures could not be used, such as {next(iter(result.failures))}\n", "yellow"
         )
-    if result.change is not None:
-        gap = "" if result.change.gap is None else f", gap {result.change.gap.value:+.2f}"
-        skill = "" if result.change.skill is None else f", skill {result.change.skill.value:+.2f}"
-        text.append(f"  since the baseline, on {result.change.pictures} pictures{gap}{skill}\n")
+    if since := words.since(result):
+        text.append(f"  {since}\n")
     if result.report is not None:
         text.append(f"  wrote {result.report}")
     return text
@@ -51,7 +49,16 @@ def verdict(result: CheckResult) -> Text:
 def table(result: CheckResult) -> Table:
     """Return a row per class."""
     drawn = Table(box=None, pad_edge=False)
-    for heading in ("class", "verdict", "pictures", "accuracy", "gap", "attraction", "without object", "skill"):
+    for heading in (
+        "class",
+        "verdict",
+        "pictures",
+        "accuracy",
+        "gap",
+        "attraction",
+        words.without_object(result.plan),
+        "skill",
+    ):
         drawn.add_column(heading, no_wrap=True, justify="left" if heading in ("class", "verdict") else "right")
     for name, one in [*result.classes.items(), ("", result.overall)]:
         judged = result.judged[name]

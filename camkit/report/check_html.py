@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from camkit import overlay
 from camkit.background.check import CheckResult
@@ -19,6 +21,7 @@ from camkit.values import Pixels
 
 _MOST_REASONS = 8
 _MOST_FAILURES = 50
+_MOST_WHY = 100
 
 _COLUMNS = (
     ("class", "the class of the pictures"),
@@ -32,7 +35,7 @@ _COLUMNS = (
         "how often other classes' objects are named so on its backgrounds, minus how often elsewhere; of the fill that "
         "shows less",
     ),
-    ("object removed", "how far right answers without the object are above chance; of the fill that shows less"),
+    ("", "how far right answers without the object are above chance; of the fill that shows less"),
     ("skill", "0: heat lies on the object no more than by chance; 1: as good as the grid allows"),
     ("energy", "share of the heat on the object; below, that of a blind map and of a perfect one"),
 )
@@ -51,13 +54,23 @@ def render(result: CheckResult, thumbnails: list[Panel], strips: list[Strip]) ->
     environment = Environment(
         loader=PackageLoader("camkit.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    script = environment.get_template("check.js").render()
     page: str = environment.get_template("check.html").render(
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         verdict=result.verdict,
         model=result.plan.model.name,
         data=result.plan.data.root.name,
         sentence=words.sentence(result),
         reasons=result.reasons[:_MOST_REASONS],
         reasons_left=max(0, len(result.reasons) - _MOST_REASONS),
+        since=words.since(result),
+        outlined=result.plan.with_regions,
+        why=[
+            (name, [reason.text for reason in one.reasons])
+            for name, one in result.judged.items()
+            if name and one.verdict != "PASS"
+        ][:_MOST_WHY],
         thumbnails=[{"title": panel.title, "image": _embedded(panel.pixels)} for panel in thumbnails],
         facts=[
             *result.plan.data.facts,
@@ -65,7 +78,7 @@ def render(result: CheckResult, thumbnails: list[Panel], strips: list[Strip]) ->
             *words.left_out(result.plan),
         ],
         warnings=[*result.warnings, *result.sanity.remarks],
-        columns=[{"title": title, "help": text} for title, text in _COLUMNS],
+        columns=[{"title": title or words.without_object(result.plan), "help": text} for title, text in _COLUMNS],
         rows=[_row(one, result.judged[name]) for name, one in result.classes.items()],
         total=_row(result.overall, result.judged[""]),
         explained=_explained(result),
@@ -134,9 +147,10 @@ def _range(estimate: Estimate, *, percent: bool = False) -> str:
 def _explained(result: CheckResult) -> str:
     limits = result.plan.settings.limits
     return (
-        f"Small figures are 95 % intervals. A model fails where a gap is above {limits.gap:g}, or where, over all "
-        f"classes, answers without the object are right by more than {limits.sufficiency:g} above chance: beyond doubt "
-        "and with every way of filling the hole. Heat alone never fails a model."
+        f"Small figures are 95 % intervals. A model fails where a gap is above {limits.gap:g}, an attraction above "
+        f"{limits.attraction:g}, or where, over all classes, answers without the object are right by more than "
+        f"{limits.sufficiency:g} above chance: each by more than chance explains ({limits.alpha:.0%}, all classes "
+        "considered at once) and with every way of filling the hole. Heat alone never fails a model."
     )
 
 

@@ -19,9 +19,11 @@ def render(result: CheckResult) -> str:
     lines += [f"- {_plain(reason)}" for reason in result.reasons[:_MOST_REASONS]]
     if len(result.reasons) > _MOST_REASONS:
         lines.append(f"- and {len(result.reasons) - _MOST_REASONS} more, in report.html")
+    lines += [_plain(since)] if (since := words.since(result)) else []
     lines += [
         "",
-        "| class | verdict | pictures | accuracy | background gap | attraction | object removed | skill |",
+        "| class | verdict | pictures | accuracy | background gap | attraction "
+        f"| {words.without_object(result.plan)} | skill |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
         *(_line(one, result.judged[name]) for name, one in result.classes.items()),
         _line(result.overall, result.judged[""]),
@@ -29,6 +31,8 @@ def render(result: CheckResult) -> str:
         *(f"- {_plain(warning)}" for warning in (*result.warnings, *result.sanity.remarks)),
         "",
         words.CAVEAT,
+        "",
+        *(f"- {_plain(line)}" for line in words.REFERENCES),
         "",
     ]
     return "\n".join(lines)

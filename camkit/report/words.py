@@ -44,6 +44,24 @@ def sentence(result: CheckResult) -> str:
     return f"it cannot be said whether {model} reads the background"
 
 
+def since(result: CheckResult) -> str:
+    """Return what changed since the baseline; nothing without one."""
+    change = result.change
+    if change is None:
+        return ""
+    parts = [
+        f"{what} {one.value:+.2f} ({number(one.low)} to {number(one.high)})"
+        for what, one in (("gap", change.gap), ("skill", change.skill))
+        if one is not None
+    ]
+    return f"since the baseline, on {change.pictures} pictures: {', '.join(parts) or 'nothing to compare'}"
+
+
+def without_object(plan: Plan) -> str:
+    """Return what is taken from a picture to see whether the rest is enough."""
+    return "object removed" if plan.with_regions else "middle removed"
+
+
 def left_out(plan: Plan) -> list[str]:
     """Return what was not used, each kind with a few of its names."""
     return [
