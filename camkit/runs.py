@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from PIL import Image
 
 from camkit import overlay
+from camkit.background.render import seen
 from camkit.errors import CamkitError, InputError, ModelError, OutputError, RunError
 from camkit.explanation import Explanation
 from camkit.images import open_picture
@@ -212,12 +214,7 @@ class Asked:
         size = open_picture(pictures[0]).size
         if mask.size != size:
             raise InputError(f"the mask is {mask.width}x{mask.height} pixels and the picture {size[0]}x{size[1]}")
-        shades = [
-            mask.point(lambda shade: 255 * (shade > _HALF)),
-            *(Image.new("L", size, shade) for shade in (0, 255)),
-        ]
-        made, black, white = (preprocess(shade.convert("RGB")).float().mean(0) for shade in shades)
-        inside = (made - black) / (white - black) > 0.5
+        inside = seen(np.asarray(mask) > _HALF, preprocess) > 0.5
         if not bool(inside.any()):
             raise InputError(f"no white of {self.mask} is in the part of the picture that the model sees")
         return inside.numpy()

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from camkit.background.baseline import Change
 from camkit.background.heat import heat_pass
+from camkit.background.hints import hints
 from camkit.background.journal import Journal, Row
 from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, measure_all
 from camkit.background.plan import Plan
@@ -127,7 +128,13 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     if not good:
         raise InputError(f"no picture could be used: {next(iter(failures.values()), 'there is none')}")
     progress("sanity", 0, 1)
-    sanity = sane(plan.model, [item for item in plan.data.items if item.name in good], plan.matched, plan.settings)
+    sanity = sane(
+        plan.model,
+        [item for item in plan.data.items if item.name in good],
+        plan.matched,
+        plan.settings,
+        turning=not plan.with_regions,
+    )
     run_trial(plan, journal, progress, lambda item: item.name in good)
     progress("measures", 0, 1)
     rows = image_rows(plan, good, journal.rows("edits"))
@@ -144,6 +151,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         insane=sanity.problems if plan.with_regions else (),
         may_fail=plan.with_regions or plan.settings.check.ring_is_background,
         heat=plan.with_regions,
+        hints=[] if plan.with_regions else hints(plan.data.items, good, sanity.turned, plan.settings.check.seed),
     )
     first = next(iter(good.values()))
     return CheckResult(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from camkit.background import evidence
+from camkit.background import evidence, hints
 from camkit.background.answers import NO_ANSWER, answers_of
 from camkit.background.data import scaled
 from camkit.background.experiment import Answer
@@ -74,7 +74,9 @@ def _heat_row(plan: Plan, item: Item, found: Explanation | Failure, answer: Answ
             "layer": found.layer,
             "layer_reason": found.layer_reason,
         }
-        return {**row, **said, **(_against_region(plan, item, found) if item.things else {})}
+        if item.things:
+            return {**row, **said, **_against_region(plan, item, found)}
+        return {**row, **said, **({} if plan.with_regions else hints.row_of(found, plan.settings.check.ring))}
     except CamkitError as error:
         text = str(error).replace(str(item.path), item.name)  # the same on every machine
         return {**row, "error": text if item.name in text else f"{item.name}: {text}"}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from camkit.background.classes import Matched
 from camkit.background.config import Settings
+from camkit.background.hints import Turned, compare_turned
 from camkit.background.sampling import stratified
 from camkit.background.values import Item
 from camkit.explanation import Explanation
@@ -30,16 +31,25 @@ MOST_ALIKE = 0.95
 
 @dataclass(frozen=True)
 class Sanity:
-    """How well the maps agree with HiResCAM's, how like they are to those of random weights, and what follows."""
+    """How well the maps agree with HiResCAM's, how like they are to those of random weights, and what follows.
+
+    ``turned`` says whether maps follow pictures that are turned left to right; None if that is not known.
+    """
 
     agreement: float | None
     randomised: float | None
     problems: tuple[str, ...]
     remarks: tuple[str, ...] = ()
+    turned: Turned | None = None
 
 
-def sane(model: LoadedModel, items: Sequence[Item], matched: Matched, settings: Settings) -> Sanity:
-    """Explain a few pictures by another method, and with random weights (Adebayo et al. 2018, arXiv:1810.03292)."""
+def sane(
+    model: LoadedModel, items: Sequence[Item], matched: Matched, settings: Settings, *, turning: bool = False
+) -> Sanity:
+    """Explain a few pictures by another method, and with random weights (Adebayo et al. 2018, arXiv:1810.03292).
+
+    ``turning`` also explains them turned left to right.
+    """
     check = settings.check
     chosen = stratified(items, PICTURES, PICTURES, check.seed)[:PICTURES]
     first = _maps(model, chosen, matched, settings, check.method)
@@ -59,7 +69,16 @@ def sane(model: LoadedModel, items: Sequence[Item], matched: Matched, settings: 
             f"maps of random weights are like the model's own (correlation {randomised:.2f}), so the heat says little "
             "about what was learned"
         )
-    return Sanity(agreement, randomised, tuple(problems), tuple(remarks))
+    after = _maps(_turning(model), chosen, matched, settings, check.method) if turning else []
+    turned = compare_turned(first, after) if turning else None
+    return Sanity(agreement, randomised, tuple(problems), tuple(remarks), turned)
+
+
+def _turning(model: LoadedModel) -> LoadedModel:
+    """Return the model with its pictures turned left to right."""
+    straight = model.preprocess
+    assert straight is not None
+    return replace(model, preprocess=lambda picture: straight(picture).flip(-1))
 
 
 def _maps(

@@ -72,6 +72,7 @@ def judge(
     insane: Sequence[str] = (),
     may_fail: bool = True,
     heat: bool = True,
+    hints: Sequence[str] = (),
 ) -> dict[str, Judged]:
     """Judge each class and, under OVERALL, the model.
 
@@ -83,6 +84,7 @@ def judge(
         insane: why the heat cannot be trusted, if it cannot.
         may_fail: whether the experiment shows the background for sure; else it only warns.
         heat: whether there are regions to hold the heat against.
+        hints: what the heat hints at where there are none; a warning of all classes together.
     """
     tests = [
         test
@@ -124,6 +126,7 @@ def judge(
             kind = "the heat lies on the object little more than by chance"
             figures = f"skill {one.skill.value:.2f} (at most {one.skill.high:.2f}, limit {limits.skill:.2f})"
             warnings.append(Reason(kind, f"{kind}: {figures}"))
+        warnings += [Reason(hint, hint) for hint in hints if name == OVERALL]
         verdict: Verdict
         untested = _untested(one, limits, insane, chance, heat=heat)
         if fails and not may_fail:

@@ -1,0 +1,122 @@
+"""What heat hints at without regions: pure functions on planted maps, and a network built to read one corner."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.transforms import v2
+
+import camkit
+from camkit.background.hints import Turned, compare_turned, hints
+from camkit.background.journal import packed
+from camkit.background.values import Item
+from camkit.checked_demo import write_scenes
+
+GREY = packed(np.full(192, 0.5))
+
+
+def rows_of(count, **more):
+    row = {"ring": 0.3, "ring_area": 0.5, "hottest": [3, 3], "patch": GREY}
+    items = [Item(f"cat/{number}.png", Path("cat.png"), "cat", f"cat/{number}.png") for number in range(count)]
+    noise = np.random.default_rng(0)
+    rows = {}
+    for number, item in enumerate(items):
+        rows[item.name] = {**row, "hottest": [number % 7, number % 5], "patch": packed(noise.random(192)), **more}
+    return items, rows
+
+
+def test_heat_spread_over_pictures_hints_at_nothing():
+    assert hints(*rows_of(40), None, 0) == []
+
+
+def test_heat_in_the_ring_is_a_hint():
+    (found,) = hints(*rows_of(40, ring=0.8), None, 0)
+
+    assert "80% of the heat lies in the outer ring, which is 50%" in found
+
+
+def test_one_hot_place_is_a_hint_only_where_the_pixels_are_the_same():
+    (found,) = hints(*rows_of(40, hottest=[0, 6], patch=GREY), None, 0)
+
+    assert "cat: in 40 of 40 pictures" in found
+    assert "row 1, column 7" in found
+    assert hints(*rows_of(40, hottest=[0, 6]), None, 0) == []
+
+
+def test_few_pictures_hint_at_nothing():
+    assert hints(*rows_of(9, ring=0.9, hottest=[0, 0], patch=GREY), None, 0) == []
+
+
+def test_maps_that_follow_turned_pictures_hint_at_nothing():
+    assert hints(*rows_of(40), Turned(followed=0.9, stayed=0.1), 0) == []
+    assert "stays put" in hints(*rows_of(40), Turned(followed=0.1, stayed=0.9), 0)[0]
+
+
+def test_turned_maps_are_compared_as_defined():
+    maps = [np.random.default_rng(number).random((5, 7)) for number in range(8)]
+
+    follows = compare_turned(maps, [one[:, ::-1] for one in maps])
+    stays = compare_turned(maps, maps)
+
+    assert follows.followed == pytest.approx(1)
+    assert stays.stayed == pytest.approx(1)
+    assert stays.followed == follows.stayed < 0.8
+    assert compare_turned([one + one[:, ::-1] for one in maps], maps) is None  # the same from either side
+
+
+class ReadsOneCorner(nn.Module):
+    """Tells two classes by the colour of the top left corner."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Conv2d(3, 2, 8, stride=8, bias=False)
+        self.head = nn.Linear(2, 2, bias=False)
+        corner = torch.zeros(64, 64)
+        corner[:8, :8] = 1
+        self.register_buffer("corner", corner)
+        with torch.no_grad():
+            self.features.weight.zero_()
+            self.features.weight[0, 0] = self.features.weight[1, 2] = 1 / 64  # red, blue
+            self.head.weight.copy_(torch.tensor([[9.0, -9.0], [-9.0, 9.0]]))
+
+    def forward(self, images):
+        return self.head(self.features(images * self.corner).amax((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("marked")
+    random = np.random.default_rng(0)
+    for label, colour in (("blue", (0, 0, 250)), ("red", (250, 0, 0))):
+        (folder / label).mkdir()
+        for number in range(30):
+            pixels = random.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+            pixels[:8, :8] = colour
+            Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    return folder
+
+
+def test_a_network_that_reads_a_mark_in_the_corner_is_hinted_at(marked):
+    preprocess = v2.Compose([v2.RGB(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+
+    result = camkit.check(
+        ReadsOneCorner().eval(), marked, preprocess=preprocess, labels=["red", "blue"],
+        config={"check": {"layer": "features", "pastes": 1}},
+    )  # fmt: skip
+
+    said = " ".join(result.reasons)
+    assert result.verdict == "WARN"
+    assert "100% of the heat lies in the outer ring" in said
+    assert all(f"{label}: in 30 of 30 pictures" in said for label in ("red", "blue"))
+    assert "stays put" in said
+    assert "in rings of its own class and for 0% in those of others" in said
+
+
+def test_a_network_that_looks_at_things_is_not_hinted_at(tmp_path):
+    pictures = write_scenes(tmp_path, 12)
+    result = camkit.check("demo-fair", pictures, config={"check": {"pastes": 1}, "data": {"regions": None}})
+
+    assert not any("a hint" in reason for reason in result.reasons)
