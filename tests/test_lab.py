@@ -1,0 +1,114 @@
+"""The lab that checks the check: its scenes hold the shortcut they should, its figures are those of the formula."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from lab_report import auroc, detection, interval, is_held_out, kind
+from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, SIDE, Parts, Recipe, draw
+from validate_check import orders
+
+COUNT = 400
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """Discs of one brightness for each class, on backgrounds of one colour for each kind."""
+    across = (torch.arange(48) - 23.5) ** 2
+    disc = (across[:, None] + across < 20**2).to(torch.uint8)
+    shades = torch.arange(4).repeat(8)[:, None, None, None]
+    sprites = torch.cat(
+        [(60 + 60 * shades).to(torch.uint8).expand(32, 3, 48, 48) * disc, (255 * disc).expand(32, 1, 48, 48)], 1
+    )
+    grain = torch.randint(0, 100, (32, 3, 48, 48), generator=torch.Generator().manual_seed(0))
+    backdrops = (60 + 25 * shades * torch.ones(32, 3, 48, 48) + grain / 2).to(torch.uint8)
+    return Parts(sprites.contiguous(), backdrops)
+
+
+def drawn(parts, shortcut, correlation, layout="usual"):
+    recipe = Recipe(shortcut, correlation, layout)
+    return draw(parts, recipe, COUNT, torch.Generator().manual_seed(0), measuring=False)
+
+
+def looks(shortcut, images):
+    """The number in which a shortcut shows."""
+    if shortcut == "corner":
+        return images[:, 0, 3:7, 3:7].mean((1, 2)) - images[:, 2, 3:7, 3:7].mean((1, 2))
+    if shortcut == "frame":
+        return images[:, 0, :2].mean((1, 2)) - images[:, 2, :2].mean((1, 2))
+    if shortcut == "tint":
+        return images[:, 0].mean((1, 2)) / images[:, 2].mean((1, 2))
+    if shortcut == "blur":
+        return images[:, :, :5].diff(dim=3).square().mean((1, 2, 3)).log()
+    return images[:, :, :3].mean((1, 2, 3))
+
+
+def share_by_class(values, labels):
+    """How much of the variance lies between classes (eta squared)."""
+    means = torch.stack([values[labels == one].mean() for one in range(4)])
+    return float(means.var(unbiased=False) / values.var(unbiased=False))
+
+
+@pytest.mark.parametrize("shortcut", SHORTCUTS)
+def test_a_shortcut_goes_along_with_the_class_as_often_as_asked(parts, shortcut):
+    shares = []
+    for correlation in (0.0, 0.5, 1.0):
+        found = drawn(parts, shortcut, correlation)
+        shares.append(share_by_class(looks(shortcut, found.images), found.labels))
+
+    assert shares[0] < 0.05 < shares[1] < shares[2]
+    assert shares[2] > 0.6
+
+
+def test_the_watermark_is_on_the_first_class_alone(parts):
+    found = drawn(parts, ONE_CLASS, 1.0)
+    mark = torch.tensor([0.9, 0.15, 0.1])[:, None, None]
+    marked = (found.images[:, :, 2:8, 2:8] - mark).abs().amax((1, 2, 3)) < 0.01
+
+    assert torch.equal(marked, found.labels == 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_covers_are_where_the_objects_are(parts, layout):
+    found = drawn(parts, "background", 0.0, layout)
+    share = found.covers.mean((1, 2))
+
+    assert found.images.shape == (COUNT, 3, SIDE, SIDE)
+    assert bool((share > 0.01).all())
+    assert bool((found.covers.amax((1, 2)) > 0.9).all())
+    assert float(share.mean()) < 0.06 if layout == "tiny" else float(share.mean()) > 0.06
+
+
+def test_orders_are_at_least_120_models_each_of_its_own_name():
+    found = list(orders())
+
+    assert len({one.name for one in found}) == len(found) >= 120
+    assert sum(one.correlation == 0 for one in found) >= 40
+
+
+def test_the_area_is_the_share_of_pairs_in_order():
+    random = np.random.default_rng(0)
+    biased, clean = random.integers(0, 9, 40).tolist(), random.integers(-4, 6, 30).tolist()
+
+    pairs = [(one > other) + 0.5 * (one == other) for one, other in itertools.product(biased, clean)]
+
+    assert auroc(biased, clean) == pytest.approx(np.mean(pairs))
+    low, high = interval(biased, clean)
+    assert low < auroc(biased, clean) < high
+
+
+def test_detection_leaves_at_most_so_many_alarms():
+    clean = np.arange(100.0)
+
+    assert detection(np.array([93.0, 96.0, 200.0, 300.0]), clean) == 0.75
+
+
+def test_what_was_tuned_on_is_not_held_out():
+    row = {"matched": 0.9, "redrawn": 0.4, "architecture": "separable", "shortcut": "tint"}
+
+    assert kind(row) == "biased"
+    assert is_held_out(row)
+    assert not is_held_out({**row, "shortcut": "corner"})
+    assert not is_held_out({**row, "architecture": "plain"})
+    assert is_held_out({**row, "redrawn": 0.9, "shortcut": "background"})
