@@ -1,10 +1,14 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
 from camkit.background import edits
-from camkit.background.evidence import ceiling, energies, heat_in_cells, measure
+from camkit.background.evidence import ceiling, energies, heat_in_cells, measure, room
+from camkit.background.experiment import draw_partners
+from camkit.background.values import Item
 from camkit.heatmap import to_heatmap
 
 
@@ -164,3 +168,61 @@ def test_blocks_cover_the_area_asked_for_within_the_allowed_region(area):
 
 def test_there_are_no_blocks_where_the_region_is_too_small():
     assert edits.blocks(disc((56, 56), (28, 28), 5), 400.0, 0, 4) is None
+
+
+def test_room_is_what_perfect_maps_have_more_in_their_own_region():
+    apart = [disc((48, 48), centre, 9) for centre in ((12, 12), (12, 36), (36, 12), (36, 36))]
+    alike = [disc((48, 48), (24, 24 + shift), 9) for shift in (0, 1, -1, 0)]
+    everywhere = heat_in_cells(torch.ones(48, 48, dtype=torch.bool), (6, 6), ())
+
+    def room_of(regions):
+        return float(room(np.stack([heat_in_cells(one, (6, 6), ()) for one in regions]), everywhere).mean())
+
+    assert room_of(apart) > 0.4
+    assert room_of(alike) < 0.05
+
+
+def items(counts, groups=1):
+    return [
+        Item(f"{label}/{number}.png", Path("x.png"), label, f"{label}/{number // groups}")
+        for label, count in counts.items()
+        for number in range(count)
+    ]
+
+
+def test_partners_are_of_other_groups_and_of_their_own_or_another_class():
+    pictures = items({"cat": 30, "dog": 9, "fox": 3}, groups=3)
+
+    for item, found in zip(pictures, draw_partners(pictures, pictures, 2, 0), strict=True):
+        if item.label == "fox":
+            assert not found.same  # all three are of one group
+            continue
+        assert len(found.same) == len(found.other) == 8
+        assert all(one.label == item.label and one.group != item.group for one in found.same)
+        assert all(one.label != item.label for one in found.other)
+
+
+def test_other_classes_are_equally_likely_however_many_pictures_they_have():
+    pictures = items({"cat": 200, "dog": 200, "fox": 10})
+
+    drawn = draw_partners(pictures[:200], pictures, 2, 0)
+
+    share = np.mean([one.label == "fox" for found in drawn for one in found.other])
+    assert share == pytest.approx(0.5, abs=0.05)
+
+
+def test_what_is_drawn_for_a_picture_does_not_depend_on_the_others_that_are_asked_about():
+    pictures = items({"cat": 20, "dog": 20})
+
+    whole, part = draw_partners(pictures, pictures, 2, 0), draw_partners(pictures[5:8], pictures, 2, 0)
+
+    assert part == whole[5:8]
+
+
+def test_backgrounds_that_are_not_in_the_sample_serve_too():
+    pictures = items({"cat": 5, "dog": 5})
+
+    drawn = draw_partners(pictures[:5], pictures, 1, 0)
+
+    assert all(one.label == "dog" for found in drawn for one in found.other)
+    assert draw_partners(pictures[:5], pictures[:5], 1, 0)[0].other == ()

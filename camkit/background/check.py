@@ -166,11 +166,11 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         layer=first["layer"],
         layer_reason=first["layer_reason"],
         hashes=hashes,
-        warnings=_warnings(plan, heat),
+        warnings=_warnings(plan, heat, measures[OVERALL].room),
     )
 
 
-def _warnings(plan: Plan, heat: Mapping[str, Row]) -> tuple[str, ...]:
+def _warnings(plan: Plan, heat: Mapping[str, Row], room: float | None) -> tuple[str, ...]:
     found = [
         f"the waiver of {one.name!r} expired on {one.expires} and no longer holds"
         for one in plan.settings.expired(plan.today)
@@ -178,6 +178,11 @@ def _warnings(plan: Plan, heat: Mapping[str, Row]) -> tuple[str, ...]:
     cropped = [name for name, row in heat.items() if row.get("cropped")]
     if cropped:
         found.append(f"{len(cropped)} objects lie outside the part of the picture that the model sees")
+    if room is not None and room < plan.settings.limits.least_room:
+        found.append(
+            f"the heat cannot tell whose object it lies on, since objects lie alike in all pictures (perfect maps have "
+            f"{room:.2f} more heat on their own than on others'): the experiment decides alone"
+        )
     boxes_alone = [item for item in plan.data.items if item.things and all(one.kind == "box" for one in item.things)]
     if boxes_alone:
         found.append(

@@ -64,7 +64,7 @@ class LimitsPart(_Part):
     gap: float = Field(default=0.10, ge=0, le=1)
     sufficiency: float = Field(default=0.10, ge=0, le=1)
     attraction: float = Field(default=0.10, ge=0, le=1)
-    skill: float = Field(default=0.15, ge=-1, le=1)
+    skill: float = Field(default=0.0, ge=-1, le=1)
     alpha: float = Field(default=0.05, gt=0, lt=1)
     least_pictures: int = Field(default=30, ge=2)
     most_empty: float = Field(default=0.20, ge=0, le=1)

@@ -38,6 +38,7 @@ class ImageRow:
     energy: float | None = None
     shuffled: float | None = None
     ceiling: float | None = None
+    room: float | None = None
     hit: bool | None = None
     centre_hit: bool | None = None
     rank: float | None = None
@@ -80,6 +81,7 @@ class Measures:
         accuracy: on the pictures as they are, with Wilson's interval.
         empty: share of maps without any evidence.
         energy, shuffled, ceiling: means of E, S and C; None without regions.
+        room: how much more heat perfect maps have in their own region than in other pictures'; mean.
         skill: mean(E - S) / mean(C - S).
         hits, centre_hits, rank, area: means.
         gap: for each fill, accuracy on backgrounds of its own class minus that on those of others.
@@ -98,6 +100,7 @@ class Measures:
     energy: float | None = None
     shuffled: float | None = None
     ceiling: float | None = None
+    room: float | None = None
     skill: Estimate | None = None
     hits: float | None = None
     centre_hits: float | None = None
@@ -250,6 +253,7 @@ def _measured(
         energy=_mean([row.energy for row in skilled]),
         shuffled=_mean([row.shuffled for row in skilled]),
         ceiling=_mean([row.ceiling for row in skilled]),
+        room=_mean([row.room for row in skilled]),
         skill=effects.skill,
         hits=_mean([row.hit for row in rows]),
         centre_hits=_mean([row.centre_hit for row in rows]),

@@ -23,7 +23,7 @@ _MARGIN_DIGITS = 3
 
 def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -> list[ImageRow]:
     """Join what is known of each picture; the maps of one grid are held against each other's regions."""
-    energies: dict[str, tuple[float, float]] = {}
+    energies: dict[str, tuple[float, float, float]] = {}
     by_grid: dict[tuple[Any, Any, Any], list[str]] = defaultdict(list)
     for name in (item.name for item in plan.data.items if item.name in heat):
         if "cells" in heat[name]:
@@ -33,7 +33,8 @@ def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -
         maps, within = (np.stack([unpacked(heat[name][part]) for name in names]) for part in ("cells", "within"))
         everywhere = evidence.heat_in_cells(torch.ones(size, dtype=torch.bool), grid, extent)
         own, shuffled = evidence.energies(maps, within, everywhere)
-        energies |= {name: (float(e), float(s)) for name, e, s in zip(names, own, shuffled, strict=True)}
+        room = evidence.room(within, everywhere)
+        energies |= dict(zip(names, zip(own.tolist(), shuffled.tolist(), room.tolist(), strict=True), strict=True))
     return [
         _image_row(plan, item, heat[item.name], energies.get(item.name), edited.get(item.name, {}).get("answers", {}))
         for item in plan.data.items
@@ -42,7 +43,7 @@ def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -
 
 
 def _image_row(
-    plan: Plan, item: Item, heat: Row, energy: tuple[float, float] | None, answers: Mapping[str, Answer]
+    plan: Plan, item: Item, heat: Row, energy: tuple[float, float, float] | None, answers: Mapping[str, Answer]
 ) -> ImageRow:
     own = plan.matched.indices[item.label]
     by_arm: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
@@ -71,6 +72,7 @@ def _image_row(
         status=heat["status"],
         energy=energy[0] if energy else None,
         shuffled=energy[1] if energy and known else None,
+        room=energy[2] if energy and known else None,
         grid=tuple(heat["grid"]) if "grid" in heat else None,
         **{what: heat.get(what) for what in ("ceiling", "hit", "centre_hit", "rank", "area")},
         same={fill: float(np.mean(by_arm["same"][fill])) for fill in sorted(has_both)},

@@ -56,7 +56,7 @@ path = {text(where.as_posix())}
 # gap = {limits.gap}                  # accuracy on own backgrounds minus that on others'
 # sufficiency = {limits.sufficiency}          # accuracy without the object, above chance
 # attraction = {limits.attraction}           # how often its background draws its name to other classes' objects
-# skill = {limits.skill}               # heat on the object, 0 chance to 1 perfect: below it is a warning
+# skill = {limits.skill}               # heat on the objects, 0 chance to 1 perfect: below it is a warning
 # least_pictures = {limits.least_pictures}
 
 # [classes.{text(first)}]

@@ -4,8 +4,8 @@ Heat alone never fails a model: an experiment on the pictures does, and only whe
 the limit by more than chance, all classes considered at once. Sufficiency counts for all classes together: of one
 class it also rises where a model that sees no object names the class whose looks the bare background has. A class's
 attraction counts beside its gap: a mark on one class of many moves every other class's answers a little. The heat
-warns class by class, also of a clean network's: one class is often what it says when it sees nothing else, and its map
-lies anywhere.
+warns, of all classes together: one class is often what a clean network says when it sees nothing else, and its map lies
+anywhere. Where objects lie at the same place in every picture heat says nothing, and the experiment decides alone.
 """
 
 from __future__ import annotations
@@ -117,15 +117,8 @@ def judge(
             for number in own
             if adjusted[number] > limits.alpha and each_fill[number]
         ]
-        if (
-            heat
-            and one.skill is not None
-            and one.skill.groups >= limits.least_pictures
-            and one.skill.high < limits.skill
-        ):
-            kind = "the heat lies on the object little more than by chance"
-            figures = f"skill {one.skill.value:.2f} (at most {one.skill.high:.2f}, limit {limits.skill:.2f})"
-            warnings.append(Reason(kind, f"{kind}: {figures}"))
+        if name == OVERALL and heat:
+            warnings += _cold(one, limits)
         warnings += [Reason(hint, hint) for hint in hints if name == OVERALL]
         verdict: Verdict
         untested = _untested(one, limits, insane, chance, heat=heat)
@@ -215,6 +208,18 @@ def _shows(test: _Test, limits: LimitsPart) -> Reason:
     return Reason(kind, text)
 
 
+def _cold(one: Measures, limits: LimitsPart) -> list[Reason]:
+    """Warn where the heat lies elsewhere, and the objects' places let that be seen."""
+    if one.skill is None or one.skill.groups < limits.least_pictures:
+        return []
+    if one.room is None or one.room < limits.least_room or not one.skill.high < limits.skill:
+        return []
+    kind = "the heat lies on the objects less than that of other pictures"
+    return [
+        Reason(kind, f"{kind}: skill {one.skill.value:.2f} (at most {one.skill.high:.2f}, limit {limits.skill:.2f})")
+    ]
+
+
 def _by_fill(test: _Test) -> str:
     return ", ".join(f"{fill} {one.effect.value:.2f}" for fill, one in test.by_fill.items())
 
@@ -240,11 +245,6 @@ def _untested(one: Measures, limits: LimitsPart, insane: Sequence[str], chance: 
     elif one.tested < limits.least_pictures:
         kind = f"fewer than {limits.least_pictures} pictures could be tested"
         reasons.append(Reason(kind, f"{one.tested} pictures could be tested, fewer than {limits.least_pictures}"))
-    if heat and one.ceiling is not None and one.shuffled is not None and one.ceiling - one.shuffled < limits.least_room:
-        figures = (
-            f"a perfect map would have {one.ceiling:.2f} of its heat on the object, a blind one {one.shuffled:.2f}"
-        )
-        reasons.append(Reason("not testable by heat", f"not testable by heat: {figures}"))
     if heat and one.empty > limits.most_empty:
         reasons.append(Reason("too many maps are empty", f"{one.empty:.0%} of the maps are empty"))
     return [*reasons, *(Reason("the heat cannot be trusted", why) for why in insane)]
