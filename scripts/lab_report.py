@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,9 +43,23 @@ def is_held_out(row: Row) -> bool:
     return kind(row) == "clean" or row["shortcut"] not in TUNED_SHORTCUTS
 
 
+NOTHING = -math.inf
+"""The score of a model of which a rule has no figure, such as of one whose maps are all empty: not condemned."""
+
+
+def _least(by_fill: Row) -> float:
+    """Return an effect by the fill that shows less."""
+    return min((float(one["effect"]["value"]) for one in by_fill.values()), default=NOTHING)
+
+
 def effect(row: Row, what: str) -> float:
-    """Return the gap or sufficiency of all classes together, of the fill that shows less."""
-    return min((one["effect"]["value"] for one in row["overall"][what].values()), default=float("nan"))
+    """Return the gap or sufficiency of all classes together."""
+    return _least(row["overall"][what])
+
+
+def attraction(row: Row) -> float:
+    """Return the largest attraction of a class."""
+    return max(_least(one["attraction"]) for one in row["classes"].values())
 
 
 def evidence(row: Row) -> float:
@@ -52,10 +67,14 @@ def evidence(row: Row) -> float:
     return max(effect(row, "gap"), effect(row, "sufficiency"))
 
 
-def _of(name: str) -> Callable[[Row], float]:
+def _low(name: str, over: str | None = None) -> Callable[[Row], float]:
+    """Return a score that is higher the lower a measure is, or its ratio to another."""
+
     def score(row: Row) -> float:
-        value = row["overall"][name]
-        return float("nan") if value is None else -float(value)
+        value, by = row["overall"][name], 1.0 if over is None else row["overall"][over]
+        if isinstance(value, dict):
+            value = value["value"]
+        return NOTHING if value is None or not by else -float(value) / float(by)
 
     return score
 
@@ -64,11 +83,12 @@ SCORES: dict[str, tuple[Callable[[Row], float], float | None]] = {
     "camkit: gap or sufficiency": (evidence, None),
     "background gap alone": (lambda row: effect(row, "gap"), None),
     "sufficiency alone": (lambda row: effect(row, "sufficiency"), None),
-    "skill of the heat": (lambda row: -(row["overall"]["skill"] or {"value": 0})["value"], None),
-    "energy E < 0.5": (_of("energy"), -0.5),
-    "E / A < 1": (lambda row: -row["overall"]["energy"] / row["overall"]["area"], -1.0),
-    "pointing game < 0.5": (_of("hits"), -0.5),
-    "accuracy < 0.9": (lambda row: -row["overall"]["accuracy"]["value"], -0.9),
+    "largest attraction of a class": (attraction, None),
+    "skill of the heat < 0": (_low("skill"), 0.0),
+    "energy E < 0.5": (_low("energy"), -0.5),
+    "E / A < 1": (_low("energy", over="area"), -1.0),
+    "pointing game < 0.5": (_low("hits"), -0.5),
+    "accuracy < 0.9": (_low("accuracy"), -0.9),
 }
 """What tells a biased model: the higher the likelier; and the limit at which it is used today, where it is a rule."""
 
@@ -147,7 +167,7 @@ def _table(title: str, rows: Sequence[Row]) -> str:
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, (score, limit) in SCORES.items():
-        first, second = (np.nan_to_num(np.array([score(row) for row in of])) for of in (biased, clean))
+        first, second = (np.array([score(row) for row in of]) for of in (biased, clean))
         low, high = interval(first.tolist(), second.tolist())
         found, condemned = _at_limit(name, limit, (biased, clean), (first, second))
         area, share = auroc(first.tolist(), second.tolist()), detection(first, second)
@@ -167,6 +187,12 @@ def _at_limit(
     return f"{counts[0]} of {len(rows[0])}", f"{counts[1]} of {len(rows[1])}"
 
 
+def _counted(rows: Sequence[Row]) -> str:
+    """Return the cells that count verdicts."""
+    counts = Counter(row["verdict"] for row in rows)
+    return " | ".join(str(counts[one]) for one in ("FAIL", "WARN", "INCONCLUSIVE", "PASS"))
+
+
 def _verdicts(rows: Sequence[Row]) -> str:
     lines = [
         "### Verdicts",
@@ -177,9 +203,7 @@ def _verdicts(rows: Sequence[Row]) -> str:
     keys = sorted({(row["shortcut"], row["correlation"]) for row in rows})
     for shortcut, correlation in keys:
         of = [row for row in rows if (row["shortcut"], row["correlation"]) == (shortcut, correlation)]
-        counts = Counter(row["verdict"] for row in of)
-        biased = sum(kind(row) == "biased" for row in of)
-        cells = " | ".join(str(counts[one]) for one in ("FAIL", "WARN", "INCONCLUSIVE", "PASS"))
+        biased, cells = sum(kind(row) == "biased" for row in of), _counted(of)
         name = "none" if correlation == 0 else shortcut
         lines.append(f"| {name} | {correlation:g} | {len(of)} | {biased} | {max(map(loss, of)):.2f} | {cells} |")
     return "\n".join(lines)
@@ -197,8 +221,7 @@ def _clean(rows: Sequence[Row]) -> str:
     clean = [row for row in rows if kind(row) == "clean"]
     for layout, folder in sorted({(row["layout"], row["folder_correlation"]) for row in clean}):
         of = [row for row in clean if (row["layout"], row["folder_correlation"]) == (layout, folder)]
-        counts = Counter(row["verdict"] for row in of)
-        cells = " | ".join(str(counts[one]) for one in ("FAIL", "WARN", "INCONCLUSIVE", "PASS"))
+        cells = _counted(of)
         accuracy = np.mean([row["overall"]["accuracy"]["value"] for row in of])
         gap, left = (max(effect(row, what) for row in of) for what in ("gap", "sufficiency"))
         skill = np.mean([row["overall"]["skill"]["value"] for row in of if row["overall"]["skill"]])
@@ -226,9 +249,7 @@ def plots(rows: Sequence[Row], folder: Path) -> None:
     left.set_title("red FAIL, yellow WARN, green PASS, blue INCONCLUSIVE; triangles held out", fontsize=9)
     held_out = [row for row in rows if is_held_out(row)]
     for name, (score, _) in SCORES.items():
-        biased, clean = (
-            np.nan_to_num(np.array([score(row) for row in held_out if kind(row) == one])) for one in ("biased", "clean")
-        )
+        biased, clean = (np.array([score(row) for row in held_out if kind(row) == one]) for one in ("biased", "clean"))
         steps = np.sort(np.concatenate([biased, clean, [np.inf]]))[::-1]
         alarms, found = ([(of >= step).mean() for step in steps] for of in (clean, biased))
         right.plot(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,11 +53,16 @@ class Strip:
 
 def thumbnails(plan: Plan) -> list[Panel]:
     """Draw a few pictures of different classes with their regions, as the model sees them."""
-    chosen = stratified(
-        plan.data.items, max(1, THUMBNAILS // len(plan.data.classes)), THUMBNAILS, plan.settings.check.seed
-    )
-    found = []
-    for item in chosen[:THUMBNAILS]:
+    drawn = stratified(plan.data.items, THUMBNAILS, THUMBNAILS * len(plan.data.classes), plan.settings.check.seed)
+    turns = Counter[str]()
+    order = []
+    for item in drawn:  # one of each class in turn, until there are enough
+        turns[item.label] += 1
+        order.append((turns[item.label], item.label, item))
+    found: list[Panel] = []
+    for _, _, item in sorted(order, key=lambda one: one[:2]):
+        if len(found) == THUMBNAILS:
+            break
         try:
             picture = load_seen(plan, item)
         except CamkitError:
