@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -141,11 +141,39 @@ def _unchanged(noted: _Buffer) -> bool:
     return torch.equal(tensor.masked_fill(both_nan, 0), noted.copy.masked_fill(both_nan, 0))
 
 
-def eagerly() -> AbstractContextManager[None]:
-    """Have compiled modules run as they are written: hooks set later do not exist in what was compiled."""
+@dataclass
+class _Eager:
+    """How many threads have compiled modules run as they are written, and what ends that."""
+
+    users: int
+    stance: AbstractContextManager[None]
+
+
+_eager: list[_Eager] = []
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Have compiled modules run as they are written: hooks set later do not exist in what was compiled.
+
+    PyTorch has one such switch for all threads; the last one out restores it.
+    """
     if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and its import takes seconds
-        return nullcontext()
-    return cast("AbstractContextManager[None]", torch.compiler.set_stance("force_eager"))
+        yield
+        return
+    with _lock:
+        if not _eager:
+            stance = cast("AbstractContextManager[None]", torch.compiler.set_stance("force_eager"))
+            stance.__enter__()
+            _eager.append(_Eager(0, stance))
+        _eager[0].users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _eager[0].users -= 1
+            if not _eager[0].users:
+                _eager.pop().stance.__exit__(None, None, None)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ import camkit
 from camkit.capture import capture
 from camkit.errors import ImageError, LayerError, MethodError
 from camkit.layers import modules_of, named_layers
+from camkit.state import eagerly
 from camkit.targets import ClassTarget
 
 METHODS = tuple(camkit.METHODS)
@@ -1146,3 +1147,34 @@ def test_buffers_come_back_however_they_were_written(write, frozen):
         assert torch.equal(buffer, before[name][1])
         assert not buffer.requires_grad
     copy.deepcopy(net)
+
+
+def test_two_threads_at_once_leave_the_compiler_as_it_was() -> None:
+    import torch._dynamo  # noqa: PLC0415 - as when something has been compiled
+
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+
+    def second() -> None:
+        first_in.wait()
+        with eagerly():
+            second_in.set()
+            first_out.wait()
+
+    runs: list[str] = []
+
+    @torch.compile(backend=lambda graph, _: lambda *args: (runs.append("compiled"), graph(*args))[1])
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second)
+        with eagerly():
+            first_in.set()
+            second_in.wait()
+        twice(torch.ones(1))
+        while_the_other_is_inside = list(runs)
+        first_out.set()
+        waiting.result()
+    assert not while_the_other_is_inside
+    twice(torch.ones(1))
+    assert runs == ["compiled"]
