@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from camkit import errors, scenes, targets
+    from camkit import errors, hooks, scenes, targets
     from camkit.background.check import CheckResult
     from camkit.checking import check
     from camkit.errors import CamkitError
@@ -37,6 +37,7 @@ __all__ = [
     "errors",
     "explain",
     "explain_many",
+    "hooks",
     "load_model",
     "scenes",
     "targets",

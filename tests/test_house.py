@@ -39,6 +39,7 @@ def test_public_names_are_pinned() -> None:
         "errors",
         "explain",
         "explain_many",
+        "hooks",
         "load_model",
         "scenes",
         "targets",

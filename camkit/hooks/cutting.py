@@ -1,16 +1,15 @@
-"""Every PyTorch hook camkit sets: on for one pass, in the thread that set it, and off again whatever happens.
+"""The cut: one pass that saves some layers' feature maps and differentiates the head alone.
 
-The cut is what makes explaining cost one inference. The model runs without a graph; at the first layer asked for, a
-forward hook takes the output out of the pass as a fresh leaf, has the model go on with a copy of it, and switches
-gradients on. So the trunk keeps nothing, only the head is differentiated, and an in-place operation right after the
-layer changes the copy and not what was saved. Tensor hooks keep the gradients.
+It is what makes explaining cost one inference. The model runs without a graph; at the first layer asked for, a forward
+hook takes the output out of the pass as a fresh leaf, has the model go on with a copy of it, and switches gradients on.
+So the trunk keeps nothing, only the head is differentiated, and an in-place operation right after the layer changes the
+copy and not what was saved. Tensor hooks keep the gradients.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -19,98 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from camkit.errors import LayerError
+from camkit.hooks.attach import forward_hooks
 from camkit.layouts import feature_tensor, tensors_in, with_tensor
-from camkit.values import Extent, LayerRef
-
-ForwardHook = Callable[[nn.Module, list[Tensor], Any], Any]
-"""``hook(module, tensors it was called with, output)``; what it returns, unless None, replaces the output."""
-
-
-@contextmanager
-def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> Iterator[None]:
-    """Set forward hooks that act only on calls made by the current thread; all are removed at the end."""
-    owner = threading.get_ident()
-
-    def attach(module: nn.Module, hook: ForwardHook) -> Callable[[], None]:
-        def guarded(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-            # Another thread that is just about to call a hook removed here may leave the keyword arguments out.
-            if threading.get_ident() != owner:
-                return None
-            kwargs, output = rest
-            return hook(module, list(tensors_in((args, kwargs))), output)
-
-        return module.register_forward_hook(guarded, with_kwargs=True).remove
-
-    with ExitStack() as stack:
-        for module, hook in hooks.items():
-            stack.callback(attach(module, hook))
-        yield
-
-
-@contextmanager
-def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Call ``note(module)`` in the current thread whenever one of the modules begins a forward pass."""
-    owner = threading.get_ident()
-
-    def guarded(module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG001 - PyTorch passes it
-        if threading.get_ident() == owner:
-            note(module)
-
-    with ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_pre_hook(guarded).remove)
-        yield
-
-
-@contextmanager
-def ordinary_gradients(model: nn.Module) -> Iterator[None]:
-    """Have batch normalisations be given gradients that lie in memory in the ordinary order.
-
-    On a CPU, PyTorch 2.15 differentiates one in evaluation mode wrongly for a single image whose gradient does not, as
-    behind ``flatten(2).transpose(1, 2)``: the error is as large as the gradient.
-    """
-
-    def hook(_: nn.Module, __: list[Tensor], output: Any) -> None:
-        if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(torch.Tensor.contiguous)
-
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    with forward_hooks({module: hook for module in model.modules() if isinstance(module, kinds)}):
-        yield
-
-
-@dataclass
-class Resized:
-    """What a model made of its input by itself, as detectors do: the padded size, and the input's place in it."""
-
-    padded: tuple[int, ...] = ()
-    extent: Extent = ()
-
-
-@contextmanager
-def resizing(model: nn.Module) -> Iterator[Resized]:
-    """Notice a part of the model that resizes and pads its images into a batch, and says so as torchvision's does."""
-    resized = Resized()
-
-    def note(_: nn.Module, __: list[Tensor], output: Any) -> None:
-        found = resized_input(output)
-        if found is not None:
-            resized.padded, resized.extent = found
-
-    with forward_hooks(dict.fromkeys(model.children(), note)):
-        yield resized
-
-
-def resized_input(output: Any) -> tuple[tuple[int, ...], Extent] | None:
-    """Return the padded size, and the part of it that is the first image, of a batch of resized and padded images."""
-    batch = output[0] if isinstance(output, tuple) and output else output
-    if isinstance(batch, dict):  # some answer any question for an attribute with a key's value, or with a KeyError
-        return None
-    sizes, tensors = getattr(batch, "image_sizes", None), getattr(batch, "tensors", None)
-    if not sizes or not isinstance(tensors, Tensor):
-        return None
-    padded = tuple(tensors.shape[2:])
-    return padded, tuple((0.0, side / whole) for side, whole in zip(sizes[0], padded, strict=True))
+from camkit.values import LayerRef
 
 
 class EntangledError(Exception):

@@ -1,0 +1,165 @@
+"""Outputs and gradients changed while the user's own code runs the model, for ablation, steering and training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from camkit.errors import LayerError
+from camkit.hooks.attach import Scope, TensorHooks, backward_pass, input_hooks, output_hooks
+from camkit.hooks.changes import Change
+from camkit.hooks.selecting import Selector, layers_of, matching, select, select_parameters
+from camkit.layouts import tensors_in
+from camkit.state import eagerly
+from camkit.values import LayerRef
+
+
+@contextmanager
+def edit(model: nn.Module, edits: Mapping[Selector, Callable[[Any], Any]]) -> Iterator[None]:
+    """Replace what layers return, and so what comes after and what is differentiated.
+
+    Only in the current thread, and in what activation checkpointing runs again for it. Several edits of one layer are
+    applied in their order; blocks nest, and the outer one's edits come first. Inside the block, compiled modules run as
+    they are written.
+
+    Args:
+        model: the model, or any part of it.
+        edits: for each layer (chosen as in ``record``) a function from what it returns, a tensor of any shape or
+            whatever else it is, to what the model goes on with. ``"relu#2"`` is the second run of ``relu`` in each run
+            of ``model``.
+
+    Raises:
+        LayerError: no layer is meant; while the model runs: a function returned nothing.
+        ModelError: a layer is TorchScript, which has no hooks.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1, bias=False))
+    >>> with edit(net, {nn.ReLU: lambda maps: torch.zeros_like(maps)}):
+    ...     net(torch.ones(1, 2)).tolist()
+    [[0.0]]
+
+    """
+    scope = Scope()
+    with eagerly(), _after(model, edits, _replaced, scope):
+        yield
+
+
+def _replaced(name: str, change: Callable[[Any], Any], output: Any) -> Any:
+    replaced = change(output)
+    if replaced is None and output is not None:
+        raise LayerError(
+            f"the function that edits layer {name!r} returned None; it must return what the model goes on with"
+        )
+    return replaced
+
+
+@contextmanager
+def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterator[None]:
+    """Replace the gradients of layers' outputs, and so all that comes before them, or the gradients of parameters.
+
+    The backward pass must run inside the block. A parameter's gradient is changed before it is added to ``.grad``, once
+    in each backward pass. Only in the current thread, but for parameters on a GPU, where PyTorch doesn't say whose
+    backward pass it is. Inside the block, compiled modules run as they are written.
+
+    Args:
+        model: the model, or any part of it.
+        edits: for each layer (chosen as in ``record``) or parameter (by name or pattern, such as
+            ``"layer1.0.conv1.weight"`` or ``"*.bias"``) a function from a gradient of any shape to another of the same
+            shape. ``scale``, ``clip_value``, ``clip_norm`` and ``noise`` make such functions. A name or pattern that
+            fits a layer means layers. Each tensor of a layer's output is taken by itself.
+
+    Raises:
+        LayerError: no layer or parameter is meant, or one that isn't trained; in the backward pass: a function returned
+            anything but a tensor of the gradient's shape.
+        ModelError: a layer is TorchScript, which has no hooks.
+
+    >>> import torch
+    >>> from camkit.hooks import clip_value
+    >>> net = nn.Linear(2, 1)
+    >>> with edit_gradients(net, {"weight": clip_value(0.5)}):
+    ...     net(torch.tensor([[0.25, 4.0]])).sum().backward()
+    >>> net.weight.grad
+    tensor([[0.2500, 0.5000]])
+
+    """
+    scope, hooks = Scope(), TensorHooks()
+    names = list(layers_of(model))
+    of_parameters = [key for key in edits if isinstance(key, str) and not _is_layer(names, key)]
+    of_layers = {key: change for key, change in edits.items() if key not in of_parameters}
+
+    def watch(name: str, change: Change, output: Any) -> None:
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                hooks.add(tensor, partial(_changed, f"layer {name!r}", change))
+
+    def of_parameter(name: str, change: Change, gradient: Tensor | None) -> Tensor | None:
+        return _changed(f"parameter {name!r}", change, gradient) if scope.any_run() else None
+
+    try:
+        with eagerly(), _after(model, of_layers, watch, scope):
+            for key in of_parameters:
+                for name, parameter in select_parameters(model, key).items():
+                    hooks.add(parameter, partial(of_parameter, name, edits[key]))
+            yield
+    finally:
+        hooks.remove()
+
+
+def _is_layer(names: list[str], key: str) -> bool:
+    return any(True for _ in matching(names, key.partition("#")[0]))
+
+
+def _changed(what: str, change: Change, gradient: Tensor | None) -> Tensor | None:
+    if gradient is None:  # a custom function may have none for one of its inputs
+        return None
+    changed = change(gradient)
+    if not isinstance(changed, Tensor) or changed.shape != gradient.shape:
+        seen = f"shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else f"a {type(changed).__name__}"
+        raise LayerError(
+            f"the function that edits the gradient of {what} returned {seen}; it must return a tensor of shape "
+            f"{tuple(gradient.shape)}"
+        )
+    return changed
+
+
+@contextmanager
+def _after(
+    model: nn.Module,
+    edits: Mapping[Selector, Callable[[Any], Any]],
+    act: Callable[[str, Callable[[Any], Any], Any], Any],
+    scope: Scope,
+) -> Iterator[None]:
+    """Call ``act(name, function, output)`` after each run of the layers that is meant."""
+    asked = [(ref, module, change) for key, change in edits.items() for ref, module in select(model, key).items()]
+    runs: Counter[nn.Module] = Counter()
+
+    def begun(*_: Any) -> None:
+        runs.clear()
+
+    def count(module: nn.Module, _: Any) -> None:
+        runs[module] += 1
+
+    def ended(ref: LayerRef, module: nn.Module, change: Callable[[Any], Any], output: Any) -> Any:
+        if ref.call is None:
+            return act(ref.name, change, output)
+        if backward_pass() != scope.inside:
+            raise LayerError(
+                f"layer {str(ref)!r} runs again in the backward pass, under activation checkpointing, where its runs "
+                f"can't be told apart; edit every run of it: {ref.name!r}"
+            )
+        return act(str(ref), change, output) if runs[module] == ref.call else None
+
+    with ExitStack() as stack:
+        numbered = {module for ref, module, _ in asked if ref.call is not None}
+        if numbered:
+            stack.enter_context(input_hooks([(getattr(model, "_orig_mod", model), begun)], scope.first_run))
+            counts = [(module, partial(count, module)) for module in numbered]
+            stack.enter_context(output_hooks(counts, scope.first_run))
+        hooks = [(module, partial(ended, ref, module, change)) for ref, module, change in asked]
+        stack.enter_context(output_hooks(hooks, scope.any_run))
+        yield
