@@ -35,7 +35,7 @@ def clip_value(limit: float) -> Change:
     Raises:
         InputError: the limit isn't a positive number.
 
-    >>> clip_value(1)(torch.tensor([-3.0, 0.5]))
+    >>> clip_value(1.0)(torch.tensor([-3.0, 0.5]))
     tensor([-1.0000,  0.5000])
 
     """
@@ -55,7 +55,7 @@ def clip_norm(limit: float) -> Change:
     Raises:
         InputError: the limit isn't a positive number.
 
-    >>> clip_norm(1)(torch.tensor([3.0, 4.0])), clip_norm(10)(torch.tensor([3.0, 4.0]))
+    >>> clip_norm(1.0)(torch.tensor([3.0, 4.0])), clip_norm(10.0)(torch.tensor([3.0, 4.0]))
     (tensor([0.6000, 0.8000]), tensor([3., 4.]))
 
     """

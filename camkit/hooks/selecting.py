@@ -85,7 +85,7 @@ def _matches(layers: dict[str, nn.Module], selector: Any) -> list[tuple[str, int
         complaint = f"the function {getattr(selector, '__name__', selector)!r} chose no layer of the model"
     else:
         raise LayerError(
-            f"layers are chosen by name, pattern, type, module or function, not by a {type(selector).__name__}"
+            f"layers are chosen by name, pattern, type, module or function, not by a value such as {selector!r}"
         )
     if not names:
         raise LayerError(complaint)

@@ -1,0 +1,939 @@
+"""Recording, editing and clipping do exactly what they say, and leave no trace."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import camkit
+from camkit.errors import InputError, LayerError, ModelError
+from camkit.hooks import clip_norm, clip_value, edit, edit_gradients, noise, record, scale
+from camkit.hooks.attach import TensorHooks
+from camkit.hooks.selecting import _matches
+
+
+class Thrice(nn.Module):
+    """One convolution and one ReLU in place, run three times, around a skip connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.relu(self.conv(self.stem(x)))
+        second = self.relu(self.conv(first)) + first
+        return self.head(self.relu(self.conv(second)).mean((2, 3)))
+
+
+class Skip(nn.Module):
+    """A layer's output is used twice, once after something was added to it in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.side = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.layer(x)
+        branch = self.side(2 * maps)  # which keeps nothing of the maps for its gradient
+        maps += branch.sigmoid()
+        return self.head((maps * branch.tanh()).mean((2, 3)))
+
+
+@functools.cache
+def network(name: str) -> nn.Module:
+    torch.manual_seed(1)
+    models = torchvision.models
+    if name == "vgg11":  # its own head is 120 million numbers
+        model: nn.Module = models.vgg11(num_classes=5, init_weights=False)
+        model.classifier = nn.Sequential(nn.Linear(512 * 49, 8), nn.ReLU(inplace=True), nn.Linear(8, 5))
+    elif name == "transformer":
+        model = models.VisionTransformer(64, 16, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=5)
+        nn.init.normal_(model.heads.head.weight)  # torchvision starts with a head of zeros
+    elif name in ("thrice", "skip"):
+        model = {"thrice": Thrice, "skip": Skip}[name]()
+    else:
+        model = models.get_model(name, weights=None, num_classes=5)
+    return model
+
+
+def pictures(count: int = 2) -> Tensor:
+    return torch.randn(count, 3, 64, 64, generator=torch.Generator().manual_seed(5))
+
+
+def loss_of(output: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, torch.arange(len(output)))
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(36)  # each unit is positive for some of the inputs and negative for others
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True), nn.Linear(3, 2))
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor | None]:
+    return {name: None if one.grad is None else one.grad.clone() for name, one in model.named_parameters()}
+
+
+def assert_same(one: dict[str, Tensor | None], two: dict[str, Tensor | None]) -> None:
+    assert one.keys() == two.keys()
+    for name, found in one.items():
+        assert torch.equal(found, two[name]), name
+
+
+def hooks_in(model: nn.Module) -> list[Any]:
+    """Return every hook there is on a model, its modules and its parameters."""
+    of_modules = [
+        hook
+        for module in model.modules()
+        for key, hooks in vars(module).items()
+        if "hooks" in key and isinstance(hooks, dict)
+        for hook in hooks.values()
+    ]
+    return of_modules + [hook for one in model.parameters() for hook in (one._backward_hooks or {}).values()]
+
+
+# --- recorded outputs and gradients are those of retain_grad() and of the full backward hook
+
+NETWORKS = ("resnet18", "vgg11", "densenet121", "thrice", "skip", "transformer")
+
+
+def kept_by_hand(model: nn.Module, inputs: Tensor) -> dict[str, list[tuple[list[Tensor], Tensor, Tensor]]]:
+    """Return inputs, outputs and gradients by layer, from ``retain_grad`` on outputs that nothing changes in place."""
+    given: dict[str, list[list[Tensor]]] = {}
+    kept: dict[str, list[Tensor]] = {}
+
+    def before(name: str, module: nn.Module, args: Any) -> None:
+        several = args[0] if isinstance(args[0], list) else args[:1]  # a layer of DenseNet takes a list
+        given.setdefault(name, []).append([one.detach().clone() for one in several])
+
+    def after(name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        tensor = output[0] if isinstance(output, tuple) else output
+        tensor.retain_grad()
+        kept.setdefault(name, []).append(tensor)
+        going_on = tensor.clone()
+        return (going_on, *output[1:]) if isinstance(output, tuple) else going_on
+
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(functools.partial(before, name))
+        module.register_forward_hook(functools.partial(after, name))
+    loss_of(model(inputs)).backward()
+    return {
+        name: [(one, two.detach(), two.grad) for one, two in zip(given[name], kept[name], strict=True)] for name in kept
+    }
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_recorded_is_what_retain_grad_keeps(name: str) -> None:
+    expected = kept_by_hand(copy.deepcopy(network(name)).train(), pictures())
+    model = copy.deepcopy(network(name)).train()
+    with record(model, lambda *_: True, inputs=True, gradients=True) as recording:
+        loss_of(model(pictures())).backward()
+    assert len(recording) == sum(len(calls) for calls in expected.values()) == len(recording.calls)
+    assert {call.name for call in recording.calls} == expected.keys()
+    for layer, calls in expected.items():
+        for number, (given, returned, gradient) in enumerate(calls, start=1):
+            call = recording[f"{layer}#{number}"]
+            output, found = call.output, call.gradient
+            if isinstance(output, tuple):  # attention, which returns no weights
+                assert output[1:] == found[1:] == (None,)
+                output, found = output[0], found[0]
+            taken = call.inputs[0] if isinstance(call.inputs[0], list) else call.inputs[:1]
+            assert [torch.equal(*pair) for pair in zip(taken, given, strict=True)] == [True] * len(given), layer
+            assert torch.equal(output, returned), layer
+            assert torch.equal(found, gradient), layer
+            assert not output.requires_grad
+            assert not found.requires_grad
+    assert sum(bool(calls[0][2].any()) for calls in expected.values()) > len(expected) / 2, "more than zeros"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_are_those_of_the_full_backward_hook(name: str) -> None:
+    plain = copy.deepcopy(network(name)).train()
+    for module in plain.modules():  # this hook allows nothing in place
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    written_later = {"densenet121": "features.norm5", "skip": "layer", "resnet18": ".bn2"}.get(name, "none")
+    expected: dict[str, list[Tensor]] = {}
+    for layer, module in plain.named_modules():
+        if not layer.endswith(written_later) and not list(module.children()):
+            note = functools.partial(
+                lambda layer, m, _, grads: expected.setdefault(layer, []).insert(0, grads[0]), layer
+            )
+            module.register_full_backward_hook(note)
+    loss_of(plain(pictures().requires_grad_())).backward()
+    model = copy.deepcopy(network(name)).train()
+    with record(model, list(expected), outputs=False, gradients=True) as recording:
+        loss_of(model(pictures())).backward()
+    for layer, gradients in expected.items():
+        for number, gradient in enumerate(gradients, start=1):
+            assert torch.equal(recording[f"{layer}#{number}"].gradient, gradient), layer
+    assert len(expected) > 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("reduce", [None, torch.linalg.vector_norm])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_training_step_is_the_same_while_it_is_recorded(name: str, reduce: Any, precision: str) -> None:
+    model, other = copy.deepcopy(network(name)).train(), copy.deepcopy(network(name)).train()
+    casting = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+    with casting, record(model, "*", inputs=True, gradients=True, reduce=reduce) as recording:
+        found = loss_of(model(pictures()).float())
+        found.backward()
+    with torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext():
+        expected = loss_of(other(pictures()).float())
+        expected.backward()
+    assert torch.equal(found, expected)
+    assert_same(gradients_of(model), gradients_of(other))
+    assert_same(dict(model.named_buffers()), dict(other.named_buffers()))
+    assert len(recording) >= 3
+    assert not hooks_in(model)
+
+
+def test_under_autocast_gradients_come_in_the_precision_of_the_output() -> None:
+    net = small()
+    with record(net, "0", gradients=True) as recording, torch.autocast("cpu", torch.bfloat16):
+        net(torch.ones(1, 4)).float().sum().backward()
+    assert recording["0"].output.dtype == recording["0"].gradient.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["resnet18", "thrice"])
+def test_a_statistic_is_that_of_the_whole_tensor(name: str) -> None:
+    def largest(tensor: Tensor) -> float:
+        return tensor.abs().max().item()
+
+    found = []
+    for reduce in (None, largest):
+        model = copy.deepcopy(network(name)).train()
+        with record(model, nn.Conv2d, inputs=True, gradients=True, reduce=reduce) as recording:
+            loss_of(model(pictures())).backward()
+        found.append(recording)
+    for whole, reduced in zip(found[0].calls, found[1].calls, strict=True):
+        assert str(whole) == str(reduced)
+        assert reduced.inputs == (largest(whole.inputs[0]),)
+        assert reduced.output == largest(whole.output)
+        assert reduced.gradient == largest(whole.gradient) > 0
+
+
+@pytest.mark.parametrize("reduce", [lambda tensor: tensor, lambda tensor: (tensor[0], tensor.mean())])
+def test_a_statistic_that_is_a_view_survives_what_is_done_in_place(reduce: Callable) -> None:
+    net, plain = small(), nn.Sequential(*copy.deepcopy(small())[:1])
+    inputs = torch.randn(5, 4)
+    with record(net, "0", reduce=reduce) as recording:
+        net(inputs)
+    expected = reduce(plain(inputs).detach())
+    found = recording["0"].output
+    assert (expected if isinstance(expected, Tensor) else expected[0]).min() < 0, "a ReLU would show"
+    for one, two in zip(found, expected, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_of_whole_numbers_there_is_no_statistic() -> None:
+    net = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 1))
+    with record(net, "*", inputs=True, reduce=torch.linalg.vector_norm) as recording:
+        net(torch.tensor([1, 2]))
+    assert recording["0"].inputs == (None,)
+    assert recording["0"].output > 0
+
+
+# --- runs, their names and numbers
+
+
+def test_a_layer_that_runs_three_times_gives_three_entries() -> None:
+    model = copy.deepcopy(network("thrice"))
+    with record(model, ["stem", "conv"]) as recording:
+        model(pictures())
+    assert list(recording) == ["stem", "conv#1", "conv#2", "conv#3"]
+    assert [call.number for call in recording.calls] == [1, 1, 2, 3]
+    assert not torch.equal(recording["conv#1"].output, recording["conv#2"].output)
+    assert recording["stem#1"] is recording["stem"]
+    with pytest.raises(LayerError, match="'conv' ran 3 times; choose the call, for example 'conv#1'"):
+        recording["conv"]
+    with pytest.raises(LayerError, match="no run 'conv#4' was recorded"):
+        recording["conv#4"]
+    assert "conv#3" in recording
+    assert "conv" not in recording
+    assert recording.get("conv") is None
+    with record(model, "conv#2") as one:
+        model(pictures())
+    assert list(one) == ["conv#2"]
+    assert torch.equal(one["conv#2"].output, recording["conv#2"].output)
+
+
+def test_numbers_go_on_until_cleared() -> None:
+    net = small()
+    with record(net, "0", gradients=True) as recording:
+        for factor in (1.0, 2.0):
+            net(torch.full((1, 4), factor)).sum().backward()
+        assert list(recording) == ["0#1", "0#2"]
+        recording.clear()
+        assert not len(recording)
+        net(torch.full((1, 4), 3.0)).sum().backward()
+    assert list(recording) == ["0"]
+    assert torch.equal(recording["0"].output, net[0](torch.full((1, 4), 3.0)).detach())
+
+
+def test_a_module_with_two_names_answers_to_both() -> None:
+    net = small()
+    net.again = net[0]
+    for asked in ("0", "again", ["again", "0"], net.again):
+        with record(net[:3], "0") if asked == "0" else nullcontext(), record(net, asked) as recording:
+            net[:3](torch.ones(1, 4))
+        assert list(recording) == ["0"]
+        assert recording["again"] is recording["0"]
+
+
+SELECTED = {
+    "a name": ("layer1.0.conv1", ["layer1.0.conv1"]),
+    "a pattern": ("layer1.*.conv?", [f"layer1.{i}.conv{j}" for i in (0, 1) for j in (1, 2)]),
+    "a type": (nn.Linear, ["fc"]),
+    "a predicate": (lambda name, module: name.startswith("fc"), ["fc"]),
+    "several": ([nn.Linear, "conv1", "conv?"], ["fc", "conv1"]),
+    "the model": ("", [""]),
+    "all but the model": ("layer?", ["layer1", "layer2", "layer3", "layer4"]),
+}
+
+
+@pytest.mark.parametrize("kind", SELECTED)
+def test_layers_are_chosen_in_every_way(kind: str) -> None:
+    model, (selector, names) = network("resnet18"), SELECTED[kind]
+    with record(model, selector, reduce=torch.mean) as recording, torch.no_grad():
+        model(pictures())
+    assert {call.name for call in recording.calls} == set(names)
+
+
+def test_a_star_is_every_layer_but_the_model() -> None:
+    net = small()
+    with record(net, "*") as recording:
+        net(torch.ones(1, 4))
+    assert list(recording) == ["0", "1", "2"]
+    with record(net, net[2]) as recording:
+        net(torch.ones(1, 4))
+    assert list(recording) == ["2"]
+
+
+WRONG = {
+    "a misspelt name": ("layr1", "no layer 'layr1'; did you mean 'layer1'"),
+    "a pattern": ("block*", "no layer 'block\\*'; its parts are conv1, bn1"),
+    "a type": (nn.Conv1d, "no layer of type Conv1d; did you mean 'Conv2d'"),
+    "a predicate": (lambda name, module: False, "chose no layer"),
+    "a foreign module": (nn.ReLU(), "the ReLU passed as a layer is not a part"),
+    "nothing": ([], "list of layers is empty"),
+    "a run that is no number": ("conv1#x", "after '#' stands the number"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_matches_nothing_is_a_sentence(kind: str) -> None:
+    selector, message = WRONG[kind]
+    with pytest.raises(LayerError, match=message), record(network("resnet18"), selector) as _:
+        pass
+
+
+def test_a_number_is_no_layer() -> None:
+    with pytest.raises(LayerError, match="chosen by name, pattern, type, module or function, not by a value such as 3"):
+        _matches({"layer": nn.ReLU()}, 3)
+
+
+# --- whatever a layer takes and returns
+
+
+class Pair(NamedTuple):
+    maps: Tensor
+    other: Any
+
+
+@dataclass
+class Result:
+    maps: Tensor
+    note: Any
+
+
+class Returns(nn.Module):
+    def __init__(self, wrap: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.linear, self.wrap = nn.Linear(4, 4), wrap
+
+    def forward(self, x: Tensor, *, factor: Tensor) -> Any:
+        maps = self.linear(x) * factor
+        return self.wrap(maps, maps.detach().argmax(1))
+
+
+FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], Tensor]]] = {
+    "a tuple": (lambda maps, best: (best, maps), lambda found: found[1]),
+    "a named tuple": (Pair, lambda found: found.maps),
+    "PyTorch's tuple": (lambda maps, best: maps.max(1), lambda found: found.values),
+    "a list": (lambda maps, best: ["a word", None, maps], lambda found: found[2]),
+    "a dictionary": (lambda maps, best: {"in": {"maps": maps}, "number": 3}, lambda found: found["in"]["maps"]),
+    "a dataclass": (lambda maps, best: Result(maps, object()), lambda found: found.maps),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_structures_are_kept(form: str) -> None:
+    wrap, pick = FORMS[form]
+    layer = Returns(wrap)
+    inputs, factor = torch.randn(3, 4), torch.tensor(2.0)
+    with record(layer, "", inputs=True, gradients=True) as recording:
+        output = layer(inputs, factor=factor)
+        pick(output).square().sum().backward()
+    call = recording[""]
+    kind = type(output)
+    assert type(call.output) is type(call.gradient) is kind
+    assert torch.equal(pick(call.output), pick(output))
+    assert torch.equal(pick(call.gradient), 2 * pick(output).detach())
+    assert torch.equal(call.inputs[0], inputs)
+    assert torch.equal(call.keywords["factor"], factor)
+    assert not pick(call.output).requires_grad
+
+
+def test_a_structure_holds_no_objects_and_no_gradient_of_whole_numbers() -> None:
+    for form in ("a dataclass", "a tuple"):
+        layer = Returns(FORMS[form][0])
+        with record(layer, "", gradients=True) as recording:
+            FORMS[form][1](layer(torch.randn(3, 4), factor=torch.ones(()))).sum().backward()
+        call = recording[""]
+        if form == "a dataclass":
+            assert call.output.note is None
+        else:
+            assert call.output[0].dtype == torch.int64
+            assert call.gradient[0] is None
+
+
+def test_a_layer_may_return_none() -> None:
+    class Silent(nn.Module):
+        def forward(self, x: Tensor) -> None:
+            return None
+
+    layer = Silent()
+    seen = []
+    with record(layer, "", gradients=True) as recording, edit(layer, {"": seen.append}):
+        layer(torch.ones(1))
+    assert recording[""].output is None
+    assert seen == [None]
+
+
+# --- backward passes
+
+
+def test_each_backward_pass_gives_one_gradient() -> None:
+    net = small()
+    with record(net, ["0", "2"], gradients=True) as recording:
+        output = net(torch.randn(5, 4))
+        assert recording["2"].gradients == ()
+        for factor in (1.0, 3.0):
+            (factor * output).sum().backward(retain_graph=True)
+        torch.autograd.grad(output[:, 0].sum(), net[2].weight)
+    found = recording["2"].gradients
+    assert [torch.equal(one, torch.full((5, 2), value)) for one, value in zip(found, (1.0, 3.0), strict=False)] == [
+        True
+    ] * 2
+    assert len(found) == 3
+    assert torch.equal(found[2], torch.tensor([1.0, 0.0]).expand(5, 2))
+    assert len(recording["0"].gradients) == 2, "the third pass did not reach it"
+    with pytest.raises(LayerError, match="3 backward passes have reached layer '2#1'"):
+        _ = recording["2"].gradient
+
+
+def test_a_gradient_is_not_what_a_later_pass_adds_to_grad() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.layer = nn.Parameter(torch.arange(4.0)), nn.Identity()
+
+        def forward(self) -> Tensor:
+            return (self.layer(self.weight.view(2, 2)) * torch.arange(4.0).view(2, 2)).sum()
+
+    model = Whole()
+    with record(model, "layer", gradients=True) as recording:
+        loss = model()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    expected = torch.arange(4.0).view(2, 2)
+    assert [torch.equal(one, expected) for one in recording["layer"].gradients] == [True, True]
+
+
+def test_a_gradient_that_has_a_graph_is_kept_without() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+    with record(net, "0", gradients=True) as recording:
+        inputs = torch.randn(2, 4, requires_grad=True)
+        (first,) = torch.autograd.grad(net(inputs).sum(), inputs, create_graph=True)
+        assert first.requires_grad
+    assert not recording["0"].gradient.requires_grad
+
+
+def test_what_has_no_gradient_says_why() -> None:
+    net = small()
+    with record(net, "0", outputs=False) as recording:
+        net(torch.ones(1, 4)).sum().backward()
+    call = recording["0"]
+    for read, message in (
+        ("gradient", "not asked for: record.*gradients=True"),
+        ("output", "not asked for: record.*outputs=True"),
+        ("inputs", "not asked for: record.*inputs=True"),
+        ("keywords", "not asked for: record.*inputs=True"),
+    ):
+        with pytest.raises(LayerError, match=message):
+            getattr(call, read)
+    with record(net, "0", gradients=True) as recording:
+        output = net(torch.ones(1, 4))
+        with pytest.raises(LayerError, match="no backward pass has reached layer '0#1'; call backward"):
+            _ = recording["0"].gradient
+    output.sum().backward()
+    with pytest.raises(LayerError, match="inside the with block"):
+        _ = recording["0"].gradient
+    for off in (torch.no_grad, torch.inference_mode):
+        with record(net, "0", gradients=True) as recording, off():
+            net(torch.ones(1, 4))
+        assert recording["0"].output.shape == (1, 3)
+        with pytest.raises(LayerError, match="gradients are off, as under no_grad, inference_mode or"):
+            _ = recording["0"].gradient
+    net.requires_grad_(False)
+    with record(net, "0", gradients=True) as recording:
+        net(torch.ones(1, 4))
+    with pytest.raises(LayerError, match="depends on nothing that requires gradients"):
+        _ = recording["0"].gradients
+
+
+def test_reading_what_did_not_run_or_was_not_asked_for() -> None:
+    net = small()
+    with record(net, ["0", "1"]) as recording:
+        with pytest.raises(LayerError, match=r"layer '0' has not run while it was recorded$"):
+            recording["0"]
+        with pytest.raises(LayerError, match="layer '2' is not among those recorded"):
+            recording["2"]
+    with record(net, "0") as recording:
+        thread = threading.Thread(target=net, args=(torch.ones(1, 4),))
+        thread.start()
+        thread.join()
+    with pytest.raises(LayerError, match="it ran in another thread"):
+        recording["0"]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant: bool | None) -> None:
+        super().__init__()
+        self.stem, self.block, self.head = nn.Linear(4, 4), small(), nn.Linear(2, 1)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = self.block(x) if self.use_reentrant is None else checkpoint(self.block, x, use_reentrant=self.use_reentrant)
+        return self.head(x)
+
+
+def checkpointed(use_reentrant: bool | None) -> Checkpointed:
+    torch.manual_seed(0)
+    return Checkpointed(use_reentrant)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_what_checkpointing_runs_again_is_not_counted_again(use_reentrant: bool) -> None:
+    found = []
+    for mode in (None, use_reentrant):
+        model = checkpointed(mode)
+        with record(model, "*", inputs=True, gradients=True) as recording:
+            model(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
+        found.append((recording, gradients_of(model)))
+    (plain, gradients), (again, other) = found
+    assert list(plain) == list(again)
+    assert_same(gradients, other)
+    for key, call in plain.items():
+        assert torch.equal(call.output, again[key].output)
+        if key.startswith("block") and use_reentrant:
+            with pytest.raises(LayerError, match="use_reentrant=True; False works"):
+                _ = again[key].gradient
+        else:
+            assert torch.equal(call.gradient, again[key].gradient)
+
+
+# --- edits of outputs
+
+
+def test_an_edit_changes_what_follows_and_what_is_differentiated() -> None:
+    net, inputs = small(), torch.randn(5, 4)
+    direction = torch.tensor([0.3, 0.2, -0.1])
+    with edit(net, {"0": lambda maps: maps * torch.tensor([0.0, 1.0, 1.0]) + direction}):
+        found = net(inputs)
+    found.sum().backward()
+    plain = small()
+    maps = inputs @ plain[0].weight.T + plain[0].bias
+    expected = (maps * torch.tensor([0.0, 1.0, 1.0]) + direction).relu() @ plain[2].weight.T + plain[2].bias
+    expected.sum().backward()
+    torch.testing.assert_close(found, expected)
+    for one, two in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+    assert not net[0].weight.grad[0].any()
+    assert net[0].weight.grad[1:].any()
+    torch.testing.assert_close(net(inputs), plain(inputs), rtol=0, atol=0)
+
+
+def test_one_run_is_edited_in_every_pass() -> None:
+    model = copy.deepcopy(network("thrice"))
+    inputs = pictures()
+
+    def by_hand(zeroed: int) -> Tensor:
+        keep = [0.0 if run == zeroed else 1.0 for run in (1, 2, 3)]
+        first = (model.conv(model.stem(inputs)) * keep[0]).relu()
+        second = (model.conv(first) * keep[1]).relu() + first
+        return model.head((model.conv(second) * keep[2]).relu().mean((2, 3)))
+
+    for run in (1, 2, 3):
+        with edit(model, {f"conv#{run}": scale(0.0)}):
+            for _ in range(2):
+                torch.testing.assert_close(model(inputs), by_hand(run), rtol=0, atol=0)
+            with suppress(KeyboardInterrupt), record(model, "conv", reduce=interrupting):
+                model(inputs)
+            torch.testing.assert_close(model(inputs), by_hand(run), rtol=0, atol=0)
+
+
+def interrupting(tensor: Tensor) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_hooks_are_called_in_the_order_they_were_set() -> None:
+    net, inputs = small(), torch.randn(5, 4)
+    with (
+        record(net, "0", gradients=True) as outer,
+        edit(net, {"0": scale(2.0)}),
+        record(net, "0", gradients=True) as between,
+        edit(net, {nn.Linear: lambda maps: maps + 1, "0": scale(3.0)}),
+        record(net, "0", gradients=True) as inner,
+    ):
+        net(inputs).sum().backward()
+    plain = net[0](inputs).detach()
+    assert torch.equal(outer["0"].output, plain)
+    assert torch.equal(between["0"].output, plain * 2.0)
+    assert torch.equal(inner["0"].output, (plain * 2.0 + 1) * 3.0)
+    assert torch.equal(between["0"].gradient, inner["0"].gradient * 3.0)
+    assert torch.equal(outer["0"].gradient, inner["0"].gradient * 3.0 * 2.0)
+    assert inner["0"].gradient.any()
+
+
+def test_an_edit_that_returns_nothing_is_an_error() -> None:
+    net = small()
+    with edit(net, {"1": lambda maps: None}), pytest.raises(LayerError, match="edits layer '1' returned None"):
+        net(torch.ones(1, 4))
+    net(torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_edits_hold_where_checkpointing_runs_a_layer_again(use_reentrant: bool) -> None:
+    found = []
+    for mode in (None, use_reentrant):
+        model = checkpointed(mode)
+        with edit(model, {"block.0": lambda maps: 3 * maps.tanh()}), edit_gradients(model, {"block.1": scale(0.5)}):
+            output = model(torch.linspace(-1, 1, 8).view(2, 4))
+            output.square().sum().backward()
+        found.append(gradients_of(model))
+    assert_same(*found)
+    unedited = checkpointed(None)
+    unedited(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
+    assert not torch.equal(found[0]["block.0.weight"], unedited.block[0].weight.grad)
+    model = checkpointed(use_reentrant)
+    with edit(model, {"block.0#1": scale(2.0)}), pytest.raises(LayerError, match="runs again in the backward pass"):
+        model(torch.ones(1, 4)).sum().backward()
+
+
+# --- edits of gradients
+
+
+def test_a_layers_gradient_is_edited_before_all_that_comes_before() -> None:
+    inputs = torch.randn(5, 4)
+    noisy = torch.randn(5, 3, generator=torch.Generator().manual_seed(3))
+    changes: dict[str, tuple[Callable, Callable[[Tensor], Tensor]]] = {
+        "scale": (scale(0.25), lambda gradient: gradient * 0.25),
+        "value": (
+            clip_value(0.1),
+            lambda gradient: torch.maximum(torch.minimum(gradient, torch.tensor(0.1)), -torch.tensor(0.1)),
+        ),
+        "norm": (clip_norm(0.5), lambda gradient: gradient * (0.5 / gradient.square().sum().sqrt())),
+        "long enough": (clip_norm(1e9), lambda gradient: gradient),
+        "noise": (noise(0.3, torch.Generator().manual_seed(3)), lambda gradient: gradient + 0.3 * noisy),
+        "own": (torch.sign, torch.sign),
+    }
+    for name, (change, by_hand) in changes.items():
+        net, plain = small(), small()
+        with edit_gradients(net, {"0": change}):
+            (10 * net(inputs)).square().sum().backward()
+        maps = plain[0](inputs)
+        (gradient,) = torch.autograd.grad((10 * plain[2](maps.relu())).square().sum(), maps, retain_graph=True)
+        expected = by_hand(gradient)
+        assert torch.equal(expected, gradient) == (name == "long enough"), name
+        torch.testing.assert_close(net[0].weight.grad, expected.T @ inputs)
+        torch.testing.assert_close(net[0].bias.grad, expected.sum(0))
+        (10 * plain(inputs)).square().sum().backward()
+        assert torch.equal(net[2].weight.grad, plain[2].weight.grad), "what comes after is as it was"
+
+
+def test_a_parameters_gradient_is_edited_before_it_is_added() -> None:
+    inputs = torch.randn(5, 4)
+    net, plain = small(), small()
+    with edit_gradients(net, {"0.weight": clip_value(0.05), "*.bias": scale(2.0), "2.weight": clip_norm(0.1)}):
+        for _ in range(2):
+            (10 * net(inputs)).square().sum().backward()
+    (10 * plain(inputs)).square().sum().backward()
+    found, whole = gradients_of(net), gradients_of(plain)
+    assert torch.equal(found["0.weight"], 2 * whole["0.weight"].clamp(-0.05, 0.05))
+    assert torch.equal(found["0.bias"], 4 * whole["0.bias"])
+    assert torch.equal(found["2.bias"], 4 * whole["2.bias"])
+    weight = whole["2.weight"]
+    torch.testing.assert_close(found["2.weight"], 2 * weight * 0.1 / weight.norm())
+    assert weight.norm() > 0.1
+    assert (whole["0.weight"].abs() > 0.05).any()
+
+
+def test_a_frozen_parameter_has_no_gradient_to_edit() -> None:
+    net = small()
+    net[0].weight.requires_grad_(False)
+    with (
+        pytest.raises(LayerError, match=r"'0.weight' does not require gradients"),
+        edit_gradients(net, {"0.weight": scale(2.0)}),
+    ):
+        pass
+    with edit_gradients(net, {"*.weight": scale(0.0)}):
+        net(torch.ones(1, 4)).sum().backward()
+    assert not net[2].weight.grad.any()
+    with (
+        pytest.raises(LayerError, match=r"no layer or parameter '0.wait'; did you mean '0.weight'"),
+        edit_gradients(net, {"0.wait": scale(2.0)}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("wrong", [lambda gradient: None, lambda gradient: gradient[:1], lambda gradient: 3.0])
+@pytest.mark.parametrize("place", ["0", "0.weight"])
+def test_a_gradient_of_another_shape_is_an_error(place: str, wrong: Callable) -> None:
+    net = small()
+    with (
+        edit_gradients(net, {place: wrong}),
+        pytest.raises(LayerError, match=f"'{place}' returned .*must return a tensor"),
+    ):
+        net(torch.ones(2, 4)).sum().backward()
+    assert not hooks_in(net)
+
+
+def test_changes_take_figures_that_make_sense() -> None:
+    for make in (clip_value, clip_norm, noise):
+        for number in (0.0, -1.0, float("nan"), float("inf")):
+            with pytest.raises(InputError, match="must be a positive number"):
+                make(number)
+
+
+def test_the_norm_of_half_precision_does_not_overflow() -> None:
+    gradient = torch.full((1000,), 1000.0, dtype=torch.float16)
+    found = clip_norm(1.0)(gradient)
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.float().norm(), torch.tensor(1.0), rtol=1e-2, atol=0)
+    assert torch.equal(clip_norm(1.0)(torch.zeros(3)), torch.zeros(3))
+
+
+def test_a_record_sees_gradients_as_edited_before_it() -> None:
+    net, inputs = small(), torch.randn(5, 4)
+    with (
+        record(net, "0", gradients=True) as before,
+        edit_gradients(net, {"0": scale(2.0)}),
+        record(net, "0", gradients=True) as after,
+    ):
+        net(inputs).sum().backward()
+    assert torch.equal(after["0"].gradient, 2.0 * before["0"].gradient)
+    assert before["0"].gradient.any()
+
+
+# --- nothing is left
+
+
+@contextmanager
+def everything(model: nn.Module, reduce: Any = None) -> Iterator[Any]:
+    with ExitStack() as stack:
+        recording = stack.enter_context(record(model, "*", inputs=True, gradients=True, reduce=reduce))
+        stack.enter_context(edit(model, {"*": lambda output: output}))
+        stack.enter_context(edit_gradients(model, {nn.Linear: scale(1.0), "*.weight": scale(1.0)}))
+        assert hooks_in(model)
+        yield recording
+
+
+class Failing(nn.Module):
+    def __init__(self, error: type[BaseException] | None, when: str) -> None:
+        super().__init__()
+        self.body, self.error, self.when = small(), error, when
+        self.seen: list[weakref.ref[Any]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        self.seen.append(weakref.ref(x))
+        if self.error and self.when == "forward":
+            raise self.error
+        if self.error:
+            x.register_hook(self.fail)
+        return x
+
+    def fail(self, gradient: Tensor) -> None:
+        assert self.error
+        raise self.error
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+def test_no_hook_is_left_and_no_tensor_kept_alive(error: type[BaseException] | None, when: str) -> None:
+    model = Failing(error, when)
+    gc.collect()
+    gc.disable()  # what only the collector of cycles would free is kept too long
+    try:
+        with suppress(error or ()), everything(model) as recording:
+            model(torch.randn(2, 4)).square().sum().backward()
+        assert not hooks_in(model)
+        assert [call.name for call in recording.calls][:3] == ["body.0", "body.1", "body.2"]
+        model.seen += [weakref.ref(call.output) for call in recording.calls]
+        model.seen += [weakref.ref(one) for call in recording.calls for one in call.gradients]
+        model.seen.append(weakref.ref(recording))
+        del recording
+        assert len(model.seen) > 4
+        assert [one() for one in model.seen] == [None] * len(model.seen)
+    finally:
+        gc.enable()
+
+
+def test_a_graph_that_outlives_the_block_has_no_hooks() -> None:
+    net, inputs = small(), torch.randn(5, 4)
+    with everything(net) as recording, edit_gradients(net, {"0": scale(0.0)}):
+        output = net(inputs)
+    output.sum().backward()
+    plain = small()
+    plain(inputs).sum().backward()
+    assert_same(gradients_of(net), gradients_of(plain))
+    assert recording["0"].gradients == ()
+
+
+def test_a_selector_that_matches_nothing_leaves_nothing() -> None:
+    net = small()
+    for enter in (edit, edit_gradients):
+        with pytest.raises(LayerError), enter(net, {"0": scale(2.0), "3": scale(2.0)}):
+            pass
+        assert not hooks_in(net)
+
+
+def test_long_trainings_pile_up_nothing() -> None:
+    hooks = TensorHooks()
+    for _ in range(2000):
+        hooks.add(torch.ones(1, requires_grad=True) * 2, lambda gradient: None)
+    living = [torch.ones(1, requires_grad=True) * 2 for _ in range(300)]
+    for tensor in living:
+        hooks.add(tensor, lambda gradient: None)
+    assert 300 <= len(hooks) < 1000
+    hooks.remove()
+    assert not any(tensor._backward_hooks for tensor in living)
+
+
+# --- threads, compiled modules, TorchScript
+
+
+def test_two_threads_record_and_edit_the_same_model() -> None:
+    net = small()
+    inputs = {factor: torch.full((1, 4), factor) for factor in (1.0, 2.0)}
+    barrier, found = threading.Barrier(2, timeout=30), {}
+
+    def work(factor: float) -> None:
+        with edit(net, {"0": scale(factor)}), record(net, ["0", "2"], gradients=True) as recording:
+            barrier.wait()
+            for _ in range(20):
+                torch.autograd.grad(net(inputs[factor]).sum(), list(net.parameters()))
+            barrier.wait()
+        found[factor] = recording
+
+    threads = [threading.Thread(target=work, args=(factor,)) for factor in inputs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for factor, recording in found.items():
+        assert len(recording) == 40
+        expected = net[0](inputs[factor]).detach() * factor
+        assert all(torch.equal(recording[f"0#{run}"].output, expected) for run in range(1, 21))
+        assert all(len(call.gradients) == 1 for call in recording.calls)
+    assert not hooks_in(net)
+
+
+def test_a_parameters_gradient_in_another_thread_is_left_alone() -> None:
+    net, plain = small(), small()
+    inputs = torch.randn(2, 4)
+
+    def train() -> None:
+        net(inputs).sum().backward()
+
+    with edit_gradients(net, {"*.weight": scale(0.0)}):
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    plain(inputs).sum().backward()
+    assert_same(gradients_of(net), gradients_of(plain))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("way", ["wrapped", "in place", "a part"])
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_compiled_modules_run_as_they_are_written(way: str, backend: str) -> None:
+    torch._dynamo.reset()
+    net, plain = nn.Sequential(small(), nn.Linear(2, 1)), nn.Sequential(small(), nn.Linear(2, 1))
+    plain.load_state_dict(net.state_dict())
+    model: Any = net
+    if way == "in place":
+        net.compile(backend=backend)
+    elif way == "wrapped":
+        model = torch.compile(net, backend=backend)
+    else:
+        net[0] = torch.compile(net[0], backend=backend)
+    inputs = torch.randn(5, 4)
+    model(inputs).sum().backward()  # from now on, what was compiled is used, in which there are no hooks
+    net.zero_grad()
+    found = []
+    for one in (model, plain):
+        with (
+            edit(one, {"0.1": scale(3.0)}),
+            edit_gradients(one, {"0.2": scale(0.5), "0.0.bias": scale(2.0)}),
+            record(one, ["0", "0.0", "0.1"], gradients=True) as recording,
+        ):
+            one(inputs).sum().backward()
+        found.append(recording)
+    assert list(found[0]) == list(found[1]) == ["0.0", "0.1", "0"]
+    for key, call in found[1].items():
+        torch.testing.assert_close(found[0][key].output, call.output)
+        torch.testing.assert_close(found[0][key].gradient, call.gradient)
+    for one, two in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
+@pytest.mark.filterwarnings("ignore")  # TorchScript is deprecated
+def test_torchscript_is_refused() -> None:
+    scripted = torch.jit.script(small())
+    with pytest.raises(ModelError, match="layer '0' is TorchScript, which has no hooks"), record(scripted, "*"):
+        pass
+
+
+def test_the_public_names_of_hooks_are_pinned() -> None:
+    assert camkit.hooks.__all__ == [
+        "Call",
+        "Recording",
+        "clip_norm",
+        "clip_value",
+        "edit",
+        "edit_gradients",
+        "noise",
+        "record",
+        "scale",
+    ]
