@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import copy
 import functools
 import gc
@@ -648,6 +649,26 @@ def test_edits_hold_where_checkpointing_runs_a_layer_again(use_reentrant: bool) 
     model = checkpointed(use_reentrant)
     with edit(model, {"block.0#1": scale(2.0)}), pytest.raises(LayerError, match="runs again in the backward pass"):
         model(torch.ones(1, 4)).sum().backward()
+
+
+def test_edits_hold_where_a_thread_of_pytorchs_own_runs_a_layer_again() -> None:
+    """As in a backward pass on a GPU: a thread that Python didn't start."""
+    found = []
+    for mode in (None, False):
+        model = checkpointed(mode)
+        changes = {"block.0": lambda maps: 3 * maps.tanh()}
+        with edit(model, changes), edit_gradients(model, {"stem.weight": scale(2.0)}):
+            loss = model(torch.linspace(-1, 1, 8).view(2, 4)).square().sum()
+            done = threading.Event()
+            _thread.start_new_thread(lambda loss=loss, done=done: (loss.backward(), done.set()), ())
+            assert done.wait(60)
+        found.append(gradients_of(model))
+    assert_same(*found)
+    plain = checkpointed(None)
+    with edit(plain, changes):
+        plain(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
+    assert torch.equal(found[0]["stem.weight"], 2 * plain.stem.weight.grad)
+    assert plain.stem.weight.grad.any()
 
 
 # --- edits of gradients

@@ -1,5 +1,7 @@
 """What the README says is what the code does."""
 
+import doctest
+import io
 import re
 from pathlib import Path
 
@@ -58,3 +60,14 @@ def test_the_python_example_names_what_exists() -> None:
     assert block
     for attribute in set(re.findall(r"found\.(\w+)", block[1])):
         assert hasattr(found, attribute), attribute
+
+
+def test_the_examples_of_the_hooks_page_are_right() -> None:
+    """Every example there, in one session; the fences between them are no output."""
+    text = (ROOT / "docs" / "hooks.md").read_text("utf-8")
+    session = doctest.DocTestParser().get_doctest(re.sub(r"(?m)^```.*$", "", text), {}, "docs/hooks.md", None, 0)
+    assert len(session.examples) > 30
+    failed = io.StringIO()
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    runner.run(session, out=failed.write)
+    assert not failed.getvalue()
