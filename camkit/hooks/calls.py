@@ -24,6 +24,15 @@ class Call:
         name: of the layer.
         number: which run of the layer it was since the recording began or was cleared, from 1.
 
+    >>> import torch
+    >>> from camkit.hooks import record
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> with record(layer, "", inputs=True) as recording:
+    ...     _ = layer(torch.ones(5, 2))
+    >>> call = recording.calls[0]
+    >>> call.number, call.inputs[0].shape, call.output.shape
+    (1, torch.Size([5, 2]), torch.Size([5, 1]))
+
     """
 
     name: str
@@ -113,6 +122,15 @@ class Recording(Mapping[str, Call]):
 
     ``recording["layer4"]`` is the run of a layer that ran once, ``recording["relu#2"]`` the second of several. Its keys
     are these names. A module with two names answers to both.
+
+    >>> import torch
+    >>> from camkit.hooks import record
+    >>> relu = torch.nn.ReLU()
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), relu, torch.nn.Linear(3, 1), relu)
+    >>> with record(net, "*", reduce=torch.numel) as recording:
+    ...     _ = net(torch.ones(5, 2))
+    >>> {name: call.output for name, call in recording.items()}
+    {'0': 15, '1#1': 15, '2': 5, '1#2': 5}
     """
 
     def __init__(self, model: nn.Module, refs: Sequence[LayerRef]) -> None:

@@ -38,6 +38,7 @@ def edit(model: nn.Module, edits: Mapping[Selector, Callable[[Any], Any]]) -> It
         ModelError: a layer is TorchScript, which has no hooks.
 
     >>> import torch
+    >>> from torch import nn
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1, bias=False))
     >>> with edit(net, {nn.ReLU: lambda maps: torch.zeros_like(maps)}):
     ...     net(torch.ones(1, 2)).tolist()
@@ -79,6 +80,7 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
         ModelError: a layer is TorchScript, which has no hooks.
 
     >>> import torch
+    >>> from torch import nn
     >>> from camkit.hooks import clip_value
     >>> net = nn.Linear(2, 1)
     >>> with edit_gradients(net, {"weight": clip_value(0.5)}):

@@ -53,6 +53,8 @@ def record(
         LayerError: no layer is meant; reading what was not recorded.
         ModelError: a layer is TorchScript, which has no hooks.
 
+    >>> import torch
+    >>> from torch import nn
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8, 1))
     >>> with record(net, ["0", nn.ReLU], gradients=True) as recording:
     ...     net(torch.randn(5, 1, 4, 4)).sum().backward()
@@ -70,7 +72,7 @@ def record(
         waiting[name].append(_kept((arguments, keywords), keep))
 
     def ended(name: str, output: Any) -> None:
-        given = waiting[name].pop() if inputs else None
+        given = waiting[name].pop() if waiting[name] else None  # a layer may have begun before the recording did
         call = recording._ended(name)
         if call is None:
             return
