@@ -52,14 +52,15 @@ def table(result: CheckResult) -> Table:
     for heading in (
         "class",
         "verdict",
-        "pictures",
-        "accuracy",
+        "n",
+        "acc.",
         "gap",
-        "attraction",
+        "attr.",
         words.without_object(result.plan),
         "skill",
     ):
-        drawn.add_column(heading, no_wrap=True, justify="left" if heading in ("class", "verdict") else "right")
+        whole = heading != words.without_object(result.plan)  # whose heading may take two lines
+        drawn.add_column(heading, no_wrap=whole, justify="left" if heading in ("class", "verdict") else "right")
     for name, one in [*result.classes.items(), ("", result.overall)]:
         judged = result.judged[name]
         gap, attraction, removed = weakest(one.gap), weakest(one.attraction), weakest(one.sufficiency)

@@ -141,7 +141,8 @@ def _effect(tested: Tested | None) -> _Cell:
 
 def _range(estimate: Estimate, *, percent: bool = False) -> str:
     show = words.share if percent else words.number
-    return f"{show(estimate.low)} … {show(estimate.high)}"
+    low, high = show(estimate.low), show(estimate.high)
+    return "" if words.NONE in (low, high) else f"{low} … {high}"
 
 
 def _explained(result: CheckResult) -> str:
