@@ -4,7 +4,8 @@
 
 A model's truth is its own behaviour: its accuracy on pictures drawn like its training set, minus that on pictures whose
 shortcut is redrawn at random. The check sees only a validation folder drawn like the training set. Every finished model
-is a line of the state; an interrupted run goes on where it stopped.
+is a line of the state, and every network a file; an interrupted run goes on where it stopped. Without the lines, the
+same networks are checked again, as after a change of the rule.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def examine(order: Order, state: str) -> dict[str, Any]:
     parts = load_parts(Path(state), 1)
     start = time.perf_counter()
     recipe = Recipe(order.shortcut, order.correlation, order.layout)
-    network = train(parts, recipe, order.architecture, order.seed)
+    network = _network(order, recipe, parts, Path(state))
     trained = time.perf_counter()
     matched, redrawn = _truth(network, parts, order)
     result = _checked(network, parts, order)
@@ -102,6 +103,30 @@ def examine(order: Order, state: str) -> dict[str, Any]:
         "sanity": asdict(result.sanity),
         "seconds": [round(trained - start, 1), round(time.perf_counter() - trained, 1)],
     }
+
+
+def _network(order: Order, recipe: Recipe, parts: Parts, state: Path) -> torch.nn.Module:
+    """Train a network, or take up one that was trained before: another rule is then judged on the same networks."""
+    trained = (order.architecture, order.shortcut, order.correlation, order.layout, order.seed)
+    file = state / "networks" / f"{'_'.join(map(str, trained))}.pt"
+    if file.exists():
+        network = ARCHITECTURES[order.architecture]()
+        network.load_state_dict(torch.load(file, weights_only=True))
+        return network.to(memory_format=torch.channels_last).eval()
+    network = train(parts, recipe, order.architecture, order.seed)
+    file.parent.mkdir(exist_ok=True)
+    unfinished = file.with_suffix(".new")
+    torch.save(network.state_dict(), unfinished)
+    unfinished.replace(file)
+    return network
+
+
+def train_one(order: Order, state: str) -> str:
+    """Train one network and keep it; return its name."""
+    torch.set_num_threads(1)
+    recipe = Recipe(order.shortcut, order.correlation, order.layout)
+    _network(order, recipe, load_parts(Path(state), 1), Path(state))
+    return order.name
 
 
 def _truth(network: torch.nn.Module, parts: Parts, order: Order) -> tuple[float, float]:
@@ -143,9 +168,15 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("lab"))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--markdown", type=Path, default=None, help="the page to write when all models are known")
+    parser.add_argument("--train-only", action="store_true", help="train the networks, and check none yet")
     parser.add_argument("--most", type=int, default=None, help="models in this run")
     options = parser.parse_args()
     load_parts(options.state, options.workers)
+    if options.train_only:
+        with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
+            for future in as_completed([pool.submit(train_one, order, str(options.state)) for order in orders()]):
+                print(f"trained {future.result()}", flush=True)
+        return
     file = options.state / "models.jsonl"
     known = finished(file)
     todo = [order for order in orders() if order.name not in known][: options.most]
