@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -30,6 +30,7 @@ from camkit.values import LoadedModel, Preprocess
 JOURNAL = "unfinished.jsonl"
 REPORTS = ("report.html", "report.json", "junit.xml", "summary.md")
 QUICK = {"per_class": 40, "pastes": 1}
+"""What a smaller sample has at most."""
 
 
 def check(
@@ -141,7 +142,10 @@ def _settings(config: Settings | Mapping[str, Any] | str | Path | None, *, quick
         settings = settings_from(config, "config")
     else:
         settings = read_config(Path(config))
-    return settings.model_copy(update={"check": settings.check.model_copy(update=QUICK)}) if quick else settings
+    if not quick:
+        return settings
+    fewer = {name: min(most, getattr(settings.check, name)) for name, most in QUICK.items()}
+    return settings.model_copy(update={"check": settings.check.model_copy(update=fewer)})
 
 
 def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings) -> Mapping[str, Any] | None:
@@ -152,7 +156,13 @@ def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings)
 
 
 def finish_check(
-    plan: Plan, out: Path | None, *, baseline: Path | None = None, resume: bool = False, progress: Progress = _silent
+    plan: Plan,
+    out: Path | None,
+    *,
+    baseline: Path | None = None,
+    resume: bool = False,
+    progress: Progress = _silent,
+    inconclusive: Literal["pass", "fail"] = "pass",
 ) -> CheckResult:
     """Make a planned check, and write its reports."""
     hashes = fingerprint(plan)
@@ -167,16 +177,15 @@ def finish_check(
         if out is not None:
             _put_aside(out)
         result = run_check(plan, rows, progress, hashes)
-    if earlier is not None:
-        contents = {item.name: content_hash(item.path) for item in plan.data.items}
-        seed = plan.settings.check.seed
-        change = compare(earlier, result.images, contents, result.layer, result.grids, seed)
-        result = replace(result, change=change, warnings=(*result.warnings, *change.worse))
-    if out is None or journal is None:
-        return result
-    result = replace(result, report=out / "report.html")
-    write_reports(result, out)
-    journal.unlink(missing_ok=True)
+        if earlier is not None:
+            contents = {item.name: content_hash(item.path) for item in plan.data.items}
+            seed = plan.settings.check.seed
+            change = compare(earlier, result.images, contents, result.layer, result.grids, seed)
+            result = replace(result, change=change, warnings=(*result.warnings, *change.worse))
+        if out is not None and journal is not None:
+            result = replace(result, report=out / "report.html")
+            write_reports(result, out, inconclusive)
+            journal.unlink(missing_ok=True)
     return result
 
 
@@ -190,13 +199,15 @@ def _put_aside(out: Path) -> None:
         raise OutputError(f"cannot write into {out}: {error.strerror or error}") from error
 
 
-def write_reports(result: CheckResult, out: Path) -> None:
+def write_reports(result: CheckResult, out: Path, inconclusive: Literal["pass", "fail"] = "pass") -> None:
     """Write every form of the report into a folder, each whole or not at all.
+
+    ``inconclusive`` says whether such a verdict is a failure in the JUnit XML.
 
     Raises:
         OutputError: a file cannot be written.
     """
     page = check_html.render(result, thumbnails(result.plan), strips(result))
-    texts = (page, check_json.render(result), junit.render(result), markdown.render(result))
+    texts = (page, check_json.render(result), junit.render(result, inconclusive), markdown.render(result))
     for name, text in zip(REPORTS, texts, strict=True):
         overlay.write(out / name, text.encode(errors="backslashreplace"))

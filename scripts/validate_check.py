@@ -174,8 +174,9 @@ def main() -> None:
     load_parts(options.state, options.workers)
     if options.train_only:
         with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
-            for future in as_completed([pool.submit(train_one, order, str(options.state)) for order in orders()]):
-                print(f"trained {future.result()}", flush=True)
+            trained = [pool.submit(train_one, order, str(options.state)) for order in orders()]
+            for done in as_completed(trained):
+                print(f"trained {done.result()}", flush=True)
         return
     file = options.state / "models.jsonl"
     known = finished(file)

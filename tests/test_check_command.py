@@ -17,10 +17,12 @@ import torch
 from PIL import Image
 
 import camkit
+from camkit.background.config import read_config
 from camkit.background.journal import Journal
 from camkit.checked_demo import write_scenes
+from camkit.checking import plan_check
 from camkit.cli import main
-from camkit.errors import InputError
+from camkit.errors import InputError, RunError
 
 QUICK = {"check": {"pastes": 1}}
 PER_CLASS = 10
@@ -178,6 +180,83 @@ def test_a_damaged_baseline_is_refused_with_a_sentence(biased, scenes, tmp_path)
 
     with pytest.raises(InputError, match="damaged"):
         camkit.check("demo-biased", scenes, config=scenes.parent / "camkit.toml", baseline=damaged)
+
+
+def test_a_baseline_without_hashes_is_refused_with_a_sentence(biased, scenes, tmp_path):
+    report = json.loads((biased[1] / "report.json").read_text())
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(json.dumps({**report, "hashes": None}))
+
+    done = run(scenes, "--model", "demo-biased", "--out", tmp_path, "--baseline", damaged)
+
+    assert (done.returncode, "damaged" in done.stderr) == (2, True)
+
+
+class Broken(torch.nn.Module):
+    """Answers NaN to everything."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = torch.nn.Conv2d(3, 4, 8, stride=8)
+
+    def forward(self, images):
+        return self.features(images).mean((2, 3)) * float("nan")
+
+
+def test_a_model_that_answers_nan_to_everything_is_broken_and_not_judged(scenes):
+    with pytest.raises(RunError, match="NaN") as caught:
+        camkit.check(Broken().eval(), scenes, preprocess=camkit.scenes.preprocess, labels=camkit.scenes.LABELS)
+
+    assert caught.value.exit_code == 4
+
+
+def test_quick_is_never_more(scenes):
+    plan = plan_check("demo-fair", scenes, config=scenes.parent / "camkit.toml", quick=True)
+    few = plan_check("demo-fair", scenes, config={"check": {"per_class": 5}}, quick=True)
+
+    assert plan.settings.check.per_class == 40
+    assert few.settings.check.per_class == 5
+
+
+def test_a_config_written_elsewhere_finds_the_pictures(scenes, tmp_path, monkeypatch):
+    monkeypatch.chdir(scenes.parent)
+    file = Path(os.path.relpath(tmp_path, scenes.parent)) / "camkit.toml"
+
+    assert run("init", scenes.name, "--file", file).returncode == 0
+    assert read_config(file).data.path.resolve() == scenes.resolve()
+
+
+def test_inconclusive_fails_in_junit_where_that_is_asked_for(scenes, tmp_path):
+    done = run(
+        scenes, "--model", "demo-fair", "--config", _strict(tmp_path), "--out", tmp_path, "--inconclusive", "fail"
+    )
+
+    assert done.returncode == 3, done.stderr
+    assert "<failure" in (tmp_path / "junit.xml").read_text()
+
+
+def _strict(folder):
+    file = folder / "strict.toml"
+    file.write_text("[check]\nper_class = 2\npastes = 1\n")
+    return file
+
+
+def test_real_photographs_of_few_pictures_a_class_are_inconclusive(test_data, tmp_path):
+    coco = test_data / "coco"
+    done = run(
+        coco, "--model", "mobilenet_v2", "--weights", test_data / "weights/mobilenet_v2-coral_qat.pth",
+        "--class-map", coco / "coco_to_imagenet.json", "--quick", "--out", tmp_path,
+    )  # fmt: skip
+    report = json.loads((tmp_path / "report.json").read_text())
+
+    assert done.returncode == 0, done.stderr
+    assert "objects of 50 pictures, 50 of them here" in done.stdout
+    assert "crowds, removed but not explained" in done.stdout
+    assert report["verdict"] == "INCONCLUSIVE"
+    assert len(report["classes"]) == 24
+    assert sum(bool(image["same"]) for image in report["images"]) >= 25
+    assert report["overall"]["skill"]["value"] > 0.1  # the heat of a network that was trained lies on things
+    assert (tmp_path / "report.html").stat().st_size > 100_000
 
 
 def test_two_checks_do_not_write_into_one_folder(scenes, tmp_path):

@@ -68,7 +68,9 @@ def marked(classes, drawn):
         others = [one for one in classes if one != row.label]
         backgrounds = [others[int(rng.integers(len(others)))] for _ in range(2)]
         named = ["wolf" if one == "wolf" and rng.random() < drawn else row.label for one in backgrounds]
-        pasted = [(row.label, row.label), (row.label, row.label), *zip(backgrounds, named, strict=True)]
+        whose = [f"{one}/{int(rng.integers(50))}" for one in backgrounds]
+        own = (row.label, f"{row.label}/{int(rng.integers(50))}", row.label)
+        pasted = [own, *zip(backgrounds, whose, named, strict=True)]
         share = np.mean([one == row.label for one in named])
         rows.append(
             replace(row, other=dict.fromkeys(row.same, float(share)), pasted=dict.fromkeys(row.same, tuple(pasted)))
@@ -93,12 +95,89 @@ def test_backgrounds_that_draw_nothing_are_no_attraction():
     assert {one.verdict for one in judged(marked(NAMES, 0.0)).values()} == {"PASS"}
 
 
+def on_one_picture(rows, label):
+    """The same, with one picture of a class as the background of all that are shown on it."""
+
+    def moved(one):
+        return (one[0], f"{label}/0", one[2]) if one[0] == label else one
+
+    return [replace(row, pasted={fill: tuple(map(moved, found)) for fill, found in row.pasted.items()}) for row in rows]
+
+
+def test_one_picture_behind_many_objects_proves_nothing():
+    found = judged(on_one_picture(marked(NAMES, 0.9), "wolf"))
+
+    assert found["wolf"].verdict != "FAIL"
+    assert found["wolf"].attraction_p == 1.0
+    assert found[OVERALL].verdict != "FAIL"
+
+
+def test_a_gap_that_one_background_makes_fails_nothing():
+    rows = []
+    for row in clean():
+        named = ["none", row.label]  # wrong on the one background, right on all others
+        pasted = ((row.label, row.group, row.label), ("ship", "ship/0", named[0]), ("ship", f"{row.name}s", named[1]))
+        rows.append(replace(row, other=dict.fromkeys(row.same, 0.5), pasted=dict.fromkeys(row.same, pasted)))
+
+    found = judged(rows)
+
+    assert found["cat"].gap_p > 0.05  # though every picture of the class has a gap of one half
+    assert all(row.same["tile"] - row.other["tile"] == 0.5 for row in rows)
+
+
+def test_a_waived_class_does_not_fail_another_by_its_objects():
+    two = [row for label in ("cat", "dog") for row in rows_of(label, 50)]
+    rows = []
+    for number, row in enumerate(two):
+        named = "dog" if row.label == "cat" else row.label  # cats on dogs' backgrounds are named dog
+        other = "dog" if row.label == "cat" else "cat"
+        pasted = ((row.label, f"{row.label}/{number % 50}x", row.label), (other, f"{other}/{number % 50}x", named))
+        share = float(named == row.label)
+        rows.append(replace(row, other=dict.fromkeys(row.same, share), pasted=dict.fromkeys(row.same, pasted)))
+
+    plain, waived = judged(rows), judged(rows, waived={"cat": "known"}, apart=("cat",))
+
+    assert plain[OVERALL].verdict == "FAIL"
+    assert (waived["cat"].verdict, waived["dog"].verdict, waived[OVERALL].verdict) == ("FAIL", "PASS", "PASS")
+
+
+def test_where_all_is_waived_or_exempt_nothing_stops_the_model():
+    rows = [*rows_of("cat", 50, gap=1.0), *rows_of("dog", 50)]
+
+    found = judged(rows, waived={"cat": "known"}, exempt={"dog": "expect = any"}, apart=("cat", "dog"))
+
+    assert found[OVERALL].verdict == "PASS"
+    assert "every class is waived" in found[OVERALL].reasons[0].text
+
+
+def test_a_hint_is_told_whatever_decides():
+    found = judged([*clean(), *rows_of("wolf", 12)], hints=["a hint: one corner"])
+
+    assert found[OVERALL].verdict == "INCONCLUSIVE"
+    assert any("one corner" in reason.text for reason in found[OVERALL].reasons)
+
+
+def test_attraction_that_could_not_be_tested_is_not_passed():
+    rows = [
+        replace(
+            row,
+            pasted={
+                fill: tuple(one for one in found if one[0] != "wolf" or row.name[-6:] == "/1.png")
+                for fill, found in row.pasted.items()
+            },
+        )
+        for row in marked(NAMES, 0.0)
+    ]
+
+    assert judged(rows)["wolf"].verdict == "INCONCLUSIVE"
+
+
 def test_attraction_is_that_of_a_slow_count():
     rows = marked(NAMES, 0.5)
 
     found = measure_all(rows, Limits(0.1, 0.1, 0.1), 0)
 
-    pairs = [(row.label, *one) for row in rows for one in row.pasted["tile"]]
+    pairs = [(row.label, on, named) for row in rows for on, _, named in row.pasted["tile"]]
     on_it = [named == "wolf" for label, on, named in pairs if label != "wolf" and on == "wolf"]
     elsewhere = [named == "wolf" for label, on, named in pairs if label != "wolf" and on != "wolf"]
     tested = found["wolf"].attraction["tile"]

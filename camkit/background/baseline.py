@@ -48,6 +48,8 @@ def read_baseline(file: Path) -> dict[str, Any]:
         raise InputError(f"the baseline {file} cannot be read: {error}") from error
     if not isinstance(found, dict) or not {"schema", "hashes", "images", "layer", "grids"} <= found.keys():
         raise InputError(f"{file} is no report.json of camkit check")
+    if not isinstance(found["hashes"], dict) or not all(isinstance(found[name], list) for name in ("images", "grids")):
+        raise InputError(f"{file} is no report.json of camkit check: it is damaged")
     if found["schema"] != 1:
         raise InputError(f"{file} has the schema {found['schema']}, and this camkit reads 1")
     return found

@@ -14,14 +14,14 @@ from camkit.background.baseline import Change
 from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
 from camkit.background.journal import Journal, Row
-from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, measure_all
+from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, measure_all, weakest
 from camkit.background.plan import Plan
 from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, sane
 from camkit.background.trial import run_trial
 from camkit.background.values import Progress
 from camkit.background.verdict import Judged, judge
-from camkit.errors import InputError
+from camkit.errors import InputError, RunError
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,9 @@ class CheckResult:
         """The class that speaks most against the model, of those with its verdict; OVERALL where none alone does."""
 
         def largest(name: str) -> float:
-            return max((one.effect.value for one in self.classes[name].gap.values()), default=-1.0)
+            one = self.classes[name]
+            shown = [weakest(by_fill) for by_fill in (one.gap, one.attraction)]
+            return max((least.effect.value for least in shown if least is not None), default=-1.0)
 
         deciding = [name for name in self.classes if self.judged[name].verdict == self.verdict]
         return max((name for name in deciding if not self.judged[name].waived), key=largest, default=OVERALL)
@@ -125,6 +127,8 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     heat = journal.rows("heat")
     failures = {name: row["error"] for name, row in heat.items() if "error" in row}
     good = {name: row for name, row in heat.items() if "error" not in row}
+    if not good and all(row.get("broken") for row in heat.values()) and heat:
+        raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(heat))}")
     if not good:
         raise InputError(f"no picture could be used: {next(iter(failures.values()), 'there is none')}")
     progress("sanity", 0, 1)
@@ -177,7 +181,7 @@ def _warnings(plan: Plan, heat: Mapping[str, Row], room: float | None) -> tuple[
     ]
     cropped = [name for name, row in heat.items() if row.get("cropped")]
     if cropped:
-        found.append(f"{len(cropped)} objects lie outside the part of the picture that the model sees")
+        found.append(f"of {len(cropped)} pictures the objects lie outside the part that the model sees")
     if room is not None and room < plan.settings.limits.least_room:
         found.append(
             f"the heat cannot tell whose object it lies on, since objects lie alike in all pictures (perfect maps have "

@@ -73,6 +73,7 @@ def read_data(
         facts.append(_belonging(source, known, items, root))
         for what, names in source.problems.items():
             left_out[f"{source.form}: {what}"] = (*left_out.get(f"{source.form}: {what}", ()), *names)
+    facts += _without_classes(index, lowered)
     bare = tuple(item.name for item in matched if not item.things)
     if len(bare) == len(matched):
         sources = " and ".join(f"{one.form} in {one.source}" for one in found)
@@ -91,7 +92,18 @@ def read_data(
     return Dataset(root, tuple(matched), classes, form, tuple(facts), left_out)
 
 
+_NAMED = 5
 _KINDS = {"mask": "outlined objects", "box": "boxes alone"}
+
+
+def _without_classes(index: Sequence[_Index], classes: Collection[str]) -> list[str]:
+    """Say where regions are of categories of which none is a class: every object then counts as its picture's."""
+    return [
+        f"none of the regions' categories ({', '.join(sorted(one.categories)[:_NAMED])}) is a class: every object "
+        "counts as what its picture is about"
+        for one in index
+        if one.categories - {""} and not one.categories & set(classes)
+    ]
 
 
 def _first(found: Sequence[Annotations]) -> str:

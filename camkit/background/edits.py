@@ -41,10 +41,22 @@ def _pushed(known: Float[np.ndarray, "h w c"], weight: Float[np.ndarray, "h w"])
     if (weight > 0).all():
         return means
     size = ((width + 1) // 2, (height + 1) // 2)
-    smaller = (cv2.resize(values, size, interpolation=cv2.INTER_AREA) for values in (known, weight))
-    coarse, share = (values.reshape(*size[::-1], *rest) for values, rest in zip(smaller, ((-1,), ()), strict=True))
-    above = cv2.resize(_pushed(coarse, share), (width, height), interpolation=cv2.INTER_LINEAR)
-    return np.asarray(np.where(weight[..., None] > 0, means, above.reshape(height, width, -1)))
+    coarse, share = _resized(known, size, cv2.INTER_AREA), cv2.resize(weight, size, interpolation=cv2.INTER_AREA)
+    above = _resized(_pushed(coarse, share.reshape(size[::-1])), (width, height), cv2.INTER_LINEAR)
+    return np.asarray(np.where(weight[..., None] > 0, means, above))
+
+
+_AT_ONCE = 4
+"""Channels that OpenCV resizes at once."""
+
+
+def _resized(
+    values: Float[np.ndarray, "h w c"], size: tuple[int, int], interpolation: int
+) -> Float[np.ndarray, "h2 w2 c"]:
+    """Resize to (width, height)."""
+    parts = [values[..., start : start + _AT_ONCE] for start in range(0, values.shape[2], _AT_ONCE)]
+    resized = [cv2.resize(part, size, interpolation=interpolation).reshape(*size[::-1], -1) for part in parts]
+    return np.concatenate(resized, 2)
 
 
 def tiled(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"] | None:

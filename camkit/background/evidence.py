@@ -107,8 +107,12 @@ def energies(
 def room(within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray, " cells"]) -> Float[np.ndarray, " n"]:
     """Return how much more heat perfect maps have in their own region than in those of other pictures.
 
-    Where objects lie at the same place in every picture that is little, and no map can show whose it is. NaN where
-    there is one region alone.
+    Where objects lie at the same place in every picture that is little, and no map can show whose it is. None at all
+    where there is one region alone, or where no cell of the map stands for a region.
     """
-    own, shuffled = energies(within, within, everywhere)
-    return np.asarray(own - shuffled)
+    found = np.zeros(len(within))
+    some = within.any(1)
+    if some.sum() > 1:
+        own, shuffled = energies(within[some], within[some], everywhere)
+        found[some] = own - shuffled
+    return found

@@ -4,8 +4,8 @@ For each picture of the sample a handful of edits is made, each is shown to the 
 With regions: the object pasted on backgrounds of its own class and of others, the object removed, noise on either.
 Without: the outer ring exchanged for that of its own class and of others, the middle made grey.
 
-Edits are named ``same.FILL.NUMBER.CLASS`` and ``other.FILL.NUMBER.CLASS``, CLASS being that of the background;
-``removed.FILL``; ``edited.WHAT``; and ``noise.WHAT``.
+Edits are named ``same.FILL.NUMBER.NAME`` and ``other.FILL.NUMBER.NAME``, NAME being that of the picture whose
+background it is; ``removed.FILL``; ``edited.WHAT``; and ``noise.WHAT``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from camkit.background import edits
 from camkit.background.render import Shades
+from camkit.background.statistics import LEAST_GROUPS
 from camkit.background.values import Item
 from camkit.streams import Task, in_order
 
@@ -83,38 +84,37 @@ SPARE = 4
 """Partners drawn for each that is wanted: some cannot be read, or have nothing beside their object."""
 
 
-def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: int, seed: int) -> list[Partners]:
+def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: int, seed: int) -> dict[Item, Partners]:
     """Draw each picture's partners from the backgrounds: of another group, and for the second kind of another class.
 
-    Each picture has its own generator, seeded by its name, so that what is drawn for it does not depend on the order.
-    The other classes are equally likely, however many pictures each has. Empty where a kind has no candidate.
+    The pictures of a class are shown on backgrounds of the other classes in turn, so that each of these is seen as
+    often as the others, however many pictures it has; classes with pictures of a few groups serve only where there are
+    no others. None are drawn where a kind has no candidate.
     """
     by_class: dict[str, list[Item]] = defaultdict(list)
     for one in backgrounds:
         by_class[one.label].append(one)
-    counts = Counter((one.label, one.group) for one in backgrounds)
-    of_group = Counter(one.group for one in backgrounds)
-    labels = sorted(by_class)
-
-    def others_of(item: Item, label: str) -> list[Item]:
-        return [one for one in by_class[label] if one.group != item.group]
-
-    drawn: list[Partners] = []
+    enough = [name for name, of_class in by_class.items() if len({one.group for one in of_class}) >= LEAST_GROUPS]
+    turns = Counter[str]()
+    drawn: dict[Item, Partners] = {}
     for item in sample:
         rng = own_generator(item.name, seed)
-        same = others_of(item, item.label)
-        rest = len(backgrounds) - len(by_class[item.label]) - of_group[item.group] + counts[item.label, item.group]
-        if not same or not rest:
-            drawn.append(Partners())
-            continue
-        chosen: list[Item] = []
-        while len(chosen) < SPARE * wanted:
-            label = labels[int(rng.integers(len(labels)))]
-            left = others_of(item, label) if label != item.label else []
-            chosen += [left[int(rng.integers(len(left)))]] if left else []
-        own = rng.choice(len(same), SPARE * wanted, replace=len(same) < SPARE * wanted)
-        drawn.append(Partners(tuple(same[int(one)] for one in own), tuple(chosen)))
+        others = sorted(set(enough) - {item.label}) or sorted(by_class.keys() - {item.label})
+        order = own_generator(item.label, seed).permutation(len(others))
+        start, turns[item.label] = turns[item.label], turns[item.label] + wanted
+        in_turn = [others[order[(start + step) % len(others)]] for step in range(SPARE * wanted)] if others else []
+        same = _of_other_groups(item, by_class[item.label])
+        chosen = [
+            left[int(rng.integers(len(left)))] for name in in_turn if (left := _of_other_groups(item, by_class[name]))
+        ]
+        own = rng.choice(len(same), SPARE * wanted, replace=len(same) < SPARE * wanted).tolist() if same else []
+        both = same and chosen
+        drawn[item] = Partners(tuple(same[one] for one in own), tuple(chosen)) if both else Partners()
     return drawn
+
+
+def _of_other_groups(item: Item, candidates: Sequence[Item]) -> list[Item]:
+    return [one for one in candidates if one.group != item.group]
 
 
 def own_generator(name: str, seed: int) -> np.random.Generator:
@@ -127,7 +127,7 @@ Edit = tuple[str, Callable[[], Float[Tensor, "c h w"] | None]]
 
 
 Background = tuple[str, Seen]
-"""A partner: its class, and its picture."""
+"""A partner: its name, and its picture."""
 
 
 def region_edits(picture: Seen, same: Sequence[Background], other: Sequence[Background], seed: int) -> list[Edit]:
@@ -136,8 +136,8 @@ def region_edits(picture: Seen, same: Sequence[Background], other: Sequence[Back
     found: list[Edit] = []
     for fill in edits.FILLS:
         for arm, backgrounds in (("same", same), ("other", other)):
-            for number, (label, background) in enumerate(backgrounds):
-                name = f"{arm}.{fill}.{number}.{label}"
+            for number, (who, background) in enumerate(backgrounds):
+                name = f"{arm}.{fill}.{number}.{who}"
                 found.append((name, functools.partial(_on, picture, background, fill)))
         found.append((f"removed.{fill}", functools.partial(picture.without, fill)))
     inside = picture.region > 0.5
@@ -156,8 +156,8 @@ def ring_edits(picture: Seen, same: Sequence[Background], other: Sequence[Backgr
     outer = edits.ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
     found: list[Edit] = []
     for arm, rings in (("same", same), ("other", other)):
-        for number, (label, around) in enumerate(rings):
-            found.append((f"{arm}.ring.{number}.{label}", functools.partial(_ringed, picture, around, outer)))
+        for number, (who, around) in enumerate(rings):
+            found.append((f"{arm}.ring.{number}.{who}", functools.partial(_ringed, picture, around, outer)))
     found.append(("removed.ring", functools.partial(_grey_middle, picture, outer)))
     return found
 

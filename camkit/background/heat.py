@@ -65,7 +65,7 @@ def _heat_row(plan: Plan, item: Item, found: Explanation | Failure, answer: Answ
         if isinstance(found, Failure):
             raise found.error
         if answer is None or answer["answer"] == NO_ANSWER:
-            return {**row, "error": f"{item.name}: the model's output holds NaN or infinity"}
+            return {**row, "error": f"{item.name}: the model's output holds NaN or infinity", "broken": True}
         said = {
             "answer": answer["answer"],
             "probability": answer["share"],

@@ -61,7 +61,7 @@ class Journal:
         """Open the file, alone; return the rows that are taken up."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(path.with_suffix(".lock"))
+            self._lock = _locked(path.with_name(f".{path.stem}.lock"))
             kept = self._read(path, key) if resume and path.exists() else []
             if not resume and path.exists():
                 path.replace(path.with_suffix(".before"))
@@ -129,8 +129,6 @@ class Journal:
         if self._file is not None:
             self._file.close()
         if self._lock is not None:
-            with contextlib.suppress(OSError):
-                Path(self._lock.name).unlink()
             self._lock.close()
 
 
@@ -173,6 +171,8 @@ def _locked(path: Path) -> BinaryIO:
             raise OutputError(
                 f"another check is writing into {path.parent}; wait for it, or name another --out"
             ) from error
+        except OSError:  # a file system without locks
+            pass
     return held
 
 

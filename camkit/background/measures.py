@@ -8,7 +8,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -25,7 +25,8 @@ class ImageRow:
 
     ``same``, ``other`` and ``removed`` are by fill: the share of right answers on backgrounds of its own class, on
     those of others, and whether the answer was right with the object removed; ``named`` is the class then named.
-    ``pasted`` are, by fill, the class of each background that the object was shown on, and the class named there.
+    ``pasted`` are, by fill, the class and the group of each background that the object was shown on, and the class
+    named there.
     """
 
     name: str
@@ -46,7 +47,7 @@ class ImageRow:
     grid: tuple[int, ...] | None = None
     same: Mapping[str, float] = field(default_factory=dict)
     other: Mapping[str, float] = field(default_factory=dict)
-    pasted: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    pasted: Mapping[str, Sequence[tuple[str, str, str]]] = field(default_factory=dict)
     removed: Mapping[str, bool] = field(default_factory=dict)
     named: Mapping[str, str] = field(default_factory=dict)
     background_change: float | None = None
@@ -148,13 +149,13 @@ def measure_all(
         by_class[row.label].append(row)
     fills = sorted({fill for row in rows for fill in row.removed})
     chances = {fill: _chances(rows, fill) for fill in fills}
-    drawn = _attractions(rows, limits.attraction, seed)
+    drawn = _attractions([row for row in rows if row.label not in apart], limits.attraction, seed)
     found = {}
     for name, of_class in sorted(by_class.items()):
         false = {fill: by_class_of[name] for fill, (by_class_of, _) in chances.items() if name in by_class_of}
         one = _measured(name, of_class, limits, seed, {fill: _always(one) for fill, one in false.items()})
         found[name] = replace(one, attraction=drawn.get(name, {}))
-    counted = [row for row in rows if row.label not in apart] or rows
+    counted = [row for row in rows if row.label not in apart]
     shares = {fill: _chances(counted, fill)[1] for fill in fills}
     overall = {fill: _by_answer(fill, share) for fill, share in shares.items()}
     found[OVERALL] = _measured(OVERALL, counted, limits, seed, overall)
@@ -191,6 +192,15 @@ def _chances(rows: Sequence[ImageRow], fill: str) -> tuple[dict[str, float], dic
     return false, {name: count / len(of_fill) for name, count in labels.items()}
 
 
+class _Pair(NamedTuple):
+    """An object of another class on a class's background, and whether it was given that class's name."""
+
+    picture: str
+    group: str
+    background: str
+    drawn: bool
+
+
 def _attractions(rows: Sequence[ImageRow], limit: float, seed: int) -> dict[str, dict[str, Tested]]:
     """Return by class and fill how much its backgrounds draw the answers to objects of other classes.
 
@@ -198,32 +208,56 @@ def _attractions(rows: Sequence[ImageRow], limit: float, seed: int) -> dict[str,
     """
     found: dict[str, dict[str, Tested]] = defaultdict(dict)
     for fill in sorted({fill for row in rows for fill in row.pasted}):
-        on_it: dict[str, list[tuple[str, float, int]]] = defaultdict(list)
+        on_it: dict[str, list[_Pair]] = defaultdict(list)
         shown, named = Counter[str](), Counter[str]()  # pairs of an object and a background that is not the class's
         pairs = 0
         for row in rows:
-            for background, answers in _by_background(row.pasted.get(fill, ())).items():
+            for background, group, answer in row.pasted.get(fill, ()):
                 if background != row.label:
-                    on_it[background].append((row.group, float(answers.count(background)), len(answers)))
-                pairs += len(answers)
-                shown.update({one: len(answers) for one in {background, row.label}})
-                named.update(one for one in answers if one not in (background, row.label))
+                    on_it[background].append(_Pair(row.name, row.group, group, answer == background))
+                pairs += 1
+                shown.update({background, row.label})
+                named.update({answer} - {background, row.label})
         for name, parts in on_it.items():
             elsewhere = pairs - shown[name]
-            if elsewhere:
-                base = named[name] / elsewhere
-                column = np.array([(drawn, base * count, count) for _, drawn, count in parts])
-                groups = [group for group, _, _ in parts]
-                sums = resampled(column, numbered(groups), [seed, zlib.crc32(name.encode())])
-                found[name][fill] = _tested(sums, column, len(set(groups)), limit)
+            if not elsewhere:
+                continue
+            column = np.array([(float(one.drawn), named[name] / elsewhere, 1.0) for one in parts])
+            by_object, by_background = (
+                _tested(resampled(column, numbered(of), [seed, zlib.crc32(name.encode()), turn]), column, of, limit)
+                for turn, of in enumerate(([one.group for one in parts], [one.background for one in parts]))
+            )
+            pictures = len({one.picture for one in parts})
+            found[name][fill] = _surer(replace(by_object, pictures=pictures), by_background)
     return found
 
 
-def _by_background(pasted: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for background, answer in pasted:
-        found[background].append(answer)
-    return found
+def _surer(by_object: Tested, by_background: Tested) -> Tested:
+    """Join a test over objects with that over the backgrounds they were shown on: neither alone may decide."""
+    one, other = by_object.effect, by_background.effect
+    low, high = np.minimum(one.low, other.low), np.maximum(one.high, other.high)  # no number where either is none
+    widest = Estimate(one.value, float(low), float(high), min(one.groups, other.groups))
+    return replace(by_object, effect=widest, p=max(by_object.p, by_background.p))
+
+
+def _gap_by_background(name: str, rows: Sequence[ImageRow], fill: str, limit: float, seed: int) -> Tested | None:
+    """Test a gap by resampling the backgrounds, of either kind by itself; None where there are none of a kind."""
+    arms: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([], [])
+    for row in rows:
+        for background, group, answer in row.pasted.get(fill, ()):
+            arms[background != row.label].append((group, answer == row.label))
+    if not all(arms):
+        return None
+    shares, draws = [], []
+    for turn, arm in enumerate(arms):
+        column = np.array([(float(right), 1.0) for _, right in arm])
+        sums = resampled(column, numbered([group for group, _ in arm]), [seed, zlib.crc32(name.encode()), 2 + turn])
+        draws.append(sums[:, 0] / np.where(sums[:, 1] > 0, sums[:, 1], np.nan))
+        shares.append(float(column[:, 0].mean()))
+    groups = min(len({group for group, _ in arm}) for arm in arms)
+    gap = draws[0] - draws[1]
+    effect = interval(gap, shares[0] - shares[1], groups)
+    return Tested(effect, p_above(gap, limit, groups), (shares[0], shares[1]), len(rows))
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
@@ -299,29 +333,34 @@ def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, cha
     )
     found = _Effects()
     for number, ((what, fill), column) in enumerate(columns.items()):
-        groups = len({row.group for row, part in zip(rows, column, strict=True) if part[2] or part[1]})
+        groups = [row.group for row, part in zip(rows, column, strict=True) if part[2] or part[1]]
         if what == "skill":
             first, second, _ = sums[:, 3 * number : 3 * number + 3].T
             total = column.sum(0)
             value = float(total[0] / total[1]) if total[1] > 0 else float("nan")
-            found.skill = interval(first / np.where(second > 0, second, np.nan), value, groups)
+            found.skill = interval(first / np.where(second > 0, second, np.nan), value, len(set(groups)))
             continue
         part = sums[:, 3 * number : 3 * number + 3]
         if what == "gap":
-            found.gap[fill] = _tested(part, column, groups, limits.gap)
+            by_object = _tested(part, column, groups, limits.gap)
+            by_background = _gap_by_background(name, rows, fill, limits.gap, seed)
+            found.gap[fill] = by_object if by_background is None else _surer(by_object, by_background)
         else:
             found.sufficiency[fill] = _tested(part, column, groups, limits.sufficiency)
     return found
 
 
-def _tested(sums: Float[np.ndarray, "b 3"], column: Float[np.ndarray, "n 3"], groups: int, limit: float) -> Tested:
-    """Test a difference of two shares, from its sums over resamples and what it is made of."""
+def _tested(
+    sums: Float[np.ndarray, "b 3"], column: Float[np.ndarray, "n 3"], groups: Sequence[str], limit: float
+) -> Tested:
+    """Test a difference of two shares, from its sums over resamples of groups and what it is made of."""
     first, second, count = sums.T
     total = column.sum(0)
     draws = (first - second) / np.where(count > 0, count, np.nan)
     both = (float(total[0] / total[2]), float(total[1] / total[2]))
+    known = len(set(groups))
     pictures = int(np.count_nonzero(column[:, 2]))
-    return Tested(interval(draws, both[0] - both[1], groups), p_above(draws, limit, groups), both, pictures)
+    return Tested(interval(draws, both[0] - both[1], known), p_above(draws, limit, known), both, pictures)
 
 
 _Part = tuple[float, float, float]

@@ -30,8 +30,8 @@ from camkit.values import LoadedModel, Preprocess
 class Plan:
     """A check, ready to be made: its model, its pictures, what is known of them, and how it is to be made.
 
-    ``sample`` are the pictures of the experiment; ``backgrounds`` those on whose background they are shown, which are
-    the same and those of classes that may be recognised by anything.
+    ``sample`` are the pictures of the experiment; ``backgrounds`` those on whose background they are shown. These are
+    the same, and only where they are of one class also pictures of classes that may be recognised by anything.
     """
 
     model: LoadedModel
@@ -152,8 +152,9 @@ def make_plan(model: LoadedModel, data: Dataset, matched: Matched, settings: Set
     settled = settings.check
     usable = [item for item in data.items if item.things or not with_regions]
     most = max(settled.most, len(data.classes) * (settings.limits.least_pictures + _SPARE))
-    backgrounds = stratified(usable, settled.per_class, most, settled.seed)
-    sample = [item for item in backgrounds if not settings.expects_anything(item.label)]
+    drawn = stratified(usable, settled.per_class, most, settled.seed)
+    sample = [item for item in drawn if not settings.expects_anything(item.label)]
+    backgrounds = sample if len({item.label for item in sample}) > 1 else drawn
     return Plan(model, data, matched, settings, tuple(sample), tuple(backgrounds), with_regions, today)
 
 

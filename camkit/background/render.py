@@ -62,11 +62,13 @@ def outline(things: Sequence[Thing], size: tuple[int, int], *, round_boxes: bool
 def boxes(things: Sequence[Thing], size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
     """Return the union of the objects' boxes on a picture, each a little wider than its object.
 
-    A mask may show several objects: each of its parts has a box of its own.
+    A mask may show several objects: each of its parts has a box of its own. Of an object with both, a box and an
+    outline that reaches out of it, all is taken.
     """
     region = np.zeros((size[1], size[0]), bool)
     for thing in things:
-        for box in [thing.box] if thing.box is not None else _around_parts(outline([thing], size)):
+        drawn = [] if thing.outline is None else _around_parts(outline([thing], size))
+        for box in [*([] if thing.box is None else [thing.box]), *drawn]:
             across, down = (max(_LEAST_MARGIN, _MARGIN * side) for side in (box.right - box.left, box.bottom - box.top))
             region |= _filled(Box(box.left - across, box.top - down, box.right + across, box.bottom + down), size)
     return region

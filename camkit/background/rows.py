@@ -35,24 +35,35 @@ def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -
         own, shuffled = evidence.energies(maps, within, everywhere)
         room = evidence.room(within, everywhere)
         energies |= dict(zip(names, zip(own.tolist(), shuffled.tolist(), room.tolist(), strict=True), strict=True))
+    known = {item.name: item for item in plan.data.items}
     return [
-        _image_row(plan, item, heat[item.name], energies.get(item.name), edited.get(item.name, {}).get("answers", {}))
+        _image_row(
+            plan, known, item, heat[item.name], energies.get(item.name), edited.get(item.name, {}).get("answers", {})
+        )
         for item in plan.data.items
         if item.name in heat
     ]
 
 
 def _image_row(
-    plan: Plan, item: Item, heat: Row, energy: tuple[float, float, float] | None, answers: Mapping[str, Answer]
+    plan: Plan,
+    known: Mapping[str, Item],
+    item: Item,
+    heat: Row,
+    energy: tuple[float, float, float] | None,
+    answers: Mapping[str, Answer],
 ) -> ImageRow:
     own = plan.matched.indices[item.label]
     by_arm: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    pasted: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    pasted: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     for name, answer in answers.items():
         arm, what, *rest = name.split(".", 3)
-        by_arm[arm][what].append(int(answer["answer"]) in own)
         if arm in ("same", "other"):
-            pasted[what].append((rest[1], plan.name_of(int(answer["answer"]))))
+            background, named = known[rest[1]], plan.name_of(int(answer["answer"]))
+            if plan.settings.expects_anything(background.label) and named == background.label:
+                continue  # as that class may be recognised by anything
+            pasted[what].append((background.label, background.group, named))
+        by_arm[arm][what].append(int(answer["answer"]) in own)
     has_both = by_arm["same"].keys() & by_arm["other"].keys()
 
     def fall(name: str) -> float | None:
@@ -61,7 +72,7 @@ def _image_row(
     def right(name: str) -> bool | None:
         return int(answers[name]["answer"]) in own if name in answers else None
 
-    known = energy is not None and math.isfinite(energy[1])
+    comparable = energy is not None and math.isfinite(energy[1])
     return ImageRow(
         name=item.name,
         label=item.label,
@@ -71,8 +82,8 @@ def _image_row(
         probability=heat["probability"],
         status=heat["status"],
         energy=energy[0] if energy else None,
-        shuffled=energy[1] if energy and known else None,
-        room=energy[2] if energy and known else None,
+        shuffled=energy[1] if energy and comparable else None,
+        room=energy[2] if energy and comparable else None,
         grid=tuple(heat["grid"]) if "grid" in heat else None,
         **{what: heat.get(what) for what in ("ceiling", "hit", "centre_hit", "rank", "area")},
         same={fill: float(np.mean(by_arm["same"][fill])) for fill in sorted(has_both)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import cv2
@@ -85,10 +85,8 @@ def strips(result: CheckResult, most: int = 12) -> list[Strip]:
         ]
     items = [by_name[row.name] for row in chosen[:most]]
     load = loader(plan)
-    drawn = [
-        _strip(plan, row, item, partners, load)
-        for row, item, partners in zip(chosen[:most], items, partners_of(plan, items), strict=True)
-    ]
+    partners = partners_of(plan)
+    drawn = [_strip(plan, row, item, partners[item], load) for row, item in zip(chosen[:most], items, strict=True)]
     return [one for one in drawn if one is not None]
 
 
@@ -105,7 +103,8 @@ def _strip(
     picture = load(item)
     if not edits or picture is None:
         return None
-    made = {title: tensor for name, edit in edits if (title := _title(name)) and (tensor := edit()) is not None}
+    labels = {one.name: one.label for one in (*partners.same, *partners.other)}
+    made = {title: tensor for name, edit in edits if (title := _title(name, labels)) and (tensor := edit()) is not None}
     answers = ask(plan, torch.stack(list(made.values())), [plan.matched.indices[item.label]] * len(made))
     panels = [Panel("picture and region", _annotated(picture), row.probability, row.answer), _heat(plan, item, picture)]
     for (title, tensor), answer in zip(made.items(), answers, strict=True):
@@ -118,13 +117,14 @@ def _strip(
     return Strip(row, tuple(panels), sentence)
 
 
-def _title(edit: str) -> str:
-    """Return what an edit is called in a strip; nothing where it is not shown."""
+def _title(edit: str, labels: Mapping[str, str]) -> str:
+    """Return what an edit is called in a strip; nothing where it is not shown. ``labels`` are the backgrounds'."""
     arm, fill, *rest = edit.split(".", 3)
     if arm == "removed" and fill != "blur":
         return "middle removed" if fill == "ring" else "object removed"
     if arm in ("same", "other") and fill != "blur":
-        return f"in the ring of {rest[1]}" if fill == "ring" else f"on a background of {rest[1]}"
+        whose = labels[rest[1]]
+        return f"in the ring of {whose}" if fill == "ring" else f"on a background of {whose}"
     return ""
 
 

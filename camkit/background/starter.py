@@ -9,8 +9,11 @@ from camkit.background.config import Settings
 from camkit.background.values import Dataset
 
 
-def starter(data: Dataset, where: Path, model: str | None, regions: Path | None, class_map: Path | None) -> str:
-    """Return the text of a config for these pictures; what is commented out is the default."""
+def starter(data: Dataset, *, where: Path, model: str | None, regions: Path | None, class_map: Path | None) -> str:
+    """Return the text of a config for these pictures; what is commented out is the default.
+
+    The paths are as seen from where the config will lie.
+    """
     check, limits = Settings().check, Settings().limits
 
     def text(value: object) -> str:
@@ -33,7 +36,8 @@ def starter(data: Dataset, where: Path, model: str | None, regions: Path | None,
 # classes: {names}
 
 [model]
-name = {text(model or "resnet50")}  # as for camkit --model: torchvision's, timm:NAME, hf:NAME, file.py:factory
+# as for camkit --model: torchvision's, timm:NAME, hf:NAME, file.py:factory
+{"" if model else "# "}name = {text(model or "resnet50")}
 # weights = "model.pth"
 # labels = "labels.txt"       # the names of the outputs, one a line
 # size = 224

@@ -40,11 +40,13 @@ def run_trial(plan: Plan, journal: Journal, progress: Progress, usable: Callable
 def answered(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict[str, Answer]]]:
     """Show the edits of some pictures of the sample; give the answers picture by picture."""
     check = plan.settings.check
-    partners = partners_of(plan, items)
+    partners = partners_of(plan)
     load = loader(plan)
 
     def make(number: int) -> list[tuple[str, Tensor]]:
-        made = ((name, edit()) for name, edit in edits_of(plan, items[number], partners[number], check.pastes, load))
+        made = (
+            (name, edit()) for name, edit in edits_of(plan, items[number], partners[items[number]], check.pastes, load)
+        )
         return [(name, tensor) for name, tensor in made if tensor is not None]
 
     def answer(batch: Tensor, of: list[int]) -> list[Answer]:
@@ -54,10 +56,10 @@ def answered(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict[str
         yield items[number], found
 
 
-def partners_of(plan: Plan, items: Sequence[Item]) -> list[Partners]:
-    """Draw the partners of pictures, the same for each whatever the others are."""
+def partners_of(plan: Plan) -> dict[Item, Partners]:
+    """Draw the partners of the sample's pictures."""
     check = plan.settings.check
-    return experiment.draw_partners(items, plan.backgrounds, check.pastes, check.seed)
+    return experiment.draw_partners(plan.sample, plan.backgrounds, check.pastes, check.seed)
 
 
 def loader(plan: Plan) -> Callable[[Item], Seen | None]:
@@ -92,7 +94,7 @@ def edits_of(
                 and seen.tensor.shape == picture.tensor.shape
                 and (not plan.with_regions or seen.has_rest)
             ):
-                found.append((one.label, seen))
+                found.append((one.name, seen))
         return found
 
     same, other = chosen(partners.same), chosen(partners.other)

@@ -10,7 +10,7 @@ anywhere. Where objects lie at the same place in every picture heat says nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -91,7 +91,7 @@ def judge(
         for name, one in measures.items()
         if name not in exempt
         for test in _tests_of(name, one)
-        if min(tested.pictures for tested in test.by_fill.values()) >= limits.least_pictures
+        if min(tested.pictures for tested in test.by_fill.values()) >= _fewest(test.what, limits)
     ]
     chance = 1 / max(2, len(measures) - 1)
     adjusted = holm([test.p for test in tests])
@@ -104,9 +104,9 @@ def judge(
             continue
         own = [number for number, test in enumerate(tests) if test.name == name]
         ps = {f"{tests[number].what}_p": adjusted[number] for number in own}
-        fails = [_shows(tests[number], limits) for number in own if adjusted[number] <= limits.alpha]
+        fails = [_shows(tests[number], limits, adjusted[number]) for number in own if adjusted[number] <= limits.alpha]
         warnings = [
-            Reason("perhaps the background", f"perhaps {_shows(tests[number], limits).text}")
+            Reason("perhaps the background", f"perhaps {_shows(tests[number], limits, adjusted[number]).text}")
             for number in own
             if adjusted[number] > limits.alpha and listed[number] <= limits.alpha
         ]
@@ -133,8 +133,16 @@ def judge(
         else:
             verdict, reasons = "PASS", [Reason("nothing", "tested, and nothing found")]
         judged[name] = Judged(verdict, tuple(reasons), **ps, waived=waived.get(name))
-    judged[OVERALL] = _model(judged)
+    judged[OVERALL] = _model(judged, {*exempt, *waived})
     return judged
+
+
+def _fewest(what: Effect, limits: LimitsPart) -> int:
+    """Return how many pictures a test needs.
+
+    A class's backgrounds are shown behind about as many objects as the class has pictures, sometimes a few less.
+    """
+    return limits.least_pictures // 2 if what == "attraction" else limits.least_pictures
 
 
 def _tests_of(name: str, one: Measures) -> list[_Test]:
@@ -147,11 +155,11 @@ def _tests_of(name: str, one: Measures) -> list[_Test]:
     return [_Test(name, what, by_fill) for what, by_fill in by_what.items() if by_fill]
 
 
-def _model(judged: Mapping[str, Judged]) -> Judged:
+def _model(judged: Mapping[str, Judged], passed_over: Collection[str]) -> Judged:
     """Return the model's verdict: the worst of its classes' and of all together, waived classes apart."""
     counted = {name: one for name, one in judged.items() if not one.waived}
-    if set(counted) == {OVERALL}:
-        return Judged("PASS", (Reason("waived", "every class is waived"),))
+    if judged.keys() - {OVERALL} <= set(passed_over):
+        return Judged("PASS", (Reason("waived", "every class is waived, or may be recognised by anything"),))
     verdict: Verdict = next(one for one in _WORST if any(single.verdict == one for single in counted.values()))
     own = judged[OVERALL]
     deciding = {name: one for name, one in counted.items() if one.verdict == verdict}
@@ -169,6 +177,8 @@ def _model(judged: Mapping[str, Judged]) -> Judged:
             for name, reason in named
             if len(classes) <= _MANY or name == OVERALL
         ]
+    if OVERALL not in deciding and own.verdict != "PASS":  # what was found of all together is said whatever decides
+        reasons += [Reason(reason.kind, f"all classes together: {reason.text}") for reason in own.reasons]
     return replace(own, verdict=verdict, reasons=tuple(reasons))
 
 
@@ -183,11 +193,13 @@ def _each_fill(tests: Sequence[_Test], alpha: float) -> list[bool]:
     return found
 
 
-def _shows(test: _Test, limits: LimitsPart) -> Reason:
+def _shows(test: _Test, limits: LimitsPart, p: float) -> Reason:
     least = test.weakest
     first, second = least.accuracies
     limit = getattr(limits, test.what)
-    beyond = f"{least.effect.value:.2f} (at least {least.effect.low:.2f}, limit {limit:.2f})"
+    beyond = (
+        f"{least.effect.value:.2f} ({least.effect.low:.2f} to {least.effect.high:.2f}), limit {limit:.2f}, p {p:.2g}"
+    )
     rings = set(test.by_fill) == {"ring"}  # without regions
     where, those = ("in rings of", "in") if rings else ("on backgrounds of", "on")
     match test.what:
@@ -245,6 +257,10 @@ def _untested(one: Measures, limits: LimitsPart, insane: Sequence[str], chance: 
     elif one.tested < limits.least_pictures:
         kind = f"fewer than {limits.least_pictures} pictures could be tested"
         reasons.append(Reason(kind, f"{one.tested} pictures could be tested, fewer than {limits.least_pictures}"))
+    shown = min((tested.pictures for tested in one.attraction.values()), default=0)
+    if one.attraction and one.tested >= limits.least_pictures and shown < _fewest("attraction", limits):
+        kind = "too few objects of other classes were shown on its backgrounds"
+        reasons.append(Reason(kind, f"{kind}: {shown}, fewer than {_fewest('attraction', limits)}"))
     if heat and one.empty > limits.most_empty:
         reasons.append(Reason("too many maps are empty", f"{one.empty:.0%} of the maps are empty"))
     return [*reasons, *(Reason("the heat cannot be trusted", why) for why in insane)]

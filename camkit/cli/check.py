@@ -76,7 +76,7 @@ def check(
     console.print(check_console.understood(plan))
     console.print(check_console.announced(plan, estimate(plan, finished(out / JOURNAL) if resume else None)))
     with stages() as progress:
-        result = finish_check(plan, out, baseline=baseline, resume=resume, progress=progress)
+        result = finish_check(plan, out, baseline=baseline, resume=resume, progress=progress, inconclusive=inconclusive)
     console.print(check_console.table(result), soft_wrap=False)
     console.print(check_console.verdict(result))
     if os.environ.get("GITHUB_ACTIONS") == "true":
@@ -112,10 +112,20 @@ def init(
         raise InputError(f"{file} is there already; name another with --file, or remove it")
     only = None if class_map is None else set(read_class_map(class_map))
     found = read_data(data, regions=regions, only=only)
-    write(file, starter(found, data, model, regions, class_map).encode())
+    beside = [None if path is None else _seen_from(file, path) for path in (regions, class_map)]
+    text = starter(found, where=_seen_from(file, data), model=model, regions=beside[0], class_map=beside[1])
+    write(file, text.encode())
     printer().print("\n".join(found.facts), markup=False)
     printer().print(f"wrote {file}", markup=False)
     return 0
+
+
+def _seen_from(file: Path, path: Path) -> Path:
+    """Return a path as a config means it: counted from where the config lies."""
+    try:
+        return Path(os.path.relpath(path, file.parent))
+    except ValueError:  # on another drive
+        return path.resolve()
 
 
 def demo_check(out: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,9 +116,9 @@ def _row(one: Measures, judged: Judged) -> list[_Cell]:
         _Cell(words.shown_name(one)),
         _Cell(judged.verdict, order, f"waived: {judged.waived}" if judged.waived else "", judged.verdict),
         _Cell(str(one.pictures), one.pictures, f"{one.tested} tested"),
-        _Cell(words.share(one.accuracy.value), one.accuracy.value, _range(one.accuracy, percent=True)),
+        _Cell(words.share(one.accuracy.value), _sortable(one.accuracy.value), _range(one.accuracy, percent=True)),
         _effect(gap),
-        _Cell(accuracies, None if gap is None else gap.accuracies[1]),
+        _Cell(accuracies, -9.0 if gap is None else gap.accuracies[1]),
         _effect(weakest(one.attraction)),
         _effect(removed),
         _Cell(
@@ -137,6 +138,11 @@ def _effect(tested: Tested | None) -> _Cell:
     if tested is None:
         return _Cell(words.NONE, -9.0)
     return _Cell(words.number(tested.effect.value), tested.effect.value, _range(tested.effect))
+
+
+def _sortable(value: float) -> float:
+    """Return a value that can be sorted by: those without a number come first."""
+    return value if math.isfinite(value) else -9.0
 
 
 def _range(estimate: Estimate, *, percent: bool = False) -> str:
