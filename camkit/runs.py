@@ -19,6 +19,7 @@ from PIL import Image
 
 from camkit import overlay
 from camkit.background.render import seen
+from camkit.costs import Costs, costs
 from camkit.errors import CamkitError, InputError, ModelError, OutputError, RunError
 from camkit.explanation import Explanation
 from camkit.images import open_picture
@@ -265,16 +266,18 @@ def _slug(text: str) -> str:
     )
 
 
+def sheet_name(picture: Path, layer: str) -> str:
+    """Return the name of the file for a sheet of feature maps.
+
+    >>> sheet_name(Path("photos/cat.jpg"), "layer4.1.relu#2")
+    'cat.features.layer4.1.relu-2.png'
+    """
+    return f"{_cut(picture.stem)}.features.{_slug(layer)}.png"
+
+
 def probe_model(model: LoadedModel) -> Probe:
     """Look at a model loaded by name with one picture, a drawn scene prepared as the model wants it."""
-    if model.preprocess is None:
-        raise ModelError(
-            f"it is not known how pictures are prepared for {model.name}: give --size, --mean and --std, or a factory "
-            "that returns the module and the function that prepares a PIL picture for it"
-        )
-    picture: Image.Image = open_picture(next(iter(scene_paths().values())))
-    image: torch.Tensor = model.preprocess(picture)
-    inputs = image[None].to(device_of(model.module))
+    inputs = _example(model)
     try:
         return probe(model.module, inputs)
     except RuntimeError as error:
@@ -282,3 +285,18 @@ def probe_model(model: LoadedModel) -> Probe:
         if sentence is None:
             raise
         raise ModelError(sentence) from error
+
+
+def model_costs(model: LoadedModel) -> Costs:
+    """Return what the layers of a model loaded by name cost for that picture."""
+    return costs(model.module, _example(model))
+
+
+def _example(model: LoadedModel) -> torch.Tensor:
+    if model.preprocess is None:
+        raise ModelError(
+            f"it is not known how pictures are prepared for {model.name}: give --size, --mean and --std, or a factory "
+            "that returns the module and the function that prepares a PIL picture for it"
+        )
+    picture: Image.Image = open_picture(next(iter(scene_paths().values())))
+    return model.preprocess(picture)[None].to(device_of(model.module))

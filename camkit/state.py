@@ -203,6 +203,18 @@ def switch_off_training(model: nn.Module) -> None:
         module.training = False
 
 
+@contextmanager
+def same_requirements(model: nn.Module) -> Iterator[None]:
+    """Restore which parameters require gradients at the end: models may freeze parts of themselves in ``train()``."""
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, required in flags:
+            if parameter.requires_grad != required:
+                parameter.requires_grad_(required)
+
+
 def _generator_arguments(device: torch.device) -> tuple[torch.device, ...]:
     return () if device.type == "mps" else (device,)  # MPS has one generator
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from camkit.costs import Costs
 from camkit.demo import DemoResult
 from camkit.layers import Probe
 from camkit.methods import Method
@@ -48,24 +49,72 @@ def methods(table: Iterable[Method]) -> Table:
     return drawn
 
 
-def layers(probe: Probe) -> Table:
-    """Return every call of every module in execution order, the chosen layer marked."""
+def layers(probe: Probe, costs: Costs | None = None) -> Table:
+    """Return every call of every module in execution order, the chosen layer marked, with what each costs."""
+    counted = costs or Costs()
     chosen = set(probe.choice.layers) if probe.choice else set()
     drawn = Table(box=None, pad_edge=False)
-    for heading in ("", "layer", "type", "output", "grid", ""):
+    for heading in ("", "layer", "type", "output", "grid"):
         drawn.add_column(heading, no_wrap=True)
+    for heading in ("parameters", "mult-adds", "memory"):
+        drawn.add_column(heading, no_wrap=True, justify="right")
+    drawn.add_column("", no_wrap=True)
     for line in probe.rows:
         is_chosen = line.ref in chosen
+        cost = counted.of(line.ref)
         drawn.add_row(
             ">" if is_chosen else "",
             Text(str(line.ref) if line.ref.name else "(the model)"),
             Text(line.kind),
             Text("" if line.shape is None else "x".join(map(str, line.shape))),
             Text(_grid(line.layout)),
+            *(
+                ("", "", "")
+                if cost is None
+                else (_amount(cost.parameters), _amount(cost.mult_adds), _size(cost.memory))
+            ),
             Text("chosen" if is_chosen else line.verdict),
             style="bold green" if is_chosen else "dim" if line.verdict else "",
         )
     return drawn
+
+
+def total(costs: Costs) -> Text:
+    """Return what the whole model costs, and what should be known of the numbers."""
+    text = Text()
+    if costs.total is not None:
+        whole = costs.total
+        text.append(
+            f"{whole.parameters:,} parameters, {_amount(whole.mult_adds) or 0} multiply-adds and {_size(whole.memory)} "
+            "of layers' outputs for one picture"
+        )
+    if costs.remark:
+        text.append(f"\n{costs.remark}" if text else costs.remark, "yellow")
+    return text
+
+
+def _amount(number: int) -> str:
+    """Return a number with three digits and its unit; nothing for none.
+
+    >>> _amount(25_557_032), _amount(4_089_184_256), _amount(640), _amount(0)
+    ('25.6M', '4.09G', '640', '')
+    """
+    for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}" if number < 999.5 * size else f"{number / size:.0f}{unit}"
+    return str(number) if number else ""
+
+
+def _size(number: int) -> str:
+    """Return bytes in KiB, MiB or GiB; nothing for none.
+
+    >>> _size(3_211_264), _size(4000), _size(0)
+    ('3.06 MiB', '3.91 KiB', '')
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:.0f} {unit}"
+    return f"{number} B" if number else ""
 
 
 def _grid(layout: Layout | None) -> str:
