@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from camkit import errors, hooks, scenes, targets
     from camkit.background.check import CheckResult
     from camkit.checking import check
+    from camkit.diagnosis import Diagnosis, diagnose
     from camkit.errors import CamkitError
     from camkit.explanation import Explanation
+    from camkit.features import feature_maps
     from camkit.methods import METHODS
     from camkit.models import load_model
     from camkit.pipeline import explain, explain_many
@@ -30,13 +32,16 @@ __all__ = [
     "METHODS",
     "CamkitError",
     "CheckResult",
+    "Diagnosis",
     "Explanation",
     "Failure",
     "__version__",
     "check",
+    "diagnose",
     "errors",
     "explain",
     "explain_many",
+    "feature_maps",
     "hooks",
     "load_model",
     "scenes",
@@ -47,11 +52,14 @@ _HOMES = {
     "METHODS": "methods",
     "CamkitError": "errors",
     "CheckResult": "background.check",
+    "Diagnosis": "diagnosis",
     "Explanation": "explanation",
     "Failure": "values",
     "check": "checking",
+    "diagnose": "diagnosis",
     "explain": "pipeline",
     "explain_many": "pipeline",
+    "feature_maps": "features",
     "load_model": "models",
 }
 

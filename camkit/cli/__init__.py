@@ -13,6 +13,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 import camkit
 from camkit.cli.check import checks, demo_check
+from camkit.cli.diagnose import diagnose, features
 from camkit.cli.options import Source, numbers
 from camkit.cli.terminal import QuietConsole, fail, printer, say
 from camkit.errors import CamkitError, InputError
@@ -35,6 +36,8 @@ app = App(
 
 
 app.command(checks)
+app.command(diagnose)
+app.command(features)
 
 
 @app.default
@@ -164,19 +167,22 @@ def methods() -> int:
 
 @app.command
 def layers(*, source: Source) -> int:
-    """List a model's layers in execution order, and which one would be explained, and why.
+    """List a model's layers in execution order, what each costs, and which one would be explained, and why.
 
-    The layers are the same with any weights, so none are loaded unless some are named.
+    Parameters, multiply-adds for one picture and the memory of what a layer returns are counted by torchinfo. The
+    layers are the same with any weights, so none are loaded unless some are named.
 
     Args:
         source: The model.
     """
     from camkit.report import console as text
-    from camkit.runs import probe_model
+    from camkit.runs import model_costs, probe_model
 
-    found = probe_model(source.load(pretrained=source.weights is not None))
-    console, table = printer(), text.layers(found)
+    loaded = source.load(pretrained=source.weights is not None)
+    found, counted = probe_model(loaded), model_costs(loaded)
+    console, table = printer(), text.layers(found, counted)
     text.wide(table, console).print(table)
+    console.print(text.total(counted))
     console.print(text.choice(found))
     return 0
 

@@ -38,7 +38,7 @@ class Preparing:
     labels: Path | None = None
     text: Annotated[list[str] | None, Parameter(negative=())] = None
 
-    def load_named(self, name: str, *, pretrained: bool = True) -> LoadedModel:
+    def load_named(self, name: str, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
         """Load a model."""
         from camkit.models import load_model, read_labels
 
@@ -52,6 +52,7 @@ class Preparing:
             std=None if self.std is None else numbers("std", self.std),
             labels=None if self.labels is None else read_labels(self.labels),
             text=self.text,
+            trainable=trainable,
         )
 
 
@@ -67,9 +68,9 @@ class Source(Preparing):
 
     model: str
 
-    def load(self, *, pretrained: bool = True) -> LoadedModel:
+    def load(self, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
         """Load the model."""
-        return self.load_named(self.model, pretrained=pretrained)
+        return self.load_named(self.model, pretrained=pretrained, trainable=trainable)
 
 
 @Parameter(name="*")

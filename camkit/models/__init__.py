@@ -80,6 +80,7 @@ def load_model(
     std: float | Sequence[float] | None = None,
     labels: Labels | None = None,
     text: str | Sequence[str] | None = None,
+    trainable: bool = False,
 ) -> LoadedModel:
     """Build a model by name, with weights, preprocessing and labels.
 
@@ -95,6 +96,7 @@ def load_model(
             pixels; the mean and standard deviation of values 0..1, for all channels or each.
         labels: replace the names of the classes.
         text: the classes of a CLIP-like model: one score for each text.
+        trainable: leave the parameters that require gradients as they were made; explaining needs none.
 
     Raises:
         ModelError: no such model, weights that cannot be had or do not fit, a package that is missing, or no such
@@ -115,7 +117,8 @@ def load_model(
     names = as_labels(labels)
     with torch.inference_mode(mode=False):
         loaded = _load(request)
-        module = unwrapped(loaded.module).eval().requires_grad_(requires_grad=False).to(pick_device(device))
+        module = unwrapped(loaded.module).eval().to(pick_device(device))
+        module = module if trainable else module.requires_grad_(requires_grad=False)
     return replace(loaded, module=module, labels=names or loaded.labels)
 
 

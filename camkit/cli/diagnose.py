@@ -1,0 +1,94 @@
+"""``camkit diagnose`` and ``camkit features``: what goes on inside a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from camkit.cli.options import Source
+from camkit.cli.terminal import printer, say
+from camkit.errors import InputError
+
+
+def diagnose(
+    *pictures: str,
+    source: Source,
+    train: Annotated[bool, Parameter(name="--train", negative=())] = False,
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    limit: int = 32,
+    out: Path = Path("camkit-out"),
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Tell how each layer fares with a batch of pictures, and what is wrong: dead, saturated, vanishing, NaN, frozen.
+
+    Writes diagnose.json and diagnose.png. Exit codes: 0 done, whatever was found; 2 the call or a file is wrong.
+
+    Args:
+        pictures: Files, folders or quoted glob patterns: one batch. Eight or more tell dead channels from silent ones.
+        source: The model.
+        train: Look at the model as in a training step rather than in evaluation mode.
+        precision: Of the computation: what does a step in bf16 or fp16 overflow?
+        limit: Of more pictures so many are taken, spread evenly.
+        out: The folder for the reports.
+        json: Print the JSON instead of the table.
+    """
+    if not pictures:
+        raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
+    from camkit.diagnosing import REPORTS, diagnose_files
+    from camkit.images import find_pictures
+    from camkit.report import diagnosis_console, diagnosis_json
+    from camkit.report.console import wide
+
+    found = find_pictures(pictures, skip=out)
+    loaded = source.load(trainable=True)
+    if loaded.note:
+        say(loaded.note)
+    result = diagnose_files(loaded, found, out, training=train, precision=precision, limit=limit)
+    if json:
+        print(diagnosis_json.render(result), flush=True)  # noqa: T201
+        return 0
+    console = printer()
+    table = diagnosis_console.table(result, sparks=console.encoding.lower().startswith("utf"))
+    wide(table, console).print(table)
+    console.print(diagnosis_console.findings(result))
+    console.print(f"wrote {' and '.join(str(out / name) for name in REPORTS)}", markup=False)
+    return 0
+
+
+def features(
+    picture: Path | None = None,
+    *,
+    source: Source,
+    layer: str | None = None,
+    top: int = 64,
+    scale: Literal["each", "together"] = "each",
+    out: Path = Path("camkit-out"),
+) -> int:
+    """Draw a layer's feature maps for one picture as a sheet, the strongest first.
+
+    Args:
+        picture: A file.
+        source: The model.
+        layer: The layer, the one that would be explained if not given. "camkit layers" lists them.
+        top: How many maps.
+        scale: each: every map by its own range, so that its form is seen; together: all by one, to compare them.
+        out: The folder for the sheet.
+    """
+    if picture is None:
+        raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
+    from camkit.features import feature_maps
+    from camkit.overlay import check_folder
+    from camkit.runs import sheet_name
+
+    loaded = source.load()
+    if loaded.note:
+        say(loaded.note)
+    check_folder(out)
+    found = feature_maps(loaded, picture, layer, top=top)
+    file = found.save(out / sheet_name(picture, found.layer), scale=scale)
+    printer().print(
+        f"{picture}  layer {found.layer}, {len(found.channels)} of {found.total} maps\n  wrote {file}", markup=False
+    )
+    return 0

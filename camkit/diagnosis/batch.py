@@ -1,0 +1,108 @@
+"""From the caller's arguments to a batch on the model's device, and to the number that is differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+from camkit.diagnosis.watching import Score
+from camkit.errors import InputError, TargetError
+from camkit.images import prepare, stacked, unbatched
+from camkit.layouts import main_tensor
+from camkit.models import device_of, dtype_of, spatial_rank
+from camkit.probing import scored_tensor
+from camkit.values import ImageLike, LoadedModel
+
+Batch: TypeAlias = "ImageLike | Sequence[ImageLike] | tuple[Any, Any]"
+"""Pictures as ``explain`` takes them, or a pair of such a batch and its labels."""
+
+Loss: TypeAlias = Callable[..., Tensor]
+"""``loss(output)``, or ``loss(output, labels)`` where labels are given; returns one number."""
+
+
+def taken_apart(batch: Batch, rank: int) -> tuple[Any, Any]:
+    """Return a batch's pictures and its labels, None where it has none.
+
+    A pair is a tuple of two of which the first is a whole batch, a tensor (N, C, H, W) or a list, as a data loader
+    gives it, and the second is no picture. Other sequences are pictures.
+    """
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        first, second = batch
+        whole = isinstance(first, (list, tuple)) or (isinstance(first, Tensor) and first.dim() == rank + 2)
+        pictures = isinstance(second, (str, Path, Image.Image)) or (
+            isinstance(second, Tensor)
+            and second.dim() == rank + 2
+            and second.shape[1:] == getattr(first, "shape", ())[1:]
+        )
+        if whole and not pictures:
+            return first, second
+    return batch, None
+
+
+def prepared_batch(pictures: Any, model: LoadedModel) -> Float[Tensor, "n c *size"]:
+    """Return pictures as one tensor on the model's device, of its type of numbers.
+
+    Raises:
+        InputError: there is no picture, one cannot be read, or they have several sizes.
+    """
+    rank, device, dtype = spatial_rank(model.module), device_of(model.module), dtype_of(model.module)
+    items = list(pictures) if isinstance(pictures, (list, tuple)) else [cast("ImageLike", pictures)]
+    tensors: list[Tensor] = []
+    for number, image in enumerate(unbatched(items, rank), start=1):
+        name = str(image) if isinstance(image, (str, Path)) else f"picture {number}"
+        tensors.append(prepare(image, model.preprocess, name, rank).tensor.to(dtype))
+    if not tensors:
+        raise InputError("there is no picture to look at; pass at least one")
+    sizes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
+    if len(sizes) > 1:
+        several = ", ".join("x".join(map(str, size)) for size in sizes[:3])
+        raise InputError(f"a batch has pictures of one size, and these come out as {several}; pass them one by one")
+    return stacked(tensors).to(device)
+
+
+def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> Score:
+    """Return what makes one number of the model's output.
+
+    Without a loss: with labels the cross entropy, else the mean of the best class's logit; for maps of scores the mean
+    over their places too.
+    """
+    if labels is not None and not isinstance(labels, (Tensor, dict)):
+        labels = torch.as_tensor(np.asarray(labels))
+    where = device_of(module)
+    labels = labels.to(where) if isinstance(labels, Tensor) else labels
+
+    def score(output: Any) -> Tensor | None:
+        if loss is not None:
+            return _one_number(loss(output) if labels is None else loss(output, labels))
+        if labels is None:
+            found = scored_tensor(output)
+            return None if found is None else (found.amax(1) if found.dim() > 1 else found).float().mean()
+        return _cross_entropy(main_tensor(output), labels)
+
+    return score
+
+
+def _one_number(value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        seen = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"loss returns one number, a tensor of one element, not {seen}; .mean() makes one of several")
+    return value.reshape(())
+
+
+def _cross_entropy(logits: Any, labels: Tensor) -> Tensor:
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    try:
+        return functional.cross_entropy(logits.float(), labels)
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+        raise TargetError(
+            f"there is no cross entropy between an output of shape {shape} and labels of shape {tuple(labels.shape)} "
+            "and their values; pass loss=, a function of output and labels"
+        ) from error

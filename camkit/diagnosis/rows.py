@@ -1,0 +1,162 @@
+"""From what a pass showed to a row for each layer."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from camkit.diagnosis.findings import OFF
+from camkit.diagnosis.measuring import RELUS, Flaws, Mark, Measured
+from camkit.diagnosis.statistics import off_channels
+from camkit.diagnosis.values import LayerStatistics, Setting
+from camkit.diagnosis.watching import Watched
+from camkit.errors import LayerError
+from camkit.hooks import Call
+from camkit.hooks.selecting import layers_of
+
+_CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
+_CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
+_PASSING = (nn.Identity, nn.Flatten, nn.Unflatten)
+
+_T = TypeVar("_T")
+
+
+def rows_of(model: nn.Module, watched: Watched) -> tuple[LayerStatistics, ...]:
+    """Return a row for each run of each layer that computed something, in the order in which they ended.
+
+    What hands on what it was given, or what the last layer within it returned, as a block does, has none.
+    """
+    layers = layers_of(model)
+    runs = Counter(call.name for call in watched.outputs.calls)
+    before, axis = -1, 1
+    rows = []
+    for call in watched.outputs.calls:
+        module = layers[call.name]
+        axis = -1 if isinstance(module, _CHANNELS_LAST) else 1 if isinstance(module, _CHANNELS_SECOND) else axis
+        mark = next(_parts(call.output, Mark), None)
+        if mark is None or mark.number == before or isinstance(module, _PASSING):
+            continue
+        before = mark.number
+        name = call.name if runs[call.name] == 1 else str(call)
+        rows.append(_row(name, call, module, mark, axis, watched))
+    return tuple(rows)
+
+
+def setting_of(model: nn.Module, watched: Watched, pictures: int, *, to_train: bool) -> Setting:
+    """Return what findings need to know besides the rows."""
+    runs = Counter(call.name for call in watched.given.calls)
+    given = {
+        call.name if runs[call.name] == 1 else str(call): list(_parts((call.inputs, call.keywords), Flaws))
+        for call in watched.given.calls
+    }
+    wrong: dict[str, int] = {}
+    for call in watched.outputs.calls:
+        mark = _gradient(call)
+        numbers = None if mark is None else watched.measures.found[mark.number].numbers
+        if mark is not None and numbers is not None and (numbers.nan or numbers.inf):
+            wrong.setdefault(call.name, mark.number)
+    return Setting(
+        pictures,
+        to_train,
+        frozenset(name for name, found in given.items() if any(one.nan for one in found)),
+        frozenset(name for name, found in given.items() if any(one.inf for one in found)),
+        tuple(name for name, module in layers_of(model).items() if _is_zero(module)),
+        tuple(sorted(wrong, key=lambda name: wrong[name])),
+        not watched.training and any(_is_fresh(module) for module in model.modules()),
+    )
+
+
+def _row(name: str, call: Call, module: nn.Module, mark: Mark, axis: int, watched: Watched) -> LayerStatistics:
+    measured = watched.measures.found[mark.number]
+    gradient = _gradient(call)
+    own = list(module.parameters(recurse=False))
+    norms = [watched.parameters[parameter] for parameter in own if parameter in watched.parameters]
+    dead = _dead(module, measured, axis)
+    return LayerStatistics(
+        name,
+        type(module).__name__,
+        measured.shape,
+        sum(parameter.numel() for parameter in own),
+        sum(parameter.numel() for parameter in own if parameter in watched.trained),
+        measured.numbers,
+        None if gradient is None else watched.measures.found[gradient.number].numbers,
+        math.hypot(*norms) if norms else None,
+        measured.shape[axis] if len(measured.shape) > 1 else 0,
+        dead,
+        _off(call, dead, axis, watched) if dead else (),
+        _saturated(call, watched),
+        all(bool(parameter.detach().isfinite().all()) for parameter in own),
+    )
+
+
+def _dead(module: nn.Module, measured: Measured, axis: int) -> tuple[int, ...] | None:
+    """Return the silent channels after a ReLU, and after code of the model's own that returns what a ReLU would."""
+    own_code = not type(module).__module__.startswith("torch.nn.")
+    numbers = measured.numbers
+    if isinstance(module, RELUS) or (own_code and numbers.low >= 0 and numbers.zeros > 0 and len(measured.shape) > 1):
+        return measured.silent[0 if axis == 1 else 1]
+    return None
+
+
+def _off(call: Call, dead: tuple[int, ...], axis: int, watched: Watched) -> tuple[int, ...]:
+    recording = watched.before_relus
+    found = None if recording is None else recording.get(str(call))
+    given = None if found is None else next(iter([*found.inputs, *found.keywords.values()]), None)
+    if given is None:
+        return ()
+    before: Tensor = given[0 if axis == 1 else 1]
+    return off_channels(dead, before, OFF) if bool(torch.isfinite(before).all()) else ()
+
+
+def _saturated(call: Call, watched: Watched) -> float | None:
+    found = (recording.get(str(call)) for recording in watched.after_curves)
+    return next((float(one.output) for one in found if one is not None), None)
+
+
+def _gradient(call: Call) -> Mark | None:
+    """Return the measurement of the gradient of that tensor of the output which the row is about."""
+    try:
+        passes = call.gradients
+    except LayerError:  # the output has none
+        return None
+    if not passes:
+        return None
+    place = next((number for number, part in enumerate(_leaves(call.output)) if isinstance(part, Mark)), None)
+    found = None if place is None else _leaves(passes[-1])[place]
+    return found if isinstance(found, Mark) else None
+
+
+def _is_zero(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, nn.Parameter) and weight.numel() > 0 and not bool(weight.detach().any())
+
+
+def _is_fresh(module: nn.Module) -> bool:
+    """Tell whether a batch normalisation has the statistics it was made with; some checkpoints count no batches."""
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return False
+    mean, variance = module.running_mean, module.running_var
+    return mean is not None and variance is not None and not bool(mean.any()) and bool(variance.eq(1).all())
+
+
+def _parts(value: Any, kind: type[_T]) -> Iterator[_T]:
+    return (part for part in _leaves(value) if isinstance(part, kind))
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Return what a structure holds, in its order; marks are whole, although they have fields."""
+    if isinstance(value, (Mark, Flaws)):
+        return [value]
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in _leaves(item)]
+    if isinstance(value, (tuple, list)):
+        return [leaf for item in value for leaf in _leaves(item)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [leaf for field in fields(value) for leaf in _leaves(getattr(value, field.name, None))]
+    return [value]

@@ -1,0 +1,152 @@
+"""Statistics of a tensor: pure functions, each small enough to be compared with its plain definition."""
+
+from __future__ import annotations
+
+import math
+from statistics import pstdev
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from camkit.diagnosis.values import Histogram, TensorStatistics
+
+BINS = 40
+"""Of a histogram of values."""
+
+DECADES = (-40, 20)
+"""The decimal logarithms between which magnitudes of gradients are sorted."""
+
+PER_DECADE = 4
+
+_CHUNK = 1 << 20
+"""Numbers sorted into bins at once, so that sorting a large feature map takes little memory."""
+
+
+def plain(values: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return numbers in a form that can be reckoned with: real, of 32 or 64 bits, where 64 bits can be summed."""
+    values = values.detach()
+    values = values.abs() if values.is_complex() else values
+    values = values.cpu() if values.device.type == "mps" else values
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) -> TensorStatistics:
+    """Return the statistics of a tensor's numbers, summed in 64 bits.
+
+    Args:
+        values: floating-point or complex numbers; of complex ones the absolute values are meant.
+        magnitudes: whether to sort their logarithms too.
+
+    >>> found = statistics(torch.tensor([0.0, 0.0, 3.0, 5.0]))
+    >>> found.mean, found.low, found.high, found.zeros, found.histogram.counts[0]
+    (2.0, 0.0, 5.0, 0.5, 2)
+    """
+    flat = plain(values).reshape(-1)
+    count = flat.numel()
+    nan, inf = int(flat.isnan().sum()), int(flat.isinf().sum())
+    flat = flat[flat.isfinite()] if nan or inf else flat
+    sorted_logs = magnitude_histogram(flat) if magnitudes else None
+    if not flat.numel():
+        nothing = Histogram(0.0, 0.0, (0,) * BINS)
+        six = (math.nan, math.nan, math.nan, math.nan, math.nan, math.nan)
+        return TensorStatistics(count, nan, inf, *six, nothing, sorted_logs)
+    low, high = (float(end) for end in flat.aminmax())
+    mean = flat.sum(dtype=torch.float64) / flat.numel()
+    centred = flat - mean.to(flat.dtype)  # and what its rounding to 32 bits leaves is taken off below
+    rest = float(centred.sum(dtype=torch.float64)) / flat.numel()
+    square = float(torch.linalg.vector_norm(centred, dtype=torch.float64)) ** 2 / flat.numel()
+    return TensorStatistics(
+        count,
+        nan,
+        inf,
+        mean=float(mean),
+        std=math.sqrt(max(square - rest**2, 0.0)),
+        low=low,
+        high=high,
+        zeros=int((flat == 0).sum()) / flat.numel(),
+        norm=float(torch.linalg.vector_norm(flat, dtype=torch.float64)),
+        histogram=histogram(flat, low, high),
+        magnitudes=sorted_logs,
+    )
+
+
+def histogram(values: Float[Tensor, " n"], low: float, high: float, bins: int = BINS) -> Histogram:
+    """Sort numbers into equally wide bins; those beyond the ends go into the first and the last.
+
+    Where both ends are one number, the bins are laid around it.
+
+    >>> histogram(torch.tensor([0.0, 1.0, 1.0, 4.0]), 0.0, 4.0, bins=4).counts
+    (1, 2, 0, 1)
+    """
+    if low == high:
+        low, high = low - max(abs(low), 1.0) / 2, high + max(abs(high), 1.0) / 2
+    counts = torch.zeros(bins, dtype=torch.int64, device=values.device)
+    for part in values.split(_CHUNK):
+        places = ((part.double() - low) * (bins / (high - low))).floor().clamp_(0, bins - 1)
+        counts += torch.bincount(places.long(), minlength=bins)
+    return Histogram(low, high, tuple(counts.tolist()))
+
+
+def magnitude_histogram(values: Float[Tensor, " n"]) -> Histogram:
+    """Sort the decimal logarithms of the absolute values of numbers that aren't zero."""
+    low, high = DECADES
+    bins = (high - low) * PER_DECADE
+    return histogram(values[values != 0].abs().double().log10(), float(low), float(high), bins)
+
+
+def silent_channels(values: Shaped[Tensor, "n *rest"], axis: int) -> tuple[int, ...]:
+    """Return which channels are zero in every place of every picture.
+
+    >>> silent_channels(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]), axis=1)
+    (0,)
+    """
+    return tuple((~_anywhere(values != 0, axis)).nonzero().flatten().tolist())
+
+
+def _anywhere(flags: Bool[Tensor, "*shape"], axis: int) -> Bool[Tensor, " c"]:
+    return flags.movedim(axis, 0).flatten(1).any(1)
+
+
+def peaks(values: Shaped[Tensor, "n *rest"], axis: int) -> Float[Tensor, "2 c"]:
+    """Return each channel's largest value, and the root of its mean square."""
+    by_channel = plain(values).movedim(axis, 0).flatten(1)
+    return torch.stack([by_channel.amax(1), by_channel.square().mean(1).sqrt()])
+
+
+def off_channels(dead: tuple[int, ...], before: Float[Tensor, "2 c"], margin: float) -> tuple[int, ...]:
+    """Return which of the dead channels are far from ever being anything else.
+
+    Args:
+        dead: channels that are zero after the activation function.
+        before: the ``peaks`` of what the function was given.
+        margin: how many times as far below zero as the other channels' values are large a channel must stay.
+    """
+    highest, size = before.tolist()
+    alive = sorted(size[channel] for channel in range(len(size)) if channel not in set(dead))
+    if len(alive) >= max(_MANY, len(dead)):
+        usual = alive[len(alive) // 2]
+    else:  # too few to tell what is usual: the largest of them, or how much the dead ones differ, tells what may be
+        usual = max([*alive, pstdev(highest[channel] for channel in dead)] if dead else [0.0])
+    return tuple(channel for channel in dead if len(size) > 1 and highest[channel] < -margin * usual)
+
+
+_MANY = 8
+"""Channels of whose sizes the middle one is taken for the usual."""
+
+
+def flat_share(values: Shaped[Tensor, "*shape"], low: float, high: float) -> float:
+    """Return the share of values that lie nearer than 1 % of the slope to an end of a sigmoid or tanh.
+
+    The slope of a function from ``low`` to ``high`` is proportional to (y - low) * (high - y).
+
+    >>> round(flat_share(torch.tensor([-6.0, -1.0, 0.0, 9.0]).sigmoid(), 0.0, 1.0), 2)
+    0.5
+    """
+    values = plain(values)
+    slope = (values - low) * (high - values) * (4 / (high - low) ** 2)  # 1 where it is steepest
+    return int((slope < _FLAT).sum()) / max(values.numel(), 1)
+
+
+_FLAT = 0.01
+"""Of the largest slope: where a function is flatter, less than 1 % of the gradient comes through."""

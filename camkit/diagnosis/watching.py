@@ -1,0 +1,120 @@
+"""The pass: a model is run and differentiated once, and of every layer only statistics are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from camkit.capture import quiet_pass
+from camkit.diagnosis.measuring import CURVES, RELUS, Measures, both_peaks, flaws, share_for
+from camkit.diagnosis.statistics import plain
+from camkit.hooks import Recording, ordinary_gradients, record
+from camkit.state import same_requirements
+from camkit.values import Precision
+
+Score: TypeAlias = Callable[[Any], "Tensor | None"]
+"""From a model's output to the one number that is differentiated; None where the output has no gradient."""
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """What one pass showed, layer by layer, as recordings of what was measured.
+
+    ``trained`` are the parameters that required gradients, ``parameters`` the norms of those; ``loss`` what was
+    differentiated, None where nothing could be; ``training`` the mode.
+    """
+
+    measures: Measures
+    outputs: Recording
+    given: Recording
+    before_relus: Recording | None
+    after_curves: tuple[Recording, ...]
+    loss: float | None
+    training: bool
+    trained: frozenset[nn.Parameter]
+    parameters: dict[nn.Parameter, float]
+
+
+def watch(
+    model: nn.Module,
+    inputs: Float[Tensor, "n c *size"],
+    score: Score,
+    *,
+    training: bool = False,
+    precision: Precision = "fp32",
+) -> Watched:
+    """Run the model on a batch and differentiate its score, measuring what every layer returns and its gradient.
+
+    Args:
+        model: left exactly as it was found: flags, buffers, gradients and random generators.
+        inputs: on the model's device.
+        score: of the model's output.
+        training: whether to put the model into training mode for the pass.
+        precision: of the pass.
+    """
+    measures = Measures()
+    with _stage(model, inputs, precision, training=training), ExitStack() as stack:
+        given = stack.enter_context(record(model, _every, inputs=True, outputs=False, reduce=flaws))
+        relus = _kinds(model, RELUS)
+        before = [record(model, relus, inputs=True, outputs=False, reduce=both_peaks)] if relus else []
+        after = [record(model, kind, reduce=share_for(kind)) for kind in CURVES if _kinds(model, (kind,))]
+        before_relus = [stack.enter_context(one) for one in before]
+        after_curves = [stack.enter_context(one) for one in after]
+        outputs = stack.enter_context(record(model, _every, gradients=True, reduce=measures))
+        leaf = inputs.detach().clone().requires_grad_()
+        loss = score(model(leaf.clone()))
+        trained = [one for one in model.parameters() if one.requires_grad]
+        parameters = _differentiate(loss, leaf, trained)
+        measures.last = None
+    value = None if loss is None or not loss.requires_grad else float(loss.detach())
+    befores, afters = next(iter(before_relus), None), tuple(after_curves)
+    return Watched(measures, outputs, given, befores, afters, value, training, frozenset(trained), parameters)
+
+
+def _every(name: str, module: nn.Module) -> bool:  # noqa: ARG001 - "*" is every layer but the model itself
+    return True
+
+
+def _kinds(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, kinds)]
+
+
+@contextmanager
+def _stage(model: nn.Module, inputs: Tensor, precision: Precision, *, training: bool) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(same_requirements(model))
+        stack.enter_context(quiet_pass(model, inputs.device, precision))
+        if training:
+            _lend_buffers(model)
+            model.train()
+        stack.enter_context(torch.enable_grad())
+        if len(inputs) == 1 and inputs.device.type == "cpu":
+            stack.enter_context(ordinary_gradients(model))
+        yield
+
+
+def _lend_buffers(model: nn.Module) -> None:
+    """Give the model copies of its buffers to write into; those it has are put back with everything else."""
+    copies: dict[int, Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+
+
+def _differentiate(loss: Tensor | None, leaf: Tensor, parameters: list[nn.Parameter]) -> dict[nn.Parameter, float]:
+    """Run the backward pass without any ``.grad``, and return the norm of each parameter's gradient."""
+    if loss is None or not loss.requires_grad:
+        return {}
+    _, *found = torch.autograd.grad(loss, [leaf, *parameters], allow_unused=True)
+    return {
+        parameter: float(torch.linalg.vector_norm(plain(gradient), dtype=torch.float64))
+        for parameter, gradient in zip(parameters, found, strict=True)
+        if gradient is not None
+    }

@@ -1,0 +1,146 @@
+"""A diagnosis for a terminal, as rich renderables: a table of layers, and what is wrong in words."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from camkit.diagnosis import Diagnosis, LayerStatistics
+from camkit.diagnosis.values import Histogram, TensorStatistics, counted
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_SPARKS = 12
+_GRAVE = {"nan", "infinity", "exploding", "no gradient", "dead"}
+_NONE = "-"
+
+_HEADINGS = (
+    ("layer", "left"),
+    ("type", "left"),
+    ("output", "left"),
+    ("parameters", "right"),
+    ("mean", "right"),
+    ("std", "right"),
+    ("least", "right"),
+    ("largest", "right"),
+    ("zeros", "right"),
+    ("dead", "right"),
+    ("NaN/Inf", "right"),
+    ("gradient", "right"),
+    ("of parameters", "right"),
+)
+
+
+def table(result: Diagnosis, *, sparks: bool = True) -> Table:
+    """Return a row for each layer in execution order; those with a finding are coloured.
+
+    Args:
+        result: the diagnosis.
+        sparks: whether to draw the distributions of activations, from least to largest, and of the gradient's
+            magnitudes, from the smallest in the model to the largest, for terminals that have the characters.
+    """
+    drawn = Table(box=None, pad_edge=False)
+    for heading, side in _HEADINGS:
+        drawn.add_column(heading, no_wrap=True, justify="right" if side == "right" else "left")
+    for heading in ("activations", "gradient sizes") if sparks else ():
+        drawn.add_column(heading, no_wrap=True)
+    grave = {layer for one in result.findings if one.kind in _GRAVE for layer in one.layers}
+    other = {layer for one in result.findings for layer in one.layers}
+    span = magnitude_span(result)
+    for row in result.rows:
+        style = "red" if row.layer in grave else "yellow" if row.layer in other else ""
+        cells = _cells(row)
+        if sparks:
+            cells += [_spark(row.activations.histogram.counts), _magnitudes(row.gradients, span)]
+        drawn.add_row(*map(Text, cells), style=style)
+    return drawn
+
+
+def _cells(row: LayerStatistics) -> list[str]:
+    found, back = row.activations, row.gradients
+    broken = found.nan + found.inf
+    return [
+        row.name,
+        row.kind,
+        "x".join(map(str, row.shape)),
+        f"{row.parameters:,}" if row.parameters else "",
+        *(figure(number) for number in (found.mean, found.std, found.low, found.high)),
+        share(found.zeros),
+        "" if row.dead is None else f"{len(row.dead)}/{row.channels}",
+        f"{broken:,}" if broken else "",
+        "" if back is None else "NaN/Inf" if back.nan + back.inf else figure(back.norm),
+        "" if row.parameter_gradient is None else figure(row.parameter_gradient),
+    ]
+
+
+def figure(number: float) -> str:
+    """Return a number with three digits; a dash for NaN.
+
+    >>> figure(0.000123456), figure(12345.6), figure(0.0), figure(float("nan"))
+    ('0.000123', '1.23e+04', '0', '-')
+    """
+    return _NONE if number != number else f"{number:.3g}"  # noqa: PLR0124 - only NaN is not itself
+
+
+def share(part: float) -> str:
+    """Return a share in percent, such that none and all are exactly that; a dash for NaN.
+
+    >>> share(0.5), share(0.0001), share(0.9999), share(1.0)
+    ('50%', '<1%', '>99%', '100%')
+    """
+    if part != part:  # noqa: PLR0124 - only NaN is not itself
+        return _NONE
+    if 0 < part < 0.005:
+        return "<1%"
+    return ">99%" if 0.995 <= part < 1 else f"{part:.0%}"
+
+
+def magnitude_span(result: Diagnosis) -> tuple[int, int]:
+    """Return the first bin that any layer's gradient sizes lie in, and the one after the last; (0, 0) without any.
+
+    Bins with less than a thousandth of a layer's numbers aren't counted.
+    """
+    used: set[int] = set()
+    for row in result.rows:
+        sizes = None if row.gradients is None else row.gradients.magnitudes
+        if sizes is not None:
+            least = sum(sizes.counts) / 1000
+            used |= {number for number, count in enumerate(sizes.counts) if count > least}
+    return (min(used), max(used) + 1) if used else (0, 0)
+
+
+def _magnitudes(found: TensorStatistics | None, span: tuple[int, int]) -> str:
+    sizes: Histogram | None = None if found is None else found.magnitudes
+    return "" if sizes is None or span[0] == span[1] else _spark(sizes.counts[span[0] : span[1]])
+
+
+def _spark(counts: tuple[int, ...]) -> str:
+    """Return counts as bars of text, their square root as height, since most values of many layers are zero."""
+    width = min(_SPARKS, len(counts))
+    joined = [0] * width
+    for number, count in enumerate(counts):
+        joined[number * width // len(counts)] += count
+    most = max(joined, default=0)
+    if not most:
+        return ""
+    return "".join(
+        _BARS[-(-8 * count // most) if count == most else round(8 * (count / most) ** 0.5)] for count in joined
+    )
+
+
+def findings(result: Diagnosis) -> Text:
+    """Return what is wrong, a line for each finding, and what should be known of the numbers."""
+    mode = "as in training" if result.training else "in evaluation mode"
+    loss = "" if result.loss is None else f", loss {result.loss:.3g}"
+    text = Text.assemble(
+        (result.model, "bold"),
+        f" with {counted(result.pictures, 'picture')} {mode}: {counted(len(result.rows), 'layer')}, "
+        f"{counted(result.parameters, 'parameter')}, {result.trained:,} of them trained{loss}\n",
+    )
+    for one in result.findings:
+        text.append(f"{one.kind}: ", "bold red" if one.kind in _GRAVE else "bold yellow").append(f"{one.text}\n")
+    if not result.findings:
+        text.append("nothing wrong was found\n", "green")
+    for remark in result.remarks:
+        text.append(f"note: {remark}\n", "dim")
+    text.rstrip()
+    return text
