@@ -18,8 +18,8 @@ EXPLODING = 1e4
 """Likewise larger: a step that suits the last layers throws the first ones ten thousand times too far.
 
 In evaluation mode, batch normalisations that have seen no batch let everything through as it is, and sizes are not what
-they will be: gradients of torchvision's fresh networks fall by up to nine orders of magnitude there. So what is small
-isn't judged, and this limit is squared.
+they will be: gradients of torchvision's fresh networks fall by up to nine orders of magnitude there, and grow by up to
+five. So what is small isn't judged, and this limit is squared.
 """
 
 SATURATED = 0.5
