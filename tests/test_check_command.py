@@ -487,6 +487,6 @@ def test_crops_are_followed_and_objects_outside_counted(tmp_path):
 
     found = camkit.check("demo-fair", tmp_path / "pictures", config=QUICK)
 
-    assert any(warning.startswith("4 objects lie outside the part of the picture") for warning in found.warnings)
+    assert any(warning.startswith("of 4 pictures the objects lie outside the part") for warning in found.warnings)
     areas = [row.area for row in found.images if row.area is not None]
     assert areas == pytest.approx([40 * 40 / 128**2] * len(areas), rel=0.01)

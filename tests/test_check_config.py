@@ -216,10 +216,18 @@ def test_a_mapping_is_checked_as_a_file_is() -> None:
 # The config to start from
 
 
+def test_a_starter_without_a_model_names_none() -> None:
+    data = Dataset(Path("val"), (), ("cat",), "a folder per class", ())
+    text = starter(data, where=Path("val"), model=None, regions=None, class_map=None)
+
+    assert tomllib.loads(text)["model"] == {}
+    assert '# name = "resnet50"' in text
+
+
 def written(*classes: str, facts: tuple[str, ...] = ("3 pictures",), where: str = "val", **paths: Path | None) -> str:
     data = Dataset(Path(where), (), classes, "a folder per class", facts)
     given_paths: dict[str, Any] = {"regions": None, "class_map": None, **paths}
-    return starter(data, Path(where), None, **given_paths)
+    return starter(data, where=Path(where), model="resnet50", **given_paths)
 
 
 def uncommented(text: str) -> str:

@@ -200,7 +200,8 @@ def test_partners_are_of_other_groups_and_of_their_own_or_another_class():
         if item.label == "fox":
             assert not found.same  # all three are of one group
             continue
-        assert len(found.same) == len(found.other) == 8
+        assert 2 <= len(found.same) <= 8
+        assert 2 <= len(found.other) <= 8
         assert all(one.label == item.label and one.group != item.group for one in found.same)
         assert all(one.label not in (item.label, "fox") for one in found.other)  # of too few groups to rest on
 
@@ -212,6 +213,8 @@ def test_the_other_classes_are_seen_in_turn_however_many_pictures_they_have():
 
     first = Counter(drawn[item].other[0].label for item in pictures[:200])
     assert first == {"dog": 100, "fox": 100}
+    dogs = [found.other[0] for item, found in drawn.items() if item.label == "cat" and found.other[0].label == "dog"]
+    assert len(set(dogs)) == 100  # none twice before all have served
 
 
 def test_a_class_of_few_groups_serves_where_there_is_no_other():

@@ -81,40 +81,52 @@ class Partners:
 
 
 SPARE = 4
-"""Partners drawn for each that is wanted: some cannot be read, or have nothing beside their object."""
+"""Partners drawn for each that is wanted, at most: some cannot be read, or have nothing beside their object."""
 
 
 def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: int, seed: int) -> dict[Item, Partners]:
     """Draw each picture's partners from the backgrounds: of another group, and for the second kind of another class.
 
-    The pictures of a class are shown on backgrounds of the other classes in turn, so that each of these is seen as
-    often as the others, however many pictures it has; classes with pictures of a few groups serve only where there are
-    no others. None are drawn where a kind has no candidate.
+    The pictures of a class are shown on backgrounds of the other classes in turn, and on each class's in a random order
+    without repeating one before all have served; classes with pictures of a few groups serve only where there are no
+    others. None are drawn where a kind has no candidate.
     """
     by_class: dict[str, list[Item]] = defaultdict(list)
     for one in backgrounds:
         by_class[one.label].append(one)
     enough = [name for name, of_class in by_class.items() if len({one.group for one in of_class}) >= LEAST_GROUPS]
-    turns = Counter[str]()
+    shuffled: dict[tuple[str, str], list[Item]] = {}
+    served, turns = Counter[tuple[str, str]](), Counter[str]()
+
+    def next_one(item: Item, label: str) -> Item | None:
+        pair = (item.label, label)
+        if pair not in shuffled:
+            order = own_generator(f"{item.label}\0{label}", seed).permutation(len(by_class[label]))
+            shuffled[pair] = [by_class[label][number] for number in order.tolist()]
+        for _ in shuffled[pair]:
+            served[pair] += 1
+            found = shuffled[pair][served[pair] % len(shuffled[pair])]
+            if found.group != item.group:
+                return found
+        return None
+
     drawn: dict[Item, Partners] = {}
     for item in sample:
-        rng = own_generator(item.name, seed)
         others = sorted(set(enough) - {item.label}) or sorted(by_class.keys() - {item.label})
-        order = own_generator(item.label, seed).permutation(len(others))
         start, turns[item.label] = turns[item.label], turns[item.label] + wanted
-        in_turn = [others[order[(start + step) % len(others)]] for step in range(SPARE * wanted)] if others else []
-        same = _of_other_groups(item, by_class[item.label])
-        chosen = [
-            left[int(rng.integers(len(left)))] for name in in_turn if (left := _of_other_groups(item, by_class[name]))
-        ]
-        own = rng.choice(len(same), SPARE * wanted, replace=len(same) < SPARE * wanted).tolist() if same else []
-        both = same and chosen
-        drawn[item] = Partners(tuple(same[one] for one in own), tuple(chosen)) if both else Partners()
+        in_turn = [others[(start + step) % len(others)] for step in range(wanted)] if others else []
+        same = [next_one(item, item.label) for _ in range(wanted)]
+        other = [next_one(item, label) for label in in_turn]
+        spare = own_generator(item.name, seed)
+        same += [_any_of(by_class[item.label], spare) for _ in range((SPARE - 1) * wanted)]
+        other += [_any_of(by_class[others[int(spare.integers(len(others)))]], spare) for _ in same[wanted:] if others]
+        own, foreign = ([one for one in kind if one is not None and one.group != item.group] for kind in (same, other))
+        drawn[item] = Partners(tuple(own), tuple(foreign)) if own and foreign else Partners()
     return drawn
 
 
-def _of_other_groups(item: Item, candidates: Sequence[Item]) -> list[Item]:
-    return [one for one in candidates if one.group != item.group]
+def _any_of(candidates: Sequence[Item], rng: np.random.Generator) -> Item | None:
+    return candidates[int(rng.integers(len(candidates)))] if candidates else None
 
 
 def own_generator(name: str, seed: int) -> np.random.Generator:

@@ -129,6 +129,8 @@ class Journal:
         if self._file is not None:
             self._file.close()
         if self._lock is not None:
+            with contextlib.suppress(OSError):
+                Path(self._lock.name).unlink()  # while it is held
             self._lock.close()
 
 
@@ -162,8 +164,10 @@ def _locked(path: Path) -> BinaryIO:
     Raises:
         OutputError: another run holds it.
     """
-    held = path.open("wb")
-    if fcntl is not None:
+    while True:
+        held = path.open("wb")
+        if fcntl is None:
+            return held
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -172,8 +176,11 @@ def _locked(path: Path) -> BinaryIO:
                 f"another check is writing into {path.parent}; wait for it, or name another --out"
             ) from error
         except OSError:  # a file system without locks
-            pass
-    return held
+            return held
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(held.fileno()), path.stat()):
+                return held
+        held.close()  # it was removed by the run that held it before
 
 
 def packed(array: np.ndarray) -> str:
