@@ -379,8 +379,8 @@ def test_the_users_model_comes_back_as_it_went_in(scenes, tmp_path):
 
 
 def test_assert_ok_names_the_worst_class_its_numbers_and_the_report(scenes, tmp_path):
-    data = copied(scenes, tmp_path, 8)
-    config = {"check": QUICK["check"], "limits": {"least_pictures": 8}}
+    data = copied(scenes, tmp_path, PER_CLASS)
+    config = {"check": QUICK["check"], "limits": {"least_pictures": PER_CLASS}}
 
     camkit.check("demo-fair", data, config={**config, "limits": {"least_pictures": 2, "skill": -1}}).assert_ok()
     with pytest.raises(
