@@ -26,9 +26,6 @@ from camkit.values import ImageLike, LayerChoice, LoadedModel, Pixels, Preproces
 
 Scale: TypeAlias = Literal["each", "together"]
 
-TOP = 64
-"""Maps on a sheet, if not told otherwise."""
-
 _TILE = 128
 _GAP = 10
 _CAPTION = 22

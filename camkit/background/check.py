@@ -127,9 +127,9 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     heat = journal.rows("heat")
     failures = {name: row["error"] for name, row in heat.items() if "error" in row}
     good = {name: row for name, row in heat.items() if "error" not in row}
-    if not good and all(row.get("broken") for row in heat.values()) and heat:
-        raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(heat))}")
     if not good:
+        if heat and all(row.get("broken") for row in heat.values()):
+            raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(heat))}")
         raise InputError(f"no picture could be used: {next(iter(failures.values()), 'there is none')}")
     progress("sanity", 0, 1)
     sanity = sane(

@@ -126,15 +126,16 @@ def compare_turned(first: Sequence[np.ndarray | None], after: Sequence[np.ndarra
         if one is None or other is None or one.ndim != 2 or one.shape != other.shape:
             continue
         mirrored = one[:, ::-1]
-        if min(one.std(), other.std()) == 0 or _correlation(one, mirrored) > _SYMMETRICAL:
+        if min(one.std(), other.std()) == 0 or correlation(one, mirrored) > _SYMMETRICAL:
             continue
-        followed.append(_correlation(other, mirrored))
-        stayed.append(_correlation(other, one))
+        followed.append(correlation(other, mirrored))
+        stayed.append(correlation(other, one))
     return Turned(float(np.median(followed)), float(np.median(stayed))) if len(followed) >= _LEAST_TURNED else None
 
 
 _SYMMETRICAL, _LEAST_TURNED = 0.8, 5
 
 
-def _correlation(one: np.ndarray, other: np.ndarray) -> float:
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """Return how two maps of one grid correlate, cell by cell."""
     return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])

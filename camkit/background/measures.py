@@ -123,11 +123,6 @@ class Limits:
     sufficiency: float
     attraction: float
 
-    def of(self, what: Effect) -> float:
-        """Return the limit of an effect."""
-        limit: float = getattr(self, what)
-        return limit
-
 
 Effect = Literal["gap", "sufficiency", "attraction"]
 

@@ -11,7 +11,7 @@ import torch
 
 from camkit.background.classes import Matched
 from camkit.background.config import Settings
-from camkit.background.hints import Turned, compare_turned
+from camkit.background.hints import Turned, compare_turned, correlation
 from camkit.background.sampling import stratified
 from camkit.background.values import Item
 from camkit.explanation import Explanation
@@ -99,7 +99,7 @@ def _maps(
 
 def _median_correlation(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
     found = [
-        float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
+        correlation(one, other)
         for one, other in zip(first, second, strict=True)
         if one is not None and other is not None and one.shape == other.shape and one.std() > 0 and other.std() > 0
     ]
