@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from camkit import errors, hooks, scenes, targets
+    from camkit import errors, hooks, scenes, targets, tensorboard
     from camkit.background.check import CheckResult
     from camkit.checking import check
     from camkit.diagnosis import Diagnosis, diagnose
@@ -46,6 +46,7 @@ __all__ = [
     "load_model",
     "scenes",
     "targets",
+    "tensorboard",
 ]
 
 _HOMES = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import install_import_hook
+from playwright.sync_api import Browser, sync_playwright
 
 # beartype draws the items it checks from Python's generator, which camkit must be seen to leave alone: give it its own.
 with mock.patch("random.getrandbits", random.Random(0).getrandbits):
@@ -26,6 +29,23 @@ def fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="session")

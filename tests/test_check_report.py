@@ -2,23 +2,16 @@
 
 import json
 import re
-import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 import camkit
 from camkit.checked_demo import write_scenes
 from camkit.checking import write_reports
 from camkit.report import check_html, check_json, junit, markdown
 
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EVIL = "<script>document.title='taken'</script>"
 
 
@@ -35,16 +28,6 @@ def out(result, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     write_reports(result, folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
 
 
 @pytest.fixture

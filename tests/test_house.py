@@ -46,6 +46,7 @@ def test_public_names_are_pinned() -> None:
         "load_model",
         "scenes",
         "targets",
+        "tensorboard",
     ]
     assert all(getattr(camkit, name) is not None for name in camkit.__all__)
 

@@ -14,12 +14,12 @@ from cyclopts import App, CycloptsError, Parameter
 import camkit
 from camkit.cli.check import checks, demo_check
 from camkit.cli.diagnose import diagnose, features
-from camkit.cli.options import Source, numbers
+from camkit.cli.options import Source, events_into, numbers
 from camkit.cli.terminal import QuietConsole, fail, printer, say
 from camkit.errors import CamkitError, InputError
 
 if TYPE_CHECKING:
-    from camkit.runs import Written
+    from camkit.runs import Drawing, Written
     from camkit.values import Failure
 
 _A_FEW = 3
@@ -64,6 +64,7 @@ def explain(
     colormap: str = "turbo",
     alpha: float = 0.5,
     json: Annotated[bool, Parameter(negative=())] = False,
+    tensorboard: Path | None = None,
 ) -> int:
     """Explain pictures: what each shows to the model, and which pixels it used.
 
@@ -90,6 +91,7 @@ def explain(
         colormap: One of OpenCV's: turbo, jet, viridis, inferno, ...
         alpha: Weight of the colours over the picture, 0 to 1.
         json: Print one JSON object per picture and target instead of text.
+        tensorboard: A folder for event files with the drawn pictures.
     """
     if not pictures:
         raise InputError("name at least one picture: camkit image.jpg --model resnet50 (or try: camkit demo)")
@@ -121,7 +123,19 @@ def explain(
         batch_size=batch_size,
         fuse=fuse,
     )
-    return _report(rows, len(found), as_json=json)
+    with events_into(tensorboard) as events:
+        return _report(rows if events is None else _noted(rows, events, drawing), len(found), as_json=json)
+
+
+def _noted(rows: Iterator[Written | Failure], events: Any, drawing: Drawing) -> Iterator[Written | Failure]:
+    """Write each row's picture as an event, under the name of its file."""
+    from camkit.tensorboard import write_explanation
+    from camkit.values import Failure
+
+    for row in rows:
+        if not isinstance(row, Failure):
+            write_explanation(row.explanation, events, tag=f"explain/{row.file.stem}", **vars(drawing))
+        yield row
 
 
 def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from camkit.cli.options import CheckedSource
+from camkit.cli.options import CheckedSource, events_into
 from camkit.cli.terminal import QuietConsole, printer, say, stages
 from camkit.errors import InputError
 
@@ -35,6 +35,7 @@ def check(
     quick: Annotated[bool, Parameter(negative=())] = False,
     resume: Annotated[bool, Parameter(negative=())] = False,
     inconclusive: Literal["pass", "fail"] = "pass",
+    tensorboard: Path | None = None,
 ) -> int:
     """Answer whether a classifier may ship, or looks at the background.
 
@@ -52,6 +53,7 @@ def check(
         quick: A smaller sample.
         resume: Go on with an interrupted check.
         inconclusive: Whether INCONCLUSIVE ends with 0 or 3.
+        tensorboard: A folder for event files with the measures and the worst pictures.
     """
     from camkit.background.config import Settings, find_config, read_config
     from camkit.background.cost import estimate
@@ -75,8 +77,15 @@ def check(
     console = printer()
     console.print(check_console.understood(plan))
     console.print(check_console.announced(plan, estimate(plan, finished(out / JOURNAL) if resume else None)))
-    with stages() as progress:
-        result = finish_check(plan, out, baseline=baseline, resume=resume, progress=progress, inconclusive=inconclusive)
+    with events_into(tensorboard) as events:
+        with stages() as progress:
+            result = finish_check(
+                plan, out, baseline=baseline, resume=resume, progress=progress, inconclusive=inconclusive
+            )
+        if events is not None:
+            from camkit.tensorboard import write_check
+
+            write_check(result, events)
     console.print(check_console.table(result), soft_wrap=False)
     console.print(check_console.verdict(result))
     if os.environ.get("GITHUB_ACTIONS") == "true":

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from camkit.cli.options import Source
+from camkit.cli.options import Source, events_into
 from camkit.cli.terminal import printer, say
 from camkit.errors import InputError
 
@@ -20,6 +20,7 @@ def diagnose(
     limit: int = 32,
     out: Path = Path("camkit-out"),
     json: Annotated[bool, Parameter(negative=())] = False,
+    tensorboard: Path | None = None,
 ) -> int:
     """Tell how each layer fares with a batch of pictures, and what is wrong: dead, saturated, vanishing, NaN, frozen.
 
@@ -33,6 +34,7 @@ def diagnose(
         limit: Of more pictures so many are taken, spread evenly.
         out: The folder for the reports.
         json: Print the JSON instead of the table.
+        tensorboard: A folder for event files with the same.
     """
     if not pictures:
         raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
@@ -45,7 +47,12 @@ def diagnose(
     loaded = source.load(trainable=True)
     if loaded.note:
         say(loaded.note)
-    result = diagnose_files(loaded, found, out, training=train, precision=precision, limit=limit)
+    with events_into(tensorboard) as events:
+        result = diagnose_files(loaded, found, out, training=train, precision=precision, limit=limit)
+        if events is not None:
+            from camkit.tensorboard import write_diagnosis
+
+            write_diagnosis(result, events)
     if json:
         print(diagnosis_json.render(result), flush=True)  # noqa: T201
         return 0

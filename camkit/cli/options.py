@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +13,8 @@ from cyclopts import Parameter
 from camkit.errors import InputError
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
     from camkit.background.config import Settings
     from camkit.values import LoadedModel
 
@@ -105,6 +109,18 @@ class CheckedSource(Preparing):
         given = {key: value for key, value in vars(self).items() if key in there and value is not None}
         settled = CheckedSource(**{**there, **given})
         return settled.load_named(name)
+
+
+@contextmanager
+def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
+    """Open a writer of TensorBoard's event files, before anything is computed for it; None where none is asked for."""
+    if folder is None:
+        yield None
+        return
+    from camkit.tensorboard.events import opened
+
+    with opened(folder) as events:
+        yield events
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:

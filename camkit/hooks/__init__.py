@@ -22,6 +22,7 @@ from camkit.hooks.cutting import Saved as Saved
 from camkit.hooks.cutting import Tape as Tape
 from camkit.hooks.cutting import cut as cut
 from camkit.hooks.editing import edit, edit_gradients
+from camkit.hooks.parameters import parameter_gradients as parameter_gradients
 from camkit.hooks.recording import record
 from camkit.hooks.resizing import resized_input as resized_input
 from camkit.hooks.resizing import resizing as resizing

@@ -1,0 +1,45 @@
+"""Gradients of parameters, as each backward pass leaves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+Statistic = TypeVar("Statistic")
+
+
+@contextmanager
+def parameter_gradients(model: nn.Module, reduce: Callable[[Tensor], Statistic]) -> Iterator[dict[str, Statistic]]:
+    """Keep a statistic of each parameter's ``.grad`` as the latest backward pass left it.
+
+    That is the sum over the backward passes since gradients were set to zero, before anything clips it.
+
+    Args:
+        model: the model, or any part of it; its parameters that are trained are meant.
+        reduce: a function from a gradient of the parameter's shape to what is kept of it.
+
+    Returns:
+        A context manager that gives a dictionary by the parameters' names, filled by backward passes inside the block.
+
+    >>> net = nn.Linear(2, 1)
+    >>> with parameter_gradients(net, lambda gradient: float(gradient.norm())) as norms:
+    ...     net(Tensor([[3.0, 4.0]])).sum().backward()
+    >>> norms["weight"], norms["bias"]
+    (5.0, 1.0)
+
+    """
+    found: dict[str, Statistic] = {}
+
+    def keep(name: str, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            found[name] = reduce(parameter.grad.detach())
+
+    with ExitStack() as stack:
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                stack.callback(parameter.register_post_accumulate_grad_hook(partial(keep, name)).remove)
+        yield found

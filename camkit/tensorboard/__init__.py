@@ -1,0 +1,16 @@
+"""TensorBoard: a training followed step by step, and results written as events.
+
+    >>> from camkit.tensorboard import TrainingWatch  # doctest: +SKIP
+    >>> watch = TrainingWatch(model, images, "runs/first", every=100)  # doctest: +SKIP
+    >>> for inputs, labels in loader:  # doctest: +SKIP
+    ...     train_on(inputs, labels)
+    ...     watch.step()
+
+Needs the extra ``camkit[tensorboard]``.
+"""
+
+from camkit.tensorboard.lightning import lightning_watch
+from camkit.tensorboard.results import write_check, write_diagnosis, write_explanation
+from camkit.tensorboard.watch import TrainingWatch
+
+__all__ = ["TrainingWatch", "lightning_watch", "write_check", "write_diagnosis", "write_explanation"]

@@ -1,0 +1,367 @@
+"""Events read back with TensorBoard's own reader, and shown by TensorBoard itself in a real browser."""
+
+import gc
+import io
+import math
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+import camkit
+from camkit.errors import InputError
+from camkit.tensorboard import TrainingWatch, lightning_watch
+
+EVERYTHING = {"histograms": 0, "images": 0, "scalars": 0, "tensors": 0}
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3),
+    )  # fmt: skip
+
+
+def batch():
+    random = torch.Generator().manual_seed(1)
+    return torch.randn(10, 3, 24, 24, generator=random), torch.randint(0, 3, (10,), generator=random)
+
+
+def train(net, steps, watch=None, after=None):
+    inputs, labels = batch()
+    optimiser = torch.optim.SGD(net.parameters(), 0.1)
+    for number in range(1, steps + 1):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(inputs), labels).backward()
+        if after is not None:
+            after(number, net)
+        optimiser.step()
+        if watch is not None:
+            watch.step()
+
+
+def read(folder):
+    found = EventAccumulator(str(folder), EVERYTHING)
+    found.Reload()
+    return found
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """A training of seven steps, every third recorded, and what it should have written, noted beside it."""
+    folder = tmp_path_factory.mktemp("events")
+    net, noted = network().train(), {}
+
+    def note(number, net):
+        squares = {name: float(one.grad.double().square().sum()) for name, one in net.named_parameters()}
+        noted[number] = {"squares": squares, "first": net[0].weight.grad.clone()}
+
+    with TrainingWatch(net, batch()[0][:5], folder, every=3) as watch:
+        train(net, 7, watch, note)
+    return folder, noted, net
+
+
+def test_recorded_are_the_first_step_and_every_so_many_after_it(watched):
+    events = read(watched[0])
+
+    for tag in ("gradient_norm/all", "dead_share/2"):
+        assert [one.step for one in events.Scalars(tag)] == [1, 4, 7]
+    for tag in ("heat", "features/5"):
+        assert [one.step for one in events.Images(tag)] == [1, 4, 7]
+    assert [one.step for one in events.Histograms("activations/0")] == [1, 4, 7]
+    assert events.Tags()["graph"]
+
+
+def test_gradient_norms_are_those_of_the_parameters(watched):
+    folder, noted, _ = watched
+    events = read(folder)
+
+    for found in events.Scalars("gradient_norm/all"):
+        assert found.value == pytest.approx(math.sqrt(sum(noted[found.step]["squares"].values())), rel=1e-5)
+    for found in events.Scalars("gradient_norm/4"):
+        squares = noted[found.step]["squares"]
+        assert found.value == pytest.approx(math.sqrt(squares["4.weight"] + squares["4.bias"]), rel=1e-5)
+
+
+def test_histograms_hold_the_values(watched):
+    folder, noted, net = watched
+    events = read(folder)
+
+    for found in events.Histograms("weight_gradients/0.weight"):
+        values = noted[found.step]["first"].double().numpy().ravel()
+        told = found.histogram_value
+        counts, _ = np.histogram(values, bins=[told.min, *told.bucket_limit])
+        assert (told.num, told.min, told.max) == (values.size, pytest.approx(values.min()), pytest.approx(values.max()))
+        assert told.sum == pytest.approx(values.sum(), rel=1e-4, abs=1e-6)
+        assert told.sum_squares == pytest.approx(np.square(values).sum(), rel=1e-4)
+        assert np.abs(np.array(told.bucket) - counts).sum() <= 2  # a value at the edge of two bins
+    last = events.Histograms("weights/8.bias")[-1].histogram_value
+    assert last.sum == pytest.approx(float(net[8].bias.detach().sum()), abs=1e-6)
+
+
+def test_activations_and_their_gradients_are_those_of_the_step(tmp_path):
+    inputs, labels = batch()
+    net = network().train()
+    kept = {}
+    copy = network().train()
+    copy[0].register_forward_hook(lambda module, arguments, output: kept.setdefault("maps", output.detach().clone()))
+    hidden = copy[:4](inputs)
+    hidden = copy[4](hidden)
+    hidden.retain_grad()
+    nn.functional.cross_entropy(copy[5:](hidden), labels).backward()
+
+    with TrainingWatch(net, inputs[:2], tmp_path, every=5, pictures_every=0) as watch:
+        train(net, 1, watch)
+    events = read(tmp_path)
+
+    maps = events.Histograms("activations/0")[0].histogram_value
+    gradients = events.Histograms("gradients/4")[0].histogram_value
+    assert maps.num == kept["maps"].numel()
+    assert maps.sum_squares == pytest.approx(float(kept["maps"].double().square().sum()), rel=1e-5)
+    assert gradients.num == hidden.numel()
+    assert gradients.sum_squares == pytest.approx(float(hidden.grad.double().square().sum()), rel=1e-4)
+
+
+def test_dead_channels_are_counted(tmp_path):
+    net = network()
+    with torch.no_grad():
+        net[4].weight[:3] = 0
+        net[4].bias[:3] = -1  # three of twelve channels are never anything but zero
+    with TrainingWatch(net, batch()[0][:2], tmp_path) as watch:
+        train(net, 1, watch)
+
+    assert read(tmp_path).Scalars("dead_share/5")[0].value == pytest.approx(3 / 12)
+
+
+def test_pictures_are_a_grid_of_the_heat_and_a_sheet_of_maps(watched):
+    events = read(watched[0])
+    heat = Image.open(io.BytesIO(events.Images("heat")[0].encoded_image_string))
+    maps = Image.open(io.BytesIO(events.Images("features/5")[0].encoded_image_string))
+
+    assert heat.size == (3 * 228 + 4, 2 * 228 + 4)  # five pictures
+    sheet = np.asarray(heat)
+    assert (sheet[240:, 470:] == 255).all()  # the sixth place is empty
+    assert all(sheet[4:228, left : left + 224].std() > 10 for left in (4, 232, 460))
+    assert min(maps.size) > 200
+
+
+def test_watching_changes_nothing_of_the_training(tmp_path):
+    plain, other = network().train(), network().train()
+    train(plain, 4)
+    with TrainingWatch(other, batch()[0][:3], tmp_path, every=2) as watch:
+        train(other, 4, watch)
+
+    assert other.training
+    for (name, one), two in zip(plain.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(one, two), name
+
+
+@pytest.mark.parametrize("ends", ["closed", "raised", "forgotten"])
+def test_no_hook_is_left(tmp_path, ends):
+    net = network()
+    if ends == "raised":
+        with pytest.raises(KeyboardInterrupt), TrainingWatch(net, batch()[0][:2], tmp_path):
+            net(batch()[0])
+            raise KeyboardInterrupt
+    else:
+        watch = TrainingWatch(net, batch()[0][:2], tmp_path, every=1)
+        train(net, 2, watch)
+        if ends == "closed":
+            watch.close()
+        del watch
+    gc.collect()
+
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    assert not any(one._post_accumulate_grad_hooks for one in net.parameters())
+    gone = weakref.ref(net)
+    del net
+    gc.collect()
+    assert gone() is None
+
+
+def test_steps_between_have_no_hooks(tmp_path):
+    net = network()
+    with TrainingWatch(net, batch()[0][:2], tmp_path, every=3, graph=False) as watch:
+        hooked = []
+        train(net, 6, watch, lambda number, net: hooked.append(bool(net[0]._forward_hooks)))
+
+    assert hooked == [True, False, False, True, False, False]
+
+
+def test_pictures_when_asked_and_steps_as_numbered(tmp_path):
+    net = network()
+    with TrainingWatch(net, batch()[0][:2], tmp_path, every=2, pictures_every=0) as watch:
+        for number in (100, 200, 300):
+            train(net, 1)
+            watch.step(number)
+        watch.pictures(number=300)
+    events = read(tmp_path)
+
+    assert [one.step for one in events.Scalars("gradient_norm/all")] == [100, 300]
+    assert [one.step for one in events.Images("heat")] == [300]
+
+
+def test_a_network_that_cannot_be_drawn_is_watched_all_the_same(tmp_path):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 24, 3))  # has no grid of cells
+    with TrainingWatch(net, batch()[0][:2], tmp_path) as watch:
+        train(net, 1, watch)
+    events = read(tmp_path)
+
+    assert events.Scalars("gradient_norm/all")
+    assert any(tag.startswith("heat") for tag in events.Tags()["tensors"])
+    assert "heat" not in events.Tags()["images"]
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"pictures_every": -1}])
+def test_a_step_count_that_is_none_is_one_sentence(tmp_path, wrong):
+    with pytest.raises(InputError, match="from 1"):
+        TrainingWatch(network(), batch()[0], tmp_path, **wrong)
+
+
+def test_a_validation_in_between_is_no_step(tmp_path):
+    net, inputs = network().train(), batch()[0]
+    watch = TrainingWatch(net, inputs[:2], tmp_path, every=1, pictures_every=0, graph=False)
+    net.eval()
+    with torch.no_grad():
+        net(inputs)
+    camkit.explain(net, inputs[:2])  # differentiates, in evaluation mode
+    watch.pictures(7)
+    net.train()
+    train(net, 1, watch)
+    watch.close()
+    events = read(tmp_path)
+
+    assert [tag for tag in events.Tags()["histograms"] if "#" in tag] == []
+    assert events.Histograms("activations/0")[0].histogram_value.num == 10 * 8 * 24 * 24
+    assert [one.step for one in events.Images("heat")] == [7]
+
+
+def test_pictures_asked_for_in_the_midst_of_a_step_come_at_its_end(tmp_path):
+    net = network().train()
+    with TrainingWatch(net, batch()[0][:2], tmp_path, every=1, pictures_every=0, graph=False) as watch:
+        train(net, 2, watch, lambda number, _: watch.pictures(10 * number) if number == 2 else None)
+    events = read(tmp_path)
+
+    assert [one.step for one in events.Images("heat")] == [20]
+    assert not [tag for tag in events.Tags()["histograms"] if "#" in tag]
+    assert [one.step for one in events.Scalars("gradient_norm/all")] == [1, 2]
+
+
+def test_a_compiled_model_is_watched_under_its_own_names(tmp_path):
+    compiled = torch.compile(network().train(), backend="eager")
+    compiled(batch()[0])  # what was compiled before has no hooks
+    with TrainingWatch(compiled, batch()[0][:2], tmp_path, every=2, graph=False) as watch:
+        train(compiled, 3, watch)
+    events = read(tmp_path)
+
+    assert [one.step for one in events.Histograms("gradients/4")] == [1, 3]
+    assert [one.step for one in events.Scalars("gradient_norm/8")] == [1, 3]
+
+
+def test_what_is_no_writer_is_refused():
+    with pytest.raises(InputError, match="SummaryWriter"):
+        TrainingWatch(network(), batch()[0], print)
+
+
+@pytest.mark.filterwarnings("ignore")  # its own, with the newest PyTorch
+def test_the_callback_of_lightning_watches_a_training(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch()), batch_size=5)
+
+    class Learner(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+
+        def forward(self, inputs):
+            return self.net(inputs)
+
+        def training_step(self, pair, _):
+            return nn.functional.cross_entropy(self(pair[0]), pair[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    learner = Learner()
+    trainer = lightning.Trainer(
+        max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[lightning_watch(batch()[0][:4], tmp_path, every=2)],
+    )  # fmt: skip
+    trainer.fit(learner, data)
+    events = read(tmp_path)
+
+    assert [one.step for one in events.Scalars("gradient_norm/all")] == [1, 3, 5]
+    assert [one.step for one in events.Images("heat")] == [2, 4, 6]  # at the end of each epoch
+    assert not any(module._forward_hooks for module in learner.modules())
+
+
+@pytest.fixture
+def served(watched):
+    """TensorBoard itself, on loopback."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(watched[0])]
+    running = subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", "0", "--load_fast", "false"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        address, end = None, time.monotonic() + 120
+        while address is None and time.monotonic() < end and (line := running.stderr.readline()):
+            found = re.search(r"http://(?:127\.0\.0\.1|localhost):(\d+)", line)
+            address = found and f"http://127.0.0.1:{found[1]}"
+        assert address, "TensorBoard did not start"
+        while time.monotonic() < end:
+            try:
+                urllib.request.urlopen(f"{address}/data/logdir", timeout=5).read()
+                break
+            except (urllib.error.URLError, TimeoutError):
+                time.sleep(0.2)
+        yield address
+    finally:
+        running.kill()
+        running.wait()
+        running.stderr.close()
+
+
+def test_tensorboard_shows_the_grid_in_a_browser(served, browser):
+    page = browser.new_page()
+    with page.expect_response(
+        lambda one: "individualImage" in one.url and "tag=heat" in one.url, timeout=90_000
+    ) as shown:
+        page.goto(f"{served}/#images", wait_until="commit", timeout=90_000)
+    picture = Image.open(io.BytesIO(shown.value.body()))
+    page.close()
+
+    assert picture.size[0] > 400
+    assert np.asarray(picture.convert("RGB")).std() > 20
+
+
+def test_without_tensorboard_the_sentence_says_what_to_install(tmp_path):
+    script = (
+        "import sys; sys.modules['tensorboard'] = None; import torch, camkit\n"
+        "from camkit.tensorboard import TrainingWatch\n"
+        f"TrainingWatch(torch.nn.Conv2d(3, 2, 3), torch.zeros(1, 3, 8, 8), {str(tmp_path)!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode != 0
+    assert "pip install 'camkit[tensorboard]'" in done.stderr.splitlines()[-1]
+
+
+def test_events_are_where_they_were_asked_for(tmp_path):
+    folder = tmp_path / "a" / "b"
+    with TrainingWatch(camkit.load_model("demo-fair").module, torch.zeros(1, 3, 128, 128), folder):
+        pass
+
+    assert [file.name.split(".")[0] for file in Path(folder).iterdir()] == ["events"]

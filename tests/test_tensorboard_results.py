@@ -1,0 +1,194 @@
+"""What the commands and the examples leave in TensorBoard, read back with its own reader."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+import camkit
+from camkit.checked_demo import write_scenes
+from camkit.cli import main
+from camkit.errors import InputError, OutputError
+from camkit.scenes import scene_paths
+from camkit.tensorboard import write_diagnosis, write_explanation
+
+ROOT = Path(__file__).parents[1]
+
+
+def read(folder):
+    found = EventAccumulator(str(folder), {"histograms": 0, "images": 0, "scalars": 0, "tensors": 0})
+    found.Reload()
+    return found
+
+
+def picture(events, tag):
+    (found,) = events.Images(tag)
+    return np.asarray(Image.open(io.BytesIO(found.encoded_image_string)))
+
+
+def said(events, tag):
+    return events.Tensors(f"{tag}/text_summary")[0].tensor_proto.string_val[0].decode()
+
+
+def test_explain_writes_the_pictures_that_it_draws(tmp_path):
+    names = ("plane-sky", "car-sea")
+    files = [str(scene_paths()[name]) for name in names]
+    code = main(
+        [*files, "--model", "demo-fair", "--top-k", "2", "--style", "side-by-side", "--out", str(tmp_path / "out"),
+         "--tensorboard", str(tmp_path / "runs")]
+    )  # fmt: skip
+    events = read(tmp_path / "runs")
+    drawn = sorted((tmp_path / "out").glob("*.png"))
+
+    assert code == 0
+    assert sorted(events.Tags()["images"]) == [f"explain/{file.stem}" for file in drawn]
+    assert len(drawn) == 4
+    for file in drawn:
+        with Image.open(file) as same:
+            assert np.array_equal(picture(events, f"explain/{file.stem}"), np.asarray(same.convert("RGB")))
+
+
+def test_an_explanation_goes_to_a_writer_at_a_step(tmp_path):
+    found = camkit.explain("demo-fair", scene_paths()["plane-sky"])
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in (3, 5):
+            write_explanation(found, writer, step)
+    events = read(tmp_path)
+
+    (tag,) = events.Tags()["images"]
+    assert tag == f"explain/{found.source}/plane"
+    assert [one.step for one in events.Images(tag)] == [3, 5]
+
+
+def test_diagnose_writes_its_table_and_its_findings(tmp_path):
+    main(
+        ["diagnose", *map(str, scene_paths().values()), "--model", "demo-fair", "--out", str(tmp_path / "out"),
+         "--tensorboard", str(tmp_path / "runs")]
+    )  # fmt: skip
+    events = read(tmp_path / "runs")
+    found = camkit.diagnose("demo-fair", list(scene_paths().values()))
+
+    assert set(events.Tags()["histograms"]) == {
+        *(f"activations/{row.name}" for row in found.rows),
+        *(f"gradients/{row.name}" for row in found.rows if row.gradients is not None),
+    }
+    for row in found.rows:
+        told = events.Histograms(f"activations/{row.name}")[0].histogram_value
+        assert (told.num, told.min, told.max) == (row.activations.count, row.activations.low, row.activations.high)
+        assert list(told.bucket) == list(row.activations.histogram.counts)
+        if row.dead is not None:
+            assert events.Scalars(f"dead_share/{row.name}")[0].value == pytest.approx(len(row.dead) / row.channels)
+    with Image.open(tmp_path / "out" / "diagnose.png") as same:
+        assert np.array_equal(picture(events, "diagnosis"), np.asarray(same.convert("RGB")))
+    assert said(events, "findings")
+
+
+def test_the_findings_of_a_broken_model_are_text(tmp_path):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[4].weight[0, 0] = torch.nan
+    found = camkit.diagnose(net, (torch.randn(8, 3, 9, 9), torch.arange(8) % 2), training=True)
+    write_diagnosis(found, tmp_path)
+    events = read(tmp_path)
+
+    assert found.findings
+    assert all(one.text in said(events, "findings") for one in found.findings)
+    for row in found.rows:
+        if row.parameter_gradient is not None and np.isfinite(row.parameter_gradient):
+            told = events.Scalars(f"gradient_norm/{row.name}")[0].value
+            assert told == pytest.approx(row.parameter_gradient, rel=1e-6)
+
+
+def test_check_writes_its_verdict_its_measures_and_the_worst_pictures(tmp_path):
+    data = write_scenes(tmp_path / "scenes", 10)
+    config = tmp_path / "camkit.toml"
+    config.write_text("[check]\nper_class = 10\npastes = 1\n[limits]\nleast_pictures = 10\n")
+    code = main(
+        ["check", str(data), "--model", "demo-biased", "--config", str(config), "--out", str(tmp_path / "out"),
+         "--tensorboard", str(tmp_path / "runs")]
+    )  # fmt: skip
+    events, summary = read(tmp_path / "runs"), (tmp_path / "out" / "summary.md").read_text("utf-8")
+
+    assert code == 1
+    assert said(events, "check").strip() == summary.strip()
+    tags = events.Tags()["scalars"]
+    for what in ("accuracy", "gap", "sufficiency", "skill"):
+        assert f"check/{what}/all classes" in tags
+        assert f"check/{what}/plane" in tags
+    assert events.Scalars("check/gap/all classes")[0].value > 0.5
+    strips = [tag for tag in events.Tags()["images"] if tag.startswith("check/")]
+    assert len(strips) == 12 // 4 * 4
+    for tag in strips:
+        wide = picture(events, tag)
+        assert wide.shape[1] > 3 * wide.shape[0]
+        assert tag.split("/")[1] in said(events, tag)
+
+
+@pytest.mark.parametrize("command", [[], ["diagnose"]])
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_computed(tmp_path, capsys, command):
+    (tmp_path / "file").write_text("in the way")
+    code = main(
+        [*command, str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--out", str(tmp_path / "out"),
+         "--tensorboard", str(tmp_path / "file")]
+    )  # fmt: skip
+
+    assert code == OutputError.exit_code
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_a_colormap_that_is_none_is_one_sentence(tmp_path):
+    found = camkit.explain("demo-fair", scene_paths()["plane-sky"])
+    with pytest.raises(InputError, match="loud"):
+        write_explanation(found, tmp_path, colormap="loud")
+
+
+def test_the_examples_of_the_guide_run_and_its_tags_are_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    guide = (ROOT / "docs" / "tensorboard.md").read_text("utf-8")
+    scope = {}
+    for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):
+        exec(block, scope)
+    events = read(tmp_path / "runs" / "first")
+    written = {tag for kind in ("histograms", "images", "scalars") for tag in events.Tags()[kind]}
+
+    table = re.findall(r"^\| (`.*?) \|", guide, re.MULTILINE)
+    for tag in re.findall(r"`([^`]+)`", " ".join(table)):
+        stem = tag.replace("LAYER", "").replace("NAME", "")
+        assert any(one.startswith(stem) for one in written), tag
+    assert events.Tags()["graph"]
+    assert [one.step for one in events.Images("heat")] == [1, 3]
+    assert events.Images("diagnosis")[0].step == 4
+
+
+def test_the_commands_of_the_guide_exist(capsys):
+    guide = (ROOT / "docs" / "tensorboard.md").read_text("utf-8")
+    for command in re.findall(r"^camkit (.*--tensorboard.*)$", guide, re.MULTILINE):
+        words = [word for word in command.split()[:1] if word in ("diagnose", "check")]
+        main([*words, "--help"])
+        assert "--tensorboard" in capsys.readouterr().out
+
+
+def test_the_example_shows_heat_moving_onto_the_object(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "train_and_watch.py", "--logdir", tmp_path, "--epochs", "6", "--scenes", "800"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    events = read(tmp_path)
+
+    shares = [one.value for one in events.Scalars("heat/on objects")]
+    (even,) = (one.value for one in events.Scalars("heat/spread evenly"))
+    assert len(shares) == len(events.Images("heat")) == 7
+    assert shares[0] < 1.5 * even
+    assert max(shares[-2:]) > 2 * even
+    assert len(done.stdout.splitlines()) == 7
