@@ -180,8 +180,9 @@ def test_the_commands_of_the_guide_exist(capsys):
 
 
 def test_the_example_shows_heat_moving_onto_the_object(tmp_path):
+    script = ROOT / "examples" / "train_and_watch.py"
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "train_and_watch.py", "--logdir", tmp_path, "--epochs", "6", "--scenes", "800"],
+        [sys.executable, script, "--logdir", tmp_path, "--epochs", "6", "--scenes", "800"],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     events = read(tmp_path)
