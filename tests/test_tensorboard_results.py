@@ -126,7 +126,7 @@ def test_check_writes_its_verdict_its_measures_and_the_worst_pictures(tmp_path):
         assert f"check/{what}/all classes" in tags
         assert f"check/{what}/plane" in tags
     assert events.Scalars("check/gap/all classes")[0].value > 0.5
-    strips = [tag for tag in events.Tags()["images"] if tag.startswith("check/")]
+    strips = [tag for tag in events.Tags()["images"] if tag.startswith("worst/")]
     assert len(strips) == 12 // 4 * 4
     for tag in strips:
         wide = picture(events, tag)
@@ -190,6 +190,6 @@ def test_the_example_shows_heat_moving_onto_the_object(tmp_path):
     shares = [one.value for one in events.Scalars("heat/on objects")]
     (even,) = (one.value for one in events.Scalars("heat/spread evenly"))
     assert len(shares) == len(events.Images("heat")) == 7
-    assert shares[0] < 1.5 * even
-    assert max(shares[-2:]) > 2 * even
+    assert shares[0] < 1.3 * even
+    assert min(shares[-2:]) > 1.5 * even
     assert len(done.stdout.splitlines()) == 7

@@ -81,8 +81,8 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
                 _add_scalar(events, f"check/{what}/{name}", value, step)
         for strip in strips(result):
             drawn = grid([panel.pixels for panel in strip.panels], columns=len(strip.panels))
-            add_picture(events, f"check/{strip.row.label}/{strip.row.name}", drawn, step)
-            events.add_text(f"check/{strip.row.label}/{strip.row.name}", strip.sentence, step)
+            add_picture(events, f"worst/{strip.row.name}", drawn, step)
+            events.add_text(f"worst/{strip.row.name}", strip.sentence, step)
 
 
 def _figures(one: Measures) -> dict[str, float]:
