@@ -14,12 +14,12 @@ from camkit import overlay
 from camkit.background.answers import outputs_of
 from camkit.background.baseline import check_comparable, check_layer, compare, read_baseline
 from camkit.background.check import CheckResult, run_check
-from camkit.background.classes import match_classes, read_class_map
+from camkit.background.classes import class_map_of, match_classes, read_class_map
 from camkit.background.config import Settings, read_config, settings_from
 from camkit.background.data import read_data
 from camkit.background.heat import heat_rows
 from camkit.background.journal import Journal
-from camkit.background.plan import Plan, content_hash, fingerprint, make_plan
+from camkit.background.plan import SPARE, Plan, content_hash, fingerprint, make_plan
 from camkit.background.showcase import strips, thumbnails
 from camkit.background.values import Progress, Stage
 from camkit.errors import InputError, OutputError
@@ -145,12 +145,13 @@ def _settings(config: Settings | Mapping[str, Any] | str | Path | None, *, quick
     if not quick:
         return settings
     fewer = {name: min(most, getattr(settings.check, name)) for name, most in QUICK.items()}
+    fewer["per_class"] = min(settings.check.per_class, max(fewer["per_class"], settings.limits.least_pictures + SPARE))
     return settings.model_copy(update={"check": settings.check.model_copy(update=fewer)})
 
 
 def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings) -> Mapping[str, Any] | None:
     if isinstance(given, Mapping):
-        return {name: list(value) if isinstance(value, (list, tuple)) else [value] for name, value in given.items()}
+        return class_map_of(given, "class_map")
     file = settings.data.class_map if given is None else Path(given)
     return None if file is None else read_class_map(file)
 
@@ -166,12 +167,12 @@ def finish_check(
 ) -> CheckResult:
     """Make a planned check, and write its reports."""
     hashes = fingerprint(plan)
-    earlier = None if baseline is None else read_baseline(baseline)
+    earlier = None if baseline is None else read_baseline(_found_again(baseline, out) if resume else baseline)
     if earlier is not None and baseline is not None:
         check_comparable(earlier, hashes, baseline)
         first = next(heat_rows(plan, plan.data.items[:1]))
         if "layer" in first:
-            check_layer(earlier, first["layer"])
+            check_layer(earlier, first["layer"], first.get("grid"))
     journal = None if out is None else out / JOURNAL
     with Journal(journal, " ".join([words.VERSION, *hashes.values()]), resume=resume) as rows:
         if out is not None:
@@ -187,6 +188,12 @@ def finish_check(
             write_reports(result, out, inconclusive)
             journal.unlink(missing_ok=True)
     return result
+
+
+def _found_again(baseline: Path, out: Path | None) -> Path:
+    """Return where a baseline is that the interrupted check put aside before it began."""
+    aside = baseline.with_name(f"before-{baseline.name}")
+    return aside if out is not None and baseline == out / REPORTS[1] and not baseline.exists() else baseline
 
 
 def _put_aside(out: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,13 +159,22 @@ def test_a_baseline_of_the_same_run_shows_no_change_and_another_is_refused(biase
     assert "of other settings" in other.stderr
 
 
-def test_a_baseline_of_another_layer_is_refused_before_anything_is_computed(biased, scenes, tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"layer": "features.1"}, r"heat is of layer 'features\.1'"),
+        ({"grids": ["7x7"]}, r"grid 7x7, this one of 16x16"),
+    ],
+)
+def test_a_baseline_of_another_layer_or_grid_is_refused_before_anything_is_computed(
+    biased, scenes, tmp_path, changed, said
+):
     report = json.loads((biased[1] / "report.json").read_text())
     other = tmp_path / "other.json"
-    other.write_text(json.dumps({**report, "layer": "features.1"}))
+    other.write_text(json.dumps({**report, **changed}))
     told = []
 
-    with pytest.raises(InputError, match=r"heat is of layer 'features\.1'"):
+    with pytest.raises(InputError, match=said):
         camkit.check(
             "demo-biased", scenes, config=scenes.parent / "camkit.toml", baseline=other,
             progress=lambda *stage: told.append(stage),
@@ -173,13 +183,33 @@ def test_a_baseline_of_another_layer_is_refused_before_anything_is_computed(bias
     assert not told
 
 
+def test_an_interrupted_check_goes_on_with_the_baseline_that_it_put_aside(biased, scenes, tmp_path):
+    shutil.copy(biased[1] / "report.json", tmp_path / "report.json")
+    asked = {"config": scenes.parent / "camkit.toml", "out": tmp_path, "baseline": tmp_path / "report.json"}
+
+    def interrupt(stage, done, of):
+        if stage == "experiment":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        camkit.check("demo-biased", scenes, **asked, progress=interrupt)
+    assert not (tmp_path / "report.json").exists()
+    found = camkit.check("demo-biased", scenes, **asked, resume=True)
+
+    assert found.change is not None
+    assert found.change.gap.value == 0
+
+
 def test_a_damaged_baseline_is_refused_with_a_sentence(biased, scenes, tmp_path):
     report = json.loads((biased[1] / "report.json").read_text())
     damaged = tmp_path / "damaged.json"
     damaged.write_text(json.dumps({**report, "images": [{"name": "cat"}]}))
 
     with pytest.raises(InputError, match="damaged"):
-        camkit.check("demo-biased", scenes, config=scenes.parent / "camkit.toml", baseline=damaged)
+        camkit.check(
+            "demo-biased", scenes, config=scenes.parent / "camkit.toml", baseline=damaged,
+            progress=lambda *stage: pytest.fail("something was computed"),
+        )  # fmt: skip
 
 
 def test_a_baseline_without_hashes_is_refused_with_a_sentence(biased, scenes, tmp_path):

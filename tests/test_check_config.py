@@ -160,6 +160,8 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, text: str, mes
         (WAIVER.replace("2030-01-31", "true"), "waivers.0.expires"),
         (WAIVER.replace("2030-01-31", "10:00:00"), "waivers.0.expires"),
         (WAIVER.replace('"known"', '""'), "waivers.0.reason"),
+        (WAIVER.replace('"known"', '"  "'), "waivers.0.reason"),
+        ("[model]\nsize = [1, 2, 3]", "model.size"),
         (WAIVER.replace('reason = "known"\n', ""), "waivers.0.reason"),
         (WAIVER + WAIVER.replace('class = "cat"\n', ""), "waivers.1.class"),
     ],
@@ -192,7 +194,8 @@ def test_pyproject_counts_where_it_speaks_of_camkit(tmp_path: Path) -> None:
     for text in ("", "tool = 3", "[tool]\nother = 3", "[project]\nname = 'x'"):
         project.write_text(text)
         assert find_config(tmp_path) is None
-        assert read_config(project) == Settings()
+        with pytest.raises(InputError, match=r"has no \[tool\.camkit\]"):
+            read_config(project)
     project.write_text("[tool.camkit.check]\nseed = 5\n[tool.other]\nx = 1")
     assert find_config(tmp_path) == project
     assert read_config(project).check.seed == 5

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from camkit.background.classes import match_classes, read_class_map
+from camkit.background.classes import class_map_of, match_classes, read_class_map
 from camkit.background.data import read_data
 from camkit.background.plan import without_duplicates
 from camkit.background.sampling import stratified
@@ -72,6 +72,7 @@ def test_a_folder_per_class_with_empty_ones_hidden_ones_and_reports(tmp_path: Pa
     assert labels(found) == {"cat/a.jpg": "cat", "cat/deep/b.PNG": "cat", "dog/a.jpg": "dog"}
     assert found.classes == ("cat", "dog")
     assert found.left_out["classes without pictures"] == ("fish",)
+    assert found.left_out["folders that are regions' by their names"] == ("labels",)
     assert found.facts == ("3 pictures of 2 classes (a folder per class)", "no regions")
 
 
@@ -375,6 +376,24 @@ def test_an_output_of_two_classes_and_a_class_of_all_outputs_are_refused() -> No
         match_classes(["cat", "dog"], None, 3, {"cat": [0, 1], "dog": [1]})
     with pytest.raises(InputError, match="every output of the model is 'cat'"):
         match_classes(["cat"], None, 2, {"cat": [0, 1]})
+
+
+def test_a_table_of_classes_may_be_a_mapping_and_is_checked_as_a_file_is() -> None:
+    assert class_map_of({"cat": np.int64(1), "dog": ("pug", 3), "_from": None}, "class_map") == {
+        "cat": [1],
+        "dog": ["pug", 3],
+    }
+    for wrong in (1.0, None, [], True, [1.5], {"b": 1}):
+        with pytest.raises(InputError, match="class_map: 'a' must have indices or labels"):
+            class_map_of({"a": wrong}, "class_map")
+
+
+def test_two_names_of_one_number_are_refused_and_twins_are_told() -> None:
+    with pytest.raises(InputError, match="output 1 of the model is both '01' and '1'"):
+        match_classes(["01", "1"], None, 5, None)
+    assert match_classes(["crane", "dog"], ["crane", "dog", "crane"], 3, None).how == (
+        "by label; 'crane' is outputs 0 and 2"
+    )
 
 
 def test_a_table_of_classes_is_read_and_its_remarks_left_out(tmp_path: Path) -> None:

@@ -622,9 +622,53 @@ def test_a_mask_of_another_size_or_no_picture_is_an_image_error(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["a-mask.png", "a_mask.png", "a.mask.png", "a_segmentation_mask.png", "a_seg.png"])
 def test_masks_among_the_pictures_belong_to_the_picture_they_are_named_after(tmp_path: Path, name: str) -> None:
     save(tmp_path, INSIDE * 255).rename(tmp_path / name)
-    Image.new("RGB", SIZE).save(tmp_path / "b.png")
+    for picture in ("a.JPG", "b.png", "c-with-mask.png"):
+        Image.new("RGB", SIZE).save(tmp_path / picture)
     (found,) = find_regions(tmp_path)
     assert list(found.things) == ["a"]
+    assert masks.is_mask(tmp_path / name)
+    assert not masks.is_mask(tmp_path / "c-with-mask.png")  # somebody who wears one
+
+
+def test_a_named_folder_alone_is_read(tmp_path: Path) -> None:
+    for place in ("my_regions", "masks"):
+        (tmp_path / place).mkdir()
+        Image.new("L", SIZE, 255).save(tmp_path / place / f"{place}.png")
+    (tmp_path / "Annotations").mkdir()
+    (tmp_path / "Annotations" / "a.xml").write_text("<annotation><filename>a.png</filename></annotation>")
+    for place in ("my_regions", "masks"):
+        (found,) = read_regions(tmp_path / place)
+        assert (found.form, list(found.things)) == ("mask pictures", [place])
+    (found,) = read_regions(tmp_path / "Annotations")
+    assert found.form == "Pascal VOC"
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [((30, 40), "shown turned, as its EXIF"), ((80, 60), "80x60 pixels, and it has")]
+)
+def test_an_object_of_a_picture_of_another_size_is_refused(size: tuple[int, int], said: str) -> None:
+    thing = Thing("cat", Box(1, 1, 9, 9), size=size)
+    assert scaled(thing, size) is thing
+    with pytest.raises(ImageError, match=said):
+        scaled(thing, (40, 30))
+
+
+@pytest.mark.parametrize("form", ["coco", "voc"])
+def test_the_size_a_file_states_is_kept_with_its_objects(tmp_path: Path, form: str) -> None:
+    if form == "coco":
+        rows = {"images": [{"id": 1, "file_name": "a.png", "width": 32, "height": 24}],
+                "categories": [{"id": 1, "name": "cat"}],
+                "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9]}]}  # fmt: skip
+        (tmp_path / "a.json").write_text(json.dumps(rows))
+        found = coco.read(tmp_path / "a.json")
+    else:
+        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
+        size = "<size><width>32</width><height>24</height></size>"
+        (tmp_path / "a.xml").write_text(
+            f"<annotation><filename>a.png</filename>{size}<object><name>cat</name>{box}</object></annotation>"
+        )
+        found = voc.read(tmp_path / "a.xml")
+    assert [thing.size for thing in found.things["a.png"]] == [(32, 24)]
 
 
 def test_a_folder_of_masks_without_one_is_none(tmp_path: Path) -> None:

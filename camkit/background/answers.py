@@ -17,8 +17,6 @@ from camkit.models import device_of, dtype_of
 from camkit.targets import logits_of
 from camkit.values import LoadedModel
 
-_TRIES = 20
-
 NO_ANSWER = -1
 """The output named where the logits hold NaN or infinity."""
 
@@ -60,7 +58,7 @@ def outputs_of(model: LoadedModel, items: Sequence[Item]) -> int:
     module, place = model.module, device_of(model.module)
     assert model.preprocess is not None
     failure: CamkitError | None = None
-    for item in items[:_TRIES]:
+    for item in items:
         try:
             tensor = prepare(item.path, model.preprocess, item.name).tensor
         except CamkitError as error:

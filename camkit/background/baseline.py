@@ -14,6 +14,9 @@ from camkit.background.measures import ImageRow
 from camkit.background.statistics import Estimate, interval, numbered, resampled
 from camkit.errors import InputError
 
+_COMPARED = {"sha256", "same", "other", "energy", "shuffled", "ceiling"}
+"""What is read of a picture of an earlier run."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -50,6 +53,8 @@ def read_baseline(file: Path) -> dict[str, Any]:
         raise InputError(f"{file} is no report.json of camkit check")
     if not isinstance(found["hashes"], dict) or not all(isinstance(found[name], list) for name in ("images", "grids")):
         raise InputError(f"{file} is no report.json of camkit check: it is damaged")
+    if not all(isinstance(one, dict) and one.keys() >= _COMPARED for one in found["images"]):
+        raise InputError(f"{file} is no report.json of camkit check: its pictures are damaged")
     if found["schema"] != 1:
         raise InputError(f"{file} has the schema {found['schema']}, and this camkit reads 1")
     return found
@@ -66,8 +71,8 @@ def check_comparable(baseline: Mapping[str, Any], hashes: Mapping[str, str], sou
             raise InputError(f"{source} is of other {name}, so it cannot be compared; make a new baseline")
 
 
-def check_layer(baseline: Mapping[str, Any], layer: str) -> None:
-    """Refuse a baseline whose heat is of another layer.
+def check_layer(baseline: Mapping[str, Any], layer: str, grid: Sequence[int] | None = None) -> None:
+    """Refuse a baseline whose heat is of another layer, or of another grid than a first picture's.
 
     Raises:
         InputError: the two runs cannot be compared.
@@ -77,6 +82,14 @@ def check_layer(baseline: Mapping[str, Any], layer: str) -> None:
             f"the baseline's heat is of layer {baseline['layer']!r} and this one of {layer!r}; name the layer "
             "([check] layer) or make a new baseline"
         )
+    found = [] if grid is None else ["x".join(map(str, grid))]
+    if baseline["grids"] and not set(found) <= set(baseline["grids"]):
+        raise InputError(_other_grids(baseline, found))
+
+
+def _other_grids(baseline: Mapping[str, Any], grids: Sequence[str]) -> str:
+    before = ", ".join(map(str, baseline["grids"]))
+    return f"the baseline's heat is of the grid {before}, this one of {', '.join(grids)}; make a new baseline"
 
 
 def compare(
@@ -101,9 +114,7 @@ def compare(
     """
     check_layer(baseline, layer)
     if list(baseline["grids"]) != list(grids):
-        raise InputError(
-            f"the baseline's heat is of the grids {baseline['grids']}, this one of {list(grids)}; make a new baseline"
-        )
+        raise InputError(_other_grids(baseline, grids))
     try:
         return _paired(baseline, rows, contents, seed)
     except (KeyError, TypeError, AttributeError) as error:

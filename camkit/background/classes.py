@@ -7,7 +7,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from camkit.errors import InputError
 
@@ -50,9 +52,12 @@ def match_classes(
         found = {name: by_name.get(plain(name), ()) for name in classes}
         unknown = [name for name, indices in found.items() if not indices]
         if not unknown:
-            return Matched(_apart(found, outputs), "by label")
+            several = [
+                f"{name!r} is outputs {' and '.join(map(str, one))}" for name, one in found.items() if len(one) > 1
+            ]
+            return Matched(_apart(found, outputs), "; ".join(["by label", *several]))
     if all(name.isdecimal() and int(name) < outputs for name in classes):
-        return Matched({name: (int(name),) for name in classes}, "by number")
+        return Matched(_apart({name: (int(name),) for name in classes}, outputs), "by number")
     wordnet = all(_WORDNET.fullmatch(name) for name in classes)
     if len(classes) == outputs and (labels is None or wordnet):
         return Matched(
@@ -134,12 +139,21 @@ def read_class_map(path: Path) -> dict[str, list[int | str]]:
         raise InputError(f"the table of classes in {path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise InputError(f"{path} is no table from class to labels: an object of JSON is expected")
+    return class_map_of(found, str(path))
+
+
+def class_map_of(found: Mapping[str, Any], source: str) -> dict[str, list[int | str]]:
+    """Check a table from class to an index, a label, or a list of these; keys that begin with "_" are remarks.
+
+    Raises:
+        InputError: it is no such table.
+    """
     table: dict[str, list[int | str]] = {}
     for name, value in found.items():
-        values = value if isinstance(value, list) else [value]
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
         if str(name).startswith("_"):
             continue
-        if not values or not all(isinstance(one, (int, str)) and not isinstance(one, bool) for one in values):
-            raise InputError(f"{path}: {name!r} must have indices or labels of the model, not {value!r}")
-        table[str(name)] = values
+        if not values or not all(isinstance(one, (Integral, str)) and not isinstance(one, bool) for one in values):
+            raise InputError(f"{source}: {name!r} must have indices or labels of the model, not {value!r}")
+        table[str(name)] = [one if isinstance(one, str) else int(one) for one in values]
     return table

@@ -6,9 +6,9 @@ import datetime as dt
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
 from camkit.background.classes import plain
@@ -21,13 +21,16 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Side: TypeAlias = Annotated[int, Field(ge=1)]
+
+
 class ModelPart(_Part):
     """Which model, as the command line's options say it."""
 
     name: str | None = None
     weights: str | None = None
     device: str | None = None
-    size: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=1)]] | None = None
+    size: Annotated[int, Field(ge=1)] | Annotated[list[Side], Field(min_length=2, max_length=2)] | None = None
     mean: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
     std: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     labels: Path | None = None
@@ -81,7 +84,7 @@ class Waiver(_Part):
     """A class that may ship although it fails, why, and until when."""
 
     name: str = Field(alias="class")
-    reason: str = Field(min_length=1)
+    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     expires: dt.date
 
     @field_validator("expires", mode="before")
@@ -151,7 +154,10 @@ def read_config(file: Path) -> Settings:
     Raises:
         InputError: it cannot be read, has an unknown key, or a value that is none.
     """
-    settings = settings_from(_table(file) or {}, str(file))
+    table = _table(file)
+    if table is None:
+        raise InputError(f"{file} has no [tool.camkit]")
+    settings = settings_from(table, str(file))
     here = file.parent
     moved = {
         name: here / path
@@ -201,6 +207,8 @@ def _sentence(error: Any) -> str:
         return f"there is no setting {where!r}{did_you_mean(place[-1], _keys(place[:-1]))}"
     if error["type"] == "missing":
         return f"{where!r} is missing"
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{where!r} is {error['input']!r}: a table of settings is expected"
     return f"{where!r} is {error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 

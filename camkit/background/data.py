@@ -14,7 +14,7 @@ from camkit.background.classes import plain
 from camkit.background.regions import find_regions, is_mask, read_regions
 from camkit.background.regions.boxes import columns
 from camkit.background.values import Annotations, Dataset, Item, Thing
-from camkit.errors import InputError
+from camkit.errors import ImageError, InputError, did_you_mean
 from camkit.images import find_pictures
 from camkit.values import Box
 
@@ -68,6 +68,7 @@ def read_data(
         return Dataset(root, tuple(items), classes, form, tuple(facts), left_out)
     index = [_Index(source, [item.name for item in items]) for source in found]
     lowered = {plain(name) for name in classes}
+    _check_allowed(also or {}, index)
     matched = [_with_things(item, index, lowered, (also or {}).get(item.label, frozenset())) for item in items]
     for source, known in zip(found, index, strict=True):
         facts.append(_belonging(source, known, items, root))
@@ -106,6 +107,17 @@ def _without_classes(index: Sequence[_Index], classes: Collection[str]) -> list[
     ]
 
 
+def _check_allowed(also: Mapping[str, frozenset[str]], index: Sequence[_Index]) -> None:
+    """Refuse categories, named in a config, that no object is of."""
+    known = {category for one in index for category in one.categories} - {""}
+    for label, names in also.items():
+        for name in sorted(names - known):
+            raise InputError(
+                f"the config lets {label!r} be recognised by {name!r}, and no object is of that category"
+                f"{did_you_mean(name, sorted(known))}"
+            )
+
+
 def _first(found: Sequence[Annotations]) -> str:
     return next((name for source in found for name in source.things), "nothing")
 
@@ -123,11 +135,10 @@ def _labelled(
     folders = [
         folder
         for folder in sorted(data.iterdir())
-        if folder.is_dir()
-        and folder.name[0] != "."
-        and folder.name.lower() not in _BESIDE
-        and (skip is None or folder.resolve() != skip.resolve())
+        if folder.is_dir() and folder.name[0] != "." and (skip is None or folder.resolve() != skip.resolve())
     ]
+    beside = tuple(folder.name for folder in folders if folder.name.lower() in _BESIDE)
+    folders = [folder for folder in folders if folder.name not in beside]
     by_class = {folder.name: [file for file in find_pictures([folder]) if _is_picture(file)] for folder in folders}
     empty = tuple(name for name, files in by_class.items() if not files)
     named = any(thing.category for source in found for things in source.things.values() for thing in things)
@@ -139,7 +150,8 @@ def _labelled(
             for name, files in by_class.items()
             for file in files
         ]
-        return items, "a folder per class", {"classes without pictures": empty} if empty else {}
+        left_out = {"classes without pictures": empty, "folders that are regions' by their names": beside}
+        return items, "a folder per class", {what: names for what, names in left_out.items() if names}
     table = _table_of(data)
     if table is not None:
         return _from_table(table, group)
@@ -294,7 +306,17 @@ def _belonging(source: Annotations, index: _Index, items: Iterable[Item], root: 
 
 
 def scaled(thing: Thing, size: tuple[int, int]) -> Thing:
-    """Return an object in pixels of a picture of ``size`` (width, height)."""
+    """Return an object in pixels of a picture of ``size`` (width, height).
+
+    Raises:
+        ImageError: it was drawn on a picture of another size.
+    """
+    if thing.size is not None and thing.size != size:
+        turned = " (it is shown turned, as its EXIF data says)" if thing.size == size[::-1] else ""
+        raise ImageError(
+            f"its objects are those of a picture of {thing.size[0]}x{thing.size[1]} pixels, and it has "
+            f"{size[0]}x{size[1]}{turned}"
+        )
     if not thing.shares:
         return thing
     width, height = size

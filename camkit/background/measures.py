@@ -127,6 +127,11 @@ class Limits:
 Effect = Literal["gap", "sufficiency", "attraction"]
 
 
+def _number_of(name: str) -> int:
+    """Return a number for a name, the same on every machine."""
+    return zlib.crc32(name.encode(errors="surrogateescape"))
+
+
 def weakest(tested: Mapping[str, Tested]) -> Tested | None:
     """Return the fill that shows the least effect, which decides."""
     return min(tested.values(), key=lambda one: one.effect.value, default=None)
@@ -219,7 +224,7 @@ def _attractions(rows: Sequence[ImageRow], limit: float, seed: int) -> dict[str,
                 continue
             column = np.array([(float(one.drawn), named[name] / elsewhere, 1.0) for one in parts])
             by_object, by_background = (
-                _tested(resampled(column, numbered(of), [seed, zlib.crc32(name.encode()), turn]), column, of, limit)
+                _tested(resampled(column, numbered(of), [seed, _number_of(name), turn]), column, of, limit)
                 for turn, of in enumerate(([one.group for one in parts], [one.background for one in parts]))
             )
             pictures = len({one.picture for one in parts})
@@ -246,7 +251,7 @@ def _gap_by_background(name: str, rows: Sequence[ImageRow], fill: str, limit: fl
     shares, draws = [], []
     for turn, arm in enumerate(arms):
         column = np.array([(float(right), 1.0) for _, right in arm])
-        sums = resampled(column, numbered([group for group, _ in arm]), [seed, zlib.crc32(name.encode()), 2 + turn])
+        sums = resampled(column, numbered([group for group, _ in arm]), [seed, _number_of(name), 2 + turn])
         draws.append(sums[:, 0] / np.where(sums[:, 1] > 0, sums[:, 1], np.nan))
         shares.append(float(column[:, 0].mean()))
     groups = min(len({group for group, _ in arm}) for arm in arms)
@@ -323,9 +328,7 @@ def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, cha
     columns = {key: column for key, column in columns.items() if column.any()}
     if not columns:
         return _Effects()
-    sums = resampled(
-        np.hstack(list(columns.values())), numbered([row.group for row in rows]), [seed, zlib.crc32(name.encode())]
-    )
+    sums = resampled(np.hstack(list(columns.values())), numbered([row.group for row in rows]), [seed, _number_of(name)])
     found = _Effects()
     for number, ((what, fill), column) in enumerate(columns.items()):
         groups = [row.group for row, part in zip(rows, column, strict=True) if part[2] or part[1]]

@@ -95,7 +95,8 @@ def _regions_of(item: Item) -> str:
         return content_hash(outline_of) if isinstance(outline_of, Path) else repr(outline_of)
 
     return ";".join(
-        f"{one.category}{one.box}{one.shares}{one.crowd}{written(one.outline)}" for one in (*item.things, *item.others)
+        f"{one.category}{one.box}{one.shares}{one.crowd}{one.size}{written(one.outline)}"
+        for one in (*item.things, *item.others)
     )
 
 
@@ -141,7 +142,7 @@ def without_duplicates(data: Dataset) -> Dataset:
     return replace(data, items=tuple(item for item in data.items if item.name not in gone), left_out=left_out)
 
 
-_SPARE = 10
+SPARE = 10
 """Pictures of a class beyond those that must be testable, since some are not."""
 
 
@@ -151,7 +152,7 @@ def make_plan(model: LoadedModel, data: Dataset, matched: Matched, settings: Set
     with_regions = any(item.things for item in data.items)
     settled = settings.check
     usable = [item for item in data.items if item.things or not with_regions]
-    most = max(settled.most, len(data.classes) * (settings.limits.least_pictures + _SPARE))
+    most = max(settled.most, len(data.classes) * (settings.limits.least_pictures + SPARE))
     drawn = stratified(usable, settled.per_class, most, settled.seed)
     sample = [item for item in drawn if not settings.expects_anything(item.label)]
     backgrounds = sample if len({item.label for item in sample}) > 1 else drawn

@@ -22,7 +22,8 @@ class Thing:
 
     ``category`` is "" where the annotation names none. ``outline`` is what COCO calls a segmentation (polygons or a
     run-length encoding), or the file of a mask. ``shares`` where coordinates are shares of the picture, not pixels.
-    A ``crowd`` is no object to explain, but is removed with them.
+    A ``crowd`` is no object to explain, but is removed with them. ``size`` is the width and height of the picture it is
+    an object of, where they are stated.
     """
 
     category: str
@@ -30,6 +31,7 @@ class Thing:
     outline: list[Any] | dict[str, Any] | Path | None = None
     shares: bool = False
     crowd: bool = False
+    size: tuple[int, int] | None = None
 
     @property
     def kind(self) -> RegionKind:
@@ -41,14 +43,12 @@ class Thing:
 class Annotations:
     """What a source of regions says: the objects of each picture, by the name it gives the picture.
 
-    ``sizes`` are the pictures' widths and heights where the source states them; ``problems`` counts what was left out,
-    each kind with a few of the pictures.
+    ``problems`` counts what was left out, each kind with a few of the pictures.
     """
 
     form: str
     source: str
     things: Mapping[str, tuple[Thing, ...]]
-    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 

@@ -248,7 +248,11 @@ def _untested(one: Measures, limits: LimitsPart, insane: Sequence[str], chance: 
     least = max(limits.gap, chance)
     if one.gap and wilson(round(own * one.tested), one.tested)[0] <= least:
         kind = "answers to pasted pictures are hardly better than chance, so no gap could show"
-        reasons.append(Reason(kind, f"right for {own:.0%} on backgrounds of its own class, too few for a gap to show"))
+        reasons.append(
+            Reason(
+                kind, f"right for {own:.0%} of {one.tested} on backgrounds of its own class, too few for a gap to show"
+            )
+        )
     if not one.tested and one.sufficiency:
         kind = "there is nothing to show the objects on"
         reasons.append(

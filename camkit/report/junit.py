@@ -16,7 +16,7 @@ def render(result: CheckResult, inconclusive: Literal["pass", "fail"] = "pass") 
 
     INCONCLUSIVE classes are skipped too, or fail where that is asked for.
     """
-    suite = TestSuite(f"camkit check of {result.plan.model.name}")
+    suite = TestSuite(_printable(f"camkit check of {result.plan.model.name}"))
     for name in [*result.classes, ""]:
         suite.add_testcase(_case(name or "all classes together", result.judged[name], inconclusive, is_all=not name))
     for name, error in result.failures.items():
@@ -37,8 +37,8 @@ def _printable(text: str) -> str:
 def _case(name: str, judged: Judged, inconclusive: Literal["pass", "fail"], *, is_all: bool) -> TestCase:
     case = TestCase(_printable(name), "background")
     why = _printable("; ".join(reason.text for reason in judged.reasons))
-    if judged.verdict == "FAIL" and judged.waived:
-        case.result = [Skipped(f"waived: {judged.waived}: {why}")]
+    if judged.verdict in ("FAIL", "INCONCLUSIVE") and judged.waived:
+        case.result = [Skipped(_printable(f"waived: {judged.waived}: {why}"))]
     elif judged.verdict == "FAIL" or (judged.verdict == "INCONCLUSIVE" and inconclusive == "fail"):
         case.result = [Failure(why, "background")]
     elif judged.verdict == "INCONCLUSIVE" and not is_all:

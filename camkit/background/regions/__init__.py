@@ -25,7 +25,10 @@ def read_regions(source: Path) -> list[Annotations]:
         InputError: there is nothing there, or nothing that is understood.
     """
     if source.is_dir():
-        found = find_regions(source) or ([masks.read(source)] if any(source.rglob("*.png")) else [])
+        inside = source.resolve()
+        files = [(form, file) for form in FORMS.values() for file in form.find(source)]
+        found = [form.read(file) for form, file in files if file.resolve().is_relative_to(inside)]
+        found = found or ([masks.read(source)] if any(source.rglob("*.png")) else [])
     elif source.suffix.lower() in _BY_ENDING:
         found = [FORMS[_BY_ENDING[source.suffix.lower()]].read(source)]
     else:

@@ -11,11 +11,18 @@ from camkit.background.values import Annotations
 _FOLDERS = ("masks", "mask", "segmentations", "SegmentationClass", "SegmentationObject")
 _ENDING = re.compile(r"[._-](mask|segmentation_mask|seg)$", re.IGNORECASE)
 _KINDS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+_PICTURES = (".jpg", ".jpeg", *_KINDS)
 
 
 def is_mask(file: Path) -> bool:
-    """Whether a file of pictures is, by its name, a mask: ``dog-mask.png``, ``dog_mask.png``, ``dog.mask.png``."""
-    return file.suffix.lower() in _KINDS and _ENDING.search(file.stem) is not None
+    """Whether a file among pictures is the mask of one by its name, ``dog-mask.png`` or ``dog_seg.png`` beside a ``dog``.
+
+    Without that picture it is one itself, of somebody with a mask.
+    """
+    if file.suffix.lower() not in _KINDS or _ENDING.search(file.stem) is None:
+        return False
+    of = file.with_name(f"{_ENDING.sub('', file.stem)}.any")
+    return any(of.with_suffix(ending).is_file() for kind in _PICTURES for ending in (kind, kind.upper()))
 
 
 def find(folder: Path) -> list[Path]:

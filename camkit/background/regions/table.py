@@ -72,7 +72,7 @@ class Collected:
             return
         if where is not None and where != box:
             self.problems["boxes that reach out of their picture, cut"].append(picture)
-        self.things[picture].append(Thing(category, where, outline, shares, crowd))
+        self.things[picture].append(Thing(category, where, outline, shares, crowd, self.sizes.get(picture)))
 
     def done(self, form: str, source: Path) -> Annotations:
         """Return what was collected."""
@@ -80,7 +80,6 @@ class Collected:
             form,
             str(source),
             {name: tuple(found) for name, found in self.things.items()},
-            self.sizes,
             {what: tuple(names) for what, names in self.problems.items()},
         )
 
