@@ -1,5 +1,6 @@
 """Events read back with TensorBoard's own reader, and shown by TensorBoard itself in a real browser."""
 
+import copy
 import gc
 import io
 import math
@@ -184,6 +185,7 @@ def test_no_hook_is_left(tmp_path, ends):
     gc.collect()
 
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    assert not torch.nn.modules.module._global_forward_pre_hooks
     assert not any(one._post_accumulate_grad_hooks for one in net.parameters())
     gone = weakref.ref(net)
     del net
@@ -215,19 +217,153 @@ def test_pictures_when_asked_and_steps_as_numbered(tmp_path):
 
 def test_a_network_that_cannot_be_drawn_is_watched_all_the_same(tmp_path):
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 24, 3))  # has no grid of cells
-    with TrainingWatch(net, batch()[0][:2], tmp_path) as watch:
-        train(net, 1, watch)
+    with (
+        TrainingWatch(net, batch()[0][:2], tmp_path, every=1) as watch,
+        pytest.warns(UserWarning, match="goes on") as told,
+    ):
+        train(net, 2, watch)
     events = read(tmp_path)
 
+    assert len(told) == 1
     assert events.Scalars("gradient_norm/all")
     assert any(tag.startswith("heat") for tag in events.Tags()["tensors"])
     assert "heat" not in events.Tags()["images"]
 
 
-@pytest.mark.parametrize("wrong", [{"every": 0}, {"pictures_every": -1}])
-def test_a_step_count_that_is_none_is_one_sentence(tmp_path, wrong):
-    with pytest.raises(InputError, match="from 1"):
-        TrainingWatch(network(), batch()[0], tmp_path, **wrong)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"every": 0}, "from 1"),
+        ({"pictures_every": -1}, "from 1"),
+        ({"images": []}, "at least one picture"),
+        ({"images": torch.zeros(0, 3, 8, 8)}, "at least one picture"),
+        ({"method": "gradcan"}, "gradcam"),
+        ({"layers": "nope"}, "no layer"),
+    ],
+)
+def test_what_cannot_be_watched_is_one_sentence_before_the_training(tmp_path, wrong, said):
+    with pytest.raises(InputError, match=said):
+        TrainingWatch(network(), **{"images": batch()[0], "writer": tmp_path, **wrong})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_closed_watch_takes_no_steps(tmp_path):
+    net = network()
+    watch = TrainingWatch(net, batch()[0], tmp_path, every=1)
+    watch.close()
+    watch.close()
+    with pytest.raises(InputError, match="closed"):
+        watch.step()
+
+
+def test_a_model_is_saved_and_copied_while_it_is_watched(tmp_path):
+    net = network().train()
+    with TrainingWatch(net, batch()[0][:2], tmp_path, every=1, pictures_every=0) as watch:
+        train(net, 1, watch)
+        torch.save(net, tmp_path / "waiting.pt")
+        waiting = copy.deepcopy(net)
+        net(batch()[0])  # a step has begun
+        torch.save(net, tmp_path / "running.pt")
+        running = copy.deepcopy(net)
+        before = watch._recorded[0].calls
+        for one in (waiting, running, *(torch.load(file, weights_only=False) for file in tmp_path.glob("*.pt"))):
+            one(batch()[0])
+        assert watch._recorded[0].calls == before
+
+    assert not any(module._forward_hooks for module in waiting.modules())
+    running(batch()[0])  # with hooks that do nothing
+
+
+def test_gradients_are_written_without_the_scale_of_mixed_precision(tmp_path):
+    plain, scaled = network().train(), network().train()
+    inputs, labels = batch()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    with TrainingWatch(plain, inputs[:2], tmp_path / "plain", pictures_every=0) as watch:
+        train(plain, 1, watch)
+    with TrainingWatch(scaled, inputs[:2], tmp_path / "scaled", pictures_every=0, scaler=scaler) as watch:
+        optimiser = torch.optim.SGD(scaled.parameters(), 0.1)
+        scaler.scale(nn.functional.cross_entropy(scaled(inputs), labels)).backward()
+        scaler.step(optimiser)
+        scaler.update(5.0)
+        watch.step()
+    one, other = read(tmp_path / "plain"), read(tmp_path / "scaled")
+
+    for tag in ("gradient_norm/all", "gradient_norm/4"):
+        assert other.Scalars(tag)[0].value == pytest.approx(one.Scalars(tag)[0].value, rel=1e-4)
+    for tag in ("gradients/4", "weight_gradients/0.weight"):
+        first, second = (events.Histograms(tag)[0].histogram_value for events in (one, other))
+        assert (second.min, second.max) == (pytest.approx(first.min, rel=1e-4), pytest.approx(first.max, rel=1e-4))
+
+
+def test_infinity_is_not_hidden(tmp_path):
+    net = network().train()
+    net[4].weight.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([0]), math.inf))
+    with TrainingWatch(net, batch()[0][:2], tmp_path, pictures_every=0) as watch:
+        inputs, labels = batch()
+        nn.functional.cross_entropy(net(inputs), labels).backward()
+        watch.step()
+    events = read(tmp_path)
+
+    assert events.Scalars("gradient_norm/4")[0].value == events.Scalars("gradient_norm/all")[0].value == math.inf
+    assert math.isfinite(events.Scalars("gradient_norm/0")[0].value)
+    assert events.Scalars("nonfinite/weight_gradients/4.weight")[0].value == 8 * 9
+
+
+def test_channels_of_tokens_are_the_last_axis(tmp_path):
+    net = nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 1))
+    with torch.no_grad():
+        net[0].weight[:10], net[0].bias[:10] = 0, -1
+    tokens = torch.randn(4, 7, 5)
+    with TrainingWatch(net, tokens, tmp_path, pictures_every=0, graph=False) as watch:
+        net(tokens).sum().backward()
+        watch.step()
+
+    assert read(tmp_path).Scalars("dead_share/1")[0].value == pytest.approx(0.25)
+
+
+def test_of_several_forward_passes_in_a_step_the_last_is_recorded(tmp_path):
+    net, (inputs, labels) = network().train(), batch()
+    with TrainingWatch(net, inputs[:2], tmp_path, pictures_every=0, graph=False) as watch:
+        for part in (slice(0, 7), slice(7, 10)):
+            nn.functional.cross_entropy(net(inputs[part]), labels[part]).backward()
+        net.eval()
+        net(inputs)  # a validation before the step is told
+        net.train()
+        watch.step()
+    events = read(tmp_path)
+
+    assert [tag for tag in events.Tags()["histograms"] if "#" in tag] == []
+    assert events.Histograms("activations/0")[0].histogram_value.num == 3 * 8 * 24 * 24
+    assert events.Histograms("gradients/0")[0].histogram_value.num == 3 * 8 * 24 * 24
+    whole = math.sqrt(sum(float(one.grad.double().square().sum()) for one in net.parameters()))
+    assert events.Scalars("gradient_norm/all")[0].value == pytest.approx(whole, rel=1e-5)
+
+
+def test_sparse_gradients_and_weights_that_are_computed(tmp_path):
+    table = nn.Embedding(6, 4, sparse=True)
+    net = nn.Sequential(table, nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)))
+    words = torch.tensor([[1, 2], [3, 3]])
+    with TrainingWatch(net, torch.zeros(1, 3), tmp_path, pictures_every=0, graph=False) as watch:
+        net(words).square().sum().backward()
+        watch.step()
+    events = read(tmp_path)
+
+    assert events.Scalars("gradient_norm/0")[0].value == pytest.approx(
+        float(table.weight.grad.to_dense().norm()), rel=1e-5
+    )
+    layers = {tag.split("/")[1] for tag in events.Tags()["histograms"] if tag.startswith("activations/")}
+    assert layers == {"0", "1"}
+
+
+def test_one_picture_is_one_and_kept_as_it_was(tmp_path):
+    picture = torch.randn(3, 24, 24)
+    with TrainingWatch(network(), picture, tmp_path, pictures_every=0) as watch:
+        picture.zero_()
+        watch.pictures(1)
+    shown = Image.open(io.BytesIO(read(tmp_path).Images("heat")[0].encoded_image_string))
+
+    assert shown.size == (232, 232)
+    assert np.asarray(shown)[4:228, 4:228].std() > 10
 
 
 def test_a_validation_in_between_is_no_step(tmp_path):
@@ -296,14 +432,14 @@ def test_the_callback_of_lightning_watches_a_training(tmp_path):
 
     learner = Learner()
     trainer = lightning.Trainer(
-        max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        max_epochs=3, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[lightning_watch(batch()[0][:4], tmp_path, every=2)],
     )  # fmt: skip
     trainer.fit(learner, data)
     events = read(tmp_path)
 
-    assert [one.step for one in events.Scalars("gradient_norm/all")] == [1, 3, 5]
-    assert [one.step for one in events.Images("heat")] == [2, 4, 6]  # at the end of each epoch
+    assert [one.step for one in events.Scalars("gradient_norm/all")] == [1, 3]  # of the optimizer, each of two batches
+    assert [one.step for one in events.Images("heat")] == [1, 2, 3]  # at the end of each epoch
     assert not any(module._forward_hooks for module in learner.modules())
 
 

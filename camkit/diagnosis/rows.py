@@ -38,7 +38,7 @@ def rows_of(model: nn.Module, watched: Watched) -> tuple[LayerStatistics, ...]:
     rows = []
     for call in watched.outputs.calls:
         module = layers[call.name]
-        axis = -1 if isinstance(module, _CHANNELS_LAST) else 1 if isinstance(module, _CHANNELS_SECOND) else axis
+        axis = channel_axis(module, axis)
         mark = next(_parts(call.output, Mark), None)
         if mark is None or mark.number == before or isinstance(module, _PASSING):
             continue
@@ -46,6 +46,11 @@ def rows_of(model: nn.Module, watched: Watched) -> tuple[LayerStatistics, ...]:
         name = call.name if runs[call.name] == 1 else str(call)
         rows.append(_row(name, call, module, mark, axis, watched))
     return tuple(rows)
+
+
+def channel_axis(module: nn.Module, before: int) -> int:
+    """Return which axis of a layer's output are its channels, where that of the layer before it is known."""
+    return -1 if isinstance(module, _CHANNELS_LAST) else 1 if isinstance(module, _CHANNELS_SECOND) else before
 
 
 def setting_of(model: nn.Module, watched: Watched, pictures: int, *, to_train: bool) -> Setting:

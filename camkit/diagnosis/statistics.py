@@ -26,6 +26,7 @@ _CHUNK = 1 << 20
 def plain(values: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return numbers in a form that can be reckoned with: real, of 32 or 64 bits, where 64 bits can be summed."""
     values = values.detach()
+    values = values.to_dense() if values.layout != torch.strided else values
     values = values.abs() if values.is_complex() else values
     values = values.cpu() if values.device.type == "mps" else values
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
@@ -55,13 +56,14 @@ def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) ->
     mean = flat.sum(dtype=torch.float64) / flat.numel()
     centred = flat - mean.to(flat.dtype)  # and what its rounding to 32 bits leaves is taken off below
     rest = float(centred.sum(dtype=torch.float64)) / flat.numel()
-    square = float(torch.linalg.vector_norm(centred, dtype=torch.float64)) ** 2 / flat.numel()
+    spread = float(torch.linalg.vector_norm(centred, dtype=torch.float64))
+    square = spread * spread / flat.numel()  # infinite where that is beyond 64 bits
     return TensorStatistics(
         count,
         nan,
         inf,
         mean=float(mean),
-        std=math.sqrt(max(square - rest**2, 0.0)),
+        std=math.sqrt(max(square - rest * rest, 0.0)) if math.isfinite(square) else math.inf,
         low=low,
         high=high,
         zeros=int((flat == 0).sum()) / flat.numel(),
@@ -82,8 +84,10 @@ def histogram(values: Float[Tensor, " n"], low: float, high: float, bins: int = 
     if low == high:
         low, high = low - max(abs(low), 1.0) / 2, high + max(abs(high), 1.0) / 2
     counts = torch.zeros(bins, dtype=torch.int64, device=values.device)
+    unit = max(abs(low), abs(high))  # or the width could be more than 64 bits hold
     for part in values.split(_CHUNK):
-        places = ((part.double() - low) * (bins / (high - low))).floor().clamp_(0, bins - 1)
+        shares = (part.double() / unit - low / unit) / (high / unit - low / unit)
+        places = (shares * bins).floor().clamp_(0, bins - 1)
         counts += torch.bincount(places.long(), minlength=bins)
     return Histogram(low, high, tuple(counts.tolist()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["nan", "infinity", "exploding", "vanishing", "no gradient", "dead", "saturated", "frozen"]
@@ -66,6 +66,19 @@ class TensorStatistics:
     norm: float
     histogram: Histogram
     magnitudes: Histogram | None = None
+
+    @property
+    def norm_of_all(self) -> float:
+        """The norm with what is not finite: NaN if there is any, else infinity."""
+        return math.nan if self.nan else math.inf if self.inf else self.norm
+
+    def scaled(self, factor: float) -> TensorStatistics:
+        """Return the statistics of the numbers times a positive factor; of their logarithms nothing is kept."""
+        if factor == 1:
+            return self
+        drawn = Histogram(self.histogram.low * factor, self.histogram.high * factor, self.histogram.counts)
+        numbers = {name: factor * getattr(self, name) for name in ("mean", "std", "low", "high", "norm")}
+        return replace(self, histogram=drawn, magnitudes=None, **numbers)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; null where there is no finite number."""

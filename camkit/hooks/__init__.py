@@ -12,6 +12,7 @@ engine uses the same pieces.
 """
 
 from camkit.hooks.attach import ForwardHook as ForwardHook
+from camkit.hooks.attach import awaited as awaited
 from camkit.hooks.attach import forward_hooks as forward_hooks
 from camkit.hooks.attach import ordinary_gradients as ordinary_gradients
 from camkit.hooks.attach import starts as starts
@@ -24,6 +25,7 @@ from camkit.hooks.cutting import cut as cut
 from camkit.hooks.editing import edit, edit_gradients
 from camkit.hooks.parameters import parameter_gradients as parameter_gradients
 from camkit.hooks.recording import record
+from camkit.hooks.recording import record_while as record_while
 from camkit.hooks.resizing import resized_input as resized_input
 from camkit.hooks.resizing import resizing as resizing
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from camkit.layouts import tensors_in
 
@@ -64,6 +65,30 @@ def _of_python() -> bool:
     return any(thread.ident == ours for thread in known)
 
 
+class _Hook:
+    """A function as a hook that isn't copied or saved with its module: a copy's does nothing."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return _nothing
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return _no_hook, ()
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _no_hook() -> Callable[..., None]:
+    return _nothing
+
+
 @contextmanager
 def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> Iterator[None]:
     """Set forward hooks that act only on calls made by the current thread; all are removed at the end."""
@@ -77,7 +102,7 @@ def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> Iterator[None]:
             kwargs, output = rest
             return hook(module, list(tensors_in((args, kwargs))), output)
 
-        return module.register_forward_hook(guarded, with_kwargs=True).remove
+        return module.register_forward_hook(_Hook(guarded), with_kwargs=True).remove
 
     with ExitStack() as stack:
         for module, hook in hooks.items():
@@ -96,8 +121,27 @@ def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> I
 
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_pre_hook(guarded).remove)
+            stack.callback(module.register_forward_pre_hook(_Hook(guarded)).remove)
         yield
+
+
+@contextmanager
+def awaited(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> Iterator[None]:
+    """Call ``note(module)`` as ``starts`` does, with one hook on all modules there are.
+
+    For waits that may be long: none of the modules has a hook that would be copied or saved with it.
+    """
+    owner, meant = threading.get_ident(), frozenset(modules)
+
+    def guarded(module: nn.Module, _: tuple[Any, ...]) -> None:
+        if module in meant and threading.get_ident() == owner:
+            note(module)
+
+    handle = register_module_forward_pre_hook(guarded)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
@@ -111,7 +155,7 @@ def output_hooks(hooks: Iterable[tuple[nn.Module, OutputHook]], acts: Callable[[
         def guarded(_: nn.Module, __: Any, *rest: Any) -> Any:
             return hook(rest[-1]) if acts() else None
 
-        return module.register_forward_hook(guarded).remove
+        return module.register_forward_hook(_Hook(guarded)).remove
 
     with ExitStack() as stack:
         for module, hook in hooks:
@@ -128,7 +172,7 @@ def input_hooks(hooks: Iterable[tuple[nn.Module, InputHook]], acts: Callable[[],
             if acts():  # in this thread PyTorch passes the keyword arguments; see forward_hooks
                 hook(args, *rest)
 
-        return module.register_forward_pre_hook(guarded, with_kwargs=True).remove
+        return module.register_forward_pre_hook(_Hook(guarded), with_kwargs=True).remove
 
     with ExitStack() as stack:
         for module, hook in hooks:

@@ -8,6 +8,9 @@ from functools import partial
 from typing import TypeVar
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from camkit.hooks.selecting import plain_name
 
 Statistic = TypeVar("Statistic")
 
@@ -19,7 +22,7 @@ def parameter_gradients(model: nn.Module, reduce: Callable[[Tensor], Statistic])
     That is the sum over the backward passes since gradients were set to zero, before anything clips it.
 
     Args:
-        model: the model, or any part of it; its parameters that are trained are meant.
+        model: the model, or any part of it; its parameters that are trained are meant, lazy ones not.
         reduce: a function from a gradient of the parameter's shape to what is kept of it.
 
     Returns:
@@ -40,6 +43,7 @@ def parameter_gradients(model: nn.Module, reduce: Callable[[Tensor], Statistic])
 
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                stack.callback(parameter.register_post_accumulate_grad_hook(partial(keep, name)).remove)
+            if parameter.requires_grad and not is_lazy(parameter):
+                hook = partial(keep, plain_name(name))
+                stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         yield found

@@ -23,10 +23,11 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
     What ``torch.compile`` wraps has the names it had before.
     """
     named = model.named_modules(remove_duplicate=False)
-    return {_plain(name): module for name, module in named if not hasattr(module, "_orig_mod")}
+    return {plain_name(name): module for name, module in named if not hasattr(module, "_orig_mod")}
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return the name that something had before ``torch.compile`` wrapped what it is in."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
@@ -122,7 +123,7 @@ def select_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]
     Raises:
         LayerError: no layer or parameter is called so, or those that are aren't trained.
     """
-    parameters = {_plain(name): parameter for name, parameter in model.named_parameters()}
+    parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     found = {name: parameters[name] for name in matching(parameters, pattern)}
     if not found:
         hint = _hint(pattern, [*layers_of(model), *parameters])

@@ -69,7 +69,7 @@ def add_histogram(writer: Any, tag: str, found: TensorStatistics, step: int) -> 
         max=found.high,
         num=held,
         sum=found.mean * held,
-        sum_squares=found.norm**2,
+        sum_squares=found.norm * found.norm,
         bucket_limits=list(found.histogram.edges[1:]),
         bucket_counts=list(found.histogram.counts),
         global_step=step,

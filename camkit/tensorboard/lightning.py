@@ -39,21 +39,24 @@ def lightning_watch(
         """Calls a TrainingWatch at the end of each batch."""
 
         watch: TrainingWatch | None = None
+        _seen = 0
 
         def on_train_start(self, trainer: Any, module: Any) -> None:
             """Begin, with the trainer's own event file if no other was named."""
             to = writer or _events_of(trainer)
+            self._seen = trainer.global_step
             self.watch = TrainingWatch(module, images, to, pictures_every=pictures_every, **settings)
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-            """Take note of a step."""
-            if self.watch is not None:
-                self.watch.step()
+            """Take note of a step, once for all the batches whose gradients it is of."""
+            if self.watch is not None and trainer.global_step != self._seen:
+                self._seen = trainer.global_step
+                self.watch.step(trainer.global_step)
 
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:  # noqa: ARG002
             """Write the pictures."""
             if self.watch is not None and not pictures_every:
-                self.watch.pictures()
+                self.watch.pictures(trainer.global_step)
 
         def on_train_end(self, trainer: Any, module: Any) -> None:  # noqa: ARG002
             """Take the hooks off."""

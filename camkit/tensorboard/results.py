@@ -52,7 +52,7 @@ def write_explanation(
 def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: int = 0) -> None:
     """Write a diagnosis: histograms and scalars of each layer, the picture, and the findings as text.
 
-    The tags are those of ``TrainingWatch``; the arguments and errors those of ``write_explanation``.
+    The tags of layers are those of ``TrainingWatch``; the arguments and errors those of ``write_explanation``.
     """
     with opened(writer) as events:
         for row in found.rows:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -14,17 +17,21 @@ from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from camkit.capture import quiet_pass
+from camkit.diagnosis.measuring import RELUS
+from camkit.diagnosis.rows import channel_axis
 from camkit.diagnosis.statistics import silent_channels, statistics
 from camkit.diagnosis.values import TensorStatistics
 from camkit.errors import CamkitError, InputError, LayerError
 from camkit.features import feature_maps
-from camkit.hooks import Call, Recording, parameter_gradients, record, starts
-from camkit.hooks.selecting import Selector
+from camkit.hooks import Call, Recording, awaited, parameter_gradients, record_while
+from camkit.hooks.selecting import Selector, layers_of, plain_name, select
 from camkit.images import prepare
+from camkit.methods import find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
-from camkit.models.modules import unwrapped
+from camkit.models.modules import spatial_rank, unwrapped
 from camkit.pipeline import TargetLayer, explain
 from camkit.state import eagerly
 from camkit.targets import TargetLike
@@ -33,11 +40,6 @@ from camkit.values import ImageLike, Preprocess
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-_RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.Threshold)
-"""Modules whose channels can be dead: zero whatever comes."""
-
-_CHANNELS = 1
 
 
 class TrainingWatch:
@@ -49,10 +51,11 @@ class TrainingWatch:
     between isn't taken for a step: what runs without gradients, or in evaluation mode while the model was in training.
 
     Written are, by step: ``heat`` (the pictures with the heat over them, in one grid), ``features/LAYER`` (feature maps
-    of the first picture), histograms ``activations/LAYER``, ``gradients/LAYER`` (of what the layer returns),
-    ``weights/NAME`` and ``weight_gradients/NAME``, scalars ``gradient_norm/all`` and ``gradient_norm/LAYER`` (of its
-    parameters' gradients, as the backward pass left them) and ``dead_share/LAYER`` (of a ReLU's channels that are zero
-    everywhere), and once the graph.
+    of the first picture), histograms ``activations/LAYER``, ``gradients/LAYER`` (of what the layer returns, in the last
+    backward pass), ``weights/NAME`` and ``weight_gradients/NAME``, scalars ``gradient_norm/all`` and
+    ``gradient_norm/LAYER`` (of its parameters' gradients, as the backward pass left them), ``dead_share/LAYER`` (of a
+    ReLU's channels that are zero everywhere) and ``nonfinite/NAME`` (how many numbers are NaN or infinite, where any
+    are), and once the graph. Of a step of several forward passes of the model the last is recorded.
 
     Args:
         model: the network; it is left as it is found, also where it is in training.
@@ -65,10 +68,12 @@ class TrainingWatch:
         layers: whose activations and gradients are recorded, chosen as in ``camkit.hooks.record``; None is every module
             without parts of its own.
         target_layer, method, target, preprocess, labels: as for ``camkit.explain``.
+        scaler: the ``torch.amp.GradScaler`` of the training, if it has one; gradients are written without its scale.
         graph: whether the network's graph is written.
 
     Raises:
-        InputError: TensorBoard is not installed, or an argument is none.
+        InputError: TensorBoard is not installed, or an argument is none; ``step()`` of a closed watch.
+        LayerError: no layer is meant.
         OutputError: the folder cannot be written.
 
     Example:
@@ -89,16 +94,24 @@ class TrainingWatch:
         target: TargetLike | None = None,
         preprocess: Preprocess | None = None,
         labels: Labels | None = None,
+        scaler: Any = None,
         graph: bool = True,
     ) -> None:
         if every < 1 or (pictures_every is not None and pictures_every < 0):
             raise InputError("every is the number of steps between two that are recorded, from 1")
         self._model, self._every = unwrapped(model), every
         self._pictures_every = every if pictures_every is None else pictures_every
-        self._images = list(images) if isinstance(images, (list, tuple, Tensor)) else [cast("ImageLike", images)]
+        if method is not None:
+            find_method(method)
+        self._images = _each(images, spatial_rank(self._model) + 1)
+        if not self._images:
+            raise InputError("a watch needs at least one picture")
         self._asked: dict[str, Any] = {"method": method, "target": target, "preprocess": preprocess, "labels": labels}
         self._layer = target_layer
         self._layers = _without_parts if layers is None else layers
+        select(self._model, self._layers)
+        self._scaler, self._scale = scaler, 1.0
+        self._told = self._closed = False
         self._events = ExitStack()
         self._writer = self._events.enter_context(opened(writer))
         self._hooks: ExitStack | None = None
@@ -115,6 +128,8 @@ class TrainingWatch:
         Args:
             number: of the step in the events, if it is not how often this was called, from 1.
         """
+        if self._closed:
+            raise InputError("the watch is closed")
         self.steps += 1
         step = self.steps if number is None else number
         recorded = self._recorded
@@ -147,8 +162,12 @@ class TrainingWatch:
                     self._model, self._images[0], layer, top=_MAPS, preprocess=self._asked["preprocess"]
                 )
                 add_picture(self._writer, f"features/{layer}", shown.sheet(), step)
-        except CamkitError as error:  # a training is worth more than its pictures
-            self._writer.add_text("heat", f"could not be drawn: {error}", step)
+        except Exception as error:  # noqa: BLE001 - a training is worth more than its pictures
+            why = str(error) if isinstance(error, CamkitError) else f"{type(error).__name__}: {error}"
+            self._writer.add_text("heat", f"could not be drawn: {why}", step)
+            if not self._told:
+                warnings.warn(f"the heat could not be drawn, and the training goes on: {why}", stacklevel=2)
+                self._told = True
         finally:
             if awaited:
                 self._await()
@@ -156,6 +175,9 @@ class TrainingWatch:
     def close(self) -> None:
         """Take the hooks off, and close the event file if this watch opened it."""
         self._end()
+        if self._due is not None:
+            self.pictures(self._due)
+        self._closed = True
         self._events.close()
 
     def __enter__(self) -> TrainingWatch:
@@ -172,23 +194,27 @@ class TrainingWatch:
         """Have the next step recorded, from the first module on that runs in it."""
         begin = WeakMethod(self._begin)  # a watch that is forgotten takes its hooks along
 
-        def note(_: nn.Module) -> None:
+        def note(module: nn.Module) -> None:
             if (found := begin()) is not None:
-                found()
+                found(module)
 
         self._training = self._model.training
         with ExitStack() as stack:
             stack.enter_context(eagerly())
-            stack.enter_context(starts(self._model.modules(), note))
+            stack.enter_context(awaited(self._model.modules(), note))
             self._hooks = stack.pop_all()
 
-    def _begin(self) -> None:
-        if self._hooks is None or self._recorded is not None:
+    def _begin(self, module: nn.Module) -> None:
+        acts = partial(_trains, self._model, self._training)
+        if self._hooks is None or not acts():
             return
-        if torch.is_grad_enabled() and (self._model.training or not self._training):
+        if self._recorded is None:
+            self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
             gradients = self._hooks.enter_context(parameter_gradients(self._model, statistics))
-            recording = self._hooks.enter_context(record(self._model, self._layers, gradients=True, reduce=_Seen))
-            self._recorded = recording, gradients
+            watched = record_while(acts, self._model, self._layers, gradients=True, reduce=_Seen)
+            self._recorded = self._hooks.enter_context(watched), gradients
+        elif module is self._model:
+            self._recorded[0].clear()
 
     def _end(self) -> None:
         """Take the hooks off."""
@@ -197,32 +223,47 @@ class TrainingWatch:
             hooks.close()
 
     def _write(self, recording: Recording, gradients: dict[str, TensorStatistics], step: int) -> None:
-        modules = dict(self._model.named_modules())
+        modules, axis = layers_of(self._model), 1
         for key, call in recording.items():
-            for found in _flat(call.output):
-                add_histogram(self._writer, f"activations/{key}", found.numbers, step)
-                if isinstance(modules.get(call.name), _RECTIFIERS) and found.channels:
-                    self._writer.add_scalar(f"dead_share/{key}", found.silent / found.channels, step)
-            for found in _flat(_gradients(call)):
-                add_histogram(self._writer, f"gradients/{key}", found.numbers, step)
+            name = key or "(the model)"
+            axis = channel_axis(modules[call.name], axis)
+            for tag, found in _numbered(f"activations/{name}", call.output):
+                self._distribution(tag, found.numbers, step)
+            for tag, found in _numbered(f"dead_share/{name}", call.output):
+                if isinstance(modules[call.name], RELUS) and found.channels:
+                    self._writer.add_scalar(tag, found.silent[axis] / found.channels[axis], step)
+            for tag, found in _numbered(f"gradients/{name}", _gradients(call)):
+                self._distribution(tag, found.numbers.scaled(1 / self._scale), step)
         squares: dict[str, float] = defaultdict(float)
         for name, one in gradients.items():
-            add_histogram(self._writer, f"weight_gradients/{name}", one, step)
-            squares[name.rpartition(".")[0]] += one.norm**2
+            self._distribution(f"weight_gradients/{name}", one.scaled(1 / self._scale), step)
+            norm = one.norm_of_all / self._scale
+            squares[name.rpartition(".")[0] or "(the model)"] += norm * norm
         for layer, square in squares.items():
             self._writer.add_scalar(f"gradient_norm/{layer}", math.sqrt(square), step)
         if squares:
             self._writer.add_scalar("gradient_norm/all", math.sqrt(sum(squares.values())), step)
         for name, parameter in self._model.named_parameters():
-            add_histogram(self._writer, f"weights/{name}", statistics(parameter), step)
+            if not is_lazy(parameter):
+                self._distribution(f"weights/{plain_name(name)}", statistics(parameter), step)
+
+    def _distribution(self, tag: str, found: TensorStatistics, step: int) -> None:
+        add_histogram(self._writer, tag, found, step)
+        if found.nan or found.inf:
+            self._writer.add_scalar(f"nonfinite/{tag}", found.nan + found.inf, step)
 
     def _write_graph(self) -> None:
-        loaded = as_model(self._model, preprocess=self._asked["preprocess"])
-        module = loaded.module
         try:
+            loaded = as_model(self._model, preprocess=self._asked["preprocess"])
+            module = loaded.module
             first = prepare(self._images[0], loaded.preprocess, "the first picture").tensor[None]
-            with quiet_pass(module, device_of(module), "fp32"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # tracing is deprecated, and TensorBoard's only way to a graph
+            with (
+                quiet_pass(module, device_of(module), "fp32"),
+                warnings.catch_warnings(
+                    action="ignore"
+                ),  # tracing is deprecated, and TensorBoard's only way to a graph
+                contextlib.redirect_stdout(io.StringIO()),  # where it says that tracing failed
+            ):
                 self._writer.add_graph(module, first.to(device_of(module), dtype_of(module)))
         except Exception as error:  # noqa: BLE001 - tracing fails in many ways, and a training is worth more than its graph
             self._writer.add_text("graph", f"could not be drawn: {type(error).__name__}: {error}")
@@ -236,8 +277,26 @@ class _Seen:
 
     def __init__(self, tensor: Tensor) -> None:
         self.numbers = statistics(tensor)
-        self.channels = tensor.shape[_CHANNELS] if tensor.dim() > _CHANNELS else 0
-        self.silent = len(silent_channels(tensor, _CHANNELS)) if self.channels else 0
+        axes = (1, -1) if tensor.dim() > 1 and tensor.numel() else ()
+        self.channels = {axis: tensor.shape[axis] for axis in axes}
+        self.silent = {axis: len(silent_channels(tensor, axis)) for axis in axes}
+
+
+def _trains(model: nn.Module, training: bool) -> bool:
+    return torch.is_grad_enabled() and (model.training or not training)
+
+
+def _each(images: ImageLike | Sequence[ImageLike], rank: int) -> list[ImageLike]:
+    """Return pictures one by one, tensors as copies: whose memory they are in may be used for others."""
+    several = isinstance(images, (list, tuple)) or (isinstance(images, Tensor) and images.dim() != rank)
+    parts = list(cast("Sequence[ImageLike]", images)) if several else [cast("ImageLike", images)]
+    return [one.detach().clone() if isinstance(one, Tensor) else one for one in parts]
+
+
+def _numbered(tag: str, value: Any) -> list[tuple[str, _Seen]]:
+    """Return what was kept of a layer's tensors, each with its tag; with a number where there are several."""
+    found = _flat(value)
+    return [(f"{tag}/{number}" if len(found) > 1 else tag, one) for number, one in enumerate(found)]
 
 
 def _flat(value: Any) -> list[_Seen]:
@@ -256,5 +315,7 @@ def _gradients(call: Call) -> Any:
         return ()
 
 
-def _without_parts(_: str, module: nn.Module) -> bool:
-    return not any(True for _ in module.children())
+def _without_parts(name: str, module: nn.Module) -> bool:
+    """Whether a layer has no layers within it; what computes its weights from others is none."""
+    computing = "parametrizations"
+    return computing not in name.split(".") and not any(part != computing for part, _ in module.named_children())

@@ -15,7 +15,7 @@ _PICTURES = (".jpg", ".jpeg", *_KINDS)
 
 
 def is_mask(file: Path) -> bool:
-    """Whether a file among pictures is the mask of one by its name, ``dog-mask.png`` or ``dog_seg.png`` beside a ``dog``.
+    """Whether a file among pictures is by its name the mask of one: ``dog-mask.png``, ``dog_seg.png`` beside ``dog``.
 
     Without that picture it is one itself, of somebody with a mask.
     """
