@@ -185,7 +185,6 @@ def test_no_hook_is_left(tmp_path, ends):
     gc.collect()
 
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
-    assert not torch.nn.modules.module._global_forward_pre_hooks
     assert not any(one._post_accumulate_grad_hooks for one in net.parameters())
     gone = weakref.ref(net)
     del net
@@ -268,10 +267,7 @@ def test_a_model_is_saved_and_copied_while_it_is_watched(tmp_path):
         before = watch._recorded[0].calls
         for one in (waiting, running, *(torch.load(file, weights_only=False) for file in tmp_path.glob("*.pt"))):
             one(batch()[0])
-        assert watch._recorded[0].calls == before
-
-    assert not any(module._forward_hooks for module in waiting.modules())
-    running(batch()[0])  # with hooks that do nothing
+        assert watch._recorded[0].calls == before  # theirs do nothing
 
 
 def test_gradients_are_written_without_the_scale_of_mixed_precision(tmp_path):
@@ -432,8 +428,8 @@ def test_the_callback_of_lightning_watches_a_training(tmp_path):
 
     learner = Learner()
     trainer = lightning.Trainer(
-        max_epochs=3, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[lightning_watch(batch()[0][:4], tmp_path, every=2)],
+        max_epochs=3, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[lightning_watch(batch()[0][:4], tmp_path, every=2)],
     )  # fmt: skip
     trainer.fit(learner, data)
     events = read(tmp_path)

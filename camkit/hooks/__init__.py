@@ -12,7 +12,6 @@ engine uses the same pieces.
 """
 
 from camkit.hooks.attach import ForwardHook as ForwardHook
-from camkit.hooks.attach import awaited as awaited
 from camkit.hooks.attach import forward_hooks as forward_hooks
 from camkit.hooks.attach import ordinary_gradients as ordinary_gradients
 from camkit.hooks.attach import starts as starts

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from camkit.layouts import tensors_in
 
@@ -123,25 +122,6 @@ def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> I
         for module in modules:
             stack.callback(module.register_forward_pre_hook(_Hook(guarded)).remove)
         yield
-
-
-@contextmanager
-def awaited(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Call ``note(module)`` as ``starts`` does, with one hook on all modules there are.
-
-    For waits that may be long: none of the modules has a hook that would be copied or saved with it.
-    """
-    owner, meant = threading.get_ident(), frozenset(modules)
-
-    def guarded(module: nn.Module, _: tuple[Any, ...]) -> None:
-        if module in meant and threading.get_ident() == owner:
-            note(module)
-
-    handle = register_module_forward_pre_hook(guarded)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 @contextmanager

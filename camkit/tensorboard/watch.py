@@ -26,7 +26,7 @@ from camkit.diagnosis.statistics import silent_channels, statistics
 from camkit.diagnosis.values import TensorStatistics
 from camkit.errors import CamkitError, InputError, LayerError
 from camkit.features import feature_maps
-from camkit.hooks import Call, Recording, awaited, parameter_gradients, record_while
+from camkit.hooks import Call, Recording, parameter_gradients, record_while, starts
 from camkit.hooks.selecting import Selector, layers_of, plain_name, select
 from camkit.images import prepare
 from camkit.methods import find_method
@@ -201,7 +201,7 @@ class TrainingWatch:
         self._training = self._model.training
         with ExitStack() as stack:
             stack.enter_context(eagerly())
-            stack.enter_context(awaited(self._model.modules(), note))
+            stack.enter_context(starts(self._model.modules(), note))
             self._hooks = stack.pop_all()
 
     def _begin(self, module: nn.Module) -> None:
