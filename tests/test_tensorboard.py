@@ -429,7 +429,8 @@ def test_the_callback_of_lightning_watches_a_training(tmp_path):
     learner = Learner()
     trainer = lightning.Trainer(
         max_epochs=3, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[lightning_watch(batch()[0][:4], tmp_path, every=2)],
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[lightning_watch(batch()[0][:4], tmp_path, every=2)],
     )  # fmt: skip
     trainer.fit(learner, data)
     events = read(tmp_path)
