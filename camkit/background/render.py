@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Sequence
@@ -161,15 +162,25 @@ class Shades:
     black: Float[Tensor, "c h w"]
     white: Float[Tensor, "c h w"]
 
-    @property
+    @functools.cached_property
+    def contrast(self) -> Float[Tensor, "c h w"]:
+        """How far white is from black."""
+        return self.white - self.black
+
+    @functools.cached_property
     def view(self) -> Bool[Tensor, "h w"]:
         """Where the model sees the picture, and not padding."""
-        contrast = (self.white - self.black).abs().amax(0)
+        contrast = self.contrast.abs().amax(0)
         return contrast > 0.5 * contrast.amax()
+
+    @functools.cached_property
+    def size_of_contrast(self) -> Float[Tensor, "h w"]:
+        """The squares of the channels' contrasts, added up, and never zero."""
+        return self.contrast.square().sum(0).clamp_min(_LEAST_CONTRAST)
 
     def pixels(self, tensor: Float[Tensor, "c h w"]) -> Float[Tensor, "c h w"]:
         """Return a model's input as brightness 0..1, padding black."""
-        contrast = torch.where(self.white == self.black, 1, self.white - self.black)
+        contrast = torch.where(self.contrast == 0, 1, self.contrast)
         return ((tensor - self.black) / contrast * self.view).clamp(0, 1)
 
 
@@ -236,8 +247,7 @@ def seen(region: Bool[np.ndarray, "H W"], preprocess: Preprocess) -> Float[Tenso
     shown = _made(preprocess, Image.fromarray(np.where(region, 255, 0).astype(np.uint8)).convert("RGB"))
     if shown.shape != known.black.shape:
         raise InputError("regions cannot be followed through this preprocessing: the size of its output varies")
-    contrast = known.white - known.black
-    share = ((shown - known.black) * contrast).sum(0) / contrast.square().sum(0).clamp_min(_LEAST_CONTRAST)
+    share = ((shown - known.black) * known.contrast).sum(0) / known.size_of_contrast
     if float(share.min()) < -0.5 or float(share.max()) > 1.5 or not bool(torch.isfinite(share).all()):
         raise InputError(
             "regions cannot be followed through this preprocessing: it does more than resize, crop and change colours"
