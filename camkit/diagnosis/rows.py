@@ -39,7 +39,7 @@ def rows_of(model: nn.Module, watched: Watched) -> tuple[LayerStatistics, ...]:
     for call in watched.outputs.calls:
         module = layers[call.name]
         axis = channel_axis(module, axis)
-        mark = next(_parts(call.output, Mark), None)
+        mark = next(parts_of(call.output, Mark), None)
         if mark is None or mark.number == before or isinstance(module, _PASSING):
             continue
         before = mark.number
@@ -57,7 +57,7 @@ def setting_of(model: nn.Module, watched: Watched, pictures: int, *, to_train: b
     """Return what findings need to know besides the rows."""
     runs = Counter(call.name for call in watched.given.calls)
     given = {
-        call.name if runs[call.name] == 1 else str(call): list(_parts((call.inputs, call.keywords), Flaws))
+        call.name if runs[call.name] == 1 else str(call): list(parts_of((call.inputs, call.keywords), Flaws))
         for call in watched.given.calls
     }
     wrong: dict[str, int] = {}
@@ -150,7 +150,8 @@ def _is_fresh(module: nn.Module) -> bool:
     return mean is not None and variance is not None and not bool(mean.any()) and bool(variance.eq(1).all())
 
 
-def _parts(value: Any, kind: type[_T]) -> Iterator[_T]:
+def parts_of(value: Any, kind: type[_T]) -> Iterator[_T]:
+    """Return what of a kind a structure holds, in its order."""
     return (part for part in _leaves(value) if isinstance(part, kind))
 
 

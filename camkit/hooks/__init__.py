@@ -24,7 +24,6 @@ from camkit.hooks.cutting import cut as cut
 from camkit.hooks.editing import edit, edit_gradients
 from camkit.hooks.parameters import parameter_gradients as parameter_gradients
 from camkit.hooks.recording import record
-from camkit.hooks.recording import record_while as record_while
 from camkit.hooks.resizing import resized_input as resized_input
 from camkit.hooks.resizing import resizing as resizing
 

@@ -37,18 +37,20 @@ class Scope:
 
     A module that runs while another backward pass is on runs once more, to compute again what activation checkpointing
     (``torch.utils.checkpoint``) didn't keep. ``elsewhere`` tells that a module ran in a thread the hooks don't act in.
+    ``acts``, where there is one, says besides whether they act now.
     """
 
     thread: int = field(default_factory=threading.get_ident)
     inside: int = field(default_factory=backward_pass)
     elsewhere: bool = False
+    acts: Callable[[], bool] | None = None
 
     def first_run(self) -> bool:
         """Tell whether what runs now is this thread's, and not a repetition during a backward pass."""
         if threading.get_ident() != self.thread:
             self.elsewhere = True
             return False
-        return backward_pass() == self.inside
+        return backward_pass() == self.inside and (self.acts is None or self.acts())
 
     def any_run(self) -> bool:
         """Tell whether what runs now is this thread's, or is done for it by a thread of PyTorch's own.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +154,10 @@ class Recording(Mapping[str, Call]):
         self._calls.clear()
         self._runs.clear()
         self._hooks.remove()
+
+    def only_while(self, acts: Callable[[], bool]) -> None:
+        """Record from now on only what runs while ``acts()``."""
+        self._scope.acts = acts
 
     def __len__(self) -> int:
         """Return how many runs were recorded."""

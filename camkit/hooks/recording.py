@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -62,36 +62,11 @@ def record(
     (['0', '1'], torch.Size([5, 2, 2, 2]), torch.Size([5, 2, 2, 2]))
 
     """
-    with record_while(
-        _always, model, layers, inputs=inputs, outputs=outputs, gradients=gradients, reduce=reduce
-    ) as found:
-        yield found
-
-
-def _always() -> bool:
-    return True
-
-
-@contextmanager
-def record_while(
-    acts: Callable[[], bool],
-    model: nn.Module,
-    layers: Selector | Sequence[Selector],
-    *,
-    inputs: bool = False,
-    outputs: bool = True,
-    gradients: bool = False,
-    reduce: Make | None = None,
-) -> Iterator[Recording]:
-    """Record as ``record`` does the runs of layers that end while ``acts()``."""
     modules = select(model, layers)
     recording = Recording(model, list(modules))
     scope, keep = recording._scope, _copied if reduce is None else partial(_reduced, reduce)
     waiting: defaultdict[str, list[Any]] = defaultdict(list)
     by_name = {ref.name: module for ref, module in modules.items()}
-
-    def meant() -> bool:
-        return scope.first_run() and acts()
 
     def begun(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         waiting[name].append(_kept((arguments, keywords), keep))
@@ -110,7 +85,7 @@ def record_while(
     before = [(module, partial(begun, name)) for name, module in by_name.items()] if inputs else []
     after = [(module, partial(ended, name)) for name, module in by_name.items()]
     try:
-        with eagerly(), input_hooks(before, meant), output_hooks(after, meant):
+        with eagerly(), input_hooks(before, scope.first_run), output_hooks(after, scope.first_run):
             yield recording
     finally:
         recording._hooks.remove()

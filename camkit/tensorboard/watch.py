@@ -21,12 +21,12 @@ from torch.nn.parameter import is_lazy
 
 from camkit.capture import quiet_pass
 from camkit.diagnosis.measuring import RELUS
-from camkit.diagnosis.rows import channel_axis
+from camkit.diagnosis.rows import channel_axis, parts_of
 from camkit.diagnosis.statistics import silent_channels, statistics
 from camkit.diagnosis.values import TensorStatistics
 from camkit.errors import CamkitError, InputError, LayerError
 from camkit.features import feature_maps
-from camkit.hooks import Call, Recording, parameter_gradients, record_while, starts
+from camkit.hooks import Call, Recording, parameter_gradients, record, starts
 from camkit.hooks.selecting import Selector, layers_of, plain_name, select
 from camkit.images import prepare
 from camkit.methods import find_method
@@ -211,8 +211,9 @@ class TrainingWatch:
         if self._recorded is None:
             self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
             gradients = self._hooks.enter_context(parameter_gradients(self._model, statistics))
-            watched = record_while(acts, self._model, self._layers, gradients=True, reduce=_Seen)
-            self._recorded = self._hooks.enter_context(watched), gradients
+            recording = self._hooks.enter_context(record(self._model, self._layers, gradients=True, reduce=_Seen))
+            recording.only_while(acts)
+            self._recorded = recording, gradients
         elif module is self._model:
             self._recorded[0].clear()
 
@@ -295,16 +296,8 @@ def _each(images: ImageLike | Sequence[ImageLike], rank: int) -> list[ImageLike]
 
 def _numbered(tag: str, value: Any) -> list[tuple[str, _Seen]]:
     """Return what was kept of a layer's tensors, each with its tag; with a number where there are several."""
-    found = _flat(value)
+    found = list(parts_of(value, _Seen))
     return [(f"{tag}/{number}" if len(found) > 1 else tag, one) for number, one in enumerate(found)]
-
-
-def _flat(value: Any) -> list[_Seen]:
-    """Return what was kept of a layer's tensors, out of the tuples and dictionaries it returned."""
-    if isinstance(value, _Seen):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [seen for part in parts for seen in _flat(part)]
 
 
 def _gradients(call: Call) -> Any:
