@@ -756,6 +756,42 @@ def test_changes_take_figures_that_make_sense() -> None:
                 make(number)
 
 
+@pytest.mark.parametrize("change", [scale(0.5), clip_value(0.7), clip_norm(0.3)])
+def test_a_sparse_gradient_is_changed_as_if_it_were_dense(change: Callable) -> None:
+    words = torch.tensor([1, 1, 3])  # the row of a word that comes twice is held twice
+    tables = [nn.Embedding(6, 4, sparse=sparse) for sparse in (True, False)]
+    for table in tables:
+        table.weight.data.copy_(torch.arange(24).reshape(6, 4) / 10)
+        with edit_gradients(table, {"weight": change}):
+            table(words).square().sum().backward()
+    sparse, dense = (table.weight.grad for table in tables)
+    assert sparse.is_sparse
+    torch.testing.assert_close(sparse.to_dense(), dense)
+    assert dense.any()
+
+
+def test_noise_on_a_sparse_gradient_is_where_it_holds_numbers() -> None:
+    table = nn.Embedding(6, 4, sparse=True)
+    with edit_gradients(table, {"weight": noise(0.1)}):
+        table(torch.tensor([1, 1, 3])).sum().backward()
+    found = table.weight.grad.to_dense()
+    assert found[[0, 2, 4, 5]].count_nonzero() == 0
+    expected = torch.tensor([[2.0], [1.0]]).expand(2, 4)
+    assert not torch.equal(found[[1, 3]], expected)
+    torch.testing.assert_close(found[[1, 3]], expected, rtol=0, atol=0.6)
+
+
+def test_complex_gradients_are_shortened_but_not_compared() -> None:
+    weight = nn.Parameter(torch.tensor([3.0 + 4.0j, 0.0j]))
+    net = nn.Module()
+    net.weight = weight
+    with edit_gradients(net, {"weight": clip_norm(1.0)}):
+        (weight.abs().square().sum() / 2).backward()
+    torch.testing.assert_close(weight.grad, torch.tensor([0.6 + 0.8j, 0.0j]))
+    with edit_gradients(net, {"weight": clip_value(1.0)}), pytest.raises(InputError, match="complex"):
+        weight.abs().sum().backward()
+
+
 def test_the_norm_of_half_precision_does_not_overflow() -> None:
     gradient = torch.full((1000,), 1000.0, dtype=torch.float16)
     found = clip_norm(1.0)(gradient)

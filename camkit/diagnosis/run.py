@@ -74,6 +74,12 @@ def diagnose(
         if sentence is None:
             raise
         raise ModelError(sentence) from error
+    except ValueError as error:
+        if len(inputs) > 1 or "more than 1 value per channel" not in str(error):
+            raise
+        raise InputError(
+            "in training, batch normalisation needs more than one picture; pass a batch of them"
+        ) from error
     rows = rows_of(loaded.module, watched)
     setting = setting_of(loaded.module, watched, len(inputs), to_train=training and not isinstance(model, LoadedModel))
     parameters = list(loaded.module.parameters())

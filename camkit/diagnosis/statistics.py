@@ -55,22 +55,34 @@ def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) ->
     low, high = (float(end) for end in flat.aminmax())
     mean = flat.sum(dtype=torch.float64) / flat.numel()
     centred = flat - mean.to(flat.dtype)  # and what its rounding to 32 bits leaves is taken off below
-    rest = float(centred.sum(dtype=torch.float64)) / flat.numel()
-    spread = float(torch.linalg.vector_norm(centred, dtype=torch.float64))
-    square = spread * spread / flat.numel()  # infinite where that is beyond 64 bits
+    rest = abs(float(centred.sum(dtype=torch.float64))) / flat.numel()
+    spread = norm(centred) / math.sqrt(flat.numel())
     return TensorStatistics(
         count,
         nan,
         inf,
         mean=float(mean),
-        std=math.sqrt(max(square - rest * rest, 0.0)) if math.isfinite(square) else math.inf,
+        std=math.sqrt(max(spread - rest, 0.0)) * math.sqrt(spread + rest) if spread < math.inf else spread,
         low=low,
         high=high,
         zeros=int((flat == 0).sum()) / flat.numel(),
-        norm=float(torch.linalg.vector_norm(flat, dtype=torch.float64)),
+        norm=norm(flat),
         histogram=histogram(flat, low, high),
         magnitudes=sorted_logs,
     )
+
+
+def norm(values: Float[Tensor, "*shape"]) -> float:
+    """Return the Euclidean norm, also where squares of the numbers are beyond 64 bits or vanish in them.
+
+    >>> norm(torch.tensor([1e200, 0.0], dtype=torch.float64))
+    1e+200
+    """
+    found = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    if 0 < found < math.inf or not values.numel():
+        return found
+    peak = float(values.abs().amax())
+    return peak * float(torch.linalg.vector_norm(values / peak, dtype=torch.float64)) if 0 < peak < math.inf else peak
 
 
 def histogram(values: Float[Tensor, " n"], low: float, high: float, bins: int = BINS) -> Histogram:

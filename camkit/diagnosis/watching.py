@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from camkit.capture import quiet_pass
 from camkit.diagnosis.measuring import CURVES, RELUS, Measures, both_peaks, flaws, share_for
-from camkit.diagnosis.statistics import plain
+from camkit.diagnosis.statistics import norm, plain
 from camkit.hooks import Recording, ordinary_gradients, record
 from camkit.state import same_requirements
 from camkit.values import Precision
@@ -114,7 +114,7 @@ def _differentiate(loss: Tensor | None, leaf: Tensor, parameters: list[nn.Parame
         return {}
     _, *found = torch.autograd.grad(loss, [leaf, *parameters], allow_unused=True)
     return {
-        parameter: float(torch.linalg.vector_norm(plain(gradient), dtype=torch.float64))
+        parameter: norm(plain(gradient))
         for parameter, gradient in zip(parameters, found, strict=True)
         if gradient is not None
     }

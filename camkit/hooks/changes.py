@@ -1,4 +1,7 @@
-"""Changes of gradients, or of outputs, that are often wanted: each made by a function of its figures."""
+"""Changes of gradients, or of outputs, that are often wanted: each made by a function of its figures.
+
+Of a sparse gradient, as of an embedding with ``sparse=True``, the numbers that it holds are changed; it stays sparse.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def clip_value(limit: float) -> Change:
     """Return a function that moves numbers beyond plus or minus ``limit`` to it, in a tensor of any shape.
 
     Raises:
-        InputError: the limit isn't a positive number.
+        InputError: the limit isn't a positive number; then: numbers are complex.
 
     >>> clip_value(1.0)(torch.tensor([-3.0, 0.5]))
     tensor([-1.0000,  0.5000])
@@ -42,9 +45,11 @@ def clip_value(limit: float) -> Change:
     _positive("limit", limit)
 
     def clipped(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
+        if tensor.is_complex():
+            raise InputError("clip_value compares numbers, and complex ones have no order; clip_norm shortens them")
         return tensor.clamp(-limit, limit)
 
-    return clipped
+    return _where_held(clipped)
 
 
 def clip_norm(limit: float) -> Change:
@@ -68,7 +73,7 @@ def clip_norm(limit: float) -> Change:
         shortened: Tensor = tensor * (limit / norm).clamp(max=1)
         return shortened
 
-    return clipped
+    return _where_held(clipped)
 
 
 def noise(std: float, generator: torch.Generator | None = None) -> Change:
@@ -91,7 +96,20 @@ def noise(std: float, generator: torch.Generator | None = None) -> Change:
         drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device)
         return tensor + std * drawn
 
-    return noisy
+    return _where_held(noisy)
+
+
+def _where_held(change: Change) -> Change:
+    """Return the change as one that sparse tensors can be given too."""
+
+    def changed(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
+        if tensor.layout is not torch.sparse_coo:
+            return change(tensor)
+        held = tensor.coalesce()
+        indices, values = held.indices(), change(held.values())
+        return torch.sparse_coo_tensor(indices, values, held.shape, check_invariants=False, is_coalesced=True)
+
+    return changed
 
 
 def _positive(name: str, number: float) -> None:

@@ -34,10 +34,25 @@ def opened(writer: SummaryWriter | str | Path) -> Iterator[SummaryWriter]:
     try:
         yield found
     finally:
-        if found is writer:
-            found.flush()
-        else:
-            found.close()
+        with told(found):
+            if found is writer:
+                found.flush()
+            else:
+                found.close()
+
+
+@contextmanager
+def told(writer: Any) -> Iterator[None]:
+    """Say in one sentence why a writer, or what would be one for a folder, can't write, as on a full disk.
+
+    Raises:
+        OutputError: for what the operating system has against it.
+    """
+    try:
+        yield
+    except OSError as error:
+        folder = getattr(writer, "log_dir", writer)
+        raise OutputError(f"cannot write events into {folder}: {error.strerror or error}") from error
 
 
 def _writer(writer: SummaryWriter | str | Path) -> SummaryWriter:
@@ -52,10 +67,8 @@ def _writer(writer: SummaryWriter | str | Path) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise InputError("TensorBoard needs the package tensorboard: pip install 'camkit[tensorboard]'") from error
-    try:
+    with told(writer):
         return SummaryWriter(str(writer))
-    except OSError as error:
-        raise OutputError(f"cannot write events into {writer}: {error.strerror or error}") from error
 
 
 def add_histogram(writer: Any, tag: str, found: TensorStatistics, step: int) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from camkit.background.check import CheckResult
-from camkit.background.measures import Measures, weakest
-from camkit.background.showcase import strips
 from camkit.diagnosis import Diagnosis
 from camkit.explanation import Explanation
-from camkit.report import diagnosis_picture, markdown
-from camkit.tensorboard.events import add_histogram, add_picture, grid, opened
+from camkit.report import diagnosis_picture
+from camkit.tensorboard.events import add_histogram, add_picture, grid, opened, told
 from camkit.values import Style
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+    from camkit.background.check import CheckResult
+    from camkit.background.measures import Measures
 
 
 def write_explanation(
@@ -44,7 +46,7 @@ def write_explanation(
     """
     if found.heatmap.ndim != 2:
         return
-    with opened(writer) as events:
+    with _filled(writer) as events:
         drawn = found.overlay(style=style, colormap=colormap, alpha=alpha)
         add_picture(events, tag or f"explain/{found.source}/{found.name}", drawn, step)
 
@@ -54,7 +56,7 @@ def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: 
 
     The tags of layers are those of ``TrainingWatch``; the arguments and errors those of ``write_explanation``.
     """
-    with opened(writer) as events:
+    with _filled(writer) as events:
         for row in found.rows:
             add_histogram(events, f"activations/{row.name}", row.activations, step)
             if row.gradients is not None:
@@ -74,7 +76,10 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
     Of an effect with several fills the scalar is that of the weakest, which decides. The arguments and errors are those
     of ``write_explanation``.
     """
-    with opened(writer) as events:
+    from camkit.background.showcase import strips  # noqa: PLC0415 - a training that is watched needs nothing of the check
+    from camkit.report import markdown  # noqa: PLC0415
+
+    with _filled(writer) as events:
         events.add_text("check", markdown.render(result), step)
         for name, one in [("all classes", result.overall), *result.classes.items()]:
             for what, value in _figures(one).items():
@@ -85,7 +90,15 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
             events.add_text(f"worst/{strip.row.name}", strip.sentence, step)
 
 
+@contextmanager
+def _filled(writer: SummaryWriter | str | Path) -> Iterator[SummaryWriter]:
+    with opened(writer) as events, told(events):
+        yield events
+
+
 def _figures(one: Measures) -> dict[str, float]:
+    from camkit.background.measures import weakest  # noqa: PLC0415
+
     tested = {"gap": one.gap, "attraction": one.attraction, "sufficiency": one.sufficiency}
     found = {what: least.effect.value for what, by_fill in tested.items() if (least := weakest(by_fill)) is not None}
     skill = {} if one.skill is None else {"skill": one.skill.value}

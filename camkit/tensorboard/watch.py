@@ -7,7 +7,7 @@ import io
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,19 +24,21 @@ from camkit.diagnosis.measuring import RELUS
 from camkit.diagnosis.rows import channel_axis, parts_of
 from camkit.diagnosis.statistics import silent_channels, statistics
 from camkit.diagnosis.values import TensorStatistics
-from camkit.errors import CamkitError, InputError, LayerError
+from camkit.errors import CamkitError, InputError, LayerError, OutputError
 from camkit.features import feature_maps
 from camkit.hooks import Call, Recording, parameter_gradients, record, starts
 from camkit.hooks.selecting import Selector, layers_of, plain_name, select
 from camkit.images import prepare
+from camkit.layers import named_layers
 from camkit.methods import find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
+from camkit.models.labels import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
 from camkit.pipeline import TargetLayer, explain
 from camkit.state import eagerly
-from camkit.targets import TargetLike
-from camkit.tensorboard.events import add_histogram, add_picture, grid, opened
-from camkit.values import ImageLike, Preprocess
+from camkit.targets import TargetLike, as_targets
+from camkit.tensorboard.events import add_histogram, add_picture, grid, opened, told
+from camkit.values import ImageLike, Pixels, Preprocess
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -52,10 +54,12 @@ class TrainingWatch:
 
     Written are, by step: ``heat`` (the pictures with the heat over them, in one grid), ``features/LAYER`` (feature maps
     of the first picture), histograms ``activations/LAYER``, ``gradients/LAYER`` (of what the layer returns, in the last
-    backward pass), ``weights/NAME`` and ``weight_gradients/NAME``, scalars ``gradient_norm/all`` and
-    ``gradient_norm/LAYER`` (of its parameters' gradients, as the backward pass left them), ``dead_share/LAYER`` (of a
-    ReLU's channels that are zero everywhere) and ``nonfinite/NAME`` (how many numbers are NaN or infinite, where any
-    are), and once the graph. Of a step of several forward passes of the model the last is recorded.
+    backward pass), ``weights/NAME`` and ``weight_gradients/NAME``, scalars ``gradient_norm``, of all
+    parameters' gradients as the backward pass left them, and ``gradient_norm/LAYER``, ``dead_share/LAYER`` (of a ReLU's
+    channels that are zero everywhere) and ``nonfinite/NAME`` (how many numbers are NaN or infinite, where any
+    are), and once the graph. Of a step of several forward passes of the model the last is recorded; what runs inside
+    ``torch.func`` transforms, such as ``vmap`` and ``grad``, is not. Where events can't be written any more, as on a
+    full disk, a warning says so and the training goes on unwatched.
 
     Args:
         model: the network; it is left as it is found, also where it is in training.
@@ -73,7 +77,8 @@ class TrainingWatch:
 
     Raises:
         InputError: TensorBoard is not installed, or an argument is none; ``step()`` of a closed watch.
-        LayerError: no layer is meant.
+        LayerError: no layer is meant, or no target layer.
+        TargetError: an unknown label, or what is no target.
         OutputError: the folder cannot be written.
 
     Example:
@@ -107,11 +112,14 @@ class TrainingWatch:
         if not self._images:
             raise InputError("a watch needs at least one picture")
         self._asked: dict[str, Any] = {"method": method, "target": target, "preprocess": preprocess, "labels": labels}
+        as_targets(target, as_labels(labels))
+        if target_layer is not None:
+            named_layers(self._model, target_layer)
         self._layer = target_layer
         self._layers = _without_parts if layers is None else layers
         select(self._model, self._layers)
         self._scaler, self._scale = scaler, 1.0
-        self._told = self._closed = False
+        self._told = self._closed = self._lost = False
         self._events = ExitStack()
         self._writer = self._events.enter_context(opened(writer))
         self._hooks: ExitStack | None = None
@@ -131,14 +139,17 @@ class TrainingWatch:
         if self._closed:
             raise InputError("the watch is closed")
         self.steps += 1
+        if self._lost:
+            return
         step = self.steps if number is None else number
         recorded = self._recorded
         self._end()
         if recorded is not None:
-            self._write(*recorded, step)
+            with self._writing():
+                self._write(*recorded, step)
         if self._due is not None or (self._pictures_every and (self.steps - 1) % self._pictures_every == 0):
             self.pictures(step if self._due is None else self._due)
-        if self.steps % self._every == 0:
+        if self.steps % self._every == 0 and not self._lost:
             self._await()
 
     def pictures(self, number: int | None = None) -> None:
@@ -146,6 +157,8 @@ class TrainingWatch:
 
         Between a step's forward pass and ``step()``, they are written by that.
         """
+        if self._lost:
+            return
         step = self.steps if number is None else number
         self._due = step if self._recorded is not None else None
         if self._due is not None:
@@ -153,24 +166,21 @@ class TrainingWatch:
         awaited = self._hooks is not None
         self._end()
         try:
-            found = explain(self._model, list(self._images), self._layer, **self._asked)
-            explained = found if isinstance(found, list) else [found]
-            add_picture(self._writer, "heat", grid([one.overlay() for one in explained]), step)
-            layer = explained[0].layer
-            if "+" not in layer:
-                shown = feature_maps(
-                    self._model, self._images[0], layer, top=_MAPS, preprocess=self._asked["preprocess"]
-                )
-                add_picture(self._writer, f"features/{layer}", shown.sheet(), step)
+            drawn = self._drawn()
         except Exception as error:  # noqa: BLE001 - a training is worth more than its pictures
+            drawn = {}
             why = str(error) if isinstance(error, CamkitError) else f"{type(error).__name__}: {error}"
-            self._writer.add_text("heat", f"could not be drawn: {why}", step)
+            with self._writing():
+                self._writer.add_text("heat", f"could not be drawn: {why}", step)
             if not self._told:
                 warnings.warn(f"the heat could not be drawn, and the training goes on: {why}", stacklevel=2)
                 self._told = True
         finally:
-            if awaited:
+            if awaited and not self._lost:
                 self._await()
+        with self._writing():
+            for tag, pixels in drawn.items():
+                add_picture(self._writer, tag, pixels, step)
 
     def close(self) -> None:
         """Take the hooks off, and close the event file if this watch opened it."""
@@ -178,7 +188,8 @@ class TrainingWatch:
         if self._due is not None:
             self.pictures(self._due)
         self._closed = True
-        self._events.close()
+        with self._writing():
+            self._events.close()
 
     def __enter__(self) -> TrainingWatch:
         """Return the watch itself."""
@@ -189,6 +200,29 @@ class TrainingWatch:
     ) -> None:
         """Close it."""
         self.close()
+
+    def _drawn(self) -> dict[str, Pixels]:
+        found = explain(self._model, list(self._images), self._layer, **self._asked)
+        explained = found if isinstance(found, list) else [found]
+        drawn = {"heat": grid([one.overlay() for one in explained])}
+        layer = explained[0].layer
+        if "+" not in layer:
+            first, preprocess = self._images[0], self._asked["preprocess"]
+            shown = feature_maps(self._model, first, layer, top=_MAPS, preprocess=preprocess)
+            drawn[f"features/{layer}"] = shown.sheet()
+        return drawn
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Give the watch up where events can't be written: a training is worth more."""
+        try:
+            with told(self._writer):
+                yield
+        except OutputError as error:
+            self._end()
+            if not self._lost:
+                self._lost = True
+                warnings.warn(f"{error}; the training goes on unwatched", stacklevel=4)
 
     def _await(self) -> None:
         """Have the next step recorded, from the first module on that runs in it."""
@@ -243,7 +277,7 @@ class TrainingWatch:
         for layer, square in squares.items():
             self._writer.add_scalar(f"gradient_norm/{layer}", math.sqrt(square), step)
         if squares:
-            self._writer.add_scalar("gradient_norm/all", math.sqrt(sum(squares.values())), step)
+            self._writer.add_scalar("gradient_norm", math.sqrt(sum(squares.values())), step)
         for name, parameter in self._model.named_parameters():
             if not is_lazy(parameter):
                 self._distribution(f"weights/{plain_name(name)}", statistics(parameter), step)
@@ -284,7 +318,8 @@ class _Seen:
 
 
 def _trains(model: nn.Module, training: bool) -> bool:
-    return torch.is_grad_enabled() and (model.training or not training)
+    transformed = torch._C._are_functorch_transforms_active()  # where nothing can be read off a tensor
+    return torch.is_grad_enabled() and (model.training or not training) and not transformed
 
 
 def _each(images: ImageLike | Sequence[ImageLike], rank: int) -> list[ImageLike]:
