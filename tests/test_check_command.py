@@ -316,6 +316,18 @@ def test_too_few_pictures_are_inconclusive_with_0_or_3(tmp_path):
     assert codes == [0, 3]
 
 
+def test_the_model_is_asked_about_the_first_picture_that_can_be_read(scenes, tmp_path):
+    data = copied(scenes, tmp_path, 12)
+    broken = [data / "bird" / f"{number:03}.png" for number in range(9)]
+    for file in broken:
+        file.write_text(f"{file} is no picture")  # each another, or they would be copies
+
+    found = camkit.check("demo-fair", data, config=QUICK)
+
+    assert len(found.failures) == 9
+    assert len(found.images) == 40 - 9
+
+
 def test_a_corrupt_picture_among_good_ones_is_counted_and_listed(scenes, tmp_path):
     data = copied(scenes, tmp_path, 4)
     (data / "bird" / "000.png").write_bytes(b"no picture")

@@ -265,6 +265,13 @@ def test_objects_of_other_classes_and_of_allowed_categories(tmp_path: Path) -> N
     assert [[one.category for one in item.others] for item in found.items] == [["DOG"], ["cat"]]
 
 
+def test_an_allowed_category_that_no_object_is_of_is_told_with_the_nearest(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data", "cat/a.jpg", "dog/b.jpg")
+    file = coco(tmp_path / "i.json", {"a.jpg": [("cat", [1, 1, 5, 5])], "b.jpg": [("rider", [1, 1, 5, 5])]})
+    with pytest.raises(InputError, match=r"'dog' be recognised by 'ridr'.*did you mean 'rider'"):
+        read_data(data, regions=file, also={"dog": frozenset({"ridr"})})
+
+
 def test_crowds_are_removed_with_the_objects_but_are_none(tmp_path: Path) -> None:
     pictures(tmp_path, "dog/a.png", "cat/b.png")
     coco(

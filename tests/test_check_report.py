@@ -194,6 +194,23 @@ def test_junit_has_a_case_per_class_and_one_for_all(result, evil):
     assert EVIL in [case.get("name") for case in ET.fromstring(junit.render(evil)).findall(".//testcase")]
 
 
+def test_junit_takes_what_xml_does_not_and_skips_what_is_waived(result):
+    names = {"bird": "bi\x07rd\x1b[0m", "car": "c\udce9r"}
+    renamed = {names.get(name, name): one for name, one in result.classes.items()}
+    judged = {names.get(name, name): one for name, one in result.judged.items()}
+    judged["plane"] = replace(judged["plane"], verdict="INCONCLUSIVE", waived="until the new pictures are there")
+    judged["ship"] = replace(judged["ship"], verdict="INCONCLUSIVE", waived="")
+    changed = replace(result, classes=renamed, judged=judged, failures={"a\x00.png": "what \x0b?"})
+
+    for inconclusive, kinds in (("pass", ["skipped"]), ("fail", ["failure"])):
+        cases = ET.fromstring(junit.render(changed, inconclusive)).findall(".//testcase")
+        by_name = {case.get("name"): case for case in cases}
+        assert list(by_name) == ["bi?rd?[0m", "c?r", "plane", "ship", "all classes together", "a?.png"]
+        assert by_name["plane"].find("skipped").get("message").startswith("waived: until the new pictures")
+        assert [one.tag for one in by_name["ship"] if one.tag != "system-out"] == kinds
+        assert by_name["bi?rd?[0m"].find("failure") is not None
+
+
 def test_the_json_is_strict_and_says_its_schema(result):
     found = json.loads(check_json.render(result), parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
 

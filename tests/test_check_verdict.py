@@ -12,7 +12,7 @@ LIMITS = LimitsPart()
 
 def rows_of(label, count, *, gap=0.0, kept=0.0, energy=0.5, seed=0, **more):
     """Pictures of a class: right on own backgrounds, on others less by a gap; without the object as often as asked."""
-    rng = np.random.default_rng([seed, len(label), *label.encode()])
+    rng = np.random.default_rng([seed, len(label), *label.encode(errors="surrogateescape")])
     rows = []
     for number in range(count):
         other = float(rng.random() >= gap)
@@ -58,6 +58,13 @@ def test_a_gap_of_one_class_fails_that_class_and_the_model():
 
     assert [found[name].verdict for name in ("cat", "wolf", OVERALL)] == ["PASS", "FAIL", "FAIL"]
     assert any("wolf" in reason.text and "gap" in reason.text for reason in found[OVERALL].reasons)
+
+
+def test_the_name_of_a_class_may_be_no_characters():
+    odd = b"wolf \xe9".decode(errors="surrogateescape")  # as the names of folders may be
+
+    assert judged([*clean(), *rows_of(odd, 50, gap=0.6)])[odd].verdict == "FAIL"
+    assert judged(marked(["cat", "dog", odd], 0.0))[odd].verdict == "PASS"
 
 
 def marked(classes, drawn):
