@@ -1,4 +1,4 @@
-"""What watching a training costs: a step with a watch that does not record, and one whose gradients are recorded.
+"""What watching a training costs: a step with a watch that does not record, and steps that are recorded.
 
     python scripts/bench_hooks.py --steps 200
 
@@ -12,7 +12,8 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -76,24 +77,53 @@ def main() -> None:
     first, second = network(), network()
     plain, other = stepping(first, inputs, labels), stepping(second, inputs, labels)
     told("two plain steps", ratios(plain, other, options.steps))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        TrainingWatch(second, inputs[:2], folder, every=NEVER, pictures_every=0, graph=False) as watch,
-    ):
+    with watching(second, inputs, every=NEVER) as watch:
         other()
         watch.step()  # the first is recorded
+        told("watched, not recorded", ratios(plain, watched(other, watch), options.steps))
+    norms = recorded(other, second, torch.linalg.vector_norm)
+    told("norms of all layers' gradients recorded", ratios(plain, norms, options.steps))
+    told("their mean, deviation, range and norm", ratios(plain, recorded(other, second, five), options.steps))
+    with watching(second, inputs, every=1) as watch:
+        told("watched and recorded, with all histograms", ratios(plain, watched(other, watch), options.steps))
 
-        def watched() -> None:
-            other()
-            watch.step()
 
-        told("watched, not recorded", ratios(plain, watched, options.steps))
+@contextmanager
+def watching(net: nn.Module, inputs: torch.Tensor, every: int) -> Iterator[TrainingWatch]:
+    """Watch a network without pictures, with events that are thrown away."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        TrainingWatch(net, inputs[:2], folder, every=every, pictures_every=0, graph=False) as watch,
+    ):
+        yield watch
 
-    def recorded() -> None:
-        with record(second, "*", outputs=False, gradients=True, reduce=torch.linalg.vector_norm):
-            other()
 
-    told("norms of all layers' gradients recorded", ratios(plain, recorded, options.steps))
+def watched(step: Callable[[], None], watch: TrainingWatch) -> Callable[[], None]:
+    """Return a step that the watch takes note of."""
+
+    def both() -> None:
+        step()
+        watch.step()
+
+    return both
+
+
+def recorded(
+    step: Callable[[], None], net: nn.Module, reduce: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[], None]:
+    """Return a step of which a statistic of the gradient of every layer's output is kept."""
+
+    def both() -> None:
+        with record(net, "*", outputs=False, gradients=True, reduce=reduce):
+            step()
+
+    return both
+
+
+def five(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the mean, deviation, least, greatest and norm of a gradient, one after the other."""
+    deviation, mean = torch.std_mean(gradient)
+    return torch.stack([mean, deviation, *gradient.aminmax(), torch.linalg.vector_norm(gradient)])
 
 
 if __name__ == "__main__":

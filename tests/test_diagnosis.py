@@ -252,6 +252,17 @@ class TestPlanted:
         assert "channel 2, 5" in result.findings[0].text
         assert set(result["5"].off) == {2, 5}
 
+    @pytest.mark.parametrize("kind", [nn.ReLU, nn.ReLU6, nn.Hardswish])
+    def test_dead_channels_of_every_function_that_cuts_off(self, kind: Callable[[], nn.Module]) -> None:
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3), kind(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+        )
+        with torch.no_grad():
+            model[0].bias[[2, 5]] = -50
+        result = camkit.diagnose(model, pictures())
+        assert found(result) == [("dead", "1")]
+        assert result["1"].dead == (2, 5)
+
     def test_most_channels_dead(self) -> None:
         model = small(norm=False)
         with torch.no_grad():

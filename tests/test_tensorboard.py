@@ -137,11 +137,13 @@ def test_activations_and_their_gradients_are_those_of_the_step(tmp_path):
     assert gradients.sum_squares == pytest.approx(float(hidden.grad.double().square().sum()), rel=1e-4)
 
 
-def test_dead_channels_are_counted(tmp_path):
+@pytest.mark.parametrize("kind", [nn.ReLU, nn.ReLU6, nn.Hardswish])
+def test_dead_channels_are_counted(tmp_path, kind):
     net = network()
+    net[5] = kind()
     with torch.no_grad():
         net[4].weight[:3] = 0
-        net[4].bias[:3] = -1  # three of twelve channels are never anything but zero
+        net[4].bias[:3] = -4  # three of twelve channels are never anything but zero
     with TrainingWatch(net, batch()[0][:2], tmp_path) as watch:
         train(net, 1, watch)
 

@@ -58,7 +58,7 @@ class Measures:
         """Return the number of the tensor's measurement."""
         if self.last is None or self._version != tensor._version or not _same(self.last, tensor):
             with torch.no_grad():
-                self.found.append(_measured(tensor))
+                self.found.append(measured(tensor, magnitudes=backward_pass() >= 0))
             self.last, self._version = tensor, tensor._version
         return Mark(len(self.found) - 1)
 
@@ -73,12 +73,21 @@ def _same(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def _measured(tensor: Tensor) -> Measured:
-    backwards = backward_pass() >= 0
-    shape, numbers = tuple(tensor.shape), statistics(tensor, magnitudes=backwards)
-    if backwards or tensor.dim() < 2 or not numbers.zeros > 0 or numbers.low < 0:
+def measured(tensor: Tensor, *, magnitudes: bool = False) -> Measured:
+    """Measure a tensor, with the magnitudes of its numbers if wanted; of gradients no silent channels."""
+    shape, numbers = tuple(tensor.shape), statistics(tensor, magnitudes=magnitudes)
+    if backward_pass() >= 0 or len(shape) < 2:
         return Measured(shape, numbers)
-    return Measured(shape, numbers, (silent_channels(tensor, 1), silent_channels(tensor, -1)))
+    return Measured(shape, numbers, (_silent(tensor, 1, numbers.zeros), _silent(tensor, -1, numbers.zeros)))
+
+
+def _silent(tensor: Tensor, axis: int, zeros: float) -> tuple[int, ...]:
+    """Return the silent channels, which aren't looked for where the share of zeros is too small for one."""
+    return silent_channels(tensor, axis) if zeros * tensor.shape[axis] > _ALMOST else ()
+
+
+_ALMOST = 0.99
+"""Of a channel's share, however shares were rounded."""
 
 
 def flaws(tensor: Tensor) -> Flaws:

@@ -157,7 +157,7 @@ def parts_of(value: Any, kind: type[_T]) -> Iterator[_T]:
 
 def _leaves(value: Any) -> list[Any]:
     """Return what a structure holds, in its order; marks are whole, although they have fields."""
-    if isinstance(value, (Mark, Flaws)):
+    if isinstance(value, (Mark, Flaws, Measured)):
         return [value]
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in _leaves(item)]

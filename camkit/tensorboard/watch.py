@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from camkit.capture import quiet_pass
-from camkit.diagnosis.measuring import RELUS
+from camkit.diagnosis.measuring import RELUS, Measured, measured
 from camkit.diagnosis.rows import channel_axis, parts_of
-from camkit.diagnosis.statistics import silent_channels, statistics
+from camkit.diagnosis.statistics import statistics
 from camkit.diagnosis.values import TensorStatistics
 from camkit.errors import CamkitError, InputError, LayerError, OutputError
 from camkit.features import feature_maps
@@ -245,7 +245,7 @@ class TrainingWatch:
         if self._recorded is None:
             self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
             gradients = self._hooks.enter_context(parameter_gradients(self._model, statistics))
-            recording = self._hooks.enter_context(record(self._model, self._layers, gradients=True, reduce=_Seen))
+            recording = self._hooks.enter_context(record(self._model, self._layers, gradients=True, reduce=measured))
             recording.only_while(acts)
             self._recorded = recording, gradients
         elif module is self._model:
@@ -265,8 +265,9 @@ class TrainingWatch:
             for tag, found in _numbered(f"activations/{name}", call.output):
                 self._distribution(tag, found.numbers, step)
             for tag, found in _numbered(f"dead_share/{name}", call.output):
-                if isinstance(modules[call.name], RELUS) and found.channels:
-                    self._writer.add_scalar(tag, found.silent[axis] / found.channels[axis], step)
+                if isinstance(modules[call.name], RELUS) and len(found.shape) > 1 and found.shape[axis]:
+                    silent = found.silent[0 if axis == 1 else 1]
+                    self._writer.add_scalar(tag, len(silent) / found.shape[axis], step)
             for tag, found in _numbered(f"gradients/{name}", _gradients(call)):
                 self._distribution(tag, found.numbers.scaled(1 / self._scale), step)
         squares: dict[str, float] = defaultdict(float)
@@ -307,16 +308,6 @@ class TrainingWatch:
 _MAPS = 16
 
 
-class _Seen:
-    """What is kept of a tensor: its statistics, and how many of its channels are zero everywhere."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.numbers = statistics(tensor)
-        axes = (1, -1) if tensor.dim() > 1 and tensor.numel() else ()
-        self.channels = {axis: tensor.shape[axis] for axis in axes}
-        self.silent = {axis: len(silent_channels(tensor, axis)) for axis in axes}
-
-
 def _trains(model: nn.Module, training: bool) -> bool:
     transformed = torch._C._are_functorch_transforms_active()  # where nothing can be read off a tensor
     return torch.is_grad_enabled() and (model.training or not training) and not transformed
@@ -329,9 +320,9 @@ def _each(images: ImageLike | Sequence[ImageLike], rank: int) -> list[ImageLike]
     return [one.detach().clone() if isinstance(one, Tensor) else one for one in parts]
 
 
-def _numbered(tag: str, value: Any) -> list[tuple[str, _Seen]]:
+def _numbered(tag: str, value: Any) -> list[tuple[str, Measured]]:
     """Return what was kept of a layer's tensors, each with its tag; with a number where there are several."""
-    found = list(parts_of(value, _Seen))
+    found = list(parts_of(value, Measured))
     return [(f"{tag}/{number}" if len(found) > 1 else tag, one) for number, one in enumerate(found)]
 
 
