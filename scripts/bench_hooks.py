@@ -122,8 +122,9 @@ def recorded(
 
 def five(gradient: torch.Tensor) -> torch.Tensor:
     """Return the mean, deviation, least, greatest and norm of a gradient, one after the other."""
-    deviation, mean = torch.std_mean(gradient)
-    return torch.stack([mean, deviation, *gradient.aminmax(), torch.linalg.vector_norm(gradient)])
+    mean, norm = gradient.mean(), torch.linalg.vector_norm(gradient)  # several times as fast as torch.std_mean
+    deviation = (norm.square() / gradient.numel() - mean.square()).clamp(min=0).sqrt()
+    return torch.stack([mean, deviation, *gradient.aminmax(), norm])
 
 
 if __name__ == "__main__":
