@@ -147,6 +147,29 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_computed(tmp
     assert not list((tmp_path / "out").glob("*"))
 
 
+EXPLAINING_WITHOUT_SPACE = """
+import resource, sys
+from camkit.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_events_that_do_not_fit_are_told_and_all_else_is_written(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    for name, file in scene_paths().items():  # so small that each picture fits, and the events of six don't
+        Image.open(file).resize((160, 160)).save(tmp_path / "pictures" / f"{name}.png")
+    ran = subprocess.run(
+        [sys.executable, "-c", EXPLAINING_WITHOUT_SPACE, tmp_path / "pictures", "--model", "demo-fair",
+         "--out", tmp_path / "out", "--tensorboard", tmp_path / "events"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+    assert ran.returncode == OutputError.exit_code
+    assert ran.stderr == f"camkit: cannot write events into {tmp_path / 'events'}: File too large\n"
+    assert len(list((tmp_path / "out").glob("*.gradcam.png"))) == 6
+
+
 def test_a_colormap_that_is_none_is_one_sentence(tmp_path):
     found = camkit.explain("demo-fair", scene_paths()["plane-sky"])
     with pytest.raises(InputError, match="loud"):

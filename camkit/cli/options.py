@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -119,8 +120,13 @@ def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
         return
     from camkit.tensorboard.events import opened
 
-    with opened(folder) as events:
-        yield events
+    printed = threading.excepthook
+    threading.excepthook = lambda failed: None if isinstance(failed.exc_value, OSError) else printed(failed)
+    try:  # what the thread that writes fails of is said once, in a sentence, when the events are closed
+        with opened(folder) as events:
+            yield events
+    finally:
+        threading.excepthook = printed
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
