@@ -12,6 +12,7 @@ from typing import Any, get_args
 import cv2
 import numpy as np
 import pytest
+import timm
 import torch
 import torchvision
 from test_harmless import unchanged
@@ -195,6 +196,67 @@ class TestHealthy:
     def test_networks_as_they_are_initialised(self, name: str, *, training: bool) -> None:
         model = torchvision.models.get_model(name, weights=None, num_classes=10)
         assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
+
+    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize("name", ["regnetx_002", "mobilevit_xxs", "nf_regnet_b0"])
+    def test_networks_of_timm_as_they_are_initialised(self, name: str, *, training: bool) -> None:
+        model = timm.create_model(name, num_classes=10)
+        assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
+
+    @pytest.mark.parametrize("steps", [1, 3, 6])
+    def test_a_network_that_has_just_begun_to_learn(self, steps: int) -> None:
+        model = torchvision.models.mobilenet_v3_small(num_classes=10).train()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        inputs, labels = pictures(8, 64), torch.arange(8)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        result = camkit.diagnose(model, (inputs, labels))
+        assert found(result) == []
+        assert any("too few batches" in remark for remark in result.remarks)
+
+    def test_vanishing_is_judged_again_when_normalisation_has_seen_enough(self) -> None:
+        layers = [layer for _ in range(30) for layer in (nn.Linear(24, 24), nn.Sigmoid())]
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 24), nn.BatchNorm1d(24), *layers, nn.Linear(24, 5))
+        for batches, kinds in ((20, set()), (20, {"vanishing"})):
+            for _ in range(batches):
+                model.train()(pictures(8))
+            assert {kind for kind, _ in found(camkit.diagnose(model, pictures()))} == kinds
+
+    def test_zeros_that_no_relu_made(self) -> None:
+        class Scaled(nn.Module):
+            """As LayerScale, LoRA or ReZero begin."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale = nn.Parameter(torch.zeros(1))
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                return self.scale * inputs
+
+        class Wider(nn.Module):
+            """As the shortcuts of small ResNets."""
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                return nn.functional.pad(inputs, (0, 0, 0, 0, 8, 8))
+
+        class Signs(nn.Module):
+            def forward(self, inputs: Tensor) -> Tensor:
+                return (inputs > 100).float()
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.norm, self.relu = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
+                self.scaled, self.wider, self.signs = Scaled(), Wider(), Signs()
+                self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                maps = self.relu(self.norm(self.first(inputs)))
+                return self.head(self.wider(maps + self.scaled(maps) + self.signs(maps)))
+
+        assert found(camkit.diagnose(Net(), pictures(), training=True)) == []
 
     @pytest.mark.parametrize("number", [1, 2, 8, 32])
     def test_a_small_network_with_any_number_of_pictures(self, number: int) -> None:

@@ -24,6 +24,7 @@ from torch import nn
 
 import camkit
 from camkit.errors import InputError
+from camkit.scenes import scene_paths
 from camkit.tensorboard import TrainingWatch, lightning_watch
 
 EVERYTHING = {"histograms": 0, "images": 0, "scalars": 0, "tensors": 0}
@@ -245,6 +246,10 @@ def test_a_network_that_cannot_be_drawn_is_watched_all_the_same(tmp_path):
         ({"target_layer": "nope"}, "nope"),
         ({"target": "wolf", "labels": ["cat", "dog", "bird"]}, "wolf"),
         ({"target": 1.5}, "a target is"),
+        ({"images": None}, "an image is"),
+        ({"images": "nofile.png"}, "nofile.png"),
+        ({"images": scene_paths()["plane-sky"]}, "preprocess"),
+        ({"scaler": 5}, "GradScaler"),
     ],
 )
 def test_what_cannot_be_watched_is_one_sentence_before_the_training(tmp_path, wrong, said):
@@ -256,14 +261,14 @@ def test_what_cannot_be_watched_is_one_sentence_before_the_training(tmp_path, wr
 def test_layers_may_be_called_anything(tmp_path):
     net = nn.Sequential()
     net.add_module("all", nn.Linear(2, 2))
-    net.add_module("other", nn.Linear(2, 2))
+    net.add_module("other#1", nn.Linear(2, 2))
     with TrainingWatch(net, torch.zeros(1, 2), tmp_path, pictures_every=0, graph=False) as watch:
         net(torch.ones(3, 2)).square().sum().backward()
         watch.step()
     events = read(tmp_path)
 
-    of_layers = [events.Scalars(f"gradient_norm/{name}")[0].value for name in ("all", "other")]
-    assert len(events.Scalars("gradient_norm/all")) == 1
+    of_layers = [events.Scalars(f"gradient_norm/{name}")[0].value for name in ("all", "other#1")]
+    assert len(events.Scalars("gradient_norm/all")) == len(events.Histograms("gradients/other#1")) == 1
     assert events.Scalars("gradient_norm")[0].value == pytest.approx(math.hypot(*of_layers), rel=1e-5)
 
 
@@ -370,6 +375,9 @@ def test_a_closed_watch_takes_no_steps(tmp_path):
     watch.close()
     with pytest.raises(InputError, match="closed"):
         watch.step()
+    with pytest.raises(InputError, match="closed"):
+        watch.pictures()
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_model_is_saved_and_copied_while_it_is_watched(tmp_path):
@@ -385,6 +393,9 @@ def test_a_model_is_saved_and_copied_while_it_is_watched(tmp_path):
         for one in (waiting, running, *(torch.load(file, weights_only=False) for file in tmp_path.glob("*.pt"))):
             one(batch()[0])
         assert watch._recorded[0].calls == before  # theirs do nothing
+    alone = "import sys; sys.modules['camkit'] = None; import torch; torch.load(sys.argv[1], weights_only=False)"
+    for file in tmp_path.glob("*.pt"):  # where camkit isn't installed too
+        subprocess.run([sys.executable, "-c", f"{alone}(torch.zeros(2, 3, 24, 24))", file], check=True)
 
 
 def test_gradients_are_written_without_the_scale_of_mixed_precision(tmp_path):
@@ -450,6 +461,78 @@ def test_of_several_forward_passes_in_a_step_the_last_is_recorded(tmp_path):
     assert events.Histograms("gradients/0")[0].histogram_value.num == 3 * 8 * 24 * 24
     whole = math.sqrt(sum(float(one.grad.double().square().sum()) for one in net.parameters()))
     assert events.Scalars("gradient_norm")[0].value == pytest.approx(whole, rel=1e-5)
+
+
+def test_dead_channels_are_counted_where_only_relus_are_recorded(tmp_path):
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        net[0].weight[:2] = 0
+        net[0].bias[:2] = -5
+    for layers in (None, "*", nn.ReLU, ["1"]):
+        folder = tmp_path / str(layers)
+        with TrainingWatch(net, torch.zeros(1, 6), folder, layers=layers, pictures_every=0, graph=False) as watch:
+            net(torch.randn(4, 5, 6)).sum().backward()
+            watch.step()
+        assert read(folder).Scalars("dead_share/1")[0].value == 0.25
+
+
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(6, 4), nn.ReLU())
+        self.decoder = nn.Linear(4, 6)
+
+
+def test_of_passes_through_parts_the_last_is_recorded(tmp_path):
+    net = Coder()
+    with TrainingWatch(net, torch.zeros(1, 6), tmp_path, pictures_every=0, graph=False) as watch:
+        for count in (3, 5):
+            net.decoder(net.encoder(torch.randn(count, 6))).sum().backward()
+        watch.step()
+    events = read(tmp_path)
+
+    assert events.Histograms("activations/encoder.0")[0].histogram_value.num == 5 * 4
+    assert events.Histograms("gradients/decoder")[0].histogram_value.num == 5 * 6
+
+
+class Odd(nn.Module):
+    """Has layers that return what isn't measured as other tensors are."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.linear, self.sparse = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2), Sparse()
+        self.nested = Nested()
+
+    def forward(self, inputs):
+        maps, _ = self.recurrent(inputs)
+        self.nested(maps)
+        return self.linear(maps) + self.sparse(maps).to_dense().sum()
+
+
+class Sparse(nn.Module):
+    def forward(self, inputs):
+        return (inputs - 100).relu().to_sparse()
+
+
+class Nested(nn.Module):
+    def forward(self, inputs):
+        return torch.nested.nested_tensor([inputs[0], inputs[1][:1]], layout=torch.jagged)
+
+
+def test_what_cannot_be_measured_does_not_end_a_training(tmp_path):
+    net = Odd()
+    net.later = nn.Linear(2, 2)
+    with TrainingWatch(net, torch.zeros(1, 3), tmp_path, pictures_every=0, graph=False) as watch:
+        net.later(net(torch.randn(2, 5, 3))).sum().backward()
+        del net.later
+        watch.step()
+    events = read(tmp_path)
+
+    tags = set(events.Tags()["histograms"])
+    assert {f"activations/recurrent/{number}" for number in range(3)} <= tags
+    assert "gradients/recurrent/0" in tags
+    assert not {"gradients/recurrent", "gradients/recurrent/1", "activations/nested", "activations/later"} & tags
+    assert events.Histograms("activations/sparse")[0].histogram_value.num == 2 * 5 * 4
 
 
 def test_sparse_gradients_and_weights_that_are_computed(tmp_path):

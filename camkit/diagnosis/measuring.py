@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from camkit.diagnosis.statistics import flat_share, peaks, silent_channels, statistics
+from camkit.diagnosis.statistics import flat_share, peaks, plain, silent_channels, statistics
 from camkit.diagnosis.values import TensorStatistics
 from camkit.hooks.attach import backward_pass
 
@@ -75,10 +75,11 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 def measured(tensor: Tensor, *, magnitudes: bool = False) -> Measured:
     """Measure a tensor, with the magnitudes of its numbers if wanted; of gradients no silent channels."""
-    shape, numbers = tuple(tensor.shape), statistics(tensor, magnitudes=magnitudes)
+    values = plain(tensor)
+    shape, numbers = tuple(values.shape), statistics(values, magnitudes=magnitudes)
     if backward_pass() >= 0 or len(shape) < 2:
         return Measured(shape, numbers)
-    return Measured(shape, numbers, (_silent(tensor, 1, numbers.zeros), _silent(tensor, -1, numbers.zeros)))
+    return Measured(shape, numbers, (_silent(values, 1, numbers.zeros), _silent(values, -1, numbers.zeros)))
 
 
 def _silent(tensor: Tensor, axis: int, zeros: float) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def setting_of(model: nn.Module, watched: Watched, pictures: int, *, to_train: b
         frozenset(name for name, found in given.items() if any(one.inf for one in found)),
         tuple(name for name, module in layers_of(model).items() if _is_zero(module)),
         tuple(sorted(wrong, key=lambda name: wrong[name])),
-        not watched.training and any(_is_fresh(module) for module in model.modules()),
+        not watched.training and any(_is_unsettled(module) for module in model.modules()),
     )
 
 
@@ -82,7 +82,7 @@ def _row(name: str, call: Call, module: nn.Module, mark: Mark, axis: int, watche
     gradient = _gradient(call)
     own = list(module.parameters(recurse=False))
     norms = [watched.parameters[parameter] for parameter in own if parameter in watched.parameters]
-    dead = _dead(module, measured, axis)
+    dead = _dead(module, measured, axis, cut=call.number in watched.cut_off.get(call.name, ()))
     return LayerStatistics(
         name,
         type(module).__name__,
@@ -100,11 +100,9 @@ def _row(name: str, call: Call, module: nn.Module, mark: Mark, axis: int, watche
     )
 
 
-def _dead(module: nn.Module, measured: Measured, axis: int) -> tuple[int, ...] | None:
-    """Return the silent channels after a ReLU, and after code of the model's own that returns what a ReLU would."""
-    own_code = not type(module).__module__.startswith("torch.nn.")
-    numbers = measured.numbers
-    if isinstance(module, RELUS) or (own_code and numbers.low >= 0 and numbers.zeros > 0 and len(measured.shape) > 1):
+def _dead(module: nn.Module, measured: Measured, axis: int, *, cut: bool) -> tuple[int, ...] | None:
+    """Return the silent channels after a ReLU, and after code of the model's own that returns what one returned."""
+    if isinstance(module, RELUS) or (cut and measured.numbers.low >= 0 and len(measured.shape) > 1):
         return measured.silent[0 if axis == 1 else 1]
     return None
 
@@ -132,8 +130,8 @@ def _gradient(call: Call) -> Mark | None:
         return None
     if not passes:
         return None
-    place = next((number for number, part in enumerate(_leaves(call.output)) if isinstance(part, Mark)), None)
-    found = None if place is None else _leaves(passes[-1])[place]
+    place = next((number for number, part in enumerate(leaves(call.output)) if isinstance(part, Mark)), None)
+    found = None if place is None else leaves(passes[-1])[place]
     return found if isinstance(found, Mark) else None
 
 
@@ -142,27 +140,39 @@ def _is_zero(module: nn.Module) -> bool:
     return isinstance(weight, nn.Parameter) and weight.numel() > 0 and not bool(weight.detach().any())
 
 
-def _is_fresh(module: nn.Module) -> bool:
-    """Tell whether a batch normalisation has the statistics it was made with; some checkpoints count no batches."""
+def _is_unsettled(module: nn.Module) -> bool:
+    """Tell whether a batch normalisation still has much of the statistics it was made with.
+
+    Each batch leaves 1 - momentum of them. Some checkpoints count no batches; theirs are settled.
+    """
     if not isinstance(module, nn.modules.batchnorm._BatchNorm):
         return False
-    mean, variance = module.running_mean, module.running_var
-    return mean is not None and variance is not None and not bool(mean.any()) and bool(variance.eq(1).all())
+    mean, variance, count = module.running_mean, module.running_var, module.num_batches_tracked
+    if mean is None or variance is None:
+        return False
+    if not bool(mean.any()) and bool(variance.eq(1).all()):
+        return True
+    seen = 0 if count is None else int(count)
+    return seen > 0 and module.momentum is not None and (1 - module.momentum) ** seen > _MUCH
+
+
+_MUCH = 0.05
+"""Of the statistics that a batch normalisation was made with: reached after 28 batches with a momentum of 0.1."""
 
 
 def parts_of(value: Any, kind: type[_T]) -> Iterator[_T]:
     """Return what of a kind a structure holds, in its order."""
-    return (part for part in _leaves(value) if isinstance(part, kind))
+    return (part for part in leaves(value) if isinstance(part, kind))
 
 
-def _leaves(value: Any) -> list[Any]:
+def leaves(value: Any) -> list[Any]:
     """Return what a structure holds, in its order; marks are whole, although they have fields."""
     if isinstance(value, (Mark, Flaws, Measured)):
         return [value]
     if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _leaves(item)]
+        return [leaf for item in value.values() for leaf in leaves(item)]
     if isinstance(value, (tuple, list)):
-        return [leaf for item in value for leaf in _leaves(item)]
+        return [leaf for item in value for leaf in leaves(item)]
     if is_dataclass(value) and not isinstance(value, type):
-        return [leaf for field in fields(value) for leaf in _leaves(getattr(value, field.name, None))]
+        return [leaf for field in fields(value) for leaf in leaves(getattr(value, field.name, None))]
     return [value]

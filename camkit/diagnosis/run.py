@@ -110,7 +110,7 @@ def _remarks(module: nn.Module, watched: Watched, setting: Setting) -> list[str]
         said.append(f"the weights of {named} are all zero, as some are initialised, and let no gradient through yet")
     if setting.unnormalised:
         said.append(
-            "batch normalisation has seen no batch yet and in evaluation mode changes nothing, so whether gradients "
-            "vanish is not judged; training=True (--train) shows the model as it will be trained"
+            "batch normalisation has seen too few batches to know what it normalises in evaluation mode, so whether "
+            "gradients vanish or explode is not judged; training=True (--train) shows the model as it is trained"
         )
     return said

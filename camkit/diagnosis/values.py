@@ -159,7 +159,7 @@ class Setting:
         to_train: whether it is looked at as in a training step, and nothing was frozen for camkit's sake.
         nan_given, inf_given: the layers that were given NaN, or infinity, by name; "" is the model itself.
         zero_weights: the layers whose weights are all zero, so that no gradient passes them.
-        unnormalised: whether a batch normalisation that has seen no batch let everything through as it was.
+        unnormalised: whether a batch normalisation that has seen few batches let everything through almost as it was.
         backwards: the layers whose gradients hold NaN or infinity, in the order of the backward pass.
     """
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +16,9 @@ from torch import Tensor, nn
 from camkit.capture import quiet_pass
 from camkit.diagnosis.measuring import CURVES, RELUS, Measures, both_peaks, flaws, share_for
 from camkit.diagnosis.statistics import norm, plain
-from camkit.hooks import Recording, ordinary_gradients, record
+from camkit.hooks import Recording, edit, ordinary_gradients, record
+from camkit.hooks.selecting import layers_of
+from camkit.layouts import tensors_in
 from camkit.state import same_requirements
 from camkit.values import Precision
 
@@ -27,7 +31,8 @@ class Watched:
     """What one pass showed, layer by layer, as recordings of what was measured.
 
     ``trained`` are the parameters that required gradients, ``parameters`` the norms of those; ``loss`` what was
-    differentiated, None where nothing could be; ``training`` the mode.
+    differentiated, None where nothing could be; ``training`` the mode. ``cut_off`` has the numbers of those runs of
+    layers of the model's own code that returned what a function like ReLU had just made.
     """
 
     measures: Measures
@@ -39,6 +44,7 @@ class Watched:
     training: bool
     trained: frozenset[nn.Parameter]
     parameters: dict[nn.Parameter, float]
+    cut_off: dict[str, list[int]]
 
 
 def watch(
@@ -67,6 +73,7 @@ def watch(
         before_relus = [stack.enter_context(one) for one in before]
         after_curves = [stack.enter_context(one) for one in after]
         outputs = stack.enter_context(record(model, _every, gradients=True, reduce=measures))
+        cut_off = stack.enter_context(_cut_off(model))
         leaf = inputs.detach().clone().requires_grad_()
         loss = score(model(leaf.clone()))
         trained = [one for one in model.parameters() if one.requires_grad]
@@ -74,11 +81,37 @@ def watch(
         measures.last = None
     value = None if loss is None or not loss.requires_grad else float(loss.detach())
     befores, afters = next(iter(before_relus), None), tuple(after_curves)
-    return Watched(measures, outputs, given, befores, afters, value, training, frozenset(trained), parameters)
+    return Watched(measures, outputs, given, befores, afters, value, training, frozenset(trained), parameters, cut_off)
 
 
 def _every(name: str, module: nn.Module) -> bool:  # noqa: ARG001 - "*" is every layer but the model itself
     return True
+
+
+@contextmanager
+def _cut_off(model: nn.Module) -> Iterator[dict[str, list[int]]]:
+    """Note which runs of the model's own code end with a function like ReLU that isn't a module."""
+    own = [
+        name
+        for name, module in layers_of(model).items()
+        if name and not type(module).__module__.startswith("torch.nn.")
+    ]
+    runs: Counter[str] = Counter()
+    found: defaultdict[str, list[int]] = defaultdict(list)
+
+    def note(name: str, output: Any) -> Any:
+        runs[name] += 1
+        functions = (tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None)
+        if any(function.name().startswith(_CUTTING) for function in functions):
+            found[name].append(runs[name])
+        return output
+
+    with edit(model, {name: partial(note, name) for name in own}):
+        yield found
+
+
+_CUTTING = ("Relu", "Threshold", "Hardtanh", "Clamp")
+"""How PyTorch's names of functions begin that return zero for all that is small enough."""
 
 
 def _kinds(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[nn.Module]:

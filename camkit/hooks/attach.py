@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,19 +75,8 @@ class _Hook:
     def __call__(self, *arguments: Any) -> Any:
         return self._function(*arguments)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return _nothing
-
-    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        return _no_hook, ()
-
-
-def _nothing(*_: Any) -> None:
-    pass
-
-
-def _no_hook() -> Callable[..., None]:
-    return _nothing
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (nullcontext(), "__exit__")  # takes anything and does nothing, and is there without camkit too
 
 
 @contextmanager
@@ -173,18 +162,43 @@ class TensorHooks:
         """Return how many hooks are remembered."""
         return len(self._handles)
 
-    def add(self, tensor: Tensor, hook: GradientHook) -> None:
-        """Have the hook called with each gradient of a tensor, as it is now: before what is done to it in place."""
+    def add(self, tensor: Tensor, hook: GradientHook, lose: Callable[[], None] | None = None) -> None:
+        """Have the hook called with each gradient of a tensor, as it is now: before what is done to it in place.
+
+        Of a view that is then changed in place PyTorch keeps no gradient of what it was; ``lose`` is called instead.
+        """
+        if lose is not None and tensor._is_view() and tensor._base is not None and tensor._base.grad_fn is not None:
+            hook = self._watch_for_loss(tensor, tensor._base, hook, lose)
         self._handles.append(tensor.register_hook(hook))
         if len(self._handles) > self._enough:
             self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
             self._enough = 2 * len(self._handles) + _MANY
+
+    def _watch_for_loss(self, view: Tensor, base: Tensor, hook: GradientHook, lose: Callable[[], None]) -> GradientHook:
+        same, version = view.detach(), view._version  # counts what is done in place to any view of this memory
+        reached: set[int] = set()
+
+        def called(gradient: Tensor) -> Tensor | None:
+            reached.add(backward_pass())
+            return hook(gradient)
+
+        def come(_: Tensor) -> None:
+            if same._version != version and backward_pass() not in reached:
+                lose()
+
+        self._handles.append(base.register_hook(come))
+        return called
 
     def remove(self) -> None:
         """Remove all of them."""
         while self._handles:
             self._handles.pop().remove()
 
+
+LOST = (
+    "it returns a view, which was changed in place afterwards, as by a layer with inplace=True, and PyTorch keeps no "
+    "gradient of what it was; set inplace=False there"
+)
 
 _MANY = 256
 """Handles that may pile up, in a loop of many passes, before those of tensors that are gone are dropped."""

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from camkit.errors import LayerError, did_you_mean
-from camkit.hooks.attach import Scope, TensorHooks, backward_pass
-from camkit.hooks.selecting import layers_of
+from camkit.hooks.attach import LOST, Scope, TensorHooks, backward_pass
+from camkit.hooks.selecting import layers_of, without_run
 from camkit.hooks.structures import Make, mapped
 from camkit.values import LayerRef
 
@@ -87,7 +87,8 @@ class Call:
         It is the gradient of what the layer returned, before anything was done to it in place.
 
         Raises:
-            LayerError: no backward pass reached the layer, or several did, or gradients weren't asked for.
+            LayerError: no backward pass reached the layer, or several did, or gradients weren't asked for; it returned
+                a view that was changed in place.
         """
         found = self.gradients
         if not found:
@@ -115,6 +116,9 @@ class Call:
     def _take_gradient(self, number: int, keep: Make, gradient: Tensor | None) -> None:
         if gradient is not None:  # a custom function may have none for one of its inputs
             self._passes.setdefault(backward_pass(), {})[number] = keep(gradient)
+
+    def _lose_gradient(self) -> None:
+        self._why_none = LOST
 
 
 class Recording(Mapping[str, Call]):
@@ -194,7 +198,7 @@ class Recording(Mapping[str, Call]):
 
     def _find(self, key: str) -> Call | str:
         """Return the run, or what to say of there being none."""
-        name, sign, digits = key.partition("#")
+        name, run = without_run(key, self._names)
         if name not in self._names:
             hint = did_you_mean(name, [known for known in self._names if known])
             return f"layer {name!r} is not among those recorded{hint}"
@@ -203,9 +207,9 @@ class Recording(Mapping[str, Call]):
         if not runs:
             where = "; it ran in another thread, and records are of the thread they are made in"
             return f"layer {name!r} has not run while it was recorded{where if self._scope.elsewhere else ''}"
-        if not sign and runs > 1:
+        if run is None and runs > 1:
             return f"layer {name!r} ran {runs} times; choose the call, for example {name + '#1'!r} or {name + '#2'!r}"
-        number = int(digits) if digits.isdecimal() else 1 if not sign else 0
+        number = 1 if run is None else int(run) if run.isdecimal() else 0
         found = next((call for call in self._calls if call.name == name and call.number == number), None)
         return found or f"of layer {name!r}, which ran {runs} times, no run {key!r} was recorded"
 

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from camkit.errors import LayerError
-from camkit.hooks.attach import Scope, TensorHooks, backward_pass, input_hooks, output_hooks
+from camkit.hooks.attach import LOST, Scope, TensorHooks, backward_pass, input_hooks, output_hooks
 from camkit.hooks.changes import Change
-from camkit.hooks.selecting import Selector, layers_of, matching, select, select_parameters
+from camkit.hooks.selecting import Selector, layers_of, matching, select, select_parameters, without_run
 from camkit.layouts import tensors_in
 from camkit.state import eagerly
 from camkit.values import LayerRef
@@ -72,11 +72,12 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
         edits: for each layer (chosen as in ``record``) or parameter (by name or pattern, such as
             ``"layer1.0.conv1.weight"`` or ``"*.bias"``) a function from a gradient of any shape to another of the same
             shape. ``scale``, ``clip_value``, ``clip_norm`` and ``noise`` make such functions. A name or pattern that
-            fits a layer means layers. Each tensor of a layer's output is taken by itself.
+            fits a layer means layers, and one that fits a layer and those within it edits at each of them. Each tensor
+            of a layer's output is taken by itself.
 
     Raises:
         LayerError: no layer or parameter is meant, or one that isn't trained; in the backward pass: a function returned
-            anything but a tensor of the gradient's shape.
+            anything but a tensor of the gradient's shape, or a layer returned a view that was changed in place.
         ModelError: a layer is TorchScript, which has no hooks.
 
     >>> import torch
@@ -97,7 +98,7 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
     def watch(name: str, change: Change, output: Any) -> None:
         for tensor in tensors_in(output):
             if tensor.requires_grad:
-                hooks.add(tensor, partial(_changed, f"layer {name!r}", change))
+                hooks.add(tensor, partial(_changed, f"layer {name!r}", change), partial(_refuse, name))
 
     def of_parameter(name: str, change: Change, gradient: Tensor | None) -> Tensor | None:
         return _changed(f"parameter {name!r}", change, gradient) if scope.any_run() else None
@@ -112,8 +113,12 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
         hooks.remove()
 
 
+def _refuse(name: str) -> None:
+    raise LayerError(f"the gradient of layer {name!r} can't be edited: {LOST}")
+
+
 def _is_layer(names: list[str], key: str) -> bool:
-    return any(True for _ in matching(names, key.partition("#")[0]))
+    return any(True for _ in matching(names, without_run(key, names)[0]))
 
 
 def _changed(what: str, change: Change, gradient: Tensor | None) -> Tensor | None:

@@ -110,7 +110,7 @@ def _watch(call: Call, output: Any, keep: Make, hooks: TensorHooks) -> None:
     call._numbered = mapped(output, numbered)
     watched = [(number, tensor) for number, tensor in enumerate(tensors) if tensor.requires_grad]
     for number, tensor in watched:
-        hooks.add(tensor, partial(call._take_gradient, number, keep))
+        hooks.add(tensor, partial(call._take_gradient, number, keep), call._lose_gradient)
     call._why_none = "" if watched else _WHY_NONE[torch.is_grad_enabled()]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -94,13 +94,21 @@ def _matches(layers: dict[str, nn.Module], selector: Any) -> list[tuple[str, int
 
 
 def _named(layers: dict[str, nn.Module], selector: str) -> list[tuple[str, int | None]]:
-    pattern, sign, digits = selector.partition("#")
-    if sign and not (digits.isdecimal() and int(digits) > 0):
+    pattern, digits = without_run(selector, layers)
+    if digits is not None and not (digits.isdecimal() and int(digits) > 0):
         raise LayerError(f"layer {selector!r}: after '#' stands the number of the call, from 1")
     names = list(matching(layers, pattern))
     if not names:
         raise LayerError(f"the model has no layer {pattern!r}{_hint(pattern, layers)}")
-    return [(name, int(digits) if sign else None) for name in names]
+    return [(name, None if digits is None else int(digits)) for name in names]
+
+
+def without_run(typed: str, names: Container[str]) -> tuple[str, str | None]:
+    """Return what stands before and behind the last ``#``, None where no run was typed; names may hold one too."""
+    if typed in names or "#" not in typed:
+        return typed, None
+    name, _, run = typed.rpartition("#")
+    return name, run
 
 
 def matching(names: Iterable[str], pattern: str) -> Iterator[str]:

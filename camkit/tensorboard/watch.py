@@ -7,7 +7,7 @@ import io
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from camkit.capture import quiet_pass
 from camkit.diagnosis.measuring import RELUS, Measured, measured
-from camkit.diagnosis.rows import channel_axis, parts_of
+from camkit.diagnosis.rows import channel_axis, leaves
 from camkit.diagnosis.statistics import statistics
 from camkit.diagnosis.values import TensorStatistics
 from camkit.errors import CamkitError, InputError, LayerError, OutputError
@@ -57,7 +57,8 @@ class TrainingWatch:
     backward pass), ``weights/NAME`` and ``weight_gradients/NAME``, scalars ``gradient_norm``, of all
     parameters' gradients as the backward pass left them, and ``gradient_norm/LAYER``, ``dead_share/LAYER`` (of a ReLU's
     channels that are zero everywhere) and ``nonfinite/NAME`` (how many numbers are NaN or infinite, where any
-    are), and once the graph. Of a step of several forward passes of the model the last is recorded; what runs inside
+    are), and once the graph. Of a step of several forward passes the last is recorded, which begins with the model, or
+    with that part of it which the step called first; what runs inside
     ``torch.func`` transforms, such as ``vmap`` and ``grad``, is not. Where events can't be written any more, as on a
     full disk, a warning says so and the training goes on unwatched.
 
@@ -76,7 +77,8 @@ class TrainingWatch:
         graph: whether the network's graph is written.
 
     Raises:
-        InputError: TensorBoard is not installed, or an argument is none; ``step()`` of a closed watch.
+        InputError: TensorBoard is not installed, or an argument is none; a call of a closed watch.
+        ImageError: a picture can't be read, or needs ``preprocess``.
         LayerError: no layer is meant, or no target layer.
         TargetError: an unknown label, or what is no target.
         OutputError: the folder cannot be written.
@@ -115,6 +117,11 @@ class TrainingWatch:
         as_targets(target, as_labels(labels))
         if target_layer is not None:
             named_layers(self._model, target_layer)
+        for number, one in enumerate(self._images, start=1):
+            if not isinstance(one, Tensor):
+                prepare(one, preprocess, f"picture {number}")
+        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+            raise InputError(f"scaler is the GradScaler of the training, not a {type(scaler).__name__}")
         self._layer = target_layer
         self._layers = _without_parts if layers is None else layers
         select(self._model, self._layers)
@@ -123,7 +130,8 @@ class TrainingWatch:
         self._events = ExitStack()
         self._writer = self._events.enter_context(opened(writer))
         self._hooks: ExitStack | None = None
-        self._recorded: tuple[Recording, dict[str, TensorStatistics]] | None = None
+        self._recorded: tuple[Recording, dict[str, Measured | None]] | None = None
+        self._first: nn.Module | None = None  # to run in the step: when it does again, another forward pass begins
         self._due: int | None = None
         self.steps = 0
         if graph:
@@ -157,6 +165,8 @@ class TrainingWatch:
 
         Between a step's forward pass and ``step()``, they are written by that.
         """
+        if self._closed:
+            raise InputError("the watch is closed")
         if self._lost:
             return
         step = self.steps if number is None else number
@@ -244,11 +254,12 @@ class TrainingWatch:
             return
         if self._recorded is None:
             self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
-            gradients = self._hooks.enter_context(parameter_gradients(self._model, statistics))
-            recording = self._hooks.enter_context(record(self._model, self._layers, gradients=True, reduce=measured))
+            gradients = self._hooks.enter_context(parameter_gradients(self._model, _kept))
+            recording = self._hooks.enter_context(record(self._model, self._layers, gradients=True, reduce=_kept))
             recording.only_while(acts)
-            self._recorded = recording, gradients
-        elif module is self._model:
+            self._recorded, self._first = (recording, gradients), module
+        elif module in (self._first, self._model):
+            self._first = module
             self._recorded[0].clear()
 
     def _end(self) -> None:
@@ -257,24 +268,29 @@ class TrainingWatch:
         if hooks is not None:
             hooks.close()
 
-    def _write(self, recording: Recording, gradients: dict[str, TensorStatistics], step: int) -> None:
-        modules, axis = layers_of(self._model), 1
+    def _write(self, recording: Recording, gradients: dict[str, Measured | None], step: int) -> None:
+        modules = layers_of(self._model)
+        axes, axis = _channel_axes(modules), 0
         for key, call in recording.items():
-            name = key or "(the model)"
-            axis = channel_axis(modules[call.name], axis)
-            for tag, found in _numbered(f"activations/{name}", call.output):
+            name, module = key or "(the model)", modules.get(call.name)
+            if module is None:  # it has been taken out of the model
+                continue
+            axis = channel_axis(module, axis)
+            channels = axis or axes[call.name]
+            for tag, found in _numbered(f"activations/{name}", call.output, call.output):
                 self._distribution(tag, found.numbers, step)
-            for tag, found in _numbered(f"dead_share/{name}", call.output):
-                if isinstance(modules[call.name], RELUS) and len(found.shape) > 1 and found.shape[axis]:
-                    silent = found.silent[0 if axis == 1 else 1]
-                    self._writer.add_scalar(tag, len(silent) / found.shape[axis], step)
-            for tag, found in _numbered(f"gradients/{name}", _gradients(call)):
+            for tag, found in _numbered(f"dead_share/{name}", call.output, call.output):
+                if isinstance(module, RELUS) and len(found.shape) > 1 and found.shape[channels]:
+                    silent = found.silent[0 if channels == 1 else 1]
+                    self._writer.add_scalar(tag, len(silent) / found.shape[channels], step)
+            for tag, found in _numbered(f"gradients/{name}", _gradient(call), call.output):
                 self._distribution(tag, found.numbers.scaled(1 / self._scale), step)
         squares: dict[str, float] = defaultdict(float)
         for name, one in gradients.items():
-            self._distribution(f"weight_gradients/{name}", one.scaled(1 / self._scale), step)
-            norm = one.norm_of_all / self._scale
-            squares[name.rpartition(".")[0] or "(the model)"] += norm * norm
+            if one is not None:
+                self._distribution(f"weight_gradients/{name}", one.numbers.scaled(1 / self._scale), step)
+                norm = one.numbers.norm_of_all / self._scale
+                squares[name.rpartition(".")[0] or "(the model)"] += norm * norm
         for layer, square in squares.items():
             self._writer.add_scalar(f"gradient_norm/{layer}", math.sqrt(square), step)
         if squares:
@@ -292,7 +308,7 @@ class TrainingWatch:
         try:
             loaded = as_model(self._model, preprocess=self._asked["preprocess"])
             module = loaded.module
-            first = prepare(self._images[0], loaded.preprocess, "the first picture").tensor[None]
+            first = prepare(self._images[0], loaded.preprocess, "the first picture", spatial_rank(module)).tensor[None]
             with (
                 quiet_pass(module, device_of(module), "fp32"),
                 warnings.catch_warnings(
@@ -320,18 +336,35 @@ def _each(images: ImageLike | Sequence[ImageLike], rank: int) -> list[ImageLike]
     return [one.detach().clone() if isinstance(one, Tensor) else one for one in parts]
 
 
-def _numbered(tag: str, value: Any) -> list[tuple[str, Measured]]:
-    """Return what was kept of a layer's tensors, each with its tag; with a number where there are several."""
-    found = list(parts_of(value, Measured))
-    return [(f"{tag}/{number}" if len(found) > 1 else tag, one) for number, one in enumerate(found)]
-
-
-def _gradients(call: Call) -> Any:
-    """Return the gradients of the last backward pass that reached a run; none where none did."""
+def _kept(tensor: Tensor) -> Measured | None:
+    """Measure a tensor; nothing of one that can't be, such as a nested one: a training is worth more."""
     try:
-        return call.gradients[-1:]
+        return measured(tensor)
+    except Exception:  # noqa: BLE001 - kinds of tensors refuse in many ways
+        return None
+
+
+def _channel_axes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
+    """Return which axis of each layer's output are its channels, as the layers before it in the model tell."""
+    axes, axis = {}, 1
+    for name, module in modules.items():
+        axes[name] = axis = channel_axis(module, axis)
+    return axes
+
+
+def _numbered(tag: str, value: Any, output: Any) -> list[tuple[str, Measured]]:
+    """Return what was kept of tensors, each with its tag: with its number in the output where that has several."""
+    places = [place for place, one in enumerate(leaves(output)) if isinstance(one, Measured)]
+    found = {place: one for place, one in enumerate(leaves(value)) if isinstance(one, Measured) and place in places}
+    return [(f"{tag}/{places.index(place)}" if len(places) > 1 else tag, one) for place, one in found.items()]
+
+
+def _gradient(call: Call) -> Any:
+    """Return the gradient of the last backward pass that reached a run; None where none did."""
+    try:
+        return next(reversed(call.gradients), None)
     except LayerError:
-        return ()
+        return None
 
 
 def _without_parts(name: str, module: nn.Module) -> bool:
