@@ -219,7 +219,7 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: 
     if preprocess is None:
         raise ImageError(
             "this model does not say how its pictures are prepared; pass preprocess=..., for torchvision weights "
-            "theirs (preprocess=weights.transforms()), or pass a normalised tensor"
+            "theirs (preprocess=weights.transforms()), or pass a normalised tensor; in a shell --size, --mean and --std"
         )
     if isinstance(preprocess, ImageClassification):
         _check_not_thin(picture, preprocess, source)

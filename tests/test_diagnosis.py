@@ -95,7 +95,21 @@ class TestStatistics:
         values = torch.tensor([10000.0, 10001.0, 10002.0, 10003.0])
         assert statistics(values).std == pytest.approx(math.sqrt(1.25), rel=1e-6)
 
-    @pytest.mark.parametrize("ends", [(0.0, 5e-324), (-1.7e308, 1.7e308), (-1e200, 1e200), (1e200, 1e200)])
+    @pytest.mark.parametrize("values", [np.arange(41), np.arange(-300, 301), np.arange(81) / 2, np.arange(17) - 1e6])
+    def test_numbers_at_the_edges_of_bins_belong_above(self, values: np.ndarray) -> None:
+        got = statistics(torch.from_numpy(values).float()).histogram
+        counts, _ = np.histogram(values, 40)
+        assert list(got.counts) == counts.tolist()
+
+    def test_values_far_from_zero_are_sorted_as_they_lie(self) -> None:
+        values = torch.randn(200_000) + 1e6
+        got = statistics(values).histogram
+        counts, _ = np.histogram(values.double().numpy(), 40)
+        assert list(got.counts) == counts.tolist()
+
+    @pytest.mark.parametrize(
+        "ends", [(1.7e308, 1.7e308), (0.0, 5e-324), (-1.7e308, 1.7e308), (-1e200, 1e200), (1e200, 1e200)]
+    )
     def test_at_the_ends_of_64_bits_every_number_is_sorted(self, ends: tuple[float, float]) -> None:
         low, high = ends
         got = statistics(torch.tensor([low, high, high], dtype=torch.float64), magnitudes=True)

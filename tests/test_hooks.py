@@ -252,7 +252,80 @@ def test_of_whole_numbers_there_is_no_statistic() -> None:
     assert recording["0"].output > 0
 
 
+@pytest.mark.parametrize("view", [nn.Flatten(), nn.Unflatten(1, (2, 2))])
+def test_a_view_that_is_changed_in_place_has_no_gradient_and_says_so(view: nn.Module) -> None:
+    inputs = torch.randn(2, 3, 8, 8)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), view, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2))
+    plain = nn.Sequential(*net[:2], nn.ReLU(), *net[3:])
+    whole = {}
+    for name, one in (("in place", net), ("plain", plain)):
+        one.zero_grad()
+        with record(one, "*", gradients=True) as recording:
+            one(inputs).square().sum().backward()
+        whole[name] = recording["2"].gradient, one[0].weight.grad.clone()
+        if one is plain:
+            assert recording["1"].gradient.shape == recording["1"].output.shape
+        else:
+            with pytest.raises(LayerError, match=r"returns a view, which was changed in place.*inplace=False"):
+                _ = recording["1"].gradient
+    for one, other in zip(whole["in place"], whole["plain"], strict=True):
+        assert torch.equal(one, other)
+    with (
+        edit_gradients(net, {"1": scale(0.0)}),
+        pytest.raises(LayerError, match=r"'1' can't be edited.*inplace=False"),
+    ):
+        net(inputs).sum().backward()
+    plain.zero_grad()
+    with edit_gradients(plain, {"1": scale(0.0)}):
+        plain(inputs).sum().backward()
+    assert not plain[0].weight.grad.any()
+    assert not hooks_in(net)
+
+
+class Later(nn.Module):
+    """Uses a view, and then changes what it is a view of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = nn.Flatten()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        maps = inputs * 2
+        score = self.flat(maps).sum(1) * 3
+        maps.add_(1)
+        return score + maps.sum((1, 2))
+
+
+def test_a_view_that_was_used_before_has_the_gradient_of_that_use() -> None:
+    net, inputs = Later(), torch.randn(2, 3, 4, requires_grad=True)
+    with record(net, "flat", gradients=True) as recording:
+        net(inputs).sum().backward()
+    assert torch.equal(recording["flat"].gradient, torch.full((2, 12), 3.0))
+    assert torch.equal(inputs.grad, torch.full((2, 3, 4), 8.0))
+
+
 # --- runs, their names and numbers
+
+
+def test_names_may_hold_the_sign_of_runs() -> None:
+    net = nn.Sequential()
+    net.add_module("conv#1", nn.Linear(4, 4))
+    net.add_module("conv", nn.Linear(4, 2))
+    inputs = torch.randn(3, 4)
+    with record(net, ["conv#1", "conv"]) as recording:
+        net(inputs)
+    assert {name: call.output.shape[1] for name, call in recording.items()} == {"conv#1": 4, "conv": 2}
+    with record(net, "conv#1#2") as recording:
+        net(inputs)
+        net(inputs)
+    assert list(recording) == ["conv#1#2"]
+    assert recording["conv#1#2"].number == 2
+    with edit(net, {"conv#1": torch.zeros_like}):
+        assert torch.equal(net(inputs), net[1](torch.zeros(3, 4)))
+    with edit_gradients(net, {"conv#1": scale(0.0)}):
+        net(inputs).sum().backward()
+    assert not net[0].weight.grad.any()
+    assert net[1].weight.grad.any()
 
 
 def test_a_layer_that_runs_three_times_gives_three_entries() -> None:

@@ -246,7 +246,6 @@ def test_a_network_that_cannot_be_drawn_is_watched_all_the_same(tmp_path):
         ({"target_layer": "nope"}, "nope"),
         ({"target": "wolf", "labels": ["cat", "dog", "bird"]}, "wolf"),
         ({"target": 1.5}, "a target is"),
-        ({"images": None}, "an image is"),
         ({"images": "nofile.png"}, "nofile.png"),
         ({"images": scene_paths()["plane-sky"]}, "preprocess"),
         ({"scaler": 5}, "GradScaler"),

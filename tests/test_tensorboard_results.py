@@ -157,8 +157,10 @@ sys.exit(main(sys.argv[1:]))
 
 def test_events_that_do_not_fit_are_told_and_all_else_is_written(tmp_path):
     (tmp_path / "pictures").mkdir()
-    for name, file in scene_paths().items():  # so small that each picture fits, and the events of six don't
-        Image.open(file).resize((160, 160)).save(tmp_path / "pictures" / f"{name}.png")
+    names = [f"{number}-{name}" for number in range(5) for name in scene_paths()]
+    for name in names:  # so small that each picture fits, and the events of four don't
+        picture = scene_paths()[name.partition("-")[2]]
+        Image.open(picture).resize((160, 160)).save(tmp_path / "pictures" / f"{name}.png")
     ran = subprocess.run(
         [sys.executable, "-c", EXPLAINING_WITHOUT_SPACE, tmp_path / "pictures", "--model", "demo-fair",
          "--out", tmp_path / "out", "--tensorboard", tmp_path / "events"],
@@ -167,7 +169,8 @@ def test_events_that_do_not_fit_are_told_and_all_else_is_written(tmp_path):
 
     assert ran.returncode == OutputError.exit_code
     assert ran.stderr == f"camkit: cannot write events into {tmp_path / 'events'}: File too large\n"
-    assert len(list((tmp_path / "out").glob("*.gradcam.png"))) == 6
+    assert len(list((tmp_path / "out").glob("*.gradcam.png"))) == len(names) == 30
+    assert all(f"{name}.gradcam.png" in ran.stdout for name in names)
 
 
 def test_a_colormap_that_is_none_is_one_sentence(tmp_path):

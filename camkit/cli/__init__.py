@@ -16,7 +16,7 @@ from camkit.cli.check import checks, demo_check
 from camkit.cli.diagnose import diagnose, features
 from camkit.cli.options import Source, events_into, numbers
 from camkit.cli.terminal import QuietConsole, fail, printer, say
-from camkit.errors import CamkitError, InputError
+from camkit.errors import CamkitError, InputError, OutputError
 
 if TYPE_CHECKING:
     from camkit.runs import Drawing, Written
@@ -128,14 +128,20 @@ def explain(
 
 
 def _noted(rows: Iterator[Written | Failure], events: Any, drawing: Drawing) -> Iterator[Written | Failure]:
-    """Write each row's picture as an event, under the name of its file."""
+    """Write each row's picture as an event, under the name of its file; what can't be written is raised in the end."""
     from camkit.tensorboard import write_explanation
     from camkit.values import Failure
 
+    failed: OutputError | None = None
     for row in rows:
-        if not isinstance(row, Failure):
-            write_explanation(row.explanation, events, tag=f"explain/{row.file.stem}", **vars(drawing))
+        if failed is None and not isinstance(row, Failure):
+            try:
+                write_explanation(row.explanation, events, tag=f"explain/{row.file.stem}", **vars(drawing))
+            except OutputError as error:
+                failed = error
         yield row
+    if failed is not None:
+        raise failed
 
 
 def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) -> int:

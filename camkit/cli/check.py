@@ -82,15 +82,15 @@ def check(
             result = finish_check(
                 plan, out, baseline=baseline, resume=resume, progress=progress, inconclusive=inconclusive
             )
+        console.print(check_console.table(result), soft_wrap=False)
+        console.print(check_console.verdict(result))
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            for line in markdown.workflow_commands(result):
+                print(line)  # noqa: T201
         if events is not None:
             from camkit.tensorboard import write_check
 
             write_check(result, events)
-    console.print(check_console.table(result), soft_wrap=False)
-    console.print(check_console.verdict(result))
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in markdown.workflow_commands(result):
-            print(line)  # noqa: T201
     return result.exit_code(inconclusive)
 
 

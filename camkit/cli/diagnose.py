@@ -49,18 +49,18 @@ def diagnose(
         say(loaded.note)
     with events_into(tensorboard) as events:
         result = diagnose_files(loaded, found, out, training=train, precision=precision, limit=limit)
+        if json:
+            print(diagnosis_json.render(result), flush=True)  # noqa: T201
+        else:
+            console = printer()
+            table = diagnosis_console.table(result, sparks=console.encoding.lower().startswith("utf"))
+            wide(table, console).print(table)
+            console.print(diagnosis_console.findings(result))
+            console.print(f"wrote {' and '.join(str(out / name) for name in REPORTS)}", markup=False)
         if events is not None:
             from camkit.tensorboard import write_diagnosis
 
             write_diagnosis(result, events)
-    if json:
-        print(diagnosis_json.render(result), flush=True)  # noqa: T201
-        return 0
-    console = printer()
-    table = diagnosis_console.table(result, sparks=console.encoding.lower().startswith("utf"))
-    wide(table, console).print(table)
-    console.print(diagnosis_console.findings(result))
-    console.print(f"wrote {' and '.join(str(out / name) for name in REPORTS)}", markup=False)
     return 0
 
 

@@ -121,12 +121,17 @@ def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
     from camkit.tensorboard.events import opened
 
     printed = threading.excepthook
-    threading.excepthook = lambda failed: None if isinstance(failed.exc_value, OSError) else printed(failed)
-    try:  # what the thread that writes fails of is said once, in a sentence, when the events are closed
+    threading.excepthook = lambda failed: None if _is_writer(failed) else printed(failed)
+    try:
         with opened(folder) as events:
             yield events
     finally:
         threading.excepthook = printed
+
+
+def _is_writer(failed: threading.ExceptHookArgs) -> bool:
+    """Tell whether TensorBoard's own thread couldn't write, which is said in one sentence when events are closed."""
+    return isinstance(failed.exc_value, OSError) and type(failed.thread).__module__.startswith("tensorboard.")
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from statistics import pstdev
 
@@ -24,7 +25,7 @@ _IN_CACHE, _ON_DEVICE = 1 << 17, 1 << 22
 """Numbers that are reckoned with at once: on a CPU few enough for its cache, which makes it several times as fast."""
 
 _SMALL = 1e-280
-"""Sums of squares below this may have lost digits, as each of the squares is near the least that 64 bits hold."""
+"""What is smaller may have lost digits, as it is near the least that 64 bits hold; its inverse is near the most."""
 
 
 def plain(values: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -117,13 +118,14 @@ def histogram(values: Float[Tensor, " n"], low: float, high: float, bins: int = 
     (1, 2, 0, 1)
     """
     if low == high:
-        low, high = low - max(abs(low), 1.0) / 2, high + max(abs(high), 1.0) / 2
+        half = max(abs(low), 1.0) / 2
+        low, high = max(low - half, -sys.float_info.max), min(high + half, sys.float_info.max)
     counts = torch.zeros(bins, dtype=torch.int64, device=values.device)
-    unit = max(abs(low), abs(high))  # or the width could be more than 64 bits hold
-    start = low / unit
-    pitch = (high / unit - start) / bins
+    unit = 1.0 if _SMALL < high - low < 1 / _SMALL else max(abs(low), abs(high))
+    start, width = low / unit, high / unit - low / unit
     for part in _parts(values):
-        places = part.div_(unit).sub_(start).div_(pitch).clamp_(0, bins - 1)
+        places = part if unit == 1 else part.div_(unit)
+        places.sub_(start).mul_(bins).div_(width).clamp_(0, bins - 1)  # in this order exact for whole numbers
         counts += torch.bincount(places.int(), minlength=bins)
     return Histogram(low, high, tuple(counts.tolist()))
 
