@@ -6,11 +6,14 @@ import _thread
 import copy
 import functools
 import gc
+import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -937,6 +940,48 @@ def test_no_hook_is_left_and_no_tensor_kept_alive(error: type[BaseException] | N
         assert [one() for one in model.seen] == [None] * len(model.seen)
     finally:
         gc.enable()
+
+
+class CtrlC:
+    """Raises KeyboardInterrupt where the program comes to the so-manieth line of camkit's hooks."""
+
+    def __init__(self, line: int) -> None:
+        self.line, self.seen = line, 0
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> CtrlC | None:
+        file = frame.f_code.co_filename
+        if "/camkit/hooks/" not in file and not file.endswith("contextlib.py"):
+            return None
+        if event == "line":
+            self.seen += 1
+            if self.seen == self.line:
+                raise KeyboardInterrupt
+        return self
+
+
+def test_no_hook_is_left_wherever_ctrl_c_comes() -> None:
+    inputs = torch.randn(2, 4)
+    edits = {"0": scale(0.5), "2.weight": scale(2.0)}
+    came, before = 0, sys.gettrace()
+    for line in itertools.count(1, 11):
+        net = small()
+        sys.settrace(CtrlC(line))
+        try:
+            with (
+                record(net, "*", inputs=True, gradients=True),
+                edit(net, {"1#1": torch.neg}),
+                edit_gradients(net, edits),
+            ):
+                net(inputs).sum().backward()
+            break
+        except KeyboardInterrupt:
+            came += 1
+        finally:
+            sys.settrace(before)
+        if hooks_in(net):
+            gc.collect()  # where contextlib was interrupted, it is this that ends the blocks
+        assert not hooks_in(net), line
+    assert came > 100
 
 
 def test_a_graph_that_outlives_the_block_has_no_hooks() -> None:

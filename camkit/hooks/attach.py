@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,19 +84,20 @@ def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> Iterator[None]:
     """Set forward hooks that act only on calls made by the current thread; all are removed at the end."""
     owner = threading.get_ident()
 
-    def attach(module: nn.Module, hook: ForwardHook) -> Callable[[], None]:
-        def guarded(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+    def guarded(hook: ForwardHook) -> _Hook:
+        def called(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
             # Another thread that is just about to call a hook removed here may leave the keyword arguments out.
             if threading.get_ident() != owner:
                 return None
             kwargs, output = rest
             return hook(module, list(tensors_in((args, kwargs))), output)
 
-        return module.register_forward_hook(_Hook(guarded), with_kwargs=True).remove
+        return _Hook(called)
 
-    with ExitStack() as stack:
-        for module, hook in hooks.items():
-            stack.callback(attach(module, hook))
+    with _attached(
+        [(module, guarded(hook)) for module, hook in hooks.items()],
+        lambda module, hook: module.register_forward_hook(hook, with_kwargs=True),
+    ):
         yield
 
 
@@ -109,9 +110,7 @@ def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> I
         if threading.get_ident() == owner:
             note(module)
 
-    with ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_pre_hook(_Hook(guarded)).remove)
+    with _attached([(module, _Hook(guarded)) for module in modules], nn.Module.register_forward_pre_hook):
         yield
 
 
@@ -122,15 +121,13 @@ def output_hooks(hooks: Iterable[tuple[nn.Module, OutputHook]], acts: Callable[[
     Lean, for hooks on every layer of a network in training: arguments aren't looked at.
     """
 
-    def attach(module: nn.Module, hook: OutputHook) -> Callable[[], None]:
-        def guarded(_: nn.Module, __: Any, *rest: Any) -> Any:
+    def guarded(hook: OutputHook) -> _Hook:
+        def called(_: nn.Module, __: Any, *rest: Any) -> Any:
             return hook(rest[-1]) if acts() else None
 
-        return module.register_forward_hook(_Hook(guarded)).remove
+        return _Hook(called)
 
-    with ExitStack() as stack:
-        for module, hook in hooks:
-            stack.callback(attach(module, hook))
+    with _attached([(module, guarded(hook)) for module, hook in hooks], nn.Module.register_forward_hook):
         yield
 
 
@@ -138,17 +135,47 @@ def output_hooks(hooks: Iterable[tuple[nn.Module, OutputHook]], acts: Callable[[
 def input_hooks(hooks: Iterable[tuple[nn.Module, InputHook]], acts: Callable[[], bool]) -> Iterator[None]:
     """Call each module's hooks with its arguments when it is about to run, while ``acts()``."""
 
-    def attach(module: nn.Module, hook: InputHook) -> Callable[[], None]:
-        def guarded(_: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+    def guarded(hook: InputHook) -> _Hook:
+        def called(_: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
             if acts():  # in this thread PyTorch passes the keyword arguments; see forward_hooks
                 hook(args, *rest)
 
-        return module.register_forward_pre_hook(_Hook(guarded), with_kwargs=True).remove
+        return _Hook(called)
 
-    with ExitStack() as stack:
-        for module, hook in hooks:
-            stack.callback(attach(module, hook))
+    with _attached(
+        [(module, guarded(hook)) for module, hook in hooks],
+        lambda module, hook: module.register_forward_pre_hook(hook, with_kwargs=True),
+    ):
         yield
+
+
+@contextmanager
+def _attached(hooks: Sequence[tuple[nn.Module, _Hook]], attach: Callable[[nn.Module, _Hook], object]) -> Iterator[None]:
+    """Attach hooks for a while.
+
+    They are found again by what they are and not by handles, which Ctrl-C may keep from being remembered.
+    """
+    try:
+        try:
+            for module, hook in hooks:
+                attach(module, hook)
+            yield
+        finally:
+            _detach(hooks)
+    except KeyboardInterrupt:
+        _detach(hooks)
+        raise
+
+
+def _detach(hooks: Sequence[tuple[nn.Module, _Hook]]) -> None:
+    for module, hook in hooks:
+        for there, with_keywords in (
+            (module._forward_hooks, module._forward_hooks_with_kwargs),
+            (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        ):
+            for key in [key for key, one in list(there.items()) if one is hook]:
+                with_keywords.pop(key, None)
+                there.pop(key, None)
 
 
 class TensorHooks:
@@ -192,7 +219,8 @@ class TensorHooks:
     def remove(self) -> None:
         """Remove all of them."""
         while self._handles:
-            self._handles.pop().remove()
+            self._handles[-1].remove()  # first, so that it isn't forgotten where Ctrl-C comes in between
+            self._handles.pop()
 
 
 LOST = (

@@ -104,13 +104,17 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
         return _changed(f"parameter {name!r}", change, gradient) if scope.any_run() else None
 
     try:
-        with eagerly(), _after(model, of_layers, watch, scope):
-            for key in of_parameters:
-                for name, parameter in select_parameters(model, key).items():
-                    hooks.add(parameter, partial(of_parameter, name, edits[key]))
-            yield
-    finally:
+        try:
+            with eagerly(), _after(model, of_layers, watch, scope):
+                for key in of_parameters:
+                    for name, parameter in select_parameters(model, key).items():
+                        hooks.add(parameter, partial(of_parameter, name, edits[key]))
+                yield
+        finally:
+            hooks.remove()
+    except KeyboardInterrupt:
         hooks.remove()
+        raise
 
 
 def _refuse(name: str) -> None:
