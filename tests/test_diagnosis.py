@@ -238,6 +238,17 @@ class TestHealthy:
                 model.train()(pictures(8))
             assert {kind for kind, _ in found(camkit.diagnose(model, pictures()))} == kinds
 
+    @pytest.mark.parametrize("how", ["no momentum", "little momentum", "counted anew"])
+    def test_normalisation_that_is_settled_by_other_ways(self, how: str) -> None:
+        norm = nn.BatchNorm1d(24)
+        layers = [layer for _ in range(30) for layer in (nn.Linear(24, 24), nn.Sigmoid())]
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 24), norm, *layers, nn.Linear(24, 5))
+        for _ in range(60):
+            model.train()(pictures(8))
+        norm.momentum = {"no momentum": 0.0, "little momentum": 1e-5}.get(how, 0.1)
+        norm.num_batches_tracked.fill_(5 if how == "counted anew" else 100_000)
+        assert [kind for kind, _ in found(camkit.diagnose(model, pictures()))] == ["vanishing"]
+
     def test_zeros_that_no_relu_made(self) -> None:
         class Scaled(nn.Module):
             """As LayerScale, LoRA or ReZero begin."""
@@ -358,6 +369,38 @@ class TestPlanted:
         nn.init.constant_(block.conv.bias, -100)
         model = nn.Sequential(block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
         assert only(camkit.diagnose(model, pictures()), "dead").layer == "0"
+
+    @pytest.mark.parametrize(
+        "end",
+        [
+            torch.relu,
+            nn.functional.relu6,
+            nn.functional.hardswish,
+            lambda maps: maps.clamp(min=0),
+            lambda maps: torch.maximum(maps, torch.zeros(())),
+            lambda maps: torch.where(maps > 0, maps, 0.0),
+            lambda maps: nn.functional.dropout(maps.relu(), 0.2),
+            lambda maps: nn.functional.max_pool2d(maps.relu(), 2),
+            lambda maps: maps.relu().permute(0, 1, 3, 2).contiguous(),
+            lambda maps: maps.relu() * torch.ones(1, 32, 1, 1),
+        ],
+    )
+    def test_a_function_that_cuts_off_somewhere_in_code_of_ones_own(self, end: Callable[[Tensor], Tensor]) -> None:
+        class Own(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 32, 3)
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                return end(self.conv(inputs))
+
+        model = nn.Sequential(Own(), nn.Conv2d(32, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+        assert found(camkit.diagnose(model, pictures(), training=True)) == []
+        with torch.no_grad():
+            model[0].conv.bias[:29] = -50
+        result = camkit.diagnose(model, pictures(), training=True)
+        assert result["0"].dead == tuple(range(29))
+        assert found(result) == [("dead", "0")]
 
     def test_a_relu_of_tokens(self) -> None:
         model = nn.Sequential(nn.Flatten(2), nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 8), nn.Flatten())

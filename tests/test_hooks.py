@@ -269,15 +269,10 @@ def test_a_view_that_is_changed_in_place_has_no_gradient_and_says_so(view: nn.Mo
         if one is plain:
             assert recording["1"].gradient.shape == recording["1"].output.shape
         else:
-            with pytest.raises(LayerError, match=r"returns a view, which was changed in place.*inplace=False"):
+            with pytest.raises(LayerError, match=r"no backward pass.*returns is a view.*inplace=False"):
                 _ = recording["1"].gradient
     for one, other in zip(whole["in place"], whole["plain"], strict=True):
         assert torch.equal(one, other)
-    with (
-        edit_gradients(net, {"1": scale(0.0)}),
-        pytest.raises(LayerError, match=r"'1' can't be edited.*inplace=False"),
-    ):
-        net(inputs).sum().backward()
     plain.zero_grad()
     with edit_gradients(plain, {"1": scale(0.0)}):
         plain(inputs).sum().backward()

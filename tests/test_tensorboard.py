@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import camkit
 from camkit.errors import InputError
@@ -470,7 +471,7 @@ def test_dead_channels_are_counted_where_only_relus_are_recorded(tmp_path):
     with torch.no_grad():
         net[0].weight[:2] = 0
         net[0].bias[:2] = -5
-    for layers in (None, "*", nn.ReLU, ["1"]):
+    for layers in (None, "*", nn.ReLU, ["1"], ["0", "1"]):
         folder = tmp_path / str(layers)
         with TrainingWatch(net, torch.zeros(1, 6), folder, layers=layers, pictures_every=0, graph=False) as watch:
             net(torch.randn(4, 5, 6)).sum().backward()
@@ -495,6 +496,34 @@ def test_of_passes_through_parts_the_last_is_recorded(tmp_path):
 
     assert events.Histograms("activations/encoder.0")[0].histogram_value.num == 5 * 4
     assert events.Histograms("gradients/decoder")[0].histogram_value.num == 5 * 6
+
+
+def test_what_runs_several_times_before_the_backward_pass_is_all_recorded(tmp_path):
+    net = Coder()
+    with TrainingWatch(net, torch.zeros(1, 6), tmp_path, pictures_every=0, graph=False) as watch:
+        for _ in range(2):  # the first is forgotten
+            net.decoder(net.encoder(net.decoder(net.encoder(torch.randn(3, 6))))).sum().backward()
+        watch.step()
+
+    layers = {tag.split("/")[1] for tag in read(tmp_path).Tags()["histograms"] if tag.startswith("activations/")}
+    assert layers == {f"{name}#{run}" for name in ("encoder.0", "encoder.1", "decoder") for run in (1, 2)}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_checkpointing_runs_again_is_no_other_pass(tmp_path, whole):
+    net = Coder()
+    net.forward = lambda inputs: net.decoder(net.encoder(inputs))
+    inputs = torch.randn(3, 6, requires_grad=True)
+    with TrainingWatch(net, torch.zeros(1, 6), tmp_path, pictures_every=0, graph=False) as watch:
+        if whole:
+            found = checkpoint(net, inputs, use_reentrant=False)
+        else:
+            found = net.decoder(checkpoint(net.encoder, inputs, use_reentrant=False))
+        found.sum().backward()
+        watch.step()
+
+    tags = set(read(tmp_path).Tags()["histograms"])
+    assert {f"{kind}/{name}" for kind in ("activations", "gradients") for name in ("encoder.1", "decoder")} <= tags
 
 
 class Odd(nn.Module):

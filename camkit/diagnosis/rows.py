@@ -102,7 +102,7 @@ def _row(name: str, call: Call, module: nn.Module, mark: Mark, axis: int, watche
 
 def _dead(module: nn.Module, measured: Measured, axis: int, *, cut: bool) -> tuple[int, ...] | None:
     """Return the silent channels after a ReLU, and after code of the model's own that returns what one returned."""
-    if isinstance(module, RELUS) or (cut and measured.numbers.low >= 0 and len(measured.shape) > 1):
+    if isinstance(module, RELUS) or (cut and len(measured.shape) > 1):
         return measured.silent[0 if axis == 1 else 1]
     return None
 
@@ -143,7 +143,8 @@ def _is_zero(module: nn.Module) -> bool:
 def _is_unsettled(module: nn.Module) -> bool:
     """Tell whether a batch normalisation still has much of the statistics it was made with.
 
-    Each batch leaves 1 - momentum of them. Some checkpoints count no batches; theirs are settled.
+    Each batch leaves 1 - momentum of them, so that no variance can be less than what is left of the 1 it began with;
+    where one is, as in checkpoints that count batches anew, or the momentum was changed, they come from elsewhere.
     """
     if not isinstance(module, nn.modules.batchnorm._BatchNorm):
         return False
@@ -153,8 +154,12 @@ def _is_unsettled(module: nn.Module) -> bool:
     if not bool(mean.any()) and bool(variance.eq(1).all()):
         return True
     seen = 0 if count is None else int(count)
-    return seen > 0 and module.momentum is not None and (1 - module.momentum) ** seen > _MUCH
+    left = 0.0 if module.momentum is None else (1 - module.momentum) ** seen
+    return 0 < seen < _MANY and left > _MUCH and float(variance.min()) > 0.99 * left
 
+
+_MANY = 1000
+"""Batches after which a momentum so small that much would be left isn't that of the training, but was set later."""
 
 _MUCH = 0.05
 """Of the statistics that a batch normalisation was made with: reached after 28 batches with a momentum of 0.1."""

@@ -32,7 +32,7 @@ class Watched:
 
     ``trained`` are the parameters that required gradients, ``parameters`` the norms of those; ``loss`` what was
     differentiated, None where nothing could be; ``training`` the mode. ``cut_off`` has the numbers of those runs of
-    layers of the model's own code that returned what a function like ReLU had just made.
+    layers of the model's own code that returned what a function like ReLU had made.
     """
 
     measures: Measures
@@ -101,8 +101,7 @@ def _cut_off(model: nn.Module) -> Iterator[dict[str, list[int]]]:
 
     def note(name: str, output: Any) -> Any:
         runs[name] += 1
-        functions = (tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None)
-        if any(function.name().startswith(_CUTTING) for function in functions):
+        if any(_is_cut_off(tensor) for tensor in tensors_in(output)):
             found[name].append(runs[name])
         return output
 
@@ -110,8 +109,23 @@ def _cut_off(model: nn.Module) -> Iterator[dict[str, list[int]]]:
         yield found
 
 
-_CUTTING = ("Relu", "Threshold", "Hardtanh", "Clamp")
+def _is_cut_off(tensor: Tensor) -> bool:
+    """Tell whether a tensor is what a function like ReLU made, as it was or after what keeps its channels apart."""
+    function = tensor.grad_fn
+    while function is not None and not function.name().startswith(_CUTTING):
+        given = [one for one, _ in function.next_functions if one is not None]
+        function = given[0] if len(given) == 1 and function.name().startswith(_PASSING) else None
+    return function is not None
+
+
+_CUTTING = ("Relu", "Threshold", "Hardtanh", "Hardswish", "Clamp", "Maximum", "Where")
 """How PyTorch's names of functions begin that return zero for all that is small enough."""
+
+_PASSING = (
+    "NativeDropout", "Mul", "Div", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "Mean", "View", "Unsafe",
+    "Reshape", "Permute", "Transpose", "Squeeze", "Unsqueeze", "AsStrided", "Clone", "ToCopy",
+)  # fmt: skip
+"""Likewise of those that leave a channel of zeros one; of one tensor alone, so that no parameter can have scaled it."""
 
 
 def _kinds(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[nn.Module]:

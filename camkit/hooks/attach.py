@@ -189,32 +189,15 @@ class TensorHooks:
         """Return how many hooks are remembered."""
         return len(self._handles)
 
-    def add(self, tensor: Tensor, hook: GradientHook, lose: Callable[[], None] | None = None) -> None:
+    def add(self, tensor: Tensor, hook: GradientHook) -> None:
         """Have the hook called with each gradient of a tensor, as it is now: before what is done to it in place.
 
-        Of a view that is then changed in place PyTorch keeps no gradient of what it was; ``lose`` is called instead.
+        Of a view that is then changed in place PyTorch has the gradients of its uses before, and no others.
         """
-        if lose is not None and tensor._is_view() and tensor._base is not None and tensor._base.grad_fn is not None:
-            hook = self._watch_for_loss(tensor, tensor._base, hook, lose)
         self._handles.append(tensor.register_hook(hook))
         if len(self._handles) > self._enough:
             self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
             self._enough = 2 * len(self._handles) + _MANY
-
-    def _watch_for_loss(self, view: Tensor, base: Tensor, hook: GradientHook, lose: Callable[[], None]) -> GradientHook:
-        same, version = view.detach(), view._version  # counts what is done in place to any view of this memory
-        reached: set[int] = set()
-
-        def called(gradient: Tensor) -> Tensor | None:
-            reached.add(backward_pass())
-            return hook(gradient)
-
-        def come(_: Tensor) -> None:
-            if same._version != version and backward_pass() not in reached:
-                lose()
-
-        self._handles.append(base.register_hook(come))
-        return called
 
     def remove(self) -> None:
         """Remove all of them."""
@@ -222,11 +205,6 @@ class TensorHooks:
             self._handles[-1].remove()  # first, so that it isn't forgotten where Ctrl-C comes in between
             self._handles.pop()
 
-
-LOST = (
-    "it returns a view, which was changed in place afterwards, as by a layer with inplace=True, and PyTorch keeps no "
-    "gradient of what it was; set inplace=False there"
-)
 
 _MANY = 256
 """Handles that may pile up, in a loop of many passes, before those of tensors that are gone are dropped."""

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from camkit.errors import LayerError, did_you_mean
-from camkit.hooks.attach import LOST, Scope, TensorHooks, backward_pass
+from camkit.hooks.attach import Scope, TensorHooks, backward_pass
 from camkit.hooks.selecting import layers_of, without_run
 from camkit.hooks.structures import Make, mapped
 from camkit.values import LayerRef
@@ -41,6 +41,7 @@ class Call:
     _returned: tuple[Any] | None = None
     _numbered: Any = None
     _why_none: str = "gradients were not asked for: record(..., gradients=True)"
+    _but: str = ""
     _passes: dict[int, dict[int, Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -87,14 +88,13 @@ class Call:
         It is the gradient of what the layer returned, before anything was done to it in place.
 
         Raises:
-            LayerError: no backward pass reached the layer, or several did, or gradients weren't asked for; it returned
-                a view that was changed in place.
+            LayerError: no backward pass reached the layer, or several did, or gradients weren't asked for.
         """
         found = self.gradients
         if not found:
             raise LayerError(
                 f"no backward pass has reached layer {str(self)!r}; call backward() inside the with block, on what "
-                "depends on the layer"
+                f"depends on the layer{self._but}"
             )
         if len(found) > 1:
             raise LayerError(
@@ -116,9 +116,6 @@ class Call:
     def _take_gradient(self, number: int, keep: Make, gradient: Tensor | None) -> None:
         if gradient is not None:  # a custom function may have none for one of its inputs
             self._passes.setdefault(backward_pass(), {})[number] = keep(gradient)
-
-    def _lose_gradient(self) -> None:
-        self._why_none = LOST
 
 
 class Recording(Mapping[str, Call]):

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from camkit.errors import LayerError
-from camkit.hooks.attach import LOST, Scope, TensorHooks, backward_pass, input_hooks, output_hooks
+from camkit.hooks.attach import Scope, TensorHooks, backward_pass, input_hooks, output_hooks
 from camkit.hooks.changes import Change
 from camkit.hooks.selecting import Selector, layers_of, matching, select, select_parameters, without_run
 from camkit.layouts import tensors_in
@@ -73,11 +73,12 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
             ``"layer1.0.conv1.weight"`` or ``"*.bias"``) a function from a gradient of any shape to another of the same
             shape. ``scale``, ``clip_value``, ``clip_norm`` and ``noise`` make such functions. A name or pattern that
             fits a layer means layers, and one that fits a layer and those within it edits at each of them. Each tensor
-            of a layer's output is taken by itself.
+            of a layer's output is taken by itself. Where a layer returns a view that is then changed in place, as
+            ``nn.Flatten`` before ``nn.ReLU(inplace=True)``, PyTorch has no gradient of it, and nothing is edited.
 
     Raises:
         LayerError: no layer or parameter is meant, or one that isn't trained; in the backward pass: a function returned
-            anything but a tensor of the gradient's shape, or a layer returned a view that was changed in place.
+            anything but a tensor of the gradient's shape.
         ModelError: a layer is TorchScript, which has no hooks.
 
     >>> import torch
@@ -98,7 +99,7 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
     def watch(name: str, change: Change, output: Any) -> None:
         for tensor in tensors_in(output):
             if tensor.requires_grad:
-                hooks.add(tensor, partial(_changed, f"layer {name!r}", change), partial(_refuse, name))
+                hooks.add(tensor, partial(_changed, f"layer {name!r}", change))
 
     def of_parameter(name: str, change: Change, gradient: Tensor | None) -> Tensor | None:
         return _changed(f"parameter {name!r}", change, gradient) if scope.any_run() else None
@@ -115,10 +116,6 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
     except KeyboardInterrupt:
         hooks.remove()
         raise
-
-
-def _refuse(name: str) -> None:
-    raise LayerError(f"the gradient of layer {name!r} can't be edited: {LOST}")
 
 
 def _is_layer(names: list[str], key: str) -> bool:

@@ -110,9 +110,15 @@ def _watch(call: Call, output: Any, keep: Make, hooks: TensorHooks) -> None:
     call._numbered = mapped(output, numbered)
     watched = [(number, tensor) for number, tensor in enumerate(tensors) if tensor.requires_grad]
     for number, tensor in watched:
-        hooks.add(tensor, partial(call._take_gradient, number, keep), call._lose_gradient)
+        hooks.add(tensor, partial(call._take_gradient, number, keep))
     call._why_none = "" if watched else _WHY_NONE[torch.is_grad_enabled()]
+    call._but = _VIEW if any(tensor._is_view() for _, tensor in watched) else ""
 
+
+_VIEW = (
+    "; what it returns is a view, and where that is changed in place afterwards, as by a layer with inplace=True, "
+    "PyTorch keeps no gradient of what it was: set inplace=False there"
+)
 
 _WHY_NONE = {
     True: "its output depends on nothing that requires gradients",

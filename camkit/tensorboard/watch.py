@@ -27,6 +27,7 @@ from camkit.diagnosis.values import TensorStatistics
 from camkit.errors import CamkitError, InputError, LayerError, OutputError
 from camkit.features import feature_maps
 from camkit.hooks import Call, Recording, parameter_gradients, record, starts
+from camkit.hooks.attach import backward_pass
 from camkit.hooks.selecting import Selector, layers_of, plain_name, select
 from camkit.images import prepare
 from camkit.layers import named_layers
@@ -57,10 +58,10 @@ class TrainingWatch:
     backward pass), ``weights/NAME`` and ``weight_gradients/NAME``, scalars ``gradient_norm``, of all
     parameters' gradients as the backward pass left them, and ``gradient_norm/LAYER``, ``dead_share/LAYER`` (of a ReLU's
     channels that are zero everywhere) and ``nonfinite/NAME`` (how many numbers are NaN or infinite, where any
-    are), and once the graph. Of a step of several forward passes the last is recorded, which begins with the model, or
-    with that part of it which the step called first; what runs inside
-    ``torch.func`` transforms, such as ``vmap`` and ``grad``, is not. Where events can't be written any more, as on a
-    full disk, a warning says so and the training goes on unwatched.
+    are), and once the graph. Of a step of several forward passes the last is recorded, which begins with the model, or,
+    after a backward pass, with that part of it which the step called first; what runs inside ``torch.func`` transforms,
+    such as ``vmap`` and ``grad``, is not. Where events can't be written any more, as on a full disk, a warning says so
+    and the training goes on unwatched.
 
     Args:
         model: the network; it is left as it is found, also where it is in training.
@@ -131,7 +132,8 @@ class TrainingWatch:
         self._writer = self._events.enter_context(opened(writer))
         self._hooks: ExitStack | None = None
         self._recorded: tuple[Recording, dict[str, Measured | None]] | None = None
-        self._first: nn.Module | None = None  # to run in the step: when it does again, another forward pass begins
+        self._first: nn.Module | None = None  # to run in the step: when it does after a backward pass, another begins
+        self._before: dict[str, Measured | None] = {}
         self._due: int | None = None
         self.steps = 0
         if graph:
@@ -258,25 +260,32 @@ class TrainingWatch:
             recording = self._hooks.enter_context(record(self._model, self._layers, gradients=True, reduce=_kept))
             recording.only_while(acts)
             self._recorded, self._first = (recording, gradients), module
-        elif module in (self._first, self._model):
-            self._first = module
+        elif module is self._model or (module is self._first and self._differentiated()):
+            self._first, self._before = module, dict(self._recorded[1])
             self._recorded[0].clear()
+
+    def _differentiated(self) -> bool:
+        """Tell whether a backward pass has been since the forward pass began."""
+        gradients = {} if self._recorded is None else self._recorded[1]
+        return any(one is not self._before.get(name) for name, one in gradients.items())
 
     def _end(self) -> None:
         """Take the hooks off."""
         hooks, self._hooks, self._recorded = self._hooks, None, None
+        self._before = {}
         if hooks is not None:
             hooks.close()
 
     def _write(self, recording: Recording, gradients: dict[str, Measured | None], step: int) -> None:
         modules = layers_of(self._model)
         axes, axis = _channel_axes(modules), 0
+        whole = self._layers is _without_parts  # or the layer before may not be recorded
         for key, call in recording.items():
             name, module = key or "(the model)", modules.get(call.name)
             if module is None:  # it has been taken out of the model
                 continue
             axis = channel_axis(module, axis)
-            channels = axis or axes[call.name]
+            channels = (whole and axis) or axes[call.name]
             for tag, found in _numbered(f"activations/{name}", call.output, call.output):
                 self._distribution(tag, found.numbers, step)
             for tag, found in _numbered(f"dead_share/{name}", call.output, call.output):
@@ -325,8 +334,9 @@ _MAPS = 16
 
 
 def _trains(model: nn.Module, training: bool) -> bool:
-    transformed = torch._C._are_functorch_transforms_active()  # where nothing can be read off a tensor
-    return torch.is_grad_enabled() and (model.training or not training) and not transformed
+    if torch._C._are_functorch_transforms_active() or backward_pass() >= 0:
+        return False  # nothing can be read off a tensor; checkpointing runs again what has been recorded
+    return torch.is_grad_enabled() and (model.training or not training)
 
 
 def _each(images: ImageLike | Sequence[ImageLike], rank: int) -> list[ImageLike]:
