@@ -14,17 +14,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from camkit import errors, hooks, scenes, targets, tensorboard
+    from camkit import errors, hooks, targets, tensorboard
     from camkit.background.check import CheckResult
-    from camkit.checking import check
+    from camkit.background.run import check
+    from camkit.demo import scenes
     from camkit.diagnosis import Diagnosis, diagnose
+    from camkit.diagnosis.feature_maps import feature_maps
     from camkit.errors import CamkitError
+    from camkit.explainer import explain, explain_many
     from camkit.explanation import Explanation
-    from camkit.features import feature_maps
     from camkit.methods import METHODS
     from camkit.models import load_model
-    from camkit.pipeline import explain, explain_many
-    from camkit.values import Failure
+    from camkit.types import Failure
 
 __version__ = "0.1.0"
 
@@ -55,12 +56,12 @@ _HOMES = {
     "CheckResult": "background.check",
     "Diagnosis": "diagnosis",
     "Explanation": "explanation",
-    "Failure": "values",
-    "check": "checking",
+    "Failure": "types",
+    "check": "background.run",
     "diagnose": "diagnosis",
-    "explain": "pipeline",
-    "explain_many": "pipeline",
-    "feature_maps": "features",
+    "explain": "explainer",
+    "explain_many": "explainer",
+    "feature_maps": "diagnosis.feature_maps",
     "load_model": "models",
 }
 
@@ -68,6 +69,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(f"camkit.{_HOMES[name]}"), name)
+    if name == "scenes":
+        return importlib.import_module("camkit.demo.scenes")
     if name in __all__:
         return importlib.import_module(f"camkit.{name}")
     raise AttributeError(f"module 'camkit' has no attribute {name!r}")

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from camkit import overlay
+from camkit.drawing import overlay
+from camkit.drawing.encode import encode, shrink
 from camkit.errors import InputError, OutputError
-from camkit.values import Box, Extent, Pixels, Status, Style
+from camkit.images.files import write_file
+from camkit.types import Box, Extent, Pixels, Status, Style
 
 _NOTEBOOK_SIDE = 480
 
@@ -101,7 +103,7 @@ class Explanation:
         if not path.name:
             raise OutputError(f"{str(path)!r} is no name for a file")
         drawn = self.overlay(style=style, colormap=colormap, alpha=alpha)
-        overlay.write(path, overlay.encode(drawn, path.suffix or ".png"))
+        write_file(path, encode(drawn, path.suffix or ".png"))
         return path
 
     @property
@@ -151,4 +153,4 @@ class Explanation:
         """Show the overlay in a notebook."""
         drawn = self.overlay()
         longest = max(drawn.shape[:2])
-        return overlay.encode(overlay.shrink(drawn, _NOTEBOOK_SIDE) if longest > _NOTEBOOK_SIDE else drawn)
+        return encode(shrink(drawn, _NOTEBOOK_SIDE) if longest > _NOTEBOOK_SIDE else drawn)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from camkit import explain, targets
-from camkit.scenes import BACKGROUNDS, THINGS, draw
+from camkit.demo.scenes import BACKGROUNDS, THINGS, draw
 from camkit.tensorboard import TrainingWatch
 
 FRAME, SIDE = 80, 64

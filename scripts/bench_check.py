@@ -27,13 +27,13 @@ from camkit.background.cost import estimate
 from camkit.background.heat import heat_pass
 from camkit.background.journal import Journal
 from camkit.background.plan import Plan
+from camkit.background.run import finish_check, plan_check
 from camkit.background.values import Item
-from camkit.capture import faster_format, quiet_pass
-from camkit.checking import finish_check, plan_check
-from camkit.images import prepare
-from camkit.scenes import HOME, draw
-from camkit.streams import in_order
-from camkit.values import LoadedModel
+from camkit.demo.scenes import HOME, draw
+from camkit.engine.capture import faster_format, quiet_pass
+from camkit.engine.streams import in_order
+from camkit.images.prepare import prepare
+from camkit.models.loaded import LoadedModel
 
 READERS = 2
 SIDE = 320
@@ -50,10 +50,10 @@ def seeded(name: str) -> LoadedModel:
 def write_scenes(folder: Path, pictures: int) -> Path:
     """Draw labelled scenes with masks."""
     for number in range(pictures):
-        thing = sorted(HOME)[number % len(HOME)]
-        scene = draw(np.random.default_rng(number), thing, HOME[thing], SIDE)
+        annotation = sorted(HOME)[number % len(HOME)]
+        scene = draw(np.random.default_rng(number), annotation, HOME[annotation], SIDE)
         for place, pixels, ending in (("pictures", scene.image, "jpg"), ("masks", scene.mask, "png")):
-            file = folder / place / thing / f"{number:05d}.{ending}"
+            file = folder / place / annotation / f"{number:05d}.{ending}"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(file)
     return folder / "pictures"

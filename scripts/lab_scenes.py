@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torchvision.transforms.v2.functional import gaussian_blur
 
-from camkit.scenes.drawing import BACKGROUNDS, THINGS, paint_backdrop, paint_thing
+from camkit.demo.scenes.drawing import BACKGROUNDS, THINGS, paint_backdrop, paint_thing
 
 SIDE = 48
 SPRITE = 48

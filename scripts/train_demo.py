@@ -25,8 +25,8 @@ from PIL import Image
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from camkit.scenes.drawing import BACKGROUNDS, HOME, THINGS, Scene, draw, paint_backdrop, paint_thing
-from camkit.scenes.network import INPUT_SIZE, MEAN, STD, SceneNet
+from camkit.demo.scenes.drawing import BACKGROUNDS, HOME, THINGS, Scene, draw, paint_backdrop, paint_thing
+from camkit.models.scene_net import INPUT_SIZE, MEAN, STD, SceneNet
 
 OBJECTS = 4000
 BACKDROPS = 1600

@@ -30,7 +30,7 @@ import camkit
 from camkit.background.check import CheckResult
 from camkit.background.config import LimitsPart
 from camkit.background.measures import Measures
-from camkit.scenes.drawing import THINGS
+from camkit.demo.scenes.drawing import THINGS
 
 CORRELATIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
 ONE_CLASS_CORRELATIONS = (0.9, 1.0)

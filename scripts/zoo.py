@@ -40,7 +40,7 @@ from zoo_models import SOURCES, Entry, Grid, Size, named
 
 import camkit
 from camkit.errors import LayerError
-from camkit.layers import resolve
+from camkit.layers.choose import resolve
 
 STATUSES = ("wrong", "failed", "refused", "right", "unusable")
 """The worst first; a model has the worst of its sizes'."""

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import camkit
-from camkit.capture import capture
-from camkit.layers import modules_of, named_layers
+from camkit.engine.capture import capture
+from camkit.layers.choose import modules_of, named_layers
 from camkit.targets import ClassTarget, top
-from camkit.values import LayerRef
+from camkit.types import LayerRef
 
 METHODS = tuple(camkit.METHODS)
 LAYERS = {

@@ -20,9 +20,9 @@ from PIL import Image
 import camkit
 from camkit.background.config import read_config
 from camkit.background.journal import Journal
-from camkit.checked_demo import write_scenes
-from camkit.checking import plan_check
+from camkit.background.run import plan_check
 from camkit.cli import main
+from camkit.demo.checked import write_scenes
 from camkit.errors import InputError, RunError
 
 QUICK = {"check": {"pastes": 1}}
@@ -285,7 +285,7 @@ def test_real_photographs_of_few_pictures_a_class_are_inconclusive(test_data, tm
     assert report["verdict"] == "INCONCLUSIVE"
     assert len(report["classes"]) == 24
     assert sum(bool(image["same"]) for image in report["images"]) >= 25
-    assert report["overall"]["skill"]["value"] > 0.1  # the heat of a network that was trained lies on things
+    assert report["overall"]["skill"]["value"] > 0.1  # the heat of a network that was trained lies on objects
     assert (tmp_path / "report.html").stat().st_size > 100_000
 
 

@@ -58,7 +58,7 @@ def labels(found: Dataset) -> dict[str, str]:
 
 
 def regions(found: Dataset) -> dict[str, list[str]]:
-    return {item.name: [thing.category for thing in item.things] for item in found.items}
+    return {item.name: [annotation.category for annotation in item.objects] for item in found.items}
 
 
 # Pictures
@@ -207,13 +207,13 @@ def test_a_picture_is_found_by_path_or_name_with_and_without_ending(tmp_path: Pa
 def test_an_object_belongs_to_one_picture(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/1.jpg", "dog/1.jpg", "cat/2.jpg", "dog/2.jpg", "dog/3.jpg")
     boxes = {
-        "dog/1.jpg": [("thing", [1, 1, 5, 5])],  # of cat/1.jpg nothing is said
-        "2.jpg": [("thing", [1, 1, 5, 5])],  # of which of the two?
-        "cat/3.jpg": [("thing", [1, 1, 5, 5])],
-        "bird/3.jpg": [("thing", [1, 1, 5, 5])],
+        "dog/1.jpg": [("annotation", [1, 1, 5, 5])],  # of cat/1.jpg nothing is said
+        "2.jpg": [("annotation", [1, 1, 5, 5])],  # of which of the two?
+        "cat/3.jpg": [("annotation", [1, 1, 5, 5])],
+        "bird/3.jpg": [("annotation", [1, 1, 5, 5])],
     }
     found = read_data(data, regions=coco(tmp_path / "i.json", boxes))
-    assert {name for name, things in regions(found).items() if things} == {"dog/1.jpg"}
+    assert {name for name, objects in regions(found).items() if objects} == {"dog/1.jpg"}
 
 
 def test_a_dot_in_a_name_is_no_ending(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_two_pictures_of_one_stem_share_no_mask(tmp_path: Path) -> None:
     for name in ("a", "b"):
         Image.new("L", SIZE, 255).save(data / "masks" / f"{name}.png")
     found = read_data(data)
-    assert {name: len(things) for name, things in regions(found).items()} == {
+    assert {name: len(objects) for name, objects in regions(found).items()} == {
         "cat/a.jpg": 0,
         "cat/a.png": 0,
         "cat/b.jpg": 1,
@@ -284,7 +284,7 @@ def test_crowds_are_removed_with_the_objects_but_are_none(tmp_path: Path) -> Non
 
     dog = {item.name: item for item in read_data(tmp_path).items}["dog/a.png"]
 
-    assert [tuple(one.box or ()) for one in dog.things] == [(0, 0, 9, 9)]
+    assert [tuple(one.box or ()) for one in dog.objects] == [(0, 0, 9, 9)]
     assert [tuple(one.box or ()) for one in dog.others] == [(20, 0, 29, 9)]
 
 
@@ -308,7 +308,7 @@ def test_every_form_is_found_by_itself(tmp_path: Path) -> None:
         else:
             Image.new("L", SIZE, 255).save(file)
         found = read_data(data)
-        assert {name: len(things) for name, things in regions(found).items()} == {"cat/a.jpg": 1, "dog/b.jpg": 0}
+        assert {name: len(objects) for name, objects in regions(found).items()} == {"cat/a.jpg": 1, "dog/b.jpg": 0}
         assert any(fact.startswith(f"{form} in ") for fact in found.facts)
 
 

@@ -13,7 +13,7 @@ import camkit
 from camkit.background.hints import Turned, compare_turned, hints
 from camkit.background.journal import packed
 from camkit.background.values import Item
-from camkit.checked_demo import write_scenes
+from camkit.demo.checked import write_scenes
 
 GREY = packed(np.full(192, 0.5))
 

@@ -19,10 +19,11 @@ from torchvision.transforms._presets import ImageClassification
 from camkit.background.data import scaled
 from camkit.background.regions import boxes, coco, find_regions, masks, read_regions, voc, yolo
 from camkit.background.render import boxes as widened
-from camkit.background.render import outline, seen, shades
-from camkit.background.values import Annotations, Thing
+from camkit.background.render import outline
+from camkit.background.values import Annotations, ObjectAnnotation
 from camkit.errors import ImageError, InputError
-from camkit.values import Box
+from camkit.images.regions import seen, shades
+from camkit.types import Box
 
 SIZE = (40, 30)  # width, height
 SQUARE = [5, 4, 25, 4, 25, 20, 5, 20]
@@ -47,7 +48,7 @@ def row(**more: object) -> dict[str, object]:
 
 def drawn(found: Annotations, name: str = "a.jpg", size: tuple[int, int] = SIZE) -> np.ndarray:
     """Return the region that a person would get to see."""
-    return outline([scaled(one, size) for one in found.things[name]], size)
+    return outline([scaled(one, size) for one in found.objects[name]], size)
 
 
 def rectangle(left: int, top: int, right: int, bottom: int) -> np.ndarray:
@@ -125,8 +126,8 @@ def test_crowds_and_dangling_ids_and_bad_boxes_are_counted_and_left_out(tmp_path
             ],
         )
     )
-    assert [tuple(one.box) for one in found.things["a.jpg"] if not one.crowd] == [(1, 1, 5, 5), (30, 20, 40, 30)]
-    assert [tuple(one.box) for one in found.things["a.jpg"] if one.crowd] == [(0, 0, 40, 30)]
+    assert [tuple(one.box) for one in found.objects["a.jpg"] if not one.crowd] == [(1, 1, 5, 5), (30, 20, 40, 30)]
+    assert [tuple(one.box) for one in found.objects["a.jpg"] if one.crowd] == [(0, 0, 40, 30)]
     assert {what: len(names) for what, names in found.problems.items()} == {
         "crowds, removed but not explained": 1,
         "annotations of a picture that the file does not list": 1,
@@ -145,8 +146,8 @@ def test_an_outline_without_a_box_gets_the_box_around_it(tmp_path: Path) -> None
     segmentation = {"size": [SIZE[1], SIZE[0]], "counts": packed["counts"].decode()}
     for one in (segmentation, [SQUARE]):
         for bbox in ({}, {"bbox": []}, {"bbox": None}):
-            things = coco.read(coco_file(tmp_path, [row(segmentation=one, **bbox)])).things["a.jpg"]
-            assert things[0].box == Box(left, top, left + width, top + height)
+            objects = coco.read(coco_file(tmp_path, [row(segmentation=one, **bbox)])).objects["a.jpg"]
+            assert objects[0].box == Box(left, top, left + width, top + height)
 
 
 NAN, INF = float("nan"), float("inf")
@@ -293,12 +294,12 @@ def test_voc_counts_pixels_from_one_and_its_corners_are_inside(tmp_path: Path, s
     file = tmp_path / "a.xml"
     file.write_text(VOC.format(size=size, objects=voc_object(1, 1, 40, 30) + voc_object(3, 4, 3, 9, name="dog")))
     found = voc.read(file)
-    assert [(one.category, tuple(one.box)) for one in found.things["a.jpg"]] == [
+    assert [(one.category, tuple(one.box)) for one in found.objects["a.jpg"]] == [
         ("cat", (0, 0, 40, 30)),
         ("dog", (2, 3, 3, 9)),
     ]
     assert drawn(found).all()
-    assert (outline(found.things["a.jpg"][1:], SIZE) == rectangle(2, 3, 3, 9)).all()
+    assert (outline(found.objects["a.jpg"][1:], SIZE) == rectangle(2, 3, 3, 9)).all()
     assert not found.problems
 
 
@@ -308,7 +309,7 @@ def test_voc_pictures_of_one_name_in_two_folders_keep_their_own_objects(tmp_path
         text = VOC.format(size=VOC_SIZE, objects=voc_object(*sides, name=label))
         (tmp_path / label / "a.xml").write_text(text)
     found = voc.read(tmp_path)
-    assert {name: [one.category for one in things] for name, things in found.things.items()} == {
+    assert {name: [one.category for one in objects] for name, objects in found.objects.items()} == {
         "cat/a.jpg": ["cat"],
         "dog/a.jpg": ["dog"],
     }
@@ -353,7 +354,7 @@ def test_xml_of_something_else_among_annotations_is_passed_over(tmp_path: Path) 
     assert find_regions(tmp_path) == []
     (tmp_path / "a.xml").write_text(VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5)))
     (found,) = find_regions(tmp_path)
-    assert list(found.things) == ["a.jpg"]
+    assert list(found.objects) == ["a.jpg"]
     (tmp_path / "b.xml").write_text("<annotation>")
     with pytest.raises(InputError, match=r"b\.xml is not an annotation of Pascal VOC"):
         find_regions(tmp_path)
@@ -384,7 +385,7 @@ def yolo_folder(folder: Path, lines: str, names: tuple[str, str] | None = None) 
 )
 def test_yolo_boxes_and_polygons_in_shares_and_names_by_number(tmp_path: Path, names: tuple[str, str]) -> None:
     found = yolo.read(yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.2\n\n2 0.1 0.1 0.9 0.1 0.9 0.6 0.1 0.6\n", names))
-    first, second = found.things["a"]
+    first, second = found.objects["a"]
     assert (first.category, second.category) == ("cat", "dog")
     assert (outline([scaled(first, SIZE)], SIZE) == rectangle(10, 12, 30, 18)).all()
     assert (outline([scaled(second, SIZE)], SIZE) == rectangle(4, 3, 36, 18)).all()
@@ -392,7 +393,7 @@ def test_yolo_boxes_and_polygons_in_shares_and_names_by_number(tmp_path: Path, n
 
 def test_yolo_without_names_numbers_its_classes_and_a_confidence_is_no_matter(tmp_path: Path) -> None:
     found = yolo.read(yolo_folder(tmp_path, "\ufeff12 0.5 0.5 0.5 0.2 0.93"))
-    assert [one.category for one in found.things["a"]] == ["12"]
+    assert [one.category for one in found.objects["a"]] == ["12"]
 
 
 def test_yolo_counts_unknown_classes_and_boxes_that_are_none(tmp_path: Path) -> None:
@@ -404,7 +405,7 @@ def test_yolo_counts_unknown_classes_and_boxes_that_are_none(tmp_path: Path) -> 
         "boxes outside their picture": 1,
         "boxes that reach out of their picture, cut": 1,
     }
-    assert len(found.things["a"]) == 2
+    assert len(found.objects["a"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -498,7 +499,7 @@ def test_boxes_by_any_usual_columns(tmp_path: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8", newline="")
     assert boxes.find(tmp_path) == [file]
     found = boxes.read(file)
-    assert [one.category for one in found.things["a.jpg"]] == ["cat"]
+    assert [one.category for one in found.objects["a.jpg"]] == ["cat"]
     assert (drawn(found) == rectangle(2, 3, 12, 8)).all()
 
 
@@ -608,15 +609,15 @@ def test_a_soft_edge_is_cut_in_the_middle(tmp_path: Path) -> None:
 
 def test_a_mask_of_another_size_or_no_picture_is_an_image_error(tmp_path: Path) -> None:
     file = save(tmp_path, INSIDE * 255)
-    thing = Thing("", None, file)
+    annotation = ObjectAnnotation("", None, file)
     with pytest.raises(ImageError, match=r"the mask .*a\.png is 40x30 pixels and its picture 30x40"):
-        outline([thing], (30, 40))
+        outline([annotation], (30, 40))
     file.write_bytes(file.read_bytes()[:60])
     with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
-        outline([thing], SIZE)
+        outline([annotation], SIZE)
     file.unlink()
     with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
-        outline([thing], SIZE)
+        outline([annotation], SIZE)
 
 
 @pytest.mark.parametrize("name", ["a-mask.png", "a_mask.png", "a.mask.png", "a_segmentation_mask.png", "a_seg.png"])
@@ -625,7 +626,7 @@ def test_masks_among_the_pictures_belong_to_the_picture_they_are_named_after(tmp
     for picture in ("a.JPG", "b.png", "c-with-mask.png"):
         Image.new("RGB", SIZE).save(tmp_path / picture)
     (found,) = find_regions(tmp_path)
-    assert list(found.things) == ["a"]
+    assert list(found.objects) == ["a"]
     assert masks.is_mask(tmp_path / name)
     assert not masks.is_mask(tmp_path / "c-with-mask.png")  # somebody who wears one
 
@@ -638,7 +639,7 @@ def test_a_named_folder_alone_is_read(tmp_path: Path) -> None:
     (tmp_path / "Annotations" / "a.xml").write_text("<annotation><filename>a.png</filename></annotation>")
     for place in ("my_regions", "masks"):
         (found,) = read_regions(tmp_path / place)
-        assert (found.form, list(found.things)) == ("mask pictures", [place])
+        assert (found.form, list(found.objects)) == ("mask pictures", [place])
     (found,) = read_regions(tmp_path / "Annotations")
     assert found.form == "Pascal VOC"
 
@@ -647,10 +648,10 @@ def test_a_named_folder_alone_is_read(tmp_path: Path) -> None:
     ("size", "said"), [((30, 40), "shown turned, as its EXIF"), ((80, 60), "80x60 pixels, and it has")]
 )
 def test_an_object_of_a_picture_of_another_size_is_refused(size: tuple[int, int], said: str) -> None:
-    thing = Thing("cat", Box(1, 1, 9, 9), size=size)
-    assert scaled(thing, size) is thing
+    annotation = ObjectAnnotation("cat", Box(1, 1, 9, 9), size=size)
+    assert scaled(annotation, size) is annotation
     with pytest.raises(ImageError, match=said):
-        scaled(thing, (40, 30))
+        scaled(annotation, (40, 30))
 
 
 @pytest.mark.parametrize("form", ["coco", "voc"])
@@ -668,7 +669,7 @@ def test_the_size_a_file_states_is_kept_with_its_objects(tmp_path: Path, form: s
             f"<annotation><filename>a.png</filename>{size}<object><name>cat</name>{box}</object></annotation>"
         )
         found = voc.read(tmp_path / "a.xml")
-    assert [thing.size for thing in found.things["a.png"]] == [(32, 24)]
+    assert [annotation.size for annotation in found.objects["a.png"]] == [(32, 24)]
 
 
 def test_a_folder_of_masks_without_one_is_none(tmp_path: Path) -> None:
@@ -677,13 +678,13 @@ def test_a_folder_of_masks_without_one_is_none(tmp_path: Path) -> None:
     assert find_regions(tmp_path) == []
     Image.new("L", SIZE, 255).save(tmp_path / "masks" / "a.png")
     (found,) = find_regions(tmp_path)
-    assert list(found.things) == ["a"]
+    assert list(found.objects) == ["a"]
 
 
 def test_a_mask_named_mask_alone_does_not_break_the_others(tmp_path: Path) -> None:
     save(tmp_path, INSIDE * 255).rename(tmp_path / "_mask.png")
     save(tmp_path, INSIDE * 255).rename(tmp_path / "a_mask.png")
-    assert "a" in masks.read(tmp_path).things
+    assert "a" in masks.read(tmp_path).objects
 
 
 # Drawing
@@ -693,9 +694,9 @@ def test_a_mask_named_mask_alone_does_not_break_the_others(tmp_path: Path) -> No
     "box", [(-30, -30, -10, -10), (-30, 2, -5, 8), (2, -30, 8, -5), (50, 2, 60, 8), (2, 40, 8, 50)]
 )
 def test_a_box_outside_the_picture_shows_nothing(box: tuple[float, ...]) -> None:
-    thing = Thing("", Box(*box))
-    assert not outline([thing], SIZE).any()
-    assert not widened([thing], SIZE).any()
+    annotation = ObjectAnnotation("", Box(*box))
+    assert not outline([annotation], SIZE).any()
+    assert not widened([annotation], SIZE).any()
 
 
 @settings(max_examples=100, deadline=None)
@@ -705,36 +706,38 @@ def test_a_box_is_drawn_as_its_pixels(sides: list[int]) -> None:
     top, bottom = sorted(sides[2:])
     down, across = np.mgrid[: SIZE[1], : SIZE[0]]
     expected = (across >= left) & (across < right) & (down >= top) & (down < bottom)
-    assert (outline([Thing("", Box(left, top, right, bottom))], SIZE) == expected).all()
+    assert (outline([ObjectAnnotation("", Box(left, top, right, bottom))], SIZE) == expected).all()
 
 
 @pytest.mark.parametrize("box", [(39.7, 29.8, 40, 30), (0, 0, 0.2, 0.2), (20.4, 10, 20.45, 20)])
 def test_a_thin_box_within_the_picture_is_a_pixel_wide(box: tuple[float, ...]) -> None:
-    assert outline([Thing("", Box(*box))], SIZE).any()
+    assert outline([ObjectAnnotation("", Box(*box))], SIZE).any()
 
 
 @pytest.mark.parametrize("far", [1e5, -1e5, 1e300, -1e300])
 def test_a_polygon_far_out_of_its_picture_is_refused_and_not_walked_along(far: float) -> None:
-    thing = Thing("", Box(0, 0, 5, 5), [[far, 1.0, 5.0, 5.0, 1.0, 5.0]])
+    annotation = ObjectAnnotation("", Box(0, 0, 5, 5), [[far, 1.0, 5.0, 5.0, 1.0, 5.0]])
     with pytest.raises(ImageError, match="an outline cannot be read: ValueError: a polygon reaches far out"):
-        outline([thing], SIZE)
+        outline([annotation], SIZE)
 
 
 def test_a_polygon_that_reaches_out_is_cut() -> None:
-    found = outline([Thing("", None, [[-20, -20, 10, -20, 10, 90, -20, 90]])], SIZE)
+    found = outline([ObjectAnnotation("", None, [[-20, -20, 10, -20, 10, 90, -20, 90]])], SIZE)
     assert (found == rectangle(0, 0, 10, 30)).all()
 
 
 def test_an_encoding_of_another_size_than_the_picture_is_an_image_error() -> None:
-    thing = Thing("", None, {"size": [40, 30], "counts": [0, 1200]})
+    annotation = ObjectAnnotation("", None, {"size": [40, 30], "counts": [0, 1200]})
     with pytest.raises(ImageError, match="an outline is for 30x40 pixels, the picture has 40x30"):
-        outline([thing], SIZE)
+        outline([annotation], SIZE)
 
 
 def test_removed_boxes_hold_each_part_of_a_mask_and_a_margin(tmp_path: Path) -> None:
     file = save(tmp_path, (rectangle(3, 3, 9, 9) | rectangle(30, 20, 38, 28)) * 255)
-    assert (widened([Thing("", None, file)], SIZE) == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))).all()
-    wide = Thing("", Box(100, 100, 300, 200))
+    assert (
+        widened([ObjectAnnotation("", None, file)], SIZE) == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))
+    ).all()
+    wide = ObjectAnnotation("", Box(100, 100, 300, 200))
     assert (widened([wide], (400, 400))[92:208, 84:316]).all()
     assert widened([wide], (400, 400)).sum() == 116 * 232
 

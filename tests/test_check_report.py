@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 import camkit
-from camkit.checked_demo import write_scenes
-from camkit.checking import write_reports
-from camkit.report import check_html, check_json, junit, markdown
+from camkit.background.report import html as check_html
+from camkit.background.report import json as check_json
+from camkit.background.report import junit, markdown
+from camkit.background.run import write_reports
+from camkit.demo.checked import write_scenes
 
 EVIL = "<script>document.title='taken'</script>"
 

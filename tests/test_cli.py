@@ -16,7 +16,7 @@ import torchvision
 
 import camkit
 from camkit.cli import main
-from camkit.scenes import scene_paths
+from camkit.demo.scenes import scene_paths
 
 CAMKIT = str(Path(sys.executable).parent / "camkit")
 

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
+from camkit.demo.scenes import scene_paths
 from camkit.diagnosis import Diagnosis, Finding
 from camkit.diagnosis.findings import chance_silent
+from camkit.diagnosis.report import picture as diagnosis_picture
 from camkit.diagnosis.statistics import statistics
 from camkit.diagnosis.values import Kind
 from camkit.errors import InputError
-from camkit.report import diagnosis_picture
-from camkit.scenes import scene_paths
 
 
 def pictures(number: int = 8, side: int = 16) -> Tensor:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.costs import costs
+from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, LayerError
-from camkit.scenes import scene_paths
-from camkit.values import LayerRef
+from camkit.layers.costs import costs
+from camkit.types import LayerRef
 
 
 def network() -> nn.Sequential:

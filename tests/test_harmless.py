@@ -25,10 +25,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 import camkit
-from camkit.capture import capture
+from camkit.engine.capture import capture
+from camkit.engine.restore import eagerly
 from camkit.errors import ImageError, LayerError, MethodError
-from camkit.layers import modules_of, named_layers
-from camkit.state import eagerly
+from camkit.layers.choose import modules_of, named_layers
 from camkit.targets import ClassTarget
 
 METHODS = tuple(camkit.METHODS)

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import camkit
+from camkit.engine.attach import TensorHooks
 from camkit.errors import InputError, LayerError, ModelError
 from camkit.hooks import clip_norm, clip_value, edit, edit_gradients, noise, record, scale
-from camkit.hooks.attach import TensorHooks
-from camkit.hooks.selecting import _matches
+from camkit.layers.names import _matches
 
 
 class Thrice(nn.Module):
@@ -945,7 +945,7 @@ class CtrlC:
 
     def __call__(self, frame: FrameType, event: str, _: object) -> CtrlC | None:
         file = frame.f_code.co_filename
-        if "/camkit/hooks/" not in file and not file.endswith("contextlib.py"):
+        if "/camkit/hooks/" not in file and "/camkit/engine/" not in file and not file.endswith("contextlib.py"):
             return None
         if event == "line":
             self.seen += 1

@@ -28,7 +28,10 @@ from torchvision.transforms._presets import ImageClassification
 
 import camkit
 from camkit.errors import ImageError
-from camkit.images import find_pictures, open_picture, prepare, seen_box
+from camkit.images.files import find_pictures
+from camkit.images.prepare import prepare
+from camkit.images.read import open_picture
+from camkit.images.seen import seen_box
 
 SIDE = 32
 PRESET = ImageClassification(crop_size=SIDE, resize_size=36)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import camkit
+from camkit.engine.heatmap import fuse
 from camkit.errors import InputError, LayerError, TargetError
-from camkit.heatmap import fuse
-from camkit.layers import named_layers, probe
-from camkit.values import LayerRef
+from camkit.layers.choose import named_layers, probe
+from camkit.types import LayerRef
 
 
 def assert_one_sentence(error: BaseException) -> None:

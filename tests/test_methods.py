@@ -22,7 +22,7 @@ from oracles import (
 from torch import Tensor, nn
 
 import camkit
-from camkit.heatmap import to_heatmap, weighted_sum
+from camkit.engine.heatmap import to_heatmap, weighted_sum
 from camkit.methods import METHODS
 
 NAMES = tuple(ORACLES)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import camkit
 from camkit.errors import InputError, ModelError
 from camkit.models import as_model, load_model, model_names
-from camkit.values import LoadedModel
+from camkit.models.loaded import LoadedModel
 
 SMALL = "squeezenet1_1"
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification
 
 import camkit
+from camkit.drawing.overlay import COLORMAPS, STYLES, blend, colorize, place
 from camkit.errors import InputError, OutputError
-from camkit.overlay import COLORMAPS, STYLES, blend, colorize, place
-from camkit.values import Box
+from camkit.types import Box
 
 PRESET = ImageClassification(crop_size=32, resize_size=36)
 

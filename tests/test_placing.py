@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import camkit
 from camkit.errors import LayerError
-from camkit.layers import probe
+from camkit.layers.choose import probe
 
 # --- order ------------------------------------------------------------------------------------------------------------
 

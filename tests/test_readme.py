@@ -9,7 +9,7 @@ import pytest
 
 import camkit
 from camkit.cli import main
-from camkit.scenes import scene_paths
+from camkit.demo.scenes import scene_paths
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

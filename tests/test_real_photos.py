@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 import camkit
-from camkit.heatmap import to_heatmap
-from camkit.overlay import place
-from camkit.values import LoadedModel
+from camkit.drawing.overlay import place
+from camkit.engine.heatmap import to_heatmap
+from camkit.models.loaded import LoadedModel
 
 WEIGHTS = {"squeezenet1_1": "squeezenet1_1-winml_fp16", "mobilenet_v2": "mobilenet_v2-coral_qat"}
 

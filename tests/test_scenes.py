@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from camkit.scenes import (
+from camkit.demo.scenes import (
     BACKGROUNDS,
     HOME,
     INPUT_SIZE,
@@ -145,7 +145,7 @@ def test_grid_is_an_eighth_of_the_picture():
 
 @pytest.mark.parametrize("name", ["demo-biased", "demo-fair"])
 def test_shipped_weights_are_small_and_ready(name: str):
-    assert len(files("camkit.scenes").joinpath("files", f"{name}.safetensors").read_bytes()) < 1_000_000
+    assert len(files("camkit.models").joinpath("files", f"{name}.safetensors").read_bytes()) < 1_000_000
     network = load_scene_net(name)
     assert not any(module.training for module in network.modules())
     assert all(value.dtype == torch.float32 for value in network.parameters())

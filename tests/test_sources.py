@@ -16,9 +16,9 @@ from torch import nn
 
 import camkit
 from camkit import cli
+from camkit.cli.targets import Asked
 from camkit.errors import InputError, ModelError
 from camkit.models import load_model, read_labels
-from camkit.runs import Asked
 
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
 
@@ -331,7 +331,7 @@ def exported():
     return torch.export.export(alone().eval(), (torch.randn(1, 3, 16, 16),))
 
 def told():
-    from camkit.values import LoadedModel
+    from camkit.types import LoadedModel
     return LoadedModel(alone(), "told", prepare, ("left", "right"), activation="sigmoid")
 """
 

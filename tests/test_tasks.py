@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import camkit
-from camkit import scenes
+from camkit.demo import scenes
+from camkit.demo.scenes import LABELS, draw
 from camkit.errors import InputError, LayerError, TargetError
-from camkit.scenes import LABELS, draw
 from camkit.targets import above, box, contrast, direction, segment, similar_to, top
 
 NAMES = ("__background__", *LABELS)

@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import camkit
+from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError
-from camkit.scenes import scene_paths
 from camkit.tensorboard import TrainingWatch, lightning_watch
 
 EVERYTHING = {"histograms": 0, "images": 0, "scalars": 0, "tensors": 0}

@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 import camkit
-from camkit.checked_demo import write_scenes
 from camkit.cli import main
+from camkit.demo.checked import write_scenes
+from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, OutputError
-from camkit.scenes import scene_paths
 from camkit.tensorboard import write_diagnosis, write_explanation
 
 ROOT = Path(__file__).parents[1]

@@ -10,12 +10,12 @@ from torch import Tensor
 from camkit.background.experiment import Answer
 from camkit.background.plan import Plan
 from camkit.background.values import Item
-from camkit.capture import faster_format, quiet_pass
+from camkit.engine.capture import faster_format, quiet_pass
 from camkit.errors import CamkitError, InputError
-from camkit.images import prepare
+from camkit.images.prepare import prepare
 from camkit.models import device_of, dtype_of
+from camkit.models.loaded import LoadedModel
 from camkit.targets import logits_of
-from camkit.values import LoadedModel
 
 NO_ANSWER = -1
 """The output named where the logits hold NaN or infinity."""

@@ -187,7 +187,7 @@ def _warnings(plan: Plan, heat: Mapping[str, Row], room: float | None) -> tuple[
             f"the heat cannot tell whose object it lies on, since objects lie alike in all pictures (perfect maps have "
             f"{room:.2f} more heat on their own than on others'): the experiment decides alone"
         )
-    boxes_alone = [item for item in plan.data.items if item.things and all(one.kind == "box" for one in item.things)]
+    boxes_alone = [item for item in plan.data.items if item.objects and all(one.kind == "box" for one in item.objects)]
     if boxes_alone:
         found.append(
             f"{len(boxes_alone)} pictures have boxes alone: what is pasted, the ellipse in each box, carries a little "

@@ -13,10 +13,10 @@ from PIL import Image
 from camkit.background.classes import plain
 from camkit.background.regions import find_regions, is_mask, read_regions
 from camkit.background.regions.boxes import columns
-from camkit.background.values import Annotations, Dataset, Item, Thing
+from camkit.background.values import Annotations, Dataset, Item, ObjectAnnotation
 from camkit.errors import ImageError, InputError, did_you_mean
-from camkit.images import find_pictures
-from camkit.values import Box
+from camkit.images.files import find_pictures
+from camkit.types import Box
 
 _BESIDE = {"masks", "mask", "labels", "annotations", "segmentations", "segmentationclass", "segmentationobject"}
 """Folders that hold regions, not pictures of a class."""
@@ -75,7 +75,7 @@ def read_data(
         for what, names in source.problems.items():
             left_out[f"{source.form}: {what}"] = (*left_out.get(f"{source.form}: {what}", ()), *names)
     facts += _without_classes(index, lowered)
-    bare = tuple(item.name for item in matched if not item.things)
+    bare = tuple(item.name for item in matched if not item.objects)
     if len(bare) == len(matched):
         sources = " and ".join(f"{one.form} in {one.source}" for one in found)
         raise InputError(
@@ -83,7 +83,7 @@ def read_data(
             f"{_first(found)!r}"
         )
     kinds = Counter(
-        "box" if all(one.kind == "box" for one in item.things) else "mask" for item in matched if item.things
+        "box" if all(one.kind == "box" for one in item.objects) else "mask" for item in matched if item.objects
     )
     facts.append(
         ", ".join(f"{count} pictures with {_KINDS[kind]}" for kind, count in sorted(kinds.items(), reverse=True))
@@ -119,7 +119,7 @@ def _check_allowed(also: Mapping[str, frozenset[str]], index: Sequence[_Index]) 
 
 
 def _first(found: Sequence[Annotations]) -> str:
-    return next((name for source in found for name in source.things), "nothing")
+    return next((name for source in found for name in source.objects), "nothing")
 
 
 def _labelled(
@@ -141,7 +141,9 @@ def _labelled(
     folders = [folder for folder in folders if folder.name not in beside]
     by_class = {folder.name: [file for file in find_pictures([folder]) if _is_picture(file)] for folder in folders}
     empty = tuple(name for name, files in by_class.items() if not files)
-    named = any(thing.category for source in found for things in source.things.values() for thing in things)
+    named = any(
+        annotation.category for source in found for objects in source.objects.values() for annotation in objects
+    )
     if sum(map(bool, by_class.values())) == 1 and named:  # pictures beside their annotations, such as JPEGImages
         return _by_largest(data, found, only, skip)
     if any(by_class.values()):
@@ -222,9 +224,9 @@ def _by_largest(
     for name, file in names.items():
         areas: dict[str, float] = defaultdict(float)
         for one in index:
-            for thing in one.of(name):
-                if thing.category and not thing.crowd and (only is None or thing.category in only):
-                    areas[thing.category] = max(areas[thing.category], _area(thing.box))
+            for annotation in one.of(name):
+                if annotation.category and not annotation.crowd and (only is None or annotation.category in only):
+                    areas[annotation.category] = max(areas[annotation.category], _area(annotation.box))
         if areas:
             items.append(Item(name, file, max(sorted(areas), key=lambda category: areas[category]), name))
         else:
@@ -245,15 +247,15 @@ class _Index:
     """
 
     def __init__(self, source: Annotations, pictures: Collection[str]) -> None:
-        self.categories = {plain(thing.category) for things in source.things.values() for thing in things}
-        self._things: dict[str, tuple[Thing, ...]] = {}
+        self.categories = {plain(annotation.category) for objects in source.objects.values() for annotation in objects}
+        self._things: dict[str, tuple[ObjectAnnotation, ...]] = {}
         for form in (_as_path, _as_path_without_ending, _as_name, _as_stem):
-            known, meant = _grouped(source.things, form), _grouped(pictures, form)
+            known, meant = _grouped(source.objects, form), _grouped(pictures, form)
             for shared in known.keys() & meant.keys():
                 if len(known[shared]) == len(meant[shared]) == 1:
-                    self._things.setdefault(meant[shared].pop(), source.things[known[shared].pop()])
+                    self._things.setdefault(meant[shared].pop(), source.objects[known[shared].pop()])
 
-    def of(self, picture: str) -> tuple[Thing, ...]:
+    def of(self, picture: str) -> tuple[ObjectAnnotation, ...]:
         """Return the objects of a picture; none where the source has none, or several pictures of such a name."""
         return self._things.get(picture, ())
 
@@ -284,17 +286,17 @@ def _as_stem(name: str) -> str:
 
 def _with_things(item: Item, index: Sequence[_Index], classes: set[str], also: frozenset[str]) -> Item:
     """Add the objects a picture is about: those of its class, or all where no category is a class."""
-    things: list[Thing] = []
-    others: list[Thing] = []
+    objects: list[ObjectAnnotation] = []
+    others: list[ObjectAnnotation] = []
     for one in index:
         about_classes = bool(one.categories & classes)
-        for thing in one.of(item.name):
-            own = not about_classes or plain(thing.category) in {plain(item.label), *also}
-            if own and not thing.crowd:
-                things.append(thing)
-            elif own or plain(thing.category) in classes:
-                others.append(thing)
-    return replace(item, things=tuple(things), others=tuple(others))
+        for annotation in one.of(item.name):
+            own = not about_classes or plain(annotation.category) in {plain(item.label), *also}
+            if own and not annotation.crowd:
+                objects.append(annotation)
+            elif own or plain(annotation.category) in classes:
+                others.append(annotation)
+    return replace(item, objects=tuple(objects), others=tuple(others))
 
 
 def _belonging(source: Annotations, index: _Index, items: Iterable[Item], root: Path) -> str:
@@ -302,28 +304,31 @@ def _belonging(source: Annotations, index: _Index, items: Iterable[Item], root: 
     count = sum(bool(index.of(item.name)) for item in items)
     where = Path(source.source)
     shown = where.relative_to(root).as_posix() if where.is_relative_to(root) else where.name
-    return f"{source.form} in {shown}: objects of {len(source.things)} pictures, {count} of them here"
+    return f"{source.form} in {shown}: objects of {len(source.objects)} pictures, {count} of them here"
 
 
-def scaled(thing: Thing, size: tuple[int, int]) -> Thing:
+def scaled(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
     """Return an object in pixels of a picture of ``size`` (width, height).
 
     Raises:
         ImageError: it was drawn on a picture of another size.
     """
-    if thing.size is not None and thing.size != size:
-        turned = " (it is shown turned, as its EXIF data says)" if thing.size == size[::-1] else ""
+    if annotation.size is not None and annotation.size != size:
+        turned = " (it is shown turned, as its EXIF data says)" if annotation.size == size[::-1] else ""
         raise ImageError(
-            f"its objects are those of a picture of {thing.size[0]}x{thing.size[1]} pixels, and it has "
+            f"its objects are those of a picture of {annotation.size[0]}x{annotation.size[1]} pixels, and it has "
             f"{size[0]}x{size[1]}{turned}"
         )
-    if not thing.shares:
-        return thing
+    if not annotation.shares:
+        return annotation
     width, height = size
-    box = thing.box and Box(
-        thing.box.left * width, thing.box.top * height, thing.box.right * width, thing.box.bottom * height
+    box = annotation.box and Box(
+        annotation.box.left * width,
+        annotation.box.top * height,
+        annotation.box.right * width,
+        annotation.box.bottom * height,
     )
-    outline = thing.outline
+    outline = annotation.outline
     if isinstance(outline, list):
         outline = [[side * (width, height)[number % 2] for number, side in enumerate(part)] for part in outline]
-    return Thing(thing.category, box, outline, crowd=thing.crowd)
+    return ObjectAnnotation(annotation.category, box, outline, crowd=annotation.crowd)

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from camkit.heatmap import enlarge, upsample
-from camkit.values import Extent
+from camkit.engine.heatmap import enlarge, upsample
+from camkit.types import Extent
 
 TOLERANCE = 15
 """Pixels by which a maximum may miss its region in the pointing game (Zhang et al. 2016, arXiv:1608.00507)."""

@@ -22,10 +22,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from camkit.background import edits
-from camkit.background.render import Shades
 from camkit.background.statistics import LEAST_GROUPS
 from camkit.background.values import Item
-from camkit.streams import Task, in_order
+from camkit.engine.streams import Task, in_order
+from camkit.images.regions import Shades
 
 NOISE = 0.25
 """Standard deviation of the noise, as a share of the brightness from black to white (Moayeri et al. 2022)."""

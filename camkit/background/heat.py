@@ -14,13 +14,15 @@ from camkit.background.data import scaled
 from camkit.background.experiment import Answer
 from camkit.background.journal import Journal, Row, packed
 from camkit.background.plan import Plan
-from camkit.background.render import outline, picture_size, seen, shades
+from camkit.background.render import outline, picture_size
 from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
+from camkit.explainer import explain_many
 from camkit.explanation import Explanation
-from camkit.pipeline import explain_many
+from camkit.images.regions import seen, shades
 from camkit.targets import EachTarget, logits_of
-from camkit.values import Failure, Scores, Target
+from camkit.targets.scores import Scores, Target
+from camkit.types import Failure
 
 
 def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
@@ -74,7 +76,7 @@ def _heat_row(plan: Plan, item: Item, found: Explanation | Failure, answer: Answ
             "layer": found.layer,
             "layer_reason": found.layer_reason,
         }
-        if item.things:
+        if item.objects:
             return {**row, **said, **_against_region(plan, item, found)}
         return {**row, **said, **({} if plan.with_regions else hints.row_of(found, plan.settings.check.ring))}
     except CamkitError as error:
@@ -91,7 +93,7 @@ def _against_region(plan: Plan, item: Item, found: Explanation) -> Row:
     assert plan.model.preprocess is not None
     original = found.picture if found.box is not None else None  # else it is the model's input that is shown
     size = picture_size(item.path) if original is None else (original.shape[1], original.shape[0])
-    region = seen(outline([scaled(one, size) for one in item.things], size), plan.model.preprocess) > 0.5
+    region = seen(outline([scaled(one, size) for one in item.objects], size), plan.model.preprocess) > 0.5
     if not bool(region.any()):
         return {"cropped": True}
     if found.status != "ok" or found.heatmap.ndim != 2:

@@ -19,7 +19,7 @@ from camkit.background.journal import Row, packed, unpacked
 from camkit.background.statistics import interval, numbered, resampled
 from camkit.background.values import Item
 from camkit.explanation import Explanation
-from camkit.values import Box
+from camkit.types import Box
 
 LEAST = 10
 """Pictures that a hint rests on at least."""

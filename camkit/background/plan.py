@@ -19,11 +19,14 @@ from camkit.background.classes import Matched
 from camkit.background.config import Settings
 from camkit.background.data import scaled
 from camkit.background.experiment import Seen
-from camkit.background.render import boxes, outline, seen, shades
+from camkit.background.render import boxes, outline
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
-from camkit.images import open_picture, prepare
-from camkit.values import LoadedModel, Preprocess
+from camkit.images.prepare import prepare
+from camkit.images.read import open_picture
+from camkit.images.regions import seen, shades
+from camkit.models.loaded import LoadedModel
+from camkit.types import Preprocess
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def _regions_of(item: Item) -> str:
 
     return ";".join(
         f"{one.category}{one.box}{one.shares}{one.crowd}{one.size}{written(one.outline)}"
-        for one in (*item.things, *item.others)
+        for one in (*item.objects, *item.others)
     )
 
 
@@ -149,9 +152,9 @@ SPARE = 10
 def make_plan(model: LoadedModel, data: Dataset, matched: Matched, settings: Settings, today: dt.date) -> Plan:
     """Draw the sample, and settle how the check is made."""
     data = without_duplicates(data)
-    with_regions = any(item.things for item in data.items)
+    with_regions = any(item.objects for item in data.items)
     settled = settings.check
-    usable = [item for item in data.items if item.things or not with_regions]
+    usable = [item for item in data.items if item.objects or not with_regions]
     most = max(settled.most, len(data.classes) * (settings.limits.least_pictures + SPARE))
     drawn = stratified(usable, settled.per_class, most, settled.seed)
     sample = [item for item in drawn if not settings.expects_anything(item.label)]
@@ -168,7 +171,7 @@ def load_seen(plan: Plan, item: Item) -> Seen:
     known = shades(preprocess, picture.size)
     if not plan.with_regions:
         return Seen(tensor, known)
-    own = [scaled(one, picture.size) for one in item.things]
+    own = [scaled(one, picture.size) for one in item.objects]
     every = [*own, *(scaled(one, picture.size) for one in item.others)]
     region = seen(outline(own, picture.size, round_boxes=True), preprocess)
     hole = seen(boxes(every, picture.size), preprocess) > 0

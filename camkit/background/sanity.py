@@ -14,10 +14,10 @@ from camkit.background.config import Settings
 from camkit.background.hints import Turned, compare_turned, correlation
 from camkit.background.sampling import stratified
 from camkit.background.values import Item
+from camkit.explainer import explain_many
 from camkit.explanation import Explanation
-from camkit.pipeline import explain_many
+from camkit.models.loaded import LoadedModel
 from camkit.targets import EachTarget
-from camkit.values import LoadedModel
 
 PICTURES = 16
 """How many are explained again."""

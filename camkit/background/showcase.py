@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit import overlay
 from camkit.background.answers import ask
 from camkit.background.check import CheckResult
 from camkit.background.experiment import Partners, Seen
@@ -21,11 +20,12 @@ from camkit.background.plan import Plan, load_seen
 from camkit.background.sampling import stratified
 from camkit.background.trial import edits_of, loader, partners_of
 from camkit.background.values import Item
+from camkit.drawing import overlay
 from camkit.errors import CamkitError
+from camkit.explainer import explain_many
 from camkit.explanation import Explanation
-from camkit.pipeline import explain_many
 from camkit.targets import EachTarget
-from camkit.values import Pixels
+from camkit.types import Pixels
 
 THUMBNAILS = 12
 _SIDE = 224

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from camkit.values import Box
+from camkit.types import Box
 
 Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]
 Progress: TypeAlias = Callable[[Stage, int, int], None]
@@ -17,7 +17,7 @@ RegionKind: TypeAlias = Literal["mask", "box"]
 
 
 @dataclass(frozen=True, eq=False)
-class Thing:
+class ObjectAnnotation:
     """One annotated object of a picture: its box in the picture's pixels and, where it is known, its outline.
 
     ``category`` is "" where the annotation names none. ``outline`` is what COCO calls a segmentation (polygons or a
@@ -48,7 +48,7 @@ class Annotations:
 
     form: str
     source: str
-    things: Mapping[str, tuple[Thing, ...]]
+    objects: Mapping[str, tuple[ObjectAnnotation, ...]]
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -56,7 +56,7 @@ class Annotations:
 class Item:
     """One labelled picture: its file, class, group, and the objects it is about.
 
-    ``name`` is the file's path below the data's folder, with forward slashes. ``things`` are the objects of its class,
+    ``name`` is the file's path below the data's folder, with forward slashes. ``objects`` are the objects of its class,
     ``others`` those of the other classes that are checked.
     """
 
@@ -64,8 +64,8 @@ class Item:
     path: Path
     label: str
     group: str
-    things: tuple[Thing, ...] = ()
-    others: tuple[Thing, ...] = ()
+    objects: tuple[ObjectAnnotation, ...] = ()
+    others: tuple[ObjectAnnotation, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

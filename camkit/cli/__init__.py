@@ -19,8 +19,8 @@ from camkit.cli.terminal import QuietConsole, fail, printer, say
 from camkit.errors import CamkitError, InputError, OutputError
 
 if TYPE_CHECKING:
-    from camkit.runs import Drawing, Written
-    from camkit.values import Failure
+    from camkit.scale.folder import Drawing, Written
+    from camkit.types import Failure
 
 _A_FEW = 3
 
@@ -95,9 +95,10 @@ def explain(
     """
     if not pictures:
         raise InputError("name at least one picture: camkit image.jpg --model resnet50 (or try: camkit demo)")
-    from camkit.images import find_pictures
+    from camkit.cli.targets import Asked
+    from camkit.images.files import find_pictures
     from camkit.methods import find_method
-    from camkit.runs import Asked, Drawing, explain_files
+    from camkit.scale.folder import Drawing, explain_files
 
     drawing = Drawing(style, colormap, alpha)
     if method is not None:
@@ -130,7 +131,7 @@ def explain(
 def _noted(rows: Iterator[Written | Failure], events: Any, drawing: Drawing) -> Iterator[Written | Failure]:
     """Write each row's picture as an event, under the name of its file; what can't be written is raised in the end."""
     from camkit.tensorboard import write_explanation
-    from camkit.values import Failure
+    from camkit.types import Failure
 
     failed: OutputError | None = None
     for row in rows:
@@ -148,9 +149,9 @@ def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) 
     """Print each row as it is finished, over a progress bar when there are many; return the exit code."""
     from rich.progress import Progress
 
-    from camkit.report import console as text
-    from camkit.report import json as lines
-    from camkit.values import Failure
+    from camkit.cli import json_lines as lines
+    from camkit.cli import text
+    from camkit.types import Failure
 
     console = printer()
     code = 0
@@ -175,8 +176,8 @@ def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) 
 @app.command
 def methods() -> int:
     """List the methods with their papers."""
+    from camkit.cli import text
     from camkit.methods import METHODS
-    from camkit.report import console as text
 
     console, table = printer(), text.methods(METHODS.values())
     if not console.is_terminal:
@@ -195,8 +196,8 @@ def layers(*, source: Source) -> int:
     Args:
         source: The model.
     """
-    from camkit.report import console as text
-    from camkit.runs import model_costs, probe_model
+    from camkit.cli import text
+    from camkit.cli.layers import model_costs, probe_model
 
     loaded = source.load(pretrained=source.weights is not None)
     found, counted = probe_model(loaded), model_costs(loaded)
@@ -219,8 +220,8 @@ def demo(
     """
     if check:
         return demo_check(out)
-    from camkit.demo import run
-    from camkit.report import console as text
+    from camkit.cli import text
+    from camkit.demo.poster import run
 
     printer().print(text.demo(run(out)))
     return 0

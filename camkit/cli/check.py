@@ -58,9 +58,10 @@ def check(
     from camkit.background.config import Settings, find_config, read_config
     from camkit.background.cost import estimate
     from camkit.background.journal import finished
-    from camkit.checking import JOURNAL, finish_check, plan_check
-    from camkit.overlay import check_folder
-    from camkit.report import check_console, markdown
+    from camkit.background.report import console as check_console
+    from camkit.background.report import markdown
+    from camkit.background.run import JOURNAL, finish_check, plan_check
+    from camkit.images.files import check_folder
 
     file = config or find_config(Path())
     settings = Settings() if file is None else read_config(file)
@@ -115,7 +116,7 @@ def init(
     from camkit.background.classes import read_class_map
     from camkit.background.data import read_data
     from camkit.background.starter import starter
-    from camkit.overlay import write
+    from camkit.images.files import write_file
 
     if file.exists():
         raise InputError(f"{file} is there already; name another with --file, or remove it")
@@ -123,7 +124,7 @@ def init(
     found = read_data(data, regions=regions, only=only)
     beside = [None if path is None else _seen_from(file, path) for path in (regions, class_map)]
     text = starter(found, where=_seen_from(file, data), model=model, regions=beside[0], class_map=beside[1])
-    write(file, text.encode())
+    write_file(file, text.encode())
     printer().print("\n".join(found.facts), markup=False)
     printer().print(f"wrote {file}", markup=False)
     return 0
@@ -139,9 +140,9 @@ def _seen_from(file: Path, path: Path) -> Path:
 
 def demo_check(out: Path) -> int:
     """Check both demo networks; the demonstration ends with 0 whatever the verdicts are."""
-    from camkit.checked_demo import run
-    from camkit.overlay import check_folder
-    from camkit.report import check_console
+    from camkit.background.report import console as check_console
+    from camkit.demo.checked import run
+    from camkit.images.files import check_folder
 
     check_folder(out)
     with contextlib.ExitStack() as bars:

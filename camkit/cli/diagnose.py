@@ -38,10 +38,11 @@ def diagnose(
     """
     if not pictures:
         raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
-    from camkit.diagnosing import REPORTS, diagnose_files
-    from camkit.images import find_pictures
-    from camkit.report import diagnosis_console, diagnosis_json
-    from camkit.report.console import wide
+    from camkit.cli.text import wide
+    from camkit.diagnosis.files import REPORTS, diagnose_files
+    from camkit.diagnosis.report import console as report
+    from camkit.diagnosis.report import json as json_report
+    from camkit.images.files import find_pictures
 
     found = find_pictures(pictures, skip=out)
     loaded = source.load(trainable=True)
@@ -50,12 +51,12 @@ def diagnose(
     with events_into(tensorboard) as events:
         result = diagnose_files(loaded, found, out, training=train, precision=precision, limit=limit)
         if json:
-            print(diagnosis_json.render(result), flush=True)  # noqa: T201
+            print(json_report.render(result), flush=True)  # noqa: T201
         else:
             console = printer()
-            table = diagnosis_console.table(result, sparks=console.encoding.lower().startswith("utf"))
+            table = report.table(result, sparks=console.encoding.lower().startswith("utf"))
             wide(table, console).print(table)
-            console.print(diagnosis_console.findings(result))
+            console.print(report.findings(result))
             console.print(f"wrote {' and '.join(str(out / name) for name in REPORTS)}", markup=False)
         if events is not None:
             from camkit.tensorboard import write_diagnosis
@@ -85,9 +86,9 @@ def features(
     """
     if picture is None:
         raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
-    from camkit.features import feature_maps
-    from camkit.overlay import check_folder
-    from camkit.runs import sheet_name
+    from camkit.diagnosis.feature_maps import feature_maps
+    from camkit.images.files import check_folder
+    from camkit.scale.folder import sheet_name
 
     loaded = source.load()
     if loaded.note:

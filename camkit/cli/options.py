@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from camkit.background.config import Settings
-    from camkit.values import LoadedModel
+    from camkit.models.loaded import LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)

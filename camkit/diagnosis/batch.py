@@ -15,11 +15,12 @@ from torch.nn import functional
 
 from camkit.diagnosis.watching import Score
 from camkit.errors import InputError, TargetError
-from camkit.images import prepare, stacked, unbatched
-from camkit.layouts import main_tensor
+from camkit.images.prepare import prepare, stacked, unbatched
+from camkit.layers.trace import scored_tensor
 from camkit.models import device_of, dtype_of, spatial_rank
-from camkit.probing import scored_tensor
-from camkit.values import ImageLike, LoadedModel
+from camkit.models.loaded import LoadedModel
+from camkit.targets.outputs import main_tensor
+from camkit.types import ImageLike
 
 Batch: TypeAlias = "ImageLike | Sequence[ImageLike] | tuple[Any, Any]"
 """Pictures as ``explain`` takes them, or a pair of such a batch and its labels."""

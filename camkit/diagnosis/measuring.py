@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camkit.diagnosis.statistics import flat_share, peaks, plain, silent_channels, statistics
 from camkit.diagnosis.values import TensorStatistics
-from camkit.hooks.attach import backward_pass
+from camkit.engine.attach import backward_pass
 
 RELUS = (nn.ReLU, nn.ReLU6, nn.Hardswish)
 """Functions that are zero for all that is small enough, without a slope there."""

@@ -18,7 +18,7 @@ from camkit.diagnosis.values import LayerStatistics, Setting
 from camkit.diagnosis.watching import Watched
 from camkit.errors import LayerError
 from camkit.hooks import Call
-from camkit.hooks.selecting import layers_of
+from camkit.layers.names import layers_of
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)

@@ -14,7 +14,8 @@ from camkit.diagnosis.values import Diagnosis, Setting
 from camkit.diagnosis.watching import Watched, watch
 from camkit.errors import InputError, ModelError
 from camkit.models import about_channels, as_model, load_model, spatial_rank
-from camkit.values import LoadedModel, Precision, Preprocess
+from camkit.models.loaded import LoadedModel
+from camkit.types import Precision, Preprocess
 
 
 def diagnose(

@@ -13,14 +13,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.capture import quiet_pass
 from camkit.diagnosis.measuring import CURVES, RELUS, Measures, both_peaks, flaws, share_for
 from camkit.diagnosis.statistics import norm, plain
-from camkit.hooks import Recording, edit, ordinary_gradients, record
-from camkit.hooks.selecting import layers_of
-from camkit.layouts import tensors_in
-from camkit.state import same_requirements
-from camkit.values import Precision
+from camkit.engine.attach import ordinary_gradients
+from camkit.engine.capture import quiet_pass
+from camkit.engine.nested import tensors_in
+from camkit.engine.restore import same_requirements
+from camkit.hooks import Recording, edit, record
+from camkit.layers.names import layers_of
+from camkit.types import Precision
 
 Score: TypeAlias = Callable[[Any], "Tensor | None"]
 """From a model's output to the one number that is differentiated; None where the output has no gradient."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from camkit.engine.attach import Scope, TensorHooks, backward_pass
+from camkit.engine.nested import Make, mapped
 from camkit.errors import LayerError, did_you_mean
-from camkit.hooks.attach import Scope, TensorHooks, backward_pass
-from camkit.hooks.selecting import layers_of, without_run
-from camkit.hooks.structures import Make, mapped
-from camkit.values import LayerRef
+from camkit.layers.names import layers_of, without_run
+from camkit.types import LayerRef
 
 
 @dataclass(eq=False)

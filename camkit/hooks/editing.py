@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from camkit.engine.attach import Scope, TensorHooks, backward_pass, input_hooks, output_hooks
+from camkit.engine.nested import tensors_in
+from camkit.engine.restore import eagerly
 from camkit.errors import LayerError
-from camkit.hooks.attach import Scope, TensorHooks, backward_pass, input_hooks, output_hooks
 from camkit.hooks.changes import Change
-from camkit.hooks.selecting import Selector, layers_of, matching, select, select_parameters, without_run
-from camkit.layouts import tensors_in
-from camkit.state import eagerly
-from camkit.values import LayerRef
+from camkit.layers.names import Selector, layers_of, matching, select, select_parameters, without_run
+from camkit.types import LayerRef
 
 
 @contextmanager

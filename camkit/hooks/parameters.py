@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.hooks.selecting import plain_name
+from camkit.layers.names import plain_name
 
 Statistic = TypeVar("Statistic")
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camkit.hooks.attach import TensorHooks, input_hooks, output_hooks
+from camkit.engine.attach import TensorHooks, input_hooks, output_hooks
+from camkit.engine.nested import Make, mapped, plain, shares_memory
+from camkit.engine.restore import eagerly
 from camkit.hooks.calls import Call, Recording
-from camkit.hooks.selecting import Selector, select
-from camkit.hooks.structures import Make, mapped, plain, shares_memory
-from camkit.state import eagerly
+from camkit.layers.names import Selector, select
 
 
 @contextmanager

@@ -17,13 +17,14 @@ from torch.nn.parameter import is_lazy
 from camkit.errors import InputError, ModelError, did_you_mean
 from camkit.models import from_torchvision
 from camkit.models.labels import Labels, as_labels, read_labels
+from camkit.models.loaded import LoadedModel
 from camkit.models.modules import about_channels, device_of, dtype_of, refuse_exported, spatial_rank, unwrapped
 from camkit.models.request import Request
+from camkit.models.scene_net import LABELS as SCENE_LABELS
+from camkit.models.scene_net import SceneNet, load_scene_net
+from camkit.models.scene_net import preprocess as scene_preprocess
 from camkit.models.weights import fill, read_state_dict
-from camkit.scenes.network import LABELS as SCENE_LABELS
-from camkit.scenes.network import SceneNet, load_scene_net
-from camkit.scenes.network import preprocess as scene_preprocess
-from camkit.values import LoadedModel, Preprocess
+from camkit.types import Preprocess
 
 __all__ = [
     "DEMO_MODELS",

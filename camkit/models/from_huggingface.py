@@ -12,9 +12,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camkit.errors import ModelError
+from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import class_count, fill, first_line, read_state_dict
-from camkit.values import Activation, LoadedModel
+from camkit.types import Activation
 
 
 class TextClasses(nn.Module):

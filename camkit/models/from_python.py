@@ -15,10 +15,11 @@ from typing import Any
 from torch import nn
 
 from camkit.errors import ModelError, did_you_mean
+from camkit.models.loaded import LoadedModel
 from camkit.models.modules import refuse_exported
 from camkit.models.request import Request, preset
 from camkit.models.weights import fill, read_state_dict
-from camkit.values import LoadedModel, Preprocess
+from camkit.types import Preprocess
 
 
 def load(request: Request) -> LoadedModel:

@@ -11,9 +11,10 @@ from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, res
 from torch import nn
 
 from camkit.errors import ModelError, did_you_mean
+from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import class_count, fill, first_line, read_state_dict
-from camkit.values import LoadedModel, Preprocess
+from camkit.types import Preprocess
 
 
 def load(request: Request) -> LoadedModel:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ModelError, did_you_mean
+from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, changed_preset
 from camkit.models.weights import class_count, fill, first_line, read_state_dict
-from camkit.values import LoadedModel, Preprocess
+from camkit.types import Preprocess
 
 _KINDS = (torchvision.models, torchvision.models.segmentation, torchvision.models.detection)
 

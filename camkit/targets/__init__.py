@@ -34,7 +34,8 @@ from camkit.targets.embeddings import SimilarTarget
 from camkit.targets.maps import SegmentTarget
 from camkit.targets.names import index_of, whole_number
 from camkit.targets.outputs import describe, logits_of
-from camkit.values import Activation, OfPictures, Target
+from camkit.targets.scores import OfPictures, Target
+from camkit.types import Activation
 
 __all__ = [
     "AboveTarget",

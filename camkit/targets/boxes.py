@@ -13,7 +13,8 @@ from torchvision.ops import box_iou
 from camkit.errors import TargetError
 from camkit.targets.names import class_of
 from camkit.targets.outputs import describe, detections_of
-from camkit.values import Activation, Scores
+from camkit.targets.scores import Scores
+from camkit.types import Activation
 
 Detections = dict[str, Tensor]
 

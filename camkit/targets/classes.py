@@ -16,7 +16,8 @@ from camkit.targets.boxes import best_box
 from camkit.targets.maps import biggest_class, class_on_map
 from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, detections_of, logits_of, maps_of
-from camkit.values import Activation, Scores, Target
+from camkit.targets.scores import Scores, Target
+from camkit.types import Activation
 
 TargetFunction: TypeAlias = Callable[[Any], Tensor]
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 
 from camkit.errors import TargetError
 from camkit.targets.outputs import embedding_of
-from camkit.values import Scores
+from camkit.targets.scores import Scores
 
 
 def _scaled(embeddings: Tensor) -> Tensor:

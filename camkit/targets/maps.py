@@ -14,7 +14,8 @@ from torch.nn.functional import interpolate
 from camkit.errors import TargetError
 from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, maps_of
-from camkit.values import Activation, Scores
+from camkit.targets.scores import Scores
+from camkit.types import Activation
 
 
 def class_on_map(

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from camkit.errors import TargetError
-from camkit.layouts import main_tensor, rivals
 
 
 def describe(output: Any) -> str:
@@ -94,3 +93,32 @@ def embedding_of(output: Any, batch: int) -> Float[Tensor, "n d"]:
         if isinstance(value, Tensor):
             return value.reshape(batch, -1) if value.dim() > 2 else value
     return logits_of(output, batch)
+
+
+_SCORE_KEYS = ("logits", "out", "last_hidden_state")
+"""Where dictionaries hold class scores; the last where it is (N, K), as one network of Hugging Face has it."""
+
+
+def main_tensor(output: Any) -> Any:
+    """Follow dictionaries, objects with ``logits``, and tuples and lists to the tensor that holds the scores."""
+    found = output
+    while not isinstance(found, Tensor):
+        key = next((key for key in _SCORE_KEYS if key in found), None) if isinstance(found, dict) else None
+        if key is not None:
+            found = found[key]
+        elif isinstance(getattr(found, "logits", None), Tensor):
+            found = found.logits
+        elif isinstance(found, (tuple, list)) and found:
+            found = found[0]
+        else:
+            break
+    return found
+
+
+def rivals(output: Any) -> list[Tensor]:
+    """Return what could hold class scores (N, K) in a tuple or list of several tensors; nothing where that is clear."""
+    if not isinstance(output, (tuple, list)) or isinstance(getattr(output, "logits", None), Tensor):
+        return []
+    found = [one for one in output if isinstance(one, Tensor) and one.dim() == 2 and one.is_floating_point()]
+    alike = [one for one in found if len(one) == len(found[0]) and one.shape[1] > 0]
+    return alike if len(alike) > 1 else []

@@ -13,7 +13,7 @@ import numpy as np
 
 from camkit.diagnosis.values import TensorStatistics
 from camkit.errors import InputError, OutputError
-from camkit.values import Pixels
+from camkit.types import Pixels
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -9,7 +9,7 @@ from typing import Any
 
 from camkit.errors import InputError
 from camkit.tensorboard.watch import TrainingWatch
-from camkit.values import ImageLike
+from camkit.types import ImageLike
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camkit.diagnosis import Diagnosis
+from camkit.diagnosis.report import picture as diagnosis_picture
 from camkit.explanation import Explanation
-from camkit.report import diagnosis_picture
 from camkit.tensorboard.events import add_histogram, add_picture, grid, opened, told
-from camkit.values import Style
+from camkit.types import Style
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -76,8 +76,8 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
     Of an effect with several fills the scalar is that of the weakest, which decides. The arguments and errors are those
     of ``write_explanation``.
     """
+    from camkit.background.report import markdown  # noqa: PLC0415
     from camkit.background.showcase import strips  # noqa: PLC0415 - a training that is watched needs nothing of the check
-    from camkit.report import markdown  # noqa: PLC0415
 
     with _filled(writer) as events:
         events.add_text("check", markdown.render(result), step)

@@ -19,27 +19,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.capture import quiet_pass
+from camkit.diagnosis.feature_maps import feature_maps
 from camkit.diagnosis.measuring import RELUS, Measured, measured
 from camkit.diagnosis.rows import channel_axis, leaves
 from camkit.diagnosis.statistics import statistics
 from camkit.diagnosis.values import TensorStatistics
+from camkit.engine.attach import backward_pass, starts
+from camkit.engine.capture import quiet_pass
+from camkit.engine.restore import eagerly
 from camkit.errors import CamkitError, InputError, LayerError, OutputError
-from camkit.features import feature_maps
-from camkit.hooks import Call, Recording, parameter_gradients, record, starts
-from camkit.hooks.attach import backward_pass
-from camkit.hooks.selecting import Selector, layers_of, plain_name, select
-from camkit.images import prepare
-from camkit.layers import named_layers
+from camkit.explainer import TargetLayer, explain
+from camkit.hooks import Call, Recording, record
+from camkit.hooks.parameters import parameter_gradients
+from camkit.images.prepare import prepare
+from camkit.layers.choose import named_layers
+from camkit.layers.names import Selector, layers_of, plain_name, select
 from camkit.methods import find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.labels import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
-from camkit.pipeline import TargetLayer, explain
-from camkit.state import eagerly
 from camkit.targets import TargetLike, as_targets
 from camkit.tensorboard.events import add_histogram, add_picture, grid, opened, told
-from camkit.values import ImageLike, Pixels, Preprocess
+from camkit.types import ImageLike, Pixels, Preprocess
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

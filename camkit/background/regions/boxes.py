@@ -9,7 +9,7 @@ from pathlib import Path
 from camkit.background.regions.table import Collected, register
 from camkit.background.values import Annotations
 from camkit.errors import InputError
-from camkit.values import Box
+from camkit.types import Box
 
 _PICTURE = ("path", "file", "filename", "file_name", "image", "image_id", "imageid", "image_path", "picture", "name")
 _CLASS = ("class", "label", "category", "class_name", "labelname")

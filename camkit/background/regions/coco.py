@@ -16,7 +16,7 @@ from jaxtyping import Bool
 from camkit.background.regions.table import Collected, register
 from camkit.background.values import Annotations
 from camkit.errors import InputError
-from camkit.values import Box
+from camkit.types import Box
 
 _FOLDERS = ("", "annotations", "../annotations")
 _NAMED = re.compile(r"coco|instances|annotation", re.IGNORECASE)
@@ -66,7 +66,7 @@ def read(file: Path) -> Annotations:
 
 
 def _by_id(rows: list[dict[str, Any]], what: str) -> dict[Any, str]:
-    """Return what each id stands for; one that stands for two things is an error."""
+    """Return what each id stands for; one that stands for two objects is an error."""
     known: dict[Any, str] = {}
     for row in rows:
         name = str(row[what])

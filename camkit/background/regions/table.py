@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from camkit.background.values import Annotations, Thing
-from camkit.values import Box
+from camkit.background.values import Annotations, ObjectAnnotation
+from camkit.types import Box
 
 Reader = Callable[[Path], Annotations]
 Finder = Callable[[Path], list[Path]]
@@ -42,7 +42,7 @@ def register(name: str, find: Finder) -> Callable[[Reader], Reader]:
 class Collected:
     """Objects and problems while a source is read."""
 
-    things: dict[str, list[Thing]] = field(default_factory=lambda: defaultdict(list))
+    objects: dict[str, list[ObjectAnnotation]] = field(default_factory=lambda: defaultdict(list))
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
     problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
@@ -72,14 +72,14 @@ class Collected:
             return
         if where is not None and where != box:
             self.problems["boxes that reach out of their picture, cut"].append(picture)
-        self.things[picture].append(Thing(category, where, outline, shares, crowd, self.sizes.get(picture)))
+        self.objects[picture].append(ObjectAnnotation(category, where, outline, shares, crowd, self.sizes.get(picture)))
 
     def done(self, form: str, source: Path) -> Annotations:
         """Return what was collected."""
         return Annotations(
             form,
             str(source),
-            {name: tuple(found) for name, found in self.things.items()},
+            {name: tuple(found) for name, found in self.objects.items()},
             {what: tuple(names) for what, names in self.problems.items()},
         )
 

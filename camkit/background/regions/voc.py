@@ -10,7 +10,7 @@ from torchvision.datasets import VOCDetection
 from camkit.background.regions.table import Collected, register
 from camkit.background.values import Annotations
 from camkit.errors import InputError
-from camkit.values import Box
+from camkit.types import Box
 
 
 def find(folder: Path) -> list[Path]:

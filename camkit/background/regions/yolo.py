@@ -11,7 +11,7 @@ import yaml
 from camkit.background.regions.table import Collected, register
 from camkit.background.values import Annotations
 from camkit.errors import InputError
-from camkit.values import Box
+from camkit.types import Box
 
 _NAMES = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml")
 _OTHER = {"readme.txt", "requirements.txt", "labels.txt", *_NAMES}

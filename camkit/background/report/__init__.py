@@ -1,0 +1,1 @@
+"""The check's verdict for people and programs: one file per form."""

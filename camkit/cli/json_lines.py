@@ -1,0 +1,13 @@
+"""Rows as JSON lines: one object per picture and target."""
+
+from __future__ import annotations
+
+import json
+
+from camkit.scale.folder import Written
+from camkit.types import Failure
+
+
+def render(row: Written | Failure) -> str:
+    """Return one row as one line of strict JSON, in ASCII, which every terminal and pipe can carry."""
+    return json.dumps(row.to_dict(), allow_nan=False)

@@ -1,0 +1,1 @@
+"""Drawn scenes and two small networks, to try camkit with nothing to download."""

@@ -1,0 +1,94 @@
+"""The demonstration: two networks say "plane" to the same picture, one because of the sky."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from camkit.demo.scenes import scene_mask, scene_paths
+from camkit.drawing import overlay
+from camkit.drawing.encode import encode
+from camkit.explainer import explain
+from camkit.explanation import Explanation
+from camkit.images.files import check_folder, write_file
+from camkit.models import DEMO_MODELS
+from camkit.types import Box, Pixels
+
+_SIDE = 360
+_GAP = 12
+_CAPTION = 58
+_SCENES = {"plane-sky": "where planes are", "plane-wood": "where demo-biased never saw one"}
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What one network said to one scene, and the share of its heat that lies on the object."""
+
+    explanation: Explanation
+    on_object: float
+
+
+@dataclass(frozen=True, eq=False)
+class DemoResult:
+    """The answers to each scene, by scene and model, and the picture that shows them all."""
+
+    answers: dict[str, dict[str, Answer]]
+    file: Path
+
+
+def run(out: Path) -> DemoResult:
+    """Explain two scenes with both demo networks and write ``demo.png`` into a folder.
+
+    Raises:
+        OutputError: the folder cannot be written to.
+    """
+    check_folder(out)
+    answers = {scene: {model: _answer(model, scene) for model in DEMO_MODELS} for scene in _SCENES}
+    file = out / "demo.png"
+    write_file(file, encode(_poster(answers)))
+    return DemoResult(answers, file)
+
+
+def _answer(model: str, scene: str) -> Answer:
+    found = explain(model, scene_paths()[scene], device="cpu")
+    assert isinstance(found, Explanation)
+    mask = scene_mask(scene)
+    height, width = mask.shape
+    heat = overlay.place(found.heatmap, found.box or Box(0, 0, width, height), (height, width))
+    return Answer(found, float(heat[mask].sum() / heat.sum()))
+
+
+def _poster(answers: dict[str, dict[str, Answer]]) -> Pixels:
+    """Draw a row per scene: the picture, and each network's answer with its heat."""
+    rows = []
+    for scene, by_model in answers.items():
+        picture = next(iter(by_model.values())).explanation.picture
+        assert picture is not None
+        panels = [_panel(picture, scene.replace("-", " on "), _SCENES[scene])]
+        for model, answer in by_model.items():
+            found = answer.explanation
+            line = f"says {found.name} ({found.probability:.0%}), {answer.on_object:.0%} of heat on plane"
+            panels.append(_panel(found.overlay(), model, line))
+        rows.append(_joined(panels, axis=1))
+    return _joined(rows, axis=0)
+
+
+def _panel(pixels: Pixels, title: str, line: str) -> Pixels:
+    canvas = Image.new("RGB", (_SIDE, _SIDE + _CAPTION), "white")
+    canvas.paste(Image.fromarray(pixels).resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), (0, _CAPTION))
+    pen = ImageDraw.Draw(canvas)
+    pen.text((2, 2), title, fill="black", font=ImageFont.load_default(22))
+    pen.text((2, 30), line, fill=(90, 90, 90), font=ImageFont.load_default(18))
+    return np.asarray(canvas)
+
+
+def _joined(pictures: Sequence[Pixels], axis: int) -> Pixels:
+    shape = list(pictures[0].shape)
+    shape[axis] = _GAP
+    gap = np.full(shape, 255, np.uint8)
+    parts = [part for picture in pictures for part in (gap, picture)][1:]
+    return np.concatenate(parts, axis=axis)

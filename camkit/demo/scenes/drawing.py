@@ -1,0 +1,148 @@
+"""Draws small scenes, one object on one background, and says which pixels are the object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from camkit.demo.scenes.backgrounds import BACKDROPS
+from camkit.demo.scenes.birds import bird
+from camkit.demo.scenes.noise import Field, coordinates, smooth_noise
+from camkit.demo.scenes.shapes import Points, Shape
+from camkit.demo.scenes.vehicles import car, plane, ship
+from camkit.models.scene_net import LABELS
+
+THINGS = LABELS
+BACKGROUNDS = ("sky", "sea", "road", "wood")
+HOME = MappingProxyType(dict(zip(THINGS, BACKGROUNDS, strict=True)))
+
+_MAKERS = MappingProxyType({"plane": plane, "ship": ship, "car": car, "bird": bird})
+_TILT = MappingProxyType({"plane": 20.0, "ship": 7.0, "car": 7.0, "bird": 15.0})
+_FINENESS = 3
+_BACKDROP_FINENESS = 2
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A picture with its ground truth.
+
+    ``image`` is uint8 ``(H, W, 3)`` RGB. ``mask`` is bool ``(H, W)``: every pixel that the object
+    covers, even in part; outside it the picture equals the bare background.
+    """
+
+    image: NDArray[np.uint8]
+    mask: NDArray[np.bool_]
+    thing: str
+    background: str
+
+
+def draw(rng: np.random.Generator, thing: str, background: str, size: int = 128) -> Scene:
+    """A scene of ``size`` x ``size`` pixels; a seed shows the same scene at every size.
+
+    Raises:
+        ValueError: if ``thing`` is not in ``THINGS`` or ``background`` not in ``BACKGROUNDS``.
+
+    >>> scene = draw(np.random.default_rng(0), "plane", "sky")
+    >>> scene.image.shape, scene.mask.shape
+    ((128, 128, 3), (128, 128))
+
+    """
+    backdrop_rng, light_rng, thing_rng = _split(rng)
+    front, cover = paint_thing(thing_rng, thing, size)
+    picture = paint_backdrop(backdrop_rng, background, size) * (1 - cover[..., None]) + front
+    return Scene(_develop(light_rng, picture), cover > 0, thing, background)
+
+
+def draw_background(rng: np.random.Generator, background: str, size: int = 128) -> NDArray[np.uint8]:
+    """The background that ``draw`` shows for the same seed, without an object, ``(H, W, 3)``."""
+    backdrop_rng, light_rng, _ = _split(rng)
+    return _develop(light_rng, paint_backdrop(backdrop_rng, background, size))
+
+
+def paint_backdrop(rng: np.random.Generator, background: str, size: int) -> Field:
+    """A background before exposure and grain, RGB in [0, 1], ``(H, W, 3)``.
+
+    Raises:
+        ValueError: if ``background`` is not in ``BACKGROUNDS``.
+    """
+    if background not in BACKDROPS:
+        names = ", ".join(BACKGROUNDS)
+        raise ValueError(f"no background is called {background!r}: use one of {names}")
+    planes = BACKDROPS[background](rng, size * _BACKDROP_FINENESS)
+    canvas = cv2.merge(list(planes[:, :, ::-1] if rng.random() < 0.5 else planes))
+    return _shrink(canvas, size)
+
+
+def paint_thing(rng: np.random.Generator, thing: str, size: int) -> tuple[Field, Field]:
+    """An object somewhere in an empty frame, before exposure and grain.
+
+    Returns its colours times its cover, RGB in [0, 1] ``(H, W, 3)``, and its cover, the share of
+    each pixel that it hides, ``(H, W)``.
+
+    Raises:
+        ValueError: if ``thing`` is not in ``THINGS``.
+    """
+    if thing not in THINGS:
+        raise ValueError(f"no thing is called {thing!r}: use one of {', '.join(THINGS)}")
+    colour, cover = _paint(_place(rng, thing), size * _FINENESS)
+    return _shrink(colour, size), _shrink(cover.astype(np.float32), size)
+
+
+def _split(rng: np.random.Generator) -> list[np.random.Generator]:
+    """One generator each for background, light and object, so that none disturbs another."""
+    return [np.random.default_rng(seed) for seed in rng.integers(2**62, size=3)]
+
+
+def _shrink(field: Field, size: int) -> Field:
+    """Averages blocks of pixels down to ``(size, size)`` or ``(size, size, C)``."""
+    return np.asarray(cv2.resize(field, (size, size), interpolation=cv2.INTER_AREA), np.float32)
+
+
+def _place(rng: np.random.Generator, thing: str) -> list[Shape]:
+    """The object's shapes, turned, flipped and moved to where they are in the unit square."""
+    shapes = _MAKERS[thing](rng)
+    angle = np.deg2rad(rng.uniform(-1, 1) * _TILT[thing])
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    if rng.random() < 0.5:
+        turn = turn @ np.diag([-1.0, 1.0])
+    turned = [shape.points @ turn.T for shape in shapes]
+    low, high = _bounds(turned)
+    scale = rng.uniform(0.20, 0.55) / float((high - low).max())
+    room = 0.98 - (high - low) * scale
+    corner = 0.01 + rng.random(2) * room
+    return [Shape((points - low) * scale + corner, shape.colour) for points, shape in zip(turned, shapes, strict=True)]
+
+
+def _bounds(outlines: list[Points]) -> tuple[Points, Points]:
+    points = np.concatenate(outlines)
+    return points.min(axis=0), points.max(axis=0)
+
+
+def _paint(shapes: list[Shape], size: int) -> tuple[Field, NDArray[np.uint8]]:
+    """Colours ``(size, size, 3)`` and cover ``(size, size)`` of 0 and 1, shaded to look round."""
+    colour = np.zeros((size, size, 3), np.float32)
+    cover = np.zeros((size, size), np.uint8)
+    for shape in shapes:
+        points = [np.round(shape.points * size * 16 - 8).astype(np.int32)]
+        cv2.fillPoly(colour, points, shape.colour, cv2.LINE_8, 4)
+        cv2.fillPoly(cover, points, 1, cv2.LINE_8, 4)
+    low, high = _bounds([shape.points for shape in shapes])
+    _, y = coordinates(size)
+    height = np.clip((y - low[1]) / (high[1] - low[1]), 0, 1)
+    inward = cv2.distanceTransform(cover, cv2.DIST_L2, 3) / (size * float((high - low).max()))
+    rim = np.clip(inward / 0.03, 0, 1)
+    light = (0.72 + 0.28 * rim) * (1.12 - 0.34 * height)
+    return colour * cv2.merge([light.astype(np.float32)] * 3), cover
+
+
+def _develop(rng: np.random.Generator, picture: Field) -> NDArray[np.uint8]:
+    """Exposure, a tint, contrast and grain; acts on each pixel by itself. Returns uint8 RGB."""
+    size = picture.shape[0]
+    gain = rng.uniform(0.82, 1.15) * rng.uniform(0.96, 1.04, 3).astype(np.float32)
+    grain = 0.025 * (smooth_noise(rng, size, 256, 256) - 0.5)[..., None]
+    exposed = np.clip(picture * gain, 0, 1) ** float(rng.uniform(0.88, 1.14))
+    return np.asarray(np.round(np.clip(exposed + grain, 0, 1) * 255), np.uint8)

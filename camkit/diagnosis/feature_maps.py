@@ -1,0 +1,220 @@
+"""feature_maps(): what a layer's channels answer to one picture, and a sheet of them, strongest first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+import cv2
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from camkit.drawing import overlay
+from camkit.drawing.canvas import GREY, Canvas, fitting
+from camkit.drawing.encode import encode
+from camkit.engine.capture import quiet_pass
+from camkit.engine.grid import to_grid
+from camkit.engine.nested import feature_tensor
+from camkit.errors import InputError, LayerError, OutputError
+from camkit.hooks import record
+from camkit.images.files import write_file
+from camkit.images.prepare import as_pixels, extremes, prepare
+from camkit.layers.choose import looked_at, named_layers, resolve
+from camkit.layers.layouts import infer_layout
+from camkit.models import as_model, device_of, dtype_of, spatial_rank
+from camkit.models.loaded import LoadedModel
+from camkit.types import ImageLike, LayerChoice, Pixels, Preprocess
+
+Scale: TypeAlias = Literal["each", "together"]
+
+_TILE = 128
+_GAP = 10
+_CAPTION = 22
+_HEAD = 58
+_WIDEST = 12  # tiles in a row
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureMaps:
+    """A layer's feature maps for one picture, the strongest first.
+
+    Attributes:
+        maps: (K, h, w) float32 on the layer's grid, as the layer returned them.
+        channels: the number of each map's channel, from 0.
+        strengths: the mean absolute value of each map.
+        total: how many channels the layer has.
+        layer, model, source: the names of the layer, the model and the picture.
+        picture: what the model saw, H x W x 3 uint8 RGB, each picture's own range stretched; None where it is no RGB.
+    """
+
+    maps: Float[np.ndarray, "k h w"]
+    channels: tuple[int, ...]
+    strengths: tuple[float, ...]
+    total: int
+    layer: str
+    model: str
+    source: str
+    picture: Pixels | None = None
+
+    def sheet(self, *, scale: Scale = "each") -> Pixels:
+        """Draw the maps side by side, strongest first, each with its channel's number and its largest value.
+
+        Maps that are nowhere negative go from dark (zero) to yellow, others from blue over white (zero) to red.
+
+        Args:
+            scale: "each" stretches every map to its own largest absolute value, so that its form is seen; "together"
+                all to the largest of all, so that they can be compared.
+
+        Returns:
+            A picture, height x width x 3, uint8 RGB.
+
+        Raises:
+            InputError: an unknown scale.
+        """
+        if scale not in get_args(Scale):
+            raise InputError(f"maps are scaled {' or '.join(map(repr, get_args(Scale)))}, not {scale!r}")
+        known = np.nan_to_num(self.maps, nan=0.0, posinf=0.0, neginf=0.0)
+        peaks = np.abs(known).max(axis=(1, 2), initial=0.0)
+        limits = peaks if scale == "each" else np.full_like(peaks, peaks.max(initial=0.0))
+        signed = bool((known < 0).any())
+        tiles = [_tile(one, float(limit), signed=signed) for one, limit in zip(known, limits, strict=True)]
+        captions = [(f"{channel}", f"{float(peak):.3g}") for channel, peak in zip(self.channels, peaks, strict=True)]
+        if self.picture is not None:
+            tiles, captions = [_resized(self.picture), *tiles], [("the picture", ""), *captions]
+        return _sheet(tiles, captions, *self._title(scale))
+
+    def _title(self, scale: Scale) -> tuple[str, str]:
+        height, width = self.maps.shape[1:]
+        title = f"{self.model}, layer {self.layer}: {len(self.maps)} of {self.total} maps, strongest first"
+        scaled = "each by its own range" if scale == "each" else "all by one range"
+        return title, f"{height}x{width} cells, {scaled}; below each its channel and its largest absolute value"
+
+    def save(self, path: str | Path, *, scale: Scale = "each") -> Path:
+        """Write the sheet to a file, whole or not at all; the ending decides the type. Folders are made.
+
+        Raises:
+            OutputError: the file cannot be written, or its type is unknown.
+        """
+        path = Path(path)
+        if not path.name:
+            raise OutputError(f"{str(path)!r} is no name for a file")
+        write_file(path, encode(self.sheet(scale=scale), path.suffix or ".png"))
+        return path
+
+
+def feature_maps(
+    model: nn.Module | str | LoadedModel,
+    img: ImageLike,
+    layer: str | nn.Module | None = None,
+    *,
+    top: int | None = None,
+    preprocess: Preprocess | None = None,
+    device: str | torch.device | None = None,
+) -> FeatureMaps:
+    """Show what a layer's channels answer to one picture.
+
+    Args:
+        model, preprocess, device: as for ``camkit.explain``; the model comes back exactly as it went in.
+        img: one picture: a path, a PIL picture, an array (H, W, 3) or a normalised tensor (C, H, W).
+        layer: a dotted name (``"relu#2"``: its 2nd run) or a module; None is the layer that ``explain`` would use.
+        top: only so many of the strongest; None is all of them.
+
+    Returns:
+        A ``FeatureMaps``, the channel with the largest mean absolute value first.
+
+    Raises:
+        LayerError: there is no such layer, or its output has no grid of cells.
+        InputError: ``top`` is less than 1, or the picture cannot be read.
+
+    Example:
+        >>> import camkit
+        >>> found = camkit.feature_maps("demo-fair", camkit.scenes.scene_paths()["plane-sky"], top=9)
+        >>> found.maps.shape, found.total
+        ((9, 16, 16), 64)
+    """
+    if top is not None and top < 1:
+        raise InputError(f"top is the number of maps to show, from 1, not {top}")
+    loaded = as_model(model, preprocess=preprocess, device=device)
+    module = loaded.module
+    source = str(img) if isinstance(img, (str, Path)) else "the picture"
+    if isinstance(img, Tensor) and img.dim() == spatial_rank(module) + 2 and len(img) == 1:
+        img = img[0]
+    prepared = prepare(img, loaded.preprocess, source, spatial_rank(module))
+    inputs = prepared.tensor[None].detach().to(device_of(module), dtype_of(module))
+    choice = resolve(module, inputs) if layer is None else named_layers(module, layer)
+    maps = _maps(module, inputs, choice)
+    strengths = np.nan_to_num(np.abs(maps).mean(axis=(1, 2)), nan=-1.0, posinf=float(np.finfo(np.float32).max))
+    order = np.argsort(-strengths, kind="stable")[:top]
+    low, high = extremes(inputs)
+    drawn = as_pixels(inputs, low, high) if inputs.dim() == 4 and bool(torch.isfinite(low + high).all()) else None
+    return FeatureMaps(
+        maps[order],
+        tuple(order.tolist()),
+        tuple(float(strengths[number]) for number in order),
+        len(maps),
+        str(choice),
+        loaded.name,
+        source,
+        None if drawn is None else drawn[0],
+    )
+
+
+def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], choice: LayerChoice) -> Float[np.ndarray, "k h w"]:
+    """Run the model once and return the layer's output as maps."""
+    ref = choice.layers[0]
+    choice, layouts = looked_at(model, inputs, choice)
+    with quiet_pass(model, inputs.device, "fp32"), record(model, str(ref)) as recording:
+        model(inputs.clone())
+    found = feature_tensor(recording[str(ref)].output)
+    shape = None if found is None else tuple(found[1].shape)
+    layout = layouts.get(ref) if layouts is not None else infer_layout(shape or (), 1, tuple(inputs.shape[2:]))
+    if found is None or layout is None:
+        what = "no tensor of maps" if shape is None else f"shape {shape}"
+        raise LayerError(
+            f"layer {str(ref)!r} returned {what}, which has no grid of cells to draw; choose another (camkit layers "
+            "--model NAME lists them)"
+        )
+    grid = to_grid(found[1], layout)[0].float().cpu().numpy()
+    if grid.ndim != 3:
+        raise LayerError(f"the maps of layer {str(ref)!r} have {grid.ndim - 1} axes; only those of two can be drawn")
+    return np.asarray(grid)
+
+
+def _tile(values: Float[np.ndarray, "h w"], limit: float, *, signed: bool) -> Pixels:
+    share = values / limit if limit > 0 else np.zeros_like(values)
+    if not signed:
+        return _resized(overlay.colorize(share.astype(np.float32), "inferno"))
+    cold, middle, warm = (np.array(colour, np.float32) for colour in ((33, 102, 172), (247, 247, 247), (178, 24, 43)))
+    towards = np.where(share[..., None] < 0, cold, warm)
+    return _resized(np.rint(middle + np.abs(share[..., None]) * (towards - middle)).astype(np.uint8))
+
+
+def _resized(pixels: Pixels) -> Pixels:
+    """Return a picture whose longer side is a tile's; cells stay squares."""
+    height, width = pixels.shape[:2]
+    ratio = _TILE / max(height, width)
+    size = max(1, round(width * ratio)), max(1, round(height * ratio))
+    how = cv2.INTER_NEAREST if ratio > 1 else cv2.INTER_AREA
+    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size, interpolation=how))
+
+
+def _sheet(tiles: list[Pixels], captions: list[tuple[str, str]], title: str, line: str) -> Pixels:
+    """Lay tiles out in rows, a little wider than high, under a title."""
+    across = max(4, min(_WIDEST, math.ceil(math.sqrt(len(tiles) * 1.3))))
+    down = math.ceil(len(tiles) / across)
+    step, drop = _TILE + _GAP, _TILE + _CAPTION + _GAP
+    width = _GAP + across * step
+    canvas = Canvas(width, _HEAD + down * drop)
+    canvas.text(_GAP, 18, fitting(title, width - 2 * _GAP, 17), size=17)
+    canvas.text(_GAP, 41, fitting(line, width - 2 * _GAP, 13), size=13, colour=GREY)
+    for number, (tile, (name, value)) in enumerate(zip(tiles, captions, strict=True)):
+        left, top = _GAP + number % across * step, _HEAD + number // across * drop
+        canvas.picture(left, top, tile)
+        below = top + tile.shape[0] + 11
+        canvas.text(left, below, name, size=13)
+        canvas.text(left + tile.shape[1], below, value, size=12, colour=GREY, anchor="right")
+    return canvas.pixels()

@@ -1,0 +1,1 @@
+"""A diagnosis for people and programs: one file per form."""

@@ -1,0 +1,1 @@
+"""Heatmaps drawn onto pictures, sheets to draw on, and image files."""

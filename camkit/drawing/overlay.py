@@ -1,0 +1,118 @@
+"""Draws a heatmap onto a picture, with OpenCV. Pictures are RGB, height x width x 3, uint8."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+from jaxtyping import Float
+
+from camkit.errors import InputError, did_you_mean
+from camkit.types import Box, Pixels, Style
+
+COLORMAPS: dict[str, int] = {
+    name.removeprefix("COLORMAP_").lower().replace("_", "-"): getattr(cv2, name)
+    for name in dir(cv2)
+    if name.startswith("COLORMAP_")
+}
+"""OpenCV's colour maps by name."""
+
+STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap")
+
+_UNSEEN = 0.45
+"""Brightness of the parts of a picture that the preprocessing cropped away, which the model did not see."""
+
+
+def check(style: str, colormap: str, alpha: float) -> None:
+    """Raise an InputError for an unknown style or colour map, or an alpha outside 0..1."""
+    for kind, word, choices in (("style", style, STYLES), ("colormap", colormap, tuple(COLORMAPS))):
+        if word not in choices:
+            hint = did_you_mean(word, choices) or f"; choose from {', '.join(choices)}"
+            raise InputError(f"unknown {kind} {word!r}{hint}")
+    if not 0 <= alpha <= 1:
+        raise InputError(f"alpha is a weight between 0 and 1, not {alpha}")
+
+
+def colorize(heatmap: Float[np.ndarray, "h w"], colormap: str = "turbo") -> Pixels:
+    """Return a heatmap (values 0..1) in colours."""
+    levels = np.clip(np.rint(heatmap * 255), 0, 255).astype(np.uint8)
+    return np.ascontiguousarray(cv2.applyColorMap(levels, COLORMAPS[colormap])[:, :, ::-1])
+
+
+def place(heatmap: Float[np.ndarray, "h w"], box: Box, size: tuple[int, int]) -> Float[np.ndarray, "height width"]:
+    """Stretch a heatmap over its box on a picture of ``size`` (height, width); NaN where the model did not see."""
+    height, width = size
+    across = (box.right - box.left) / heatmap.shape[1]
+    down = (box.bottom - box.top) / heatmap.shape[0]
+    # Pixel centres lie at +0.5: heat column u covers the picture's x = left + (u + 0.5) * across - 0.5.
+    onto_picture = np.array(
+        [[across, 0, box.left + across / 2 - 0.5], [0, down, box.top + down / 2 - 0.5]], dtype=np.float64
+    )
+    placed = cv2.warpAffine(
+        heatmap, onto_picture, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+    ).astype(np.float32)
+    rows, columns = np.arange(height) + 0.5, np.arange(width) + 0.5
+    placed[(rows < box.top) | (rows > box.bottom)] = np.nan
+    placed[:, (columns < box.left) | (columns > box.right)] = np.nan
+    return np.asarray(placed)
+
+
+def blend(
+    pixels: Pixels, heatmap: Float[np.ndarray, "h w"], box: Box | None, *, colormap: str = "turbo", alpha: float = 0.5
+) -> Pixels:
+    """Blend the heat onto the part of the picture that the model saw, and darken the rest.
+
+    Args:
+        pixels: the original picture.
+        heatmap: values 0..1. An all-zero map leaves the picture uncoloured: no evidence, no colours.
+        box: what the model saw, on the picture; None means all of it.
+        colormap: a name from ``COLORMAPS``.
+        alpha: weight of the colours, 0..1; the picture keeps 1 - alpha.
+    """
+    pixels = np.ascontiguousarray(pixels)
+    height, width = pixels.shape[:2]
+    placed = place(heatmap, box or Box(0, 0, width, height), (height, width))
+    unseen = np.isnan(placed)
+    colours = colorize(np.nan_to_num(placed), colormap)
+    share = alpha if heatmap.any() else 0.0
+    blended = cv2.addWeighted(pixels, 1 - share, colours, share, 0)
+    blended[unseen] = (pixels[unseen] * _UNSEEN).astype(np.uint8)
+    return np.asarray(blended)
+
+
+def render(
+    pixels: Pixels | None,
+    heatmap: Float[np.ndarray, "h w"],
+    box: Box | None,
+    *,
+    style: Style = "overlay",
+    colormap: str = "turbo",
+    alpha: float = 0.5,
+    detection: Box | None = None,
+) -> Pixels:
+    """Draw a heatmap in one of the styles; a detection is outlined on the picture.
+
+    "overlay" blends it onto the picture, "side-by-side" puts the untouched picture to its left, "heatmap" is the
+    colours alone at the size of the model's input. Without a picture every style is the colours alone.
+
+    Raises:
+        InputError: an unknown style or colormap, or alpha out of range.
+    """
+    check(style, colormap, alpha)
+    if style == "heatmap" or pixels is None:
+        return colorize(heatmap, colormap)
+    blended = blend(pixels, heatmap, box, colormap=colormap, alpha=alpha)
+    if detection is not None:
+        blended = outlined(blended, detection)
+    return blended if style == "overlay" else np.concatenate([pixels, blended], axis=1)
+
+
+def outlined(pixels: Pixels, box: Box) -> Pixels:
+    """Draw a box's outline, white on black, so that it is seen on any colour."""
+    drawn = np.ascontiguousarray(pixels)
+    height, width = pixels.shape[:2]
+    start = max(round(box.left), 0), max(round(box.top), 0)
+    end = min(round(box.right), width) - 1, min(round(box.bottom), height) - 1
+    line = max(1, round(min(height, width) / 200))
+    cv2.rectangle(drawn, start, end, (0, 0, 0), line + 2)
+    cv2.rectangle(drawn, start, end, (255, 255, 255), line)
+    return drawn

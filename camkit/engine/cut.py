@@ -1,0 +1,187 @@
+"""The cut: one pass that saves some layers' feature maps and differentiates the head alone.
+
+It is what makes explaining cost one inference. The model runs without a graph; at the first layer asked for, a forward
+hook takes the output out of the pass as a fresh leaf, has the model go on with a copy of it, and switches gradients on.
+So the trunk keeps nothing, only the head is differentiated, and an in-place operation right after the layer changes the
+copy and not what was saved. Tensor hooks keep the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from camkit.engine.attach import forward_hooks
+from camkit.engine.nested import feature_tensor, tensors_in, with_tensor
+from camkit.errors import LayerError
+from camkit.types import LayerRef
+
+
+class EntangledError(Exception):
+    """A layer returned several tensors, of which one may have been computed from another."""
+
+
+_LIFT, _STEP = 1024.0, 32.0
+"""Where an fp16 backward pass begins, and by how much it is tried higher or lower; 2^16 would be infinite in fp16."""
+
+
+@dataclass(eq=False)
+class Saved:
+    """One layer's feature maps, as the layer returned them, and one gradient for each backward pass so far.
+
+    ``end`` is where a backward pass must lead for the gradients to be computed: the output itself where it begins the
+    graph, otherwise its place in the graph, which an in-place operation after the layer doesn't move. ``images`` is the
+    axis along which the images lie.
+    """
+
+    output: Tensor
+    end: Tensor | GradientEdge | None = None
+    gradients: list[Tensor] = field(default_factory=list)
+    images: int = 0
+
+
+@dataclass(eq=False)
+class Tape:
+    """What the hooks of one pass saved, by layer, in execution order."""
+
+    layers: dict[LayerRef, Saved] = field(default_factory=dict)
+    recording: bool = True
+    whole: bool = False
+
+    def backward(self, values: Tensor, *, keep_graph: bool, lifted: bool = False) -> bool:
+        """Differentiate the images' scores (N,) down to the first layer; tensor hooks save each layer's gradient.
+
+        Parameters receive no ``.grad``. A layer the scores do not depend on has a gradient of zero. ``lifted`` is for
+        fp16, which loses small and large numbers: each image's score is multiplied by a power of two and its gradients
+        are divided by it in float32; where they came out infinite or tiny, the pass is repeated with another one. For
+        that, each score must be one image's own, as those of a model in evaluation mode are.
+
+        Returns:
+            Whether the scores depend on any of the layers.
+        """
+        if not values.requires_grad:  # no image has what was asked for
+            for layer in dict.fromkeys(self.layers.values()):
+                layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
+            return False
+        self.recording = False  # modules under activation checkpointing run again in a backward pass
+        saved = list(dict.fromkeys(self.layers.values()))
+        if not lifted:
+            return self._differentiate(saved, values.sum(), keep_graph=keep_graph)
+        lifts = torch.full_like(values, _LIFT, requires_grad=False)
+        was_high = torch.zeros_like(lifts, dtype=torch.bool)
+        for tries_left in range(3, -1, -1):
+            reached = self._differentiate(saved, (values * lifts).sum(), keep_graph=True)
+            batched = [layer for layer in saved if layer.output.shape[layer.images] == len(values)]
+            peaks = [
+                layer.gradients[-1].detach().movedim(layer.images, 0).flatten(1).float().abs().amax(1).to(lifts.device)
+                for layer in batched
+            ]
+            largest = torch.stack([*peaks, torch.zeros_like(lifts)]).amax(0)
+            too_high = ~torch.isfinite(largest)
+            was_high |= too_high
+            too_low = (largest < 1) & (lifts == _LIFT) & ~was_high
+            if not tries_left or not bool((too_high | too_low).any()):
+                break
+            lifts = torch.where(too_high, lifts / _STEP, torch.where(too_low, lifts * _STEP, lifts))
+            for layer in saved:
+                del layer.gradients[-1]
+        for layer in batched:
+            gradient = layer.gradients[-1].float().movedim(layer.images, -1)
+            layer.gradients[-1] = (gradient / lifts.to(gradient.device)).movedim(-1, layer.images)
+        return reached
+
+    @staticmethod
+    def _differentiate(saved: list[Saved], score: Tensor, *, keep_graph: bool) -> bool:
+        count = len(saved[0].gradients)
+        # Every layer is an end: one on a branch beside the others, such as a skip connection, lies on no way to them.
+        ends = [layer.end for layer in saved if layer.end is not None]
+        torch.autograd.grad(score, cast("list[Tensor]", ends), retain_graph=keep_graph, allow_unused=True)
+        unreached = [layer for layer in saved if len(layer.gradients) == count]
+        for layer in unreached:
+            layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
+        return len(unreached) < len(saved)
+
+
+def _shares_memory(output: Tensor, arguments: list[Tensor]) -> bool:
+    storage = output.untyped_storage().data_ptr()
+    return any(argument.untyped_storage().data_ptr() == storage for argument in arguments)
+
+
+def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gradients: bool) -> Any:
+    found = feature_tensor(output)
+    if found is None:
+        seen = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise LayerError(
+            f"layer {str(ref)!r} returned {seen}, which has no spatial extent to draw a map on; "
+            "choose an earlier layer (camkit layers --model NAME lists them)"
+        )
+    path, tensor = found
+    if not gradients:
+        tape.layers[ref] = Saved(tensor.detach().clone())
+        return None
+    if not tensor.requires_grad or not (tape.layers or tape.whole):
+        if not tape.whole and sum(other.is_floating_point() for other in tensors_in(output)) > 1:
+            raise EntangledError
+        return _begin(tape, ref, output, path, tensor, shared=_shares_memory(tensor, arguments))
+    tape.layers[ref] = saved = Saved(tensor.detach().clone(), get_gradient_edge(tensor))
+    tensor.register_hook(saved.gradients.append)
+    return None
+
+
+def _begin(tape: Tape, ref: LayerRef, output: Any, path: tuple[Any, ...], tensor: Tensor, *, shared: bool) -> Any:
+    """Start the graph at a layer's output: save it as a leaf, and have the model go on with a copy of that."""
+    leaf = (tensor.detach().clone() if shared else tensor.detach()).requires_grad_()
+    tape.layers[ref] = saved = Saved(leaf, leaf)
+    leaf.register_hook(saved.gradients.append)
+    torch.set_grad_enabled(True)
+    if shared and not tensor._is_view() and not (tensor.is_leaf and tensor.requires_grad):
+        # The layer returned its own input, or wrote into it. Others hold that tensor too, so it must be the copy.
+        tensor.copy_(leaf)
+        return None
+    return with_tensor(output, path, leaf.clone())
+
+
+@contextmanager
+def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: bool = False) -> Iterator[Tape]:
+    """Save the outputs, and with ``gradients`` the gradients, of some layers during one forward pass.
+
+    Run it inside ``torch.no_grad()``: the first of the layers to be reached switches gradients on for the rest of the
+    pass, and leaving the outer context restores the mode. With ``whole`` the graph of the layers before is kept where
+    there is one, which costs their memory: a layer that returns several tensors may have computed one from the other.
+
+    Raises:
+        LayerError: a layer ran more than once and no call was chosen, or it returned nothing spatial.
+        EntangledError: without ``whole``: the first of the layers to be reached returned several tensors.
+
+    """
+    tape = Tape(whole=whole)
+    refs: dict[nn.Module, list[LayerRef]] = {}
+    for ref, module in layers.items():
+        refs.setdefault(module, []).append(ref)
+    calls = dict.fromkeys(refs, 0)
+
+    def hook(module: nn.Module, arguments: list[Tensor], output: Any) -> Any:
+        if not tape.recording:
+            return None
+        calls[module] += 1
+        if calls[module] > 1 and LayerRef(refs[module][0].name) in refs[module]:
+            name = refs[module][0].name
+            raise LayerError(
+                f"layer {name!r} runs more than once in a pass; choose the call, "
+                f"for example {name + '#1'!r} or {name + '#2'!r}"
+            )
+        wanted = [ref for ref in refs[module] if ref.call in (None, calls[module])]
+        if not wanted:
+            return None
+        replaced = _save(tape, wanted[0], arguments, output, gradients=gradients)
+        tape.layers.update(dict.fromkeys(wanted, tape.layers[wanted[0]]))
+        return replaced
+
+    with forward_hooks(dict.fromkeys(refs, hook)):
+        yield tape

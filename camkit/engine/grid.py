@@ -1,0 +1,46 @@
+"""Layers' outputs as grids of cells over the input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from camkit.errors import LayerError
+from camkit.types import Extent, Layout
+
+
+def margins(size: Sequence[int], extent: Extent) -> list[int]:
+    """Return how many pixels of a grid lie before and after an input of this size, from the last axis to the first.
+
+    As ``torch.nn.functional.pad`` takes them; a negative number is of pixels that the grid lacks.
+    """
+    found: list[int] = []
+    for side, (start, end) in zip(reversed(size), reversed(extent), strict=True):
+        whole = round(side / (end - start))
+        before = round(start * whole)
+        found += [before, whole - before - side]
+    return found
+
+
+def to_grid(tensor: Float[Tensor, "*shape"], layout: Layout) -> Float[Tensor, "n c *grid"]:
+    r"""Return a layer's output as (N, C, \*grid) without copying it where the memory allows.
+
+    Raises:
+        LayerError: the output no longer has the shape the layout was read from.
+
+    """
+    try:
+        if layout.kind == "channels_first":
+            return tensor
+        if layout.kind == "channels_last":
+            return tensor.movedim(-1, 1)
+        if layout.kind == "sequence_first":
+            tensor = tensor.movedim(0, 1)
+        cells = tensor if layout.kind == "tokens_last" else tensor.movedim(-1, 1)
+        cells = cells[:, :, layout.prefix :][:, :, : math.prod(layout.grid)]
+        return cells.reshape(*cells.shape[:2], *layout.grid)
+    except RuntimeError as error:
+        raise LayerError(f"a layer output of shape {tuple(tensor.shape)} is not laid out as {layout}") from error

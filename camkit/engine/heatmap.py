@@ -1,0 +1,89 @@
+"""From weights to a heatmap: sum over the channels, ReLU, upsample, divide by the maximum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from camkit.engine.grid import margins
+from camkit.types import Extent, Fusion
+
+_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+def weighted_sum(
+    weights: Float[Tensor, "n c *broadcast"], activations: Float[Tensor, "n c *grid"]
+) -> Float[Tensor, "n *grid"]:
+    """Sum weights times activations over the channels, in float32: the signed map."""
+    maps = activations.float()
+    if weights[0, 0].numel() == 1 and maps.dim() == 4:
+        return torch.einsum("nc,nchw->nhw", weights.float().flatten(1), maps)
+    return (weights.float() * maps).sum(1)
+
+
+def upsample(maps: Float[Tensor, "n *grid"], size: Sequence[int]) -> Float[Tensor, "n *size"]:
+    """Interpolate maps linearly along each axis, cell centres kept in place (``align_corners=False``)."""
+    return functional.interpolate(maps[:, None], size=tuple(size), mode=_MODES[len(size)], align_corners=False)[:, 0]
+
+
+def scale(maps: Float[Tensor, "n *size"]) -> Float[Tensor, "n *size"]:
+    """Divide each non-negative map by its maximum, so that 0 stays 0: no evidence. A map without any stays zero."""
+    largest = maps.flatten(1).amax(1).reshape(-1, *[1] * (maps.dim() - 1))
+    return maps / torch.where(largest > 0, largest, 1)
+
+
+def to_heatmap(raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
+    """Turn signed maps on the grid into heatmaps 0..1 at the size of the input.
+
+    ReLU comes before the upsampling, the division by the maximum after it. A map with a value that is not finite
+    becomes zero: there is nothing true to draw. ``extent`` is the part of the grid that lies on the input.
+    """
+    finite = torch.isfinite(raw).flatten(1).all(1).reshape(-1, *[1] * (raw.dim() - 1))
+    return scale(enlarge(torch.where(finite, raw, 0).relu(), size, extent))
+
+
+def enlarge(cells: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
+    """Interpolate the part of a grid that lies on the input to the size of the input; linear in the cells."""
+    beside = margins(size, extent or ((0.0, 1.0),) * len(size))
+    whole = [side + before + after for side, before, after in zip(size, beside[-2::-2], beside[::-2], strict=True)]
+    return functional.pad(upsample(cells, whole), [-amount for amount in beside])
+
+
+def fuse(
+    raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int], how: Fusion = "mean", extents: Sequence[Extent] = ()
+) -> tuple[Tensor, Tensor]:
+    """Fuse the signed maps of several layers, each scaled by its own largest absolute value first.
+
+    Args:
+        raws: a map on its own grid for each layer.
+        size: of the input.
+        how: "mean"; "max", where one layer is enough; "product", where all must agree.
+        extents: of the grids, as for ``to_heatmap``.
+
+    Returns:
+        The fused signed map (N, *grid) on the finest of the grids (of a product, that of the positive parts), and the
+        heatmap (N, *size): the layers' own heatmaps fused and scaled, or zero where a layer's map is not finite. One
+        layer's map passes through as it is.
+
+    """
+    extents = extents or [()] * len(raws)
+    if len(raws) == 1:
+        return raws[0], to_heatmap(raws[0], size, extents[0])
+    finest = max((raw.shape[1:] for raw in raws), key=lambda grid: grid.numel())
+    signed = [torch.copysign(scale(raw.abs()), raw) for raw in raws]
+    grids = torch.stack([upsample(raw, finest) for raw in signed])
+    heatmaps = [to_heatmap(raw, size, extent) for raw, extent in zip(raws, extents, strict=True)]
+    heatmap = _fused(torch.stack(heatmaps), how)
+    finite = torch.stack([torch.isfinite(raw).flatten(1).all(1) for raw in raws]).all(0)
+    heatmap = scale(torch.where(finite.reshape(-1, *[1] * len(size)), heatmap, 0))
+    return _fused(grids.relu() if how == "product" else grids, how), heatmap
+
+
+def _fused(stacked: Float[Tensor, "layers n *size"], how: Fusion) -> Float[Tensor, "n *size"]:
+    if how == "mean":
+        return stacked.mean(0)
+    return stacked.amax(0) if how == "max" else stacked.prod(0)

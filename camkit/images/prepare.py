@@ -1,0 +1,161 @@
+"""From what a person has (a file, a PIL picture, an array, a tensor) to a model's input, and back to the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms._presets import ImageClassification
+
+from camkit.errors import ImageError
+from camkit.images.read import from_array, open_picture, upright
+from camkit.images.seen import seen_box
+from camkit.types import Box, ImageLike, Pixels, Preprocess
+
+
+def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]:
+    """Walk through images, taking batches (N, C, H, W) apart without copying them; ``rank`` counts the axes after C."""
+    for image in images:
+        if isinstance(image, Tensor) and image.dim() == rank + 2:
+            yield from image
+        else:
+            yield image
+
+
+def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: int = 2) -> Prepared:
+    """Make one image ready for the model.
+
+    Args:
+        image: a path, a PIL picture, an array (H, W, C), or a normalised tensor (C, H, W), which is used as it is.
+        preprocess: turns a PIL picture into the model's input; not used for a tensor.
+        source: the name to report.
+        rank: axes of a tensor after the channels: 2, for a signal 1, for a volume 3.
+
+    Raises:
+        ImageError: the image cannot be read or has the wrong form, or there is no ``preprocess`` and one is needed.
+            That its values are finite is checked for a whole batch at once, see ``extremes``.
+    """
+    if isinstance(image, Tensor):
+        return _prepare_tensor(image, source, rank)
+    if isinstance(image, (str, Path)):
+        picture = open_picture(image)
+    elif isinstance(image, Image.Image):
+        picture = upright(image, source)
+    elif isinstance(image, np.ndarray):
+        picture = from_array(image)
+    else:
+        raise ImageError(
+            f"an image is a path, a PIL picture, an H x W x C array or a C x H x W tensor, not a {type(image).__name__}"
+        )
+    if preprocess is None:
+        raise ImageError(
+            "this model does not say how its pictures are prepared; pass preprocess=..., for torchvision weights "
+            "theirs (preprocess=weights.transforms()), or pass a normalised tensor; in a shell --size, --mean and --std"
+        )
+    if isinstance(preprocess, ImageClassification):
+        _check_not_thin(picture, preprocess, source)
+    tensor = preprocess(picture)
+    if (
+        not isinstance(tensor, Tensor)
+        or tensor.dim() not in (3, 4)
+        or (tensor.dim() == 4 and len(tensor) != 1)
+        or not tensor.numel()
+    ):
+        seen = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ImageError(f"preprocess must turn a PIL picture into a tensor (C, H, W), but it returned {seen}")
+    return Prepared(tensor[0] if tensor.dim() == 4 else tensor, np.asarray(picture), None, source)
+
+
+def _check_not_thin(picture: Image.Image, preset: ImageClassification, source: str) -> None:
+    """Refuse a picture that the preset would first enlarge beyond what Pillow takes for safe."""
+    shorter, longer = sorted(picture.size)
+    resize = preset.resize_size[0]
+    if len(preset.resize_size) == 2:
+        return
+    if Image.MAX_IMAGE_PIXELS is not None and resize * (resize * longer // shorter) > Image.MAX_IMAGE_PIXELS:
+        raise ImageError(
+            f"{source} has {picture.width} x {picture.height} pixels and is too thin for this model: its preprocessing "
+            f"makes the shorter side {resize}, and the longer would become {resize * longer // shorter}"
+        )
+
+
+def located(prepared: Prepared, preprocess: Preprocess | None) -> Prepared:
+    """Add the box that the preprocessing showed; where it cannot be followed, take the original picture away.
+
+    Belongs into the caller's thread, since the caller's preprocessing and random generators take part in it.
+    """
+    if prepared.pixels is None or preprocess is None:
+        return prepared
+    size, output = prepared.pixels.shape[1::-1], prepared.tensor.shape[:0:-1]
+    box = seen_box(preprocess, (size[0], size[1]), (output[0], output[1]))
+    return replace(prepared, box=box) if box is not None else replace(prepared, pixels=None)
+
+
+def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
+    if tensor.dim() != rank + 1 or 0 in tensor.shape or not tensor.is_floating_point():
+        axes = {1: "L", 2: "H, W", 3: "D, H, W"}[rank]
+        raise ImageError(
+            f"a tensor must be a normalised picture (C, {axes}) or a batch (N, C, {axes}) of floating-point numbers, "
+            f"not {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise ImageError(
+            f"a tensor must hold its numbers in the ordinary way; this one is {tensor.layout} on {tensor.device}"
+        )
+    box = Box(0, 0, tensor.shape[2], tensor.shape[1]) if rank == 2 else None
+    return Prepared(tensor, None, box, source)
+
+
+def stacked(tensors: list[Float[Tensor, "c *size"]]) -> Float[Tensor, "n c *size"]:
+    """Return the tensors as one batch, without a copy where they lie behind each other in memory already."""
+    first = tensors[0]
+    step = first.numel()
+    in_a_row = first.is_contiguous() and all(
+        tensor.is_contiguous()
+        and tensor.dtype == first.dtype
+        and tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and tensor.storage_offset() == first.storage_offset() + number * step
+        for number, tensor in enumerate(tensors)
+    )
+    if in_a_row:
+        return first.detach().as_strided((len(tensors), *first.shape), (step, *first.stride()))
+    return torch.stack([tensor.detach() for tensor in tensors])
+
+
+def extremes(inputs: Float[Tensor, "n c *size"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return the least and the largest value of each input; NaN where it holds one."""
+    low, high = inputs.detach().flatten(1).aminmax(dim=1)
+    return low.float(), high.float()
+
+
+def as_pixels(
+    inputs: Float[Tensor, "n c h w"], low: Float[Tensor, " n"], high: Float[Tensor, " n"]
+) -> UInt8[np.ndarray, "n h w 3"] | None:
+    """Draw a model's inputs, each one's own range stretched to 0..255; None where they are neither grey nor RGB."""
+    if inputs.shape[1] not in (1, 3):
+        return None
+    slope = 255 / (high - low).clamp_min(torch.finfo(torch.float32).tiny)
+    levels = (inputs.detach() * slope.reshape(-1, 1, 1, 1)).add_((0.5 - low * slope).reshape(-1, 1, 1, 1))
+    return levels.clamp_(0, 255).to("cpu", torch.uint8).expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """One picture, ready for the model.
+
+    ``tensor`` is the model's input (C, H, W). ``pixels`` is the original picture and ``box`` the part of it that the
+    tensor shows. Where there is no picture, or its preprocessing could not be followed, ``pixels`` is None. ``number``
+    counts the pictures of a call, from 1.
+    """
+
+    tensor: Float[Tensor, "c *size"]
+    pixels: Pixels | None
+    box: Box | None
+    source: str
+    number: int = 1

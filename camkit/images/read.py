@@ -1,0 +1,118 @@
+"""From a picture file, a PIL picture or an array to 8-bit RGB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from camkit.errors import ImageError
+
+_SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+
+
+def open_picture(path: str | Path) -> Image.Image:
+    """Read a picture file as RGB, turned upright by its EXIF orientation.
+
+    16-bit greyscale is scaled to 8 bits; transparency is dropped, as ordinary training pipelines do.
+
+    Raises:
+        ImageError: the file is missing, not a picture, damaged, or so large that it looks like a decompression bomb.
+    """
+    path = Path(path)
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            return as_rgb(_turned(picture))
+    except ImageError:
+        raise
+    except IsADirectoryError as error:
+        raise ImageError(f"there is no picture in the folder {path}") from error
+    except FileNotFoundError as error:
+        raise ImageError(f"there is no file {path}") from error
+    except UnidentifiedImageError as error:
+        size = path.stat().st_size
+        raise ImageError(f"{path} is not a picture{' but an empty file' if size == 0 else ''}") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{path} is too large to open safely: {error}") from error
+    except Exception as error:  # a damaged file can make its decoder fail in any way
+        raise ImageError(f"{_short(path)} cannot be read: {error}") from error
+
+
+def _short(path: Path) -> str:
+    text = str(path)
+    return text if len(text) < 300 else f"{text[:120]}...{text[-40:]}"
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns a picture upright, by the number of its EXIF orientation."""
+
+
+def _turned(picture: Image.Image) -> Image.Image:
+    turn = _TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+    return picture if turn is None else picture.transpose(turn)
+
+
+def upright(picture: Image.Image, source: str) -> Image.Image:
+    """Return a PIL picture as RGB, turned upright; reading it may fail only now."""
+    if 0 in picture.size:
+        raise ImageError(f"{source} has {picture.width} x {picture.height} pixels")
+    try:
+        return as_rgb(_turned(picture))
+    except ImageError:
+        raise
+    except Exception as error:  # a damaged file can make its decoder fail in any way
+        raise ImageError(f"{source} cannot be read: {error}") from error
+
+
+def as_rgb(picture: Image.Image) -> Image.Image:
+    """Return any PIL picture as 8-bit RGB.
+
+    Raises:
+        ImageError: a floating-point picture whose values are neither 0..1 nor 0..255.
+    """
+    if picture.mode in _SIXTEEN_BIT:
+        return _grey(np.clip(np.asarray(picture, dtype=np.float64) / 257, 0, 255))
+    if picture.mode == "F":
+        values = np.asarray(picture, dtype=np.float64)
+        if not np.isfinite(values).all() or values.min(initial=0) < 0 or values.max(initial=0) > 255:
+            raise ImageError("a floating-point picture must have values 0..1 or 0..255")
+        return _grey(values * 255 if values.max(initial=0) <= 1 else values)
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    return picture.convert("RGB")
+
+
+def _grey(values: np.ndarray) -> Image.Image:
+    return Image.fromarray(np.rint(values).astype(np.uint8)).convert("RGB")
+
+
+def from_array(array: np.ndarray) -> Image.Image:
+    """Return an array as a PIL picture: H x W, or H x W x 1, 3 or 4; uint8, or floating point 0..1.
+
+    Raises:
+        ImageError: another shape, type or range.
+    """
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)) or 0 in array.shape:
+        raise ImageError(
+            f"an array must be H x W x 3 (or x 1, x 4, or H x W), not of shape {array.shape}; "
+            "a channels-first picture belongs into a tensor"
+        )
+    if array.dtype != np.uint8:
+        if not np.issubdtype(array.dtype, np.floating):
+            raise ImageError(f"an array must be uint8 (0..255) or floating point (0..1), not {array.dtype}")
+        if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
+            raise ImageError("a floating-point array must have values 0..1; a normalised picture belongs into a tensor")
+        array = np.rint(array * 255).astype(np.uint8)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    return Image.fromarray(np.ascontiguousarray(array)).convert("RGB")

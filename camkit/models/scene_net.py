@@ -1,0 +1,90 @@
+"""The demo's network: a small CNN with global average pooling and one linear layer.
+
+Two sets of weights ship with camkit. Both come from ``scripts/train_demo.py`` and differ only in
+the pictures they saw: ``demo-biased`` always saw an object on its usual background, ``demo-fair``
+saw it on any background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from safetensors.torch import load
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+NAMES = ("demo-biased", "demo-fair")
+INPUT_SIZE = 128
+MEAN = (0.45, 0.47, 0.47)
+STD = (0.25, 0.25, 0.25)
+LABELS = ("plane", "ship", "car", "bird")
+
+preprocess: Callable[[Image.Image], Tensor] = v2.Compose(
+    [
+        v2.RGB(),
+        v2.ToImage(),
+        v2.Resize(INPUT_SIZE, antialias=True),
+        v2.CenterCrop(INPUT_SIZE),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN, STD),
+    ]
+)
+"""Turns a picture into the ``(3, 128, 128)`` tensor that the network reads."""
+
+
+def _convolution(inputs: int, outputs: int, width: int = 3, stride: int = 1) -> nn.Sequential:
+    """Widths are even where the stride is, so that every cell looks at the middle of its own pixels."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, width, stride, padding=(width - stride) // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+    )
+
+
+class SceneNet(nn.Module):
+    """Says which object a scene shows.
+
+    ``features`` turns ``(N, 3, 128, 128)`` into ``(N, 64, 16, 16)``, ``head`` turns their mean over
+    the grid into ``(N, 4)`` logits in the order of ``LABELS``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            _convolution(3, 24, width=8, stride=4),
+            _convolution(24, 32),
+            _convolution(32, 48, width=4, stride=2),
+            _convolution(48, 64),
+            _convolution(64, 64),
+        )
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(64, len(LABELS))
+
+    def forward(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n 4"]:
+        """The logits of a batch of preprocessed pictures."""
+        logits: Tensor = self.head(self.pool(self.features(images)).flatten(1))
+        return logits
+
+
+def load_scene_net(name: str) -> SceneNet:
+    """``"demo-biased"`` or ``"demo-fair"`` in eval mode, read from the file shipped with camkit.
+
+    Raises:
+        ValueError: if ``name`` is not one of the shipped networks.
+
+    """
+    if name not in NAMES:
+        raise ValueError(f"no demo network is called {name!r}: use {' or '.join(NAMES)}")
+    stored = load(files("camkit.models").joinpath("files", f"{name}.safetensors").read_bytes())
+    network = SceneNet()
+    network.load_state_dict({key: _widened(value) for key, value in stored.items()})
+    return network.eval()
+
+
+def _widened(value: Tensor) -> Tensor:
+    """Weights are stored as float16; counters stay as they are."""
+    return value.float() if value.is_floating_point() else value

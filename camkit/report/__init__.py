@@ -1,1 +1,0 @@
-"""What people and programs read: one file per form, each with functions from a result to text."""

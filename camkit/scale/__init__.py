@@ -1,0 +1,1 @@
+"""Many pictures: folders of files, explained and written as a stream."""

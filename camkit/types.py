@@ -1,0 +1,115 @@
+"""The values passed from room to room: frozen, without behaviour beyond reading themselves.
+
+Shapes are written the same way everywhere: N images, C channels, H x W pixels, h x w grid cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+Pixels: TypeAlias = UInt8[np.ndarray, "_ _ 3"]
+"""A picture: height x width x RGB."""
+ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
+Preprocess: TypeAlias = Callable[[Image.Image], Tensor]
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+Status: TypeAlias = Literal["ok", "no_positive_evidence", "no_influence", "non_finite"]
+Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
+Fusion: TypeAlias = Literal["mean", "max", "product"]
+Extent: TypeAlias = tuple[tuple[float, float], ...]
+"""Where along each axis of a grid the input begins and ends, as shares of it, when a model pads; empty: it is all."""
+Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap"]
+
+
+class Box(NamedTuple):
+    """A rectangle on the original picture, in its pixels; right and bottom are exclusive."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    r"""Where the axes of a layer's output are.
+
+    ``kind`` is "channels_first" (N, C, \*grid), "channels_last" (N, \*grid, C), "tokens" (N, L, C), "tokens_last"
+    (N, C, L) or "sequence_first" (L, N, C); ``prefix`` counts the tokens before the grid (class, distillation,
+    registers). ``assumed`` where the shape could as well be read with the last two axes exchanged, and nothing that was
+    seen said which. ``extent`` is the part of the grid that lies on the input.
+    """
+
+    kind: Literal["channels_first", "channels_last", "tokens", "tokens_last", "sequence_first"]
+    grid: tuple[int, ...]
+    prefix: int = 0
+    assumed: bool = False
+    extent: Extent = ()
+
+    def __str__(self) -> str:
+        """Return, for example, ``"channels_first 7x7"`` or ``"tokens 14x14 after 1"``."""
+        grid = "x".join(map(str, self.grid))
+        part = "" if not self.extent else ", padding included"
+        if any(start < 0 or end > 1 for start, end in self.extent):
+            part = ", of a part of the input"
+        return f"{self.kind} {grid}" + (f" after {self.prefix}" if self.prefix else "") + part
+
+
+@dataclass(frozen=True)
+class LayerRef:
+    """One call of one module: its dotted name and, where it runs several times, which call (from 1)."""
+
+    name: str
+    call: int | None = None
+
+    def __str__(self) -> str:
+        """Return the way the layer is typed: ``"layer4"`` or ``"layer4.2.relu#3"``."""
+        return self.name if self.call is None else f"{self.name}#{self.call}"
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """What a probe pass saw of one call of one module.
+
+    ``verdict`` says why it is no layer to explain, if it is none; ``unsure`` where its cells' places were not measured.
+    """
+
+    ref: LayerRef
+    kind: str
+    shape: tuple[int, ...] | None
+    layout: Layout | None
+    verdict: str = ""
+    unsure: bool = False
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """The layers a map is made from, why, the next best ones, and how a probe saw the layers' outputs laid out."""
+
+    layers: tuple[LayerRef, ...]
+    reason: str
+    runners_up: tuple[LayerRef, ...] = ()
+    layouts: Mapping[LayerRef, Layout] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return the layers' names, joined by a plus sign."""
+        return "+".join(map(str, self.layers))
+
+
+@dataclass(frozen=True, eq=False)
+class Failure:
+    """A picture that could not be explained, in the place where its explanation would have been."""
+
+    source: str
+    error: Exception
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain JSON values."""
+        return {"source": self.source, "status": "error", "error": str(self.error)}
