@@ -1,4 +1,4 @@
-"""The values passed from room to room: frozen, without behaviour beyond reading themselves.
+"""The values that several packages share: frozen, without behaviour beyond reading themselves.
 
 Shapes are written the same way everywhere: N images, C channels, H x W pixels, h x w grid cells.
 """
@@ -24,7 +24,7 @@ Status: TypeAlias = Literal["ok", "no_positive_evidence", "no_influence", "non_f
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 Fusion: TypeAlias = Literal["mean", "max", "product"]
 Extent: TypeAlias = tuple[tuple[float, float], ...]
-"""Where along each axis of a grid the input begins and ends, as shares of it, when a model pads; empty: it is all."""
+"""Where the input begins and ends along each axis of a grid, as shares of the axis; empty if it is the whole grid."""
 Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap"]
 
 
@@ -43,8 +43,8 @@ class Layout:
 
     ``kind`` is "channels_first" (N, C, \*grid), "channels_last" (N, \*grid, C), "tokens" (N, L, C), "tokens_last"
     (N, C, L) or "sequence_first" (L, N, C); ``prefix`` counts the tokens before the grid (class, distillation,
-    registers). ``assumed`` where the shape could as well be read with the last two axes exchanged, and nothing that was
-    seen said which. ``extent`` is the part of the grid that lies on the input.
+    registers). ``assumed`` is set if the shape could as well be read with the last two axes exchanged and nothing said
+    which. ``extent`` is the part of the grid that lies on the input.
     """
 
     kind: Literal["channels_first", "channels_last", "tokens", "tokens_last", "sequence_first"]
@@ -75,32 +75,40 @@ class LayerRef:
 
 
 @dataclass(frozen=True)
-class LayerRow:
-    """What a probe pass saw of one call of one module.
+class TargetLayer:
+    """The layer that a map is made from: one call of one module, how its output is laid out, and why it is used.
 
-    ``verdict`` says why it is no layer to explain, if it is none; ``unsure`` where its cells' places were not measured.
+    Attributes:
+        name: the module's dotted name.
+        call: which of its calls, from 1, if it runs several times.
+        layout: how its output is laid out; None before an input has run through it.
+        size: of the inputs for which the layout holds: (H, W), (L,) or (D, H, W).
+        reason: why this layer is used, in words.
+        runners_up: the next best layers.
+        sure: whether it is certain where in the picture the layer's cells lie.
     """
 
-    ref: LayerRef
-    kind: str
-    shape: tuple[int, ...] | None
-    layout: Layout | None
-    verdict: str = ""
-    unsure: bool = False
-
-
-@dataclass(frozen=True)
-class LayerChoice:
-    """The layers a map is made from, why, the next best ones, and how a probe saw the layers' outputs laid out."""
-
-    layers: tuple[LayerRef, ...]
-    reason: str
+    name: str
+    call: int | None = None
+    layout: Layout | None = None
+    size: tuple[int, ...] = ()
+    reason: str = ""
     runners_up: tuple[LayerRef, ...] = ()
-    layouts: Mapping[LayerRef, Layout] = field(default_factory=dict)
+    sure: bool = True
+
+    @property
+    def ref(self) -> LayerRef:
+        """The name and the call alone."""
+        return LayerRef(self.name, self.call)
+
+    @property
+    def extent(self) -> Extent:
+        """The part of the layer's grid that lies on the input; empty if it is the whole grid."""
+        return () if self.layout is None else self.layout.extent
 
     def __str__(self) -> str:
-        """Return the layers' names, joined by a plus sign."""
-        return "+".join(map(str, self.layers))
+        """Return the way the layer is typed: ``"layer4"`` or ``"layer4.2.relu#3"``."""
+        return str(self.ref)
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,6 +79,11 @@ class _Hook:
         return getattr, (nullcontext(), "__exit__")  # takes anything and does nothing, and is there without camkit too
 
 
+def is_ours(hook: object) -> bool:
+    """Tell whether a hook is one that camkit set."""
+    return isinstance(hook, _Hook)
+
+
 @contextmanager
 def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> Iterator[None]:
     """Set forward hooks that act only on calls made by the current thread; all are removed at the end."""
@@ -225,3 +230,26 @@ def ordinary_gradients(model: nn.Module) -> Iterator[None]:
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     with forward_hooks({module: hook for module in model.modules() if isinstance(module, kinds)}):
         yield
+
+
+def contiguous_gradients(values: Tensor) -> None:
+    """Have the batch normalisations that a tensor was computed with receive gradients in the ordinary order of memory.
+
+    On a CPU, PyTorch 2.15 differentiates a batch normalisation in evaluation mode wrongly for a single image whose
+    gradient lies in another order, as after ``flatten(2).transpose(1, 2)``: the error is as large as the gradient.
+    """
+    waiting = [values.grad_fn]
+    known = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if "BatchNorm" in node.name():
+            node.register_prehook(_contiguous)
+        new = [before for before, _ in node.next_functions if before not in known]
+        known.update(new)
+        waiting += new
+
+
+def _contiguous(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(None if gradient is None else gradient.contiguous() for gradient in gradients)

@@ -2,69 +2,64 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.attach import ForwardHook, forward_hooks, ordinary_gradients
+from camkit.engine.attach import ForwardHook, contiguous_gradients, forward_hooks
 from camkit.engine.cut import EntangledError, Saved, Tape, cut
 from camkit.engine.features import Capture, Features
 from camkit.engine.grid import to_grid
-from camkit.engine.nested import tensors_in
+from camkit.engine.passes import quiet_pass
+from camkit.engine.record import ModelRecord
 from camkit.engine.resizing import resizing
-from camkit.engine.restore import eagerly, evaluating, same_randomness
 from camkit.errors import LayerError, MethodError, TargetError
-from camkit.layers.layouts import infer_layout
 from camkit.targets.scores import Expands, Scores, Target
 from camkit.types import Extent, LayerRef, Layout, Precision
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SAME_FP32, _SAME_AUTOCAST = 1e-4, 2e-2
+"""How far a linear layer's input may differ from the mean of the feature maps, as a share of the mean's largest value."""
+
+ReadLayout: TypeAlias = Callable[[tuple[int, ...], int, tuple[int, ...]], "Layout | None"]
+"""``read(shape, batch, size)`` returns how an output of this shape is laid out, or None if it is no grid."""
 
 
-@contextmanager
-def quiet_pass(model: nn.Module, device: torch.device, precision: Precision) -> Iterator[None]:
-    """Set the stage for one pass: evaluation mode, no graph, the precision asked for; all of it undone at the end.
+@dataclass(frozen=True)
+class Pass:
+    """How one pass is run.
 
-    Works inside a caller's ``no_grad``, ``inference_mode`` and ``autocast``, whose cache of weights is not shared.
+    Attributes:
+        modules: the module of each layer to save.
+        layouts: of the layers' outputs, None for an output that has no grid. A layer that is not in it is read from the
+            shape of its output.
+        read_layout: reads such a shape.
+        precision: "bf16" and "fp16" run under autocast.
+        memory_format: of the copy of the inputs that the model gets.
+        record: of the model, if one is prepared.
+        resizes: whether to watch for a model that resizes and pads its input itself.
     """
-    with (
-        eagerly(),
-        same_randomness(model),
-        evaluating(model),
-        torch.inference_mode(mode=False),
-        torch.no_grad(),
-        torch.autocast(device.type, dtype=_DTYPES.get(precision), enabled=precision in _DTYPES, cache_enabled=False),
-    ):
-        yield
+
+    modules: Mapping[LayerRef, nn.Module]
+    layouts: Mapping[LayerRef, Layout | None] = field(default_factory=dict)
+    read_layout: ReadLayout | None = None
+    precision: Precision = "fp32"
+    memory_format: torch.memory_format = torch.preserve_format
+    record: ModelRecord | None = None
 
 
-def capture(
-    model: nn.Module,
-    inputs: Float[Tensor, "n c *size"],
-    layers: Mapping[LayerRef, nn.Module],
-    targets: Sequence[Target],
-    *,
-    precision: Precision = "fp32",
-    layouts: Mapping[LayerRef, Layout | None] | None = None,
-    memory_format: torch.memory_format = torch.preserve_format,
-) -> Capture:
+def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass) -> Capture:
     """Run the model once and differentiate its head once per target.
 
     Args:
         model: left exactly as it was found, also after an exception.
         inputs: a batch of N images on the model's device.
-        layers: where to save feature maps and gradients.
         targets: each gives one score per image.
-        precision: of the pass; "bf16" and "fp16" run under autocast.
-        layouts: of the layers' outputs, where a probe saw them, None for an output that it saw to have no grid. Without
-            any they are read from the shapes alone, which is not certain for tokens.
-        memory_format: of the copy of the inputs that the model gets.
+        options: the layers to save, and how the pass is run.
 
     Raises:
         LayerError: a layer did not run, ran several times, has no spatial extent, or the score does not depend on it.
@@ -72,14 +67,14 @@ def capture(
     """
     result = None
     with suppress(EntangledError):
-        result = _capture(model, inputs, layers, targets, precision, layouts, memory_format, trunk_graph=False)
+        result = _capture(model, inputs, targets, options, trunk_graph=False)
     if result is None:
         # The layer lies inside a no_grad block of the model's own forward, which switched gradients off again when it
-        # ended: with gradients on outside the block, that is the mode it returns to. Or it returned several tensors, of
-        # which another may have been computed from the maps: with the whole graph, the maps lead to that one.
-        result = _capture(model, inputs, layers, targets, precision, layouts, memory_format, trunk_graph=True)
+        # ended: if gradients are on outside the block, that is the mode it returns to. Or the layer returned several
+        # tensors, and another one may have been computed from the maps: in the whole graph, the maps lead to that one.
+        result = _capture(model, inputs, targets, options, trunk_graph=True)
     if result is None:
-        names = " and ".join(repr(str(ref)) for ref in layers)
+        names = " and ".join(repr(str(ref)) for ref in options.modules)
         raise LayerError(
             f"the score does not depend on layer {names} in a way that can be differentiated; choose another layer, "
             "or remove inference_mode, detach() or argmax from the model's forward after it"
@@ -88,49 +83,42 @@ def capture(
 
 
 def _capture(
-    model: nn.Module,
-    inputs: Tensor,
-    layers: Mapping[LayerRef, nn.Module],
-    targets: Sequence[Target],
-    precision: Precision,
-    layouts: Mapping[LayerRef, Layout | None] | None,
-    memory_format: torch.memory_format,
-    *,
-    trunk_graph: bool,
+    model: nn.Module, inputs: Tensor, targets: Sequence[Target], options: Pass, *, trunk_graph: bool
 ) -> Capture | None:
     scores: list[Scores] = []
     reached = False
     with (
-        quiet_pass(model, inputs.device, precision),
+        quiet_pass(model, inputs.device, options.precision, options.record),
         torch.set_grad_enabled(trunk_graph),
-        cut(layers, whole=trunk_graph) as tape,
+        cut(options.modules, whole=trunk_graph) as tape,
         resizing(model) as resized,
-        ordinary_gradients(model) if len(inputs) == 1 and inputs.device.type == "cpu" else nullcontext(),
     ):
-        images = inputs.clone().requires_grad_() if trunk_graph else inputs  # where every parameter is frozen
-        output = model(images.clone(memory_format=memory_format))
-        _check_all_ran(tape, layers)
-        size = resized.padded or tuple(inputs.shape[2:])
-        found = {ref: _layout(ref, tape.layers[ref], len(inputs), size, layouts) for ref in layers}
-        for ref, layout in found.items():
+        images = inputs.clone().requires_grad_() if trunk_graph else inputs  # all parameters may be frozen
+        output = model(images.clone(memory_format=options.memory_format))
+        _check_all_ran(tape, options.modules)
+        layouts = _layouts(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
+        for ref, layout in layouts.items():
             tape.layers[ref].images = int(layout.kind == "sequence_first")
-        asked = _expanded(targets, output, len(inputs))
-        for number, target in enumerate(asked, start=1):
+        expanded = _expanded(targets, output, len(inputs))
+        for number, target in enumerate(expanded, start=1):
             scored = target(output, len(inputs))
-            if not (scored.values.requires_grad or _absent(scored)):
+            absent = scored.present is not None and not any(scored.present)
+            if not (scored.values.requires_grad or absent):
                 return None
-            again = number < len(asked)
-            reached |= tape.backward(scored.values.float(), keep_graph=again, lifted=precision == "fp16")
-            reached |= _absent(scored)
+            if len(inputs) == 1 and inputs.device.type == "cpu" and number == 1:
+                contiguous_gradients(scored.values)
+            lifted = options.precision == "fp16"
+            reached |= tape.backward(scored.values.float(), keep_graph=number < len(expanded), lifted=lifted)
+            reached |= absent
             scores.append(replace(scored, values=scored.values.detach().float()))
         if not reached:
             return None
-        features = tuple(_features(tape.layers[ref], layout, resized.extent) for ref, layout in found.items())
-    return Capture(features, tuple(scores))
+        features = tuple(_features(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items())
+    return Capture(features, tuple(scores), tuple(layouts.values()))
 
 
 def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target]:
-    """Return the targets, one that stands for several, as many as the output has, taken apart."""
+    """Return the targets; one that stands for several, as many as the output has, is taken apart."""
     return [
         single
         for target in targets
@@ -138,27 +126,26 @@ def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target
     ]
 
 
-def _absent(scores: Scores) -> bool:
-    return scores.present is not None and not any(scores.present)
-
-
-def _check_all_ran(tape: Tape, layers: Mapping[LayerRef, nn.Module]) -> None:
-    missing = [str(ref) for ref in layers if ref not in tape.layers]
+def _check_all_ran(tape: Tape, modules: Mapping[LayerRef, nn.Module]) -> None:
+    missing = [str(ref) for ref in modules if ref not in tape.layers]
     if missing:
         raise LayerError(f"layer {missing[0]!r} did not run in this pass; camkit layers --model NAME lists what runs")
 
 
-def _layout(
-    ref: LayerRef, saved: Saved, batch: int, size: tuple[int, ...], layouts: Mapping[LayerRef, Layout | None] | None
-) -> Layout:
-    shape = tuple(saved.output.shape)
-    layout = infer_layout(shape, batch, size) if layouts is None else layouts.get(ref)
-    if layout is None:
-        raise LayerError(
-            f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
-            f"{'x'.join(map(str, size))}; choose another (camkit layers --model NAME lists them)"
-        )
-    return layout
+def _layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> dict[LayerRef, Layout]:
+    layouts: dict[LayerRef, Layout] = {}
+    for ref in options.modules:
+        shape = tuple(tape.layers[ref].output.shape)
+        layout = options.layouts.get(ref)
+        if ref not in options.layouts and options.read_layout is not None:
+            layout = options.read_layout(shape, batch, size)
+        if layout is None:
+            raise LayerError(
+                f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
+                f"{'x'.join(map(str, size))}; choose another (camkit layers --model NAME lists them)"
+            )
+        layouts[ref] = layout
+    return layouts
 
 
 def _features(saved: Saved, layout: Layout, extent: Extent = ()) -> Features:
@@ -167,19 +154,12 @@ def _features(saved: Saved, layout: Layout, extent: Extent = ()) -> Features:
 
 
 def capture_for_cam(
-    model: nn.Module,
-    inputs: Float[Tensor, "n c *size"],
-    layers: Mapping[LayerRef, nn.Module],
-    targets: Sequence[Target],
-    *,
-    precision: Precision = "fp32",
-    layouts: Mapping[LayerRef, Layout | None] | None = None,
-    memory_format: torch.memory_format = torch.preserve_format,
+    model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass
 ) -> Capture:
     """Run the model once, without any gradient, and find the class weights of its linear layer.
 
-    That the head is global average pooling of the layer followed by that linear layer is not guessed from names: the
-    linear layer's input is compared with the mean of the feature maps (or of their positive part, where a ReLU stands
+    Whether the head is global average pooling of the layer followed by that linear layer is not guessed from names: the
+    linear layer's input is compared with the mean of the feature maps (or of their positive part, if a ReLU stands
     between them, as in DenseNet).
 
     Raises:
@@ -195,17 +175,21 @@ def capture_for_cam(
     linears: dict[nn.Module, ForwardHook] = {
         module: note for module in model.modules() if isinstance(module, nn.Linear)
     }
-    with quiet_pass(model, inputs.device, precision), cut(layers, gradients=False) as tape, forward_hooks(linears):
-        output = model(inputs.clone(memory_format=memory_format))
-        _check_all_ran(tape, layers)
+    with (
+        quiet_pass(model, inputs.device, options.precision, options.record),
+        cut(options.modules, gradients=False) as tape,
+        forward_hooks(linears),
+    ):
+        output = model(inputs.clone(memory_format=options.memory_format))
+        _check_all_ran(tape, options.modules)
         scores = tuple(target(output, len(inputs)) for target in _expanded(targets, output, len(inputs)))
         heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
-        size = tuple(inputs.shape[2:])
-        found = {ref: _layout(ref, tape.layers[ref], len(inputs), size, layouts) for ref in layers}
+        layouts = _layouts(tape, options, len(inputs), tuple(inputs.shape[2:]))
         features = tuple(
-            _cam_features(ref, _features(tape.layers[ref], layout), heads, scores) for ref, layout in found.items()
+            _cam_features(ref, _features(tape.layers[ref], layout), heads, scores) for ref, layout in layouts.items()
         )
-    return Capture(features, tuple(replace(scored, values=scored.values.float()) for scored in scores))
+    scores = tuple(replace(scored, values=scored.values.float()) for scored in scores)
+    return Capture(features, scores, tuple(layouts.values()))
 
 
 def _cam_features(
@@ -238,7 +222,7 @@ def _gives(logits: Tensor, scored: Scores) -> bool:
 
 
 def _same(pooled: Tensor, mean: Tensor) -> bool:
-    tolerance = 1e-4 if pooled.dtype == mean.dtype == torch.float32 else 2e-2
+    tolerance = _SAME_FP32 if pooled.dtype == mean.dtype == torch.float32 else _SAME_AUTOCAST
     if pooled.shape != mean.shape:
         return False
     difference = (pooled.float() - mean.float()).abs().amax()
@@ -247,49 +231,3 @@ def _same(pooled: Tensor, mean: Tensor) -> bool:
 
 def _class_weights(linear: nn.Linear, scored: Scores) -> Float[Tensor, "n c"]:
     return linear.weight.detach()[list(scored.indices or ())].float()
-
-
-def faster_format(model: nn.Module, inputs: Float[Tensor, "n c *size"], precision: Precision) -> torch.memory_format:
-    """Return the memory format in which a batch is given to a model.
-
-    Convolutions on a CPU are faster with the channels last, without any change to the model; ``docs/benchmarks.md`` has
-    the figures. Few images gain little. A model that answers differently in that format, since it relies on the
-    ordinary one, gets the ordinary one: that is tried once, with one image, and remembered while the model lives.
-    """
-    if inputs.dim() != 4 or inputs.device.type != "cpu" or len(inputs) < _FEW_IMAGES:
-        return torch.preserve_format
-    if model not in _takes_channels_last:
-        convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
-        _takes_channels_last[model] = convolves and _same_in_both_formats(model, inputs[:1], precision)
-    return torch.channels_last if _takes_channels_last[model] else torch.preserve_format
-
-
-_FEW_IMAGES = 4
-_takes_channels_last: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-
-
-def _same_in_both_formats(model: nn.Module, image: Tensor, precision: Precision) -> bool:
-    tolerance = 1e-3 if precision == "fp32" else 5e-2
-    with quiet_pass(model, image.device, precision):
-        try:
-            plain = [tensor.double() for tensor in tensors_in(model(image.clone()))]
-            other = list(tensors_in(model(image.clone(memory_format=torch.channels_last))))
-        except Exception:  # whatever a model does that finds its input in another order than it expects
-            return False
-        return len(plain) == len(other) and all(
-            one.shape == two.shape
-            and torch.allclose(one, two.double(), rtol=0, atol=tolerance * _largest(one), equal_nan=True)
-            for one, two in zip(plain, other, strict=True)
-            if one.numel()
-        )
-
-
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.nan_to_num(0, 0, 0).abs().amax())
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an exception means that the batch was too large for the device."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from camkit.targets.scores import Scores
-from camkit.types import Extent
+from camkit.types import Extent, Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,8 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """The result of running the model once: features per layer in the order asked for, scores per target."""
+    """The result of running the model once: features and layouts per layer in the order given, scores per target."""
 
     features: tuple[Features, ...]
     scores: tuple[Scores, ...]
+    layouts: tuple[Layout, ...] = ()

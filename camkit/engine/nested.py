@@ -1,16 +1,60 @@
-"""What modules take and return: tensors, and tuples, lists, dictionaries and dataclasses of them."""
+"""What modules take and return: tensors, or tuples, lists, dictionaries and dataclasses of them.
+
+One function takes such a structure apart, and one puts it together again; everything else here is written with the two.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 Make: TypeAlias = Callable[[Tensor], Any]
 """Makes something of a tensor: a copy, or a statistic."""
+
+Path: TypeAlias = tuple[Any, ...]
+"""The keys that lead from a structure to an item inside it."""
+
+
+def _items(value: Any) -> list[tuple[Any, Any]] | None:
+    """Return the keys and items of a structure; None for what is not a structure, such as a tensor."""
+    if isinstance(value, Tensor):
+        return None
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
+    return None
+
+
+def _with_items(value: Any, items: list[tuple[Any, Any]]) -> Any:
+    """Return a structure like the given one with other items; the given one is not changed."""
+    if isinstance(value, tuple):
+        return _tuple_like(value, [item for _, item in items])
+    if type(value) is list:
+        return [item for _, item in items]
+    made = copy(value)
+    for key, item in items:
+        if isinstance(value, (dict, list)):
+            made[key] = item
+        else:
+            object.__setattr__(made, key, item)
+    return made
+
+
+def _tuple_like(value: tuple[Any, ...], items: list[Any]) -> Any:
+    kind: Any = type(value)
+    if hasattr(kind, "_make"):  # a named tuple
+        return kind._make(items)
+    if kind.__module__ == "torch.return_types":  # what torch.max returns, and others
+        return kind(items)
+    return tuple(items) if kind in (tuple, torch.Size) else tuple.__new__(kind, items)
 
 
 def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
@@ -19,36 +63,49 @@ def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
     >>> mapped((1, [2, {"a": 3}]), lambda number: 10 * number)
     (10, [20, {'a': 30}])
     """
+    items = _items(value)
+    return leaf(value) if items is None else _with_items(value, [(key, mapped(item, leaf)) for key, item in items])
+
+
+def _tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     if isinstance(value, Tensor):
-        return leaf(value)
-    if isinstance(value, dict):
-        made = copy(value)
-        for key, item in value.items():
-            made[key] = mapped(item, leaf)
-        return made
-    if isinstance(value, tuple):
-        return _tuple_like(value, [mapped(item, leaf) for item in value])
-    if isinstance(value, list):
-        return [mapped(item, leaf) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        changed = copy(value)
-        for field in fields(value):
-            object.__setattr__(changed, field.name, mapped(getattr(value, field.name, None), leaf))
-        return changed
-    return leaf(value)
+        yield path, value
+    for key, item in _items(value) or ():
+        yield from _tensors(item, (*path, key))
 
 
-def _tuple_like(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
-    kind = type(value)
-    if hasattr(kind, "_make"):
-        return cast("tuple[Any, ...]", kind._make(items))
-    return (
-        kind(items) if kind.__module__ == "torch.return_types" else tuple(items)
-    )  # what torch.max returns, and others
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Walk through the tensors of what a module takes or returns."""
+    return (tensor for _, tensor in _tensors(value))
+
+
+def feature_tensor(output: Any) -> tuple[Path, Tensor] | None:
+    """Find the tensor that holds a layer's feature maps, and the keys that lead to it.
+
+    The first floating-point tensor of at least three dimensions; None if the output holds no such tensor.
+
+    >>> import torch
+    >>> path, maps = feature_tensor((torch.zeros(1, 5), [torch.zeros(1, 8, 7, 7)]))
+    >>> path, tuple(maps.shape)
+    ((1, 0), (1, 8, 7, 7))
+    """
+    return next(
+        ((path, tensor) for path, tensor in _tensors(output) if tensor.dim() >= 3 and tensor.is_floating_point()), None
+    )
+
+
+def with_tensor(value: Any, path: Path, tensor: Tensor) -> Any:
+    """Return a structure with the tensor at ``path`` exchanged; the structures on the way are copied, not changed."""
+    if not path:
+        return tensor
+    key, rest = path[0], path[1:]
+    return _with_items(
+        value, [(name, with_tensor(item, rest, tensor) if name == key else item) for name, item in _items(value) or ()]
+    )
 
 
 def plain(value: Any) -> Any:
-    """Return a number, a word or a truth value; of other objects, which may hold tensors, None."""
+    """Return a number, a word or a truth value; None for any other object, since it may hold tensors."""
     return value if isinstance(value, (bool, int, float, complex, str)) else None
 
 
@@ -58,55 +115,3 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
         return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse tensors, among others, have no one storage
         return one is other
-
-
-def _tensors(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    if isinstance(output, Tensor):
-        yield path, output
-    elif isinstance(output, dict):
-        for key, value in output.items():
-            yield from _tensors(value, (*path, key))
-    elif isinstance(output, (tuple, list)):
-        for index, value in enumerate(output):
-            yield from _tensors(value, (*path, index))
-    elif is_dataclass(output):
-        for field in fields(output):
-            yield from _tensors(getattr(output, field.name, None), (*path, field.name))
-
-
-def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Walk through the tensors of a module's output: a tensor, or tuples, lists, dictionaries and dataclasses."""
-    return (tensor for _, tensor in _tensors(output))
-
-
-def feature_tensor(output: Any) -> tuple[tuple[Any, ...], Tensor] | None:
-    """Find the tensor that holds a layer's feature maps, and the keys that lead to it.
-
-    The first floating-point tensor of at least three dimensions; None when the output holds no such tensor.
-
-    >>> import torch
-    >>> path, found = feature_tensor((torch.zeros(1, 5), [torch.zeros(1, 8, 7, 7)]))
-    >>> path, tuple(found.shape)
-    ((1, 0), (1, 8, 7, 7))
-    """
-    return next(
-        ((path, tensor) for path, tensor in _tensors(output) if tensor.dim() >= 3 and tensor.is_floating_point()), None
-    )
-
-
-def with_tensor(output: Any, path: tuple[Any, ...], tensor: Tensor) -> Any:
-    """Return the output with the tensor at ``path`` exchanged; the containers on the way are copied, not changed."""
-    if not path:
-        return tensor
-    key, rest = path[0], path[1:]
-    if isinstance(output, (dict, list)):
-        copied = copy(output)
-        copied[key] = with_tensor(output[key], rest, tensor)
-        return copied
-    if is_dataclass(output):
-        made = copy(output)
-        object.__setattr__(made, key, with_tensor(getattr(output, key), rest, tensor))
-        return made
-    items = list(output)
-    items[key] = with_tensor(items[key], rest, tensor)
-    return tuple.__new__(type(output), items)

@@ -1,9 +1,8 @@
-"""Leaves the user's model and process exactly as they were found."""
+"""Puts a model into evaluation mode for a while, and leaves it exactly as it was found."""
 
 from __future__ import annotations
 
 import operator
-import random
 import sys
 import threading
 from collections import OrderedDict, defaultdict
@@ -12,78 +11,119 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-_lock = threading.Lock()
-_held: dict[int, _Held] = {}
-
-
-@dataclass
-class _Buffer:
-    """A buffer as it was: the tensor itself, and a copy of what it held."""
-
-    tensor: Tensor
-    copy: Tensor
-    version: int
-    required_grad: bool
-
-
-@dataclass
-class _Held:
-    """A module some thread is using: how many do, and what the module was before the first came."""
-
-    module: nn.Module
-    users: int
-    training: bool
-    buffers: dict[str, _Buffer | None]
-    attributes: dict[str, tuple[Any, Any]]
-    """What the model's author keeps on the module: each value, and what it held where it is a container."""
-
+from camkit.engine.record import ModelRecord
 
 _PYTORCHS = frozenset(vars(nn.Module()))
-"""Attributes that are PyTorch's own, such as the hooks, which others may set meanwhile."""
+"""Attributes that belong to PyTorch, such as the hooks. Other threads may set them in the meantime."""
+
+_lock = threading.Lock()
+
+
+class _Saved:
+    """What a model's modules were before a pass: training flags, buffers, and the attributes their author set."""
+
+    def __init__(self, record: ModelRecord, modules: list[nn.Module], authored: list[nn.Module]) -> None:
+        self._modules = modules
+        self._training = [module for module in modules if module.training]
+        self._attributes = [(module, _attributes_of(module)) for module in authored]
+        self._buffers = _Buffers(record, modules, authored)
+
+    def switch_off_training(self) -> None:
+        for module in self._training:
+            module.training = False
+
+    def restore(self) -> None:
+        for module in self._modules:
+            if module.training:
+                module.training = False
+        for module in self._training:
+            module.training = True
+        self._buffers.restore()
+        for module, attributes in self._attributes:
+            _restore_attributes(module, attributes)
+
+
+class _Buffers:
+    """The buffers of a model: which tensors they are, and copies of their values."""
+
+    def __init__(self, record: ModelRecord, modules: list[nn.Module], authored: list[nn.Module]) -> None:
+        self._tensors = record.buffers.tensors
+        self._copies = record.buffers.copies()
+        self._shapes = [tensor.shape for tensor in self._tensors]
+        self._versions = list(map(_version, self._tensors))
+        self._required = [tensor.requires_grad for tensor in self._tensors]
+        mutable = set(map(id, authored))
+        self._holders = [(m, dict(m._buffers)) for m in modules if m._buffers or id(m) in mutable]
+        # PyTorch's own modules raise a buffer's version when they write into it. Code of others may write through
+        # ``.data`` or NumPy, which does not. On a GPU a comparison would wait for the device, so it is left out there.
+        written = {id(buffer) for module in authored for buffer in module._buffers.values()}
+        self._compared = [
+            id(tensor) in written and tensor.device.type == "cpu" and tensor.layout is torch.strided
+            for tensor in self._tensors
+        ]
+
+    def restore(self) -> None:
+        replaced = {}
+        for number, tensor in enumerate(self._tensors):
+            if not self._is_unchanged(number, tensor):
+                replaced[id(tensor)] = self._restored(number, tensor)
+        for module, buffers in self._holders:
+            if replaced:
+                buffers.update({name: replaced.get(id(buffer), buffer) for name, buffer in buffers.items()})
+            if not _same_items(module._buffers, buffers):
+                module._buffers.clear()
+                module._buffers.update(buffers)
+
+    def _is_unchanged(self, number: int, tensor: Tensor) -> bool:
+        return (
+            _version(tensor) == self._versions[number]
+            and tensor.requires_grad == self._required[number]
+            and tensor.shape == self._shapes[number]
+            and (not self._compared[number] or _same_values(tensor, self._values(number)))
+        )
+
+    def _values(self, number: int) -> Tensor:
+        return self._copies[number].view(self._shapes[number])
+
+    def _restored(self, number: int, tensor: Tensor) -> Tensor:
+        """Return a buffer with the values it had; the same tensor wherever it can still hold them."""
+        values, required = self._values(number), self._required[number]
+        try:
+            if tensor.shape != values.shape:
+                tensor.resize_(values.shape)
+            tensor.copy_(values)
+            if tensor.requires_grad and not required:
+                tensor.detach_()
+        except Exception:  # the model made it into something that cannot be written to
+            return values.clone().requires_grad_(required)
+        return tensor
 
 
 def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _noted(buffer: Tensor | None) -> _Buffer | None:
-    return None if buffer is None else _Buffer(buffer, buffer.detach().clone(), _version(buffer), buffer.requires_grad)
+def _same_values(tensor: Tensor, values: Tensor) -> bool:
+    if torch.equal(tensor, values):
+        return True
+    both_nan = tensor.isnan() & values.isnan()
+    return torch.equal(tensor.masked_fill(both_nan, 0), values.masked_fill(both_nan, 0))
 
 
-def _hold(module: nn.Module) -> None:
-    """Take note of one more user of the module; the first one saves its state and puts it into evaluation mode."""
-    held = _held.get(id(module))
-    if held is not None:
-        held.users += 1
-        return
-    buffers = {name: _noted(buffer) for name, buffer in module._buffers.items()}
-    attributes = {name: (value, _held_by(value)) for name, value in vars(module).items() if name not in _PYTORCHS}
-    _held[id(module)] = _Held(module, 1, module.training, buffers, attributes)
-    if module.training:
-        module.training = False
+def _same_items(these: dict[str, Any], those: dict[str, Any]) -> bool:
+    return list(these) == list(those) and all(map(operator.is_, these.values(), those.values()))
 
 
-def _release(module: nn.Module) -> None:
-    held = _held[id(module)]
-    held.users -= 1
-    if held.users:
-        return
-    del _held[id(module)]
-    if module.training != held.training:
-        module.training = held.training
-    for name in [name for name in module._buffers if name not in held.buffers]:
-        del module._buffers[name]
-    for name, noted in held.buffers.items():
-        module._buffers[name] = None if noted is None else _restored(noted)
-    _restore_attributes(module, held.attributes)
+def _attributes_of(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Return what the model's author keeps on a module: each value, and a copy of it if it is a container."""
+    return {name: (value, _contents(value)) for name, value in vars(module).items() if name not in _PYTORCHS}
 
 
-def _held_by(value: Any) -> Any:
-    """Return a copy of an ordinary container that shares what is in it; None for anything else."""
+def _contents(value: Any) -> Any:
+    """Return a copy of an ordinary container that shares its items; None for anything else."""
     return value.copy() if type(value) in (dict, OrderedDict, defaultdict, list, set) else None
 
 
@@ -101,7 +141,7 @@ def _restore_attributes(module: nn.Module, saved: dict[str, tuple[Any, Any]]) ->
     for name in [name for name in attributes if name not in _PYTORCHS and name not in saved]:
         del attributes[name]
     for name, (value, contents) in saved.items():
-        if name in module._parameters or name in module._modules:  # made in this pass, and known by that name since
+        if name in module._parameters or name in module._modules:  # the pass has made it a parameter or a module
             continue
         if attributes.get(name, attributes) is not value:
             attributes[name] = value
@@ -110,91 +150,86 @@ def _restore_attributes(module: nn.Module, saved: dict[str, tuple[Any, Any]]) ->
             (value.extend if isinstance(value, list) else value.update)(contents)
 
 
-def _restored(noted: _Buffer) -> Tensor:
-    """Return a buffer with what it held; the same tensor wherever it can still hold that."""
-    tensor = noted.tensor
-    try:
-        if _unchanged(noted):
-            return tensor
-        if tensor.shape != noted.copy.shape:
-            tensor.resize_(noted.copy.shape)
-        tensor.copy_(noted.copy)
-        if tensor.requires_grad and not noted.required_grad:
-            tensor.detach_()
-    except Exception:  # the model made it into something that cannot be written to
-        return noted.copy.requires_grad_(noted.required_grad)
-    return tensor
+class _Use:
+    """Models in use that share modules: how many passes are running, and what the modules were before the first."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.keys: frozenset[int] = frozenset()
+        self.saved: list[_Saved] = []
+        self.joined: _Use | None = None
+
+    def add(self, record: ModelRecord) -> None:
+        """Save what is not saved yet, and count one more user."""
+        self.users += 1
+        if record.keys <= self.keys:
+            return
+        modules = record.modules()
+        new = [module for module in modules if id(module) not in self.keys]
+        authored = [module for module in record.authored(modules) if id(module) not in self.keys]
+        saved = _Saved(record if len(new) == len(modules) else ModelRecord(new), new, authored)
+        self.keys |= record.keys
+        self.saved.append(saved)
+        saved.switch_off_training()
+
+    def take_over(self, other: _Use) -> None:
+        """Become one with another use, which a model that shares modules with both has connected."""
+        self.users += other.users
+        self.saved += other.saved
+        self.keys |= other.keys
+        other.joined = self
 
 
-def _unchanged(noted: _Buffer) -> bool:
-    tensor = noted.tensor
-    if tensor.shape != noted.copy.shape or tensor.requires_grad != noted.required_grad:
-        return False
-    if _version(tensor) not in (-1, noted.version):
-        return False
-    # ``.data`` and NumPy write without raising the version. Elsewhere than on a CPU, to compare would be to wait.
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return True
-    if torch.equal(tensor, noted.copy):
-        return True
-    both_nan = tensor.isnan() & noted.copy.isnan()
-    return torch.equal(tensor.masked_fill(both_nan, 0), noted.copy.masked_fill(both_nan, 0))
+_in_use: list[_Use] = []
+"""The models that some thread is running at this moment."""
 
 
-@dataclass
-class _Eager:
-    """How many threads have compiled modules run as they are written, and what ends that."""
+def _enter(record: ModelRecord) -> _Use:
+    overlapping = [use for use in _in_use if not use.keys.isdisjoint(record.keys)]
+    use = overlapping[0] if overlapping else _Use()
+    for other in overlapping[1:]:
+        use.take_over(other)
+        _in_use.remove(other)
+    if not overlapping:
+        _in_use.append(use)
+    use.add(record)
+    return use
 
-    users: int
-    stance: AbstractContextManager[None]
 
-
-_eager: list[_Eager] = []
-
-
-@contextmanager
-def eagerly() -> Iterator[None]:
-    """Have compiled modules run as they are written: hooks set later do not exist in what was compiled.
-
-    PyTorch has one such switch for all threads; the last one out restores it.
-    """
-    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and its import takes seconds
-        yield
-        return
-    with _lock:
-        if not _eager:
-            stance = cast("AbstractContextManager[None]", torch.compiler.set_stance("force_eager"))
-            stance.__enter__()
-            _eager.append(_Eager(0, stance))
-        _eager[0].users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _eager[0].users -= 1
-            if not _eager[0].users:
-                _eager.pop().stance.__exit__(None, None, None)
+def _leave(use: _Use) -> None:
+    while use.joined is not None:
+        use = use.joined
+    use.users -= 1
+    if not use.users:
+        _in_use.remove(use)
+        for saved in use.saved:
+            saved.restore()
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module, record: ModelRecord | None = None) -> Iterator[None]:
     """Put every submodule into evaluation mode, and restore each one's flag, buffers and attributes at the end.
 
     Several threads may be inside for the same model, or for models that share modules: the first one in saves, the last
     one out restores. ``train()`` and ``eval()`` are not called, since models may override them.
+
+    Args:
+        model: any module.
+        record: of the model, if one was prepared.
     """
-    modules = list(model.modules())
-    taken: list[nn.Module] = []
+    record = record or ModelRecord.of_model(model)
+    with _lock, torch.no_grad():
+        use = _enter(record)
     try:
-        with _lock, torch.no_grad():
-            for module in modules:
-                _hold(module)
-                taken.append(module)
         yield
     finally:
         with _lock, torch.no_grad():
-            for module in taken:
-                _release(module)
+            _leave(use)
+
+
+def is_in_use(record: ModelRecord) -> bool:
+    """Tell whether some pass is running on the model, or on a model that shares modules with it."""
+    return any(not use.keys.isdisjoint(record.keys) for use in list(_in_use))
 
 
 def switch_off_training(model: nn.Module) -> None:
@@ -215,69 +250,36 @@ def same_requirements(model: nn.Module) -> Iterator[None]:
                 parameter.requires_grad_(required)
 
 
-def _generator_arguments(device: torch.device) -> tuple[torch.device, ...]:
-    return () if device.type == "mps" else (device,)  # MPS has one generator
-
-
 @dataclass
-class _Generators:
-    """The random generators as they were before the first of the present users came."""
+class _Eager:
+    """How many threads need compiled modules to run as they are written, and what ends that."""
 
     users: int
-    cpu: Tensor
-    devices: dict[torch.device, Tensor]
-    numpy: Any
-    python: Any
+    stance: AbstractContextManager[None]
 
 
-_generators: list[_Generators] = []
-
-
-def _save_generators(devices: set[torch.device]) -> None:
-    if not _generators:
-        _generators.append(_Generators(0, torch.get_rng_state(), {}, np.random.get_state(), random.getstate()))
-    saved = _generators[0]
-    saved.users += 1
-    for device in devices - saved.devices.keys():
-        module = torch.get_device_module(device.type)
-        saved.devices[device] = module.get_rng_state(*_generator_arguments(device))
-
-
-def _restore_generators() -> None:
-    saved = _generators[0]
-    saved.users -= 1
-    if saved.users:
-        return
-    _generators.clear()
-    if not torch.equal(torch.get_rng_state(), saved.cpu):
-        torch.set_rng_state(saved.cpu)
-    for device, state in saved.devices.items():
-        torch.get_device_module(device.type).set_rng_state(state, *_generator_arguments(device))
-    np.random.set_state(saved.numpy)
-    random.setstate(saved.python)
-
-
-def generators() -> tuple[Any, ...]:
-    """Return the state of the CPU's generators (torch, NumPy, Python) in a form that can be compared."""
-    numpy: Any = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), (numpy[1].tobytes(), *numpy[2:]), random.getstate()
+_eager: list[_Eager] = []
 
 
 @contextmanager
-def same_randomness(model: nn.Module | None = None) -> Iterator[None]:
-    """Restore the random generators of torch (CPU and the model's devices), NumPy and Python at the end.
+def eagerly() -> Iterator[None]:
+    """Run compiled modules as they are written: hooks that are set later do not exist in compiled code.
 
-    They belong to the process: what other threads draw meanwhile, they draw again afterwards.
+    PyTorch has one such switch for all threads; the last one out restores it.
     """
-    devices = {
-        parameter.device
-        for parameter in (() if model is None else model.parameters())
-        if parameter.device.type in ("cuda", "mps", "xpu")
-    }
+    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and importing it takes seconds
+        yield
+        return
     with _lock:
-        _save_generators(devices)
+        if not _eager:
+            stance = cast("AbstractContextManager[None]", torch.compiler.set_stance("force_eager"))
+            stance.__enter__()
+            _eager.append(_Eager(0, stance))
+        _eager[0].users += 1
     try:
         yield
     finally:
         with _lock:
-            _restore_generators()
+            _eager[0].users -= 1
+            if not _eager[0].users:
+                _eager.pop().stance.__exit__(None, None, None)

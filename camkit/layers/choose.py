@@ -1,303 +1,221 @@
-"""Finds the layer to explain: the deepest one with a spatial grid whose cells still influence the score.
+"""The last stage: the layer to explain, the deepest one with a spatial grid whose cells still influence the score.
 
-One probe pass over a single image lists every module's output in execution order. Two more, with parts of the image
-exchanged, show where the cells of each output lie, and a backward pass over the last layers tells on which of them the
-score depends. Nothing is decided by a module's name, and it is done once per model and size of input.
+``decide`` runs all stages on a model and one image: a pass that is traced, the layouts of its outputs, where their cells
+lie, and which of them the score depends on. Nothing is decided by a module's name.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.restore import eagerly, evaluating, same_randomness, switch_off_training
-from camkit.errors import LayerError, did_you_mean
+from camkit.engine.record import ModelRecord
+from camkit.errors import LayerError
 from camkit.layers.branches import ends_beside, shared, twins
-from camkit.layers.lineage import ancestors, is_regional
-from camkit.layers.location import place
-from camkit.layers.trace import Call, Influence, class_count, detections_in, lay_out, score_of, scored_tensor, watch
-from camkit.types import LayerChoice, LayerRef, LayerRow, Layout
-
-_PASSING = (
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.Flatten,
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d,
-    nn.AdaptiveMaxPool2d,
-    nn.AdaptiveMaxPool3d,
-)
-"""Modules that compute no features: what they return is their input, or its summary."""
+from camkit.layers.graph import contains
+from camkit.layers.influence import ELSEWHERE, Influence, measure_influence, structural_verdict
+from camkit.layers.layouts import Readings, channels_of, read_layouts
+from camkit.layers.location import exchange, locate
+from camkit.layers.trace import Call, Key, LivePass, Trace, traced
+from camkit.types import LayerRef, Layout, TargetLayer
 
 _RUNNERS_UP = 3
+"""How many of the next best layers are named: enough to try, few enough to read."""
 
-_ELSEWHERE = "its cells lie elsewhere in the input"
-_UNSURE = "; where its cells lie could not be measured"
+_LISTED = 6
+"""How many of the last layers an error message lists."""
+
+UNSURE = "; where its cells lie could not be measured"
 
 
 @dataclass(frozen=True)
-class Probe:
-    """What one pass showed: a row per call of a module in the order they finished, and the layer to explain."""
+class LayerRow:
+    """What is known of one call of one module.
+
+    Attributes:
+        ref: its name, and its call if the module runs several times.
+        kind: the name of its class.
+        shape: of its output; None if it returned no maps.
+        layout: how the output is laid out; None if it is no grid.
+        verdict: why it cannot be explained; empty if it can.
+        unsure: whether it could not be measured where its cells lie.
+    """
+
+    ref: LayerRef
+    kind: str
+    shape: tuple[int, ...] | None
+    layout: Layout | None
+    verdict: str = ""
+    unsure: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is known of a model's layers for one size of input.
+
+    Attributes:
+        rows: one for each call of a module, in the order in which they ended.
+        layer: the layer to explain; None if there is none, or several are equally deep.
+        equals: layers of which none is computed from another, all as deep as the chosen one would be.
+        lasting: whether it holds for other weights too: what a head of zeros hides is seen once it has weights.
+    """
 
     rows: tuple[LayerRow, ...]
-    choice: LayerChoice | None
+    layer: TargetLayer | None
     equals: tuple[LayerRow, ...] = ()
-    """Layers of which none is computed from another, all as deep as the choice would be: so there is none."""
+    lasting: bool = True
 
     def candidates(self) -> str:
         """List the last spatial layers with their shapes, for an error message."""
         spatial = [row for row in self.rows if row.layout is not None and row.ref.name]
-        return ", ".join(f"{row.ref} {row.shape}" for row in spatial[-6:])
+        return ", ".join(f"{row.ref} {row.shape}" for row in spatial[-_LISTED:])
+
+    def row_of(self, ref: LayerRef) -> LayerRow | None:
+        """Return the row of a layer; None if it did not run."""
+        return next(
+            (row for row in self.rows if (row.ref.name, row.ref.call or 1) == (ref.name, ref.call or 1)), None
+        )
+
+    def chosen(self) -> TargetLayer:
+        """Return the layer to explain.
+
+        Raises:
+            LayerError: there is none; the message lists what there is.
+        """
+        if self.equals:
+            listed = ", ".join(f"{row.ref} {row.shape}" for row in self.equals)
+            names = ", ".join(repr(str(row.ref)) for row in self.equals)
+            options = " ".join(f"--layer {row.ref}" for row in self.equals)
+            raise LayerError(
+                f"the model ends in {len(self.equals)} branches that are equally deep: {listed}; name one, or fuse all: "
+                f"target_layer=[{names}] ({options})"
+            )
+        if self.layer is None and any(row.verdict == ELSEWHERE for row in self.rows):
+            raise LayerError(
+                "in every layer the cells lie elsewhere than in the input, as when a model crops, mirrors or reorders "
+                "it; explain the network inside the model, with pictures that are already prepared"
+            )
+        if self.layer is None:
+            raise LayerError(
+                "no layer with a spatial grid influences the score, so none can be chosen; name one with target_layer "
+                "(--layer)" + (f": {self.candidates()}" if self.candidates() else "")
+            )
+        return self.layer
+
+    def named(self, ref: LayerRef, size: tuple[int, ...], reason: str) -> TargetLayer:
+        """Return a layer that the caller named.
+
+        Raises:
+            LayerError: the layer's cells were seen to lie elsewhere in the input than its shape says.
+        """
+        row = self.row_of(ref)
+        if row is not None and row.verdict == ELSEWHERE:
+            raise LayerError(
+                f"layer {str(row.ref)!r} returned shape {row.shape}, but its cells lie elsewhere in the input than that "
+                "shape says, so no map can be drawn; choose another (camkit layers --model NAME lists them)"
+            )
+        unsure = row is not None and row.unsure
+        layout = None if row is None else row.layout
+        return TargetLayer(ref.name, ref.call, layout, size, reason + UNSURE * unsure, sure=not unsure)
 
 
-_probes: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Probe]] = weakref.WeakKeyDictionary()
-
-
-def probe(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Probe:
-    """Look at the model with three passes over one image and a backward pass from its score.
-
-    What was measured is remembered for inputs of this size while the module lives and keeps its parts and switches.
+def decide(model: nn.Module, image: Float[Tensor, "1 c *size"], record: ModelRecord | None = None) -> Decision:
+    """Look at a model with one pass over an image, a backward pass over its end, and two more passes if needed.
 
     Args:
         model: left exactly as it was found.
         image: one input on the model's device.
+        record: of the model, if one is prepared.
     """
-    remembered = _probes.setdefault(model, {})
-    key = _key(model, image)
-    if key not in remembered:
-        found, measured = _probe(model, image)
-        if not measured:
-            return found
-        remembered[key] = found
-    return remembered[key]
+    with traced(model, image, record) as live:
+        return choose_in(live)
 
 
-def _key(model: nn.Module, image: Tensor) -> tuple[Any, ...]:
-    parts = tuple((name, id(module), _switches(module)) for name, module in model.named_modules())
-    return tuple(image.shape), image.dtype, hash(parts)
+def choose_in(live: LivePass) -> Decision:
+    """Run the stages on a pass whose tensors are still there."""
+    trace = live.trace
+    readings = read_layouts(trace)
+    if trace.detects:
+        return choose_for_boxes(trace, readings)
+
+    def changes(calls: Sequence[Key]) -> Any:
+        return live.changes(*exchange(live.leaf.detach()), calls)
+
+    readings = locate(trace, readings, changes)
+    return choose(trace, readings, measure_influence(trace, readings, live.gradients))
 
 
-def _switches(module: nn.Module) -> tuple[tuple[str, bool | str], ...]:
-    """Return the attributes that choose what a module does, such as ``early_exit=True``; not its mode."""
-    known = ((name, value) for name, value in vars(module).items() if isinstance(value, (bool, str)))
-    return tuple((name, value) for name, value in known if name != "training")
-
-
-def resolve(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> LayerChoice:
-    """Choose the layer to explain.
-
-    Raises:
-        LayerError: no layer has a spatial grid that influences the score; the message lists what there is.
-    """
-    found = probe(model, image)
-    if found.equals:
-        listed = ", ".join(f"{row.ref} {row.shape}" for row in found.equals)
-        both = ", ".join(repr(str(row.ref)) for row in found.equals)
-        options = " ".join(f"--layer {row.ref}" for row in found.equals)
-        raise LayerError(
-            f"the model ends in {len(found.equals)} branches that are equally deep: {listed}; name one, or all to have "
-            f"them fused: target_layer=[{both}] ({options})"
-        )
-    if found.choice is None and any(row.verdict == _ELSEWHERE for row in found.rows):
-        raise LayerError(
-            "in no layer do the cells lie in the places of the input, as where a model crops, mirrors or reorders it; "
-            "explain the network inside it, with pictures that are prepared so already"
-        )
-    if found.choice is None:
-        raise LayerError(
-            "no layer with a spatial grid influences the score, so none can be chosen; name one with target_layer "
-            "(--layer)" + (f": {found.candidates()}" if found.candidates() else "")
-        )
-    return found.choice
-
-
-def looked_at(
-    model: nn.Module, image: Float[Tensor, "1 c *size"], choice: LayerChoice
-) -> tuple[LayerChoice, Mapping[LayerRef, Layout | None] | None]:
-    """Return layers with how a probe saw their outputs laid out; None for one that has no grid.
-
-    None instead of all where the model takes no single image, so that it could not be looked at. The reason of layers
-    that the caller named says where their cells' places could not be measured.
-
-    Raises:
-        LayerError: a layer's cells were seen to lie elsewhere in the input than its shape says.
-    """
-    if choice.layouts:
-        return choice, {ref: choice.layouts.get(ref) for ref in choice.layers}
-    try:
-        found = probe(model, image)
-    except Exception:  # noqa: BLE001 - whatever a model raises that was made for batches of another number
-        return choice, None
-    seen = _seen(found, choice.layers)
-    elsewhere = next((row for row in seen.values() if row.verdict == _ELSEWHERE), None)
-    if elsewhere is not None:
-        raise LayerError(
-            f"the cells of layer {str(elsewhere.ref)!r}, which returned shape {elsewhere.shape}, lie elsewhere in the "
-            "input than its shape says, so no map can be drawn; choose another (camkit layers --model NAME lists them)"
-        )
-    if any(row.unsure for row in seen.values()):
-        choice = replace(choice, reason=choice.reason + _UNSURE)
-    return choice, {ref: seen[ref].layout if ref in seen else None for ref in choice.layers}
-
-
-def _seen(found: Probe, layers: Sequence[LayerRef]) -> dict[LayerRef, LayerRow]:
-    """Return the rows of some layers; nothing of one that did not run."""
-    rows = {(row.ref.name, row.ref.call or 1): row for row in found.rows}
-    return {ref: rows[ref.name, ref.call or 1] for ref in layers if (ref.name, ref.call or 1) in rows}
-
-
-def named_layers(model: nn.Module, layers: str | nn.Module | Sequence[str | nn.Module]) -> LayerChoice:
-    """Turn the caller's layers into a choice: modules, or dotted names such as ``"layer4"`` (``"relu#3"``: 3rd call).
-
-    Raises:
-        LayerError: there is no such layer in the model; the message names the nearest.
-    """
-    if not isinstance(layers, (str, nn.Module, Iterable)):
-        raise LayerError(f"a target layer is a dotted name or a module of the model, not {layers!r}")
-    asked = [layers] if isinstance(layers, (str, nn.Module)) else list(layers)
-    if not asked:
-        raise LayerError("the list of target layers is empty; pass None to have the layer chosen")
-    refs = tuple(dict.fromkeys(_find(model, layer) for layer in asked))
-    return LayerChoice(refs, "as asked for")
-
-
-def _find(model: nn.Module, layer: str | nn.Module) -> LayerRef:
-    names = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
-    if isinstance(layer, nn.Module):
-        found = [name for name, module in names.items() if module is layer]
-        if found:
-            return LayerRef(min(found, key=lambda name: name.count(".")))
-        raise LayerError(f"the {type(layer).__name__} passed as target layer is not a part of the model")
-    if not isinstance(layer, str):
-        raise LayerError(f"a target layer is a dotted name or a module of the model, not a {type(layer).__name__}")
-    name, sign, call = layer.partition("#")
-    if name not in names:
-        hint = did_you_mean(name, names) or f"; its parts are {', '.join(dict(model.named_children()))}"
-        raise LayerError(f"the model has no layer {name!r}{hint}")
-    if sign and not (call.isdecimal() and int(call) > 0):
-        raise LayerError(f"layer {layer!r}: after '#' stands the number of the call, from 1")
-    first_name = next(known for known, module in names.items() if module is names[name])
-    return LayerRef(first_name, int(call) if call else None)
-
-
-def modules_of(model: nn.Module, choice: LayerChoice) -> dict[LayerRef, nn.Module]:
-    """Return the module of each chosen layer."""
-    return {ref: model.get_submodule(ref.name) for ref in choice.layers}
-
-
-def _probe(model: nn.Module, image: Tensor) -> tuple[Probe, bool]:
-    with eagerly(), same_randomness(model), evaluating(model), torch.inference_mode(mode=False), torch.enable_grad():
-        leaf = image.detach().clone().requires_grad_()
-        calls, output = watch(model, leaf)
-        lay_out(calls, leaf)
-        if detections_in(output):
-            return _choose_for_boxes(calls), True
-
-        def again(changed: Tensor) -> list[Call]:
-            switch_off_training(model)  # once more: the pass before may have switched parts to it
-            with torch.no_grad():
-                return watch(model, changed)[0]
-
-        place(calls, leaf.detach(), again)
-        classes = class_count(calls)
-        influence = Influence(calls, score_of(output, classes), scored_tensor(output))
-    # What a head initialised to zero hides will be seen once it has weights.
-    return _choose(calls, influence, classes), influence.measured and not influence.note
-
-
-def _choose_for_boxes(calls: list[Call]) -> Probe:
+def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
     """Choose the layer of a detector: the deepest that each of its boxes was computed from, whichever they are.
 
     A box's score depends on one scale and a few cells of it, and in a picture where nothing is found there is no score.
     So the structure decides: the last grid before what the scales begin with, or before regions are taken out of it.
     """
-    pyramid = next((call for call in reversed(calls) if call.scales), None)
-    common = set.intersection(*map(ancestors, pyramid.scales)) if pyramid is not None else None
-    verdicts = {}
-    for call in calls:
-        verdict = _verdict(call, None, None)
-        if not verdict and (not call.is_among(common) if common is not None else is_regional(call.node)):
-            verdict = "not every box is computed from it"
-        verdicts[id(call)] = verdict
-    first: dict[int, Call] = {}
-    for call in calls:  # a module around others may return what one of them returned long before
-        first.setdefault(id(call.output), call)
-    fit = [call for call in first.values() if call.name and not verdicts[id(call)]]
+    graph = trace.graph
+    pyramid = next((call for call in reversed(trace.calls) if call.scales), None)
+    common = -1
+    for scale in pyramid.scales if pyramid is not None else ():
+        common &= graph.ancestors(scale)
+    verdicts: list[str] = []
+    for call, reading in zip(trace.calls, readings, strict=True):
+        verdict = structural_verdict(call, reading.layout, elsewhere=reading.elsewhere)
+        beside = graph.is_regional(call.operation) if pyramid is None else not call.is_among(common)
+        verdicts.append(verdict or ("not every box is computed from it" if beside else ""))
+    rows = _rows(trace, readings, verdicts)
+    first: dict[int | None, int] = {}
+    for number, call in enumerate(trace.calls):  # a module around others may return what one of them returned long before
+        first.setdefault(call.output, number)
+    fit = [trace.calls[number] for number in first.values() if trace.calls[number].name and not verdicts[number]]
     if not fit:
-        return Probe(_rows(calls, verdicts), None)
-    grid = "x".join(map(str, fit[-1].layout.grid)) if fit[-1].layout is not None else ""
-    chosen = _outermost(fit[-1], calls)
-    others = _apart([_outermost(call, calls) for call in reversed(fit)], chosen)
-    choice = LayerChoice((chosen,), f"the deepest grid, {grid}, that every box is computed from", tuple(others))
-    return _with_layouts(Probe(_rows(calls, verdicts), choice))
+        return Decision(rows, None)
+    chosen = _outermost(fit[-1], trace)
+    others = _apart([_outermost(call, trace) for call in reversed(fit)], chosen)
+    row = Decision(rows, None).row_of(chosen)
+    layout = None if row is None else row.layout
+    grid = "x".join(map(str, layout.grid)) if layout is not None else ""
+    reason = f"the deepest grid, {grid}, that every box is computed from"
+    return Decision(rows, TargetLayer(chosen.name, chosen.call, layout, trace.size, reason, tuple(others)))
 
 
-def _with_layouts(found: Probe) -> Probe:
-    """Add to the choice how the pass saw its layers' outputs laid out."""
-    if found.choice is None:
-        return found
-    seen = _seen(found, found.choice.layers)
-    layouts = {ref: row.layout for ref, row in seen.items() if row.layout is not None}
-    return replace(found, choice=replace(found.choice, layouts=layouts))
+def choose(trace: Trace, readings: Readings, influence: Influence) -> Decision:
+    """Choose the deepest layer whose cells lie in their places and influence the score."""
+    layouts = {call: reading.layout for call, reading in zip(trace.calls, readings, strict=True)}
+    rows = _rows(trace, readings, influence.verdicts)
+    lasting = influence.measured and not influence.note
+    fit = [call for call, verdict in zip(trace.calls, influence.verdicts, strict=True) if not verdict]
+    wide = [call for call in fit if channels_of(call.shape, layouts[call]) > 1]  # maps of one channel are gates
+    best = _deepest(trace, layouts, wide or fit)
+    if best is None:
+        return Decision(rows, None, lasting=lasting)
+    wide_named = [call for call in wide if call.name]
+    branches = twins(trace.graph, best, wide_named, layouts)
+    common = shared(trace, branches, wide_named)
+    if branches and common is None:
+        names = {_outermost(call, trace) for call in branches}
+        return Decision(rows, None, tuple(row for row in rows if row.ref in names), lasting)
+    layer = _described(common or best, trace, readings, fit, wide_named, influence)
+    return Decision(rows, layer, lasting=lasting)
 
 
-def _rows(calls: list[Call], verdicts: dict[int, str]) -> tuple[LayerRow, ...]:
+def _rows(trace: Trace, readings: Readings, verdicts: Sequence[str]) -> tuple[LayerRow, ...]:
     return tuple(
         LayerRow(
-            _ref(call, calls),
-            type(call.module).__name__,
-            None if call.output is None else tuple(call.output.shape),
-            call.layout,
-            verdicts[id(call)],
-            call.unsure and call.layout is not None,
+            _ref(call, trace),
+            call.kind,
+            None if call.output is None else call.shape,
+            reading.layout,
+            verdict,
+            reading.unsure and reading.layout is not None,
         )
-        for call in calls
+        for call, reading, verdict in zip(trace.calls, readings, verdicts, strict=True)
     )
 
 
-def _choose(calls: list[Call], influence: Influence, classes: int | None) -> Probe:
-    verdicts = {id(call): _verdict(call, influence, classes) for call in calls}
-    fit = [call for call in calls if not verdicts[id(call)]]
-    around = [
-        call
-        for call in calls
-        if fit and call.name and call.started < fit[-1].started < fit[-1].finished < call.finished
-    ]
-    if influence.measure_inputs([call for call in around if verdicts[id(call)]]):
-        verdicts = {id(call): _verdict(call, influence, classes) for call in calls}
-        fit = [call for call in calls if not verdicts[id(call)]]
-    best = _deepest(calls, [call for call in fit if call.channels > 1] or fit)  # of one channel are gates
-    rows = _rows(calls, verdicts)
-    if best is None:
-        return Probe(rows, None)
-    branches = twins(best, fit)
-    common = shared(branches, calls, fit)
-    if branches and common is None:
-        names = {_outermost(call, calls) for call in branches}
-        return Probe(rows, None, tuple(row for row in rows if row.ref in names))
-    return _with_layouts(Probe(rows, _as_choice(common or best, calls, fit, influence)))
-
-
-def _verdict(call: Call, influence: Influence | None, classes: int | None) -> str:
-    if call.output is None or call.layout is None:
-        return _ELSEWHERE if call.elsewhere else "no spatial grid"
-    if isinstance(call.module, _PASSING) or any(argument is call.output for argument in call.arguments):
-        return "computes no features"
-    return "" if influence is None else influence.of(call.output, classes)
-
-
-def _deepest(calls: list[Call], fit: list[Call]) -> Call | None:
+def _deepest(trace: Trace, layouts: dict[Call, Layout | None], fit: Sequence[Call]) -> Call | None:
     """Return the call whose output is the last that a later step turns into something without usable cells.
 
     The last fitting output is right for most networks. But inside a module that ends the grid, such as the attention
@@ -308,52 +226,54 @@ def _deepest(calls: list[Call], fit: list[Call]) -> Call | None:
         return None
     last = fit[-1]
     # What ends another grid, such as the classifier of a coarser branch, says nothing about this one.
-    grid = None if last.layout is None else last.layout.grid
-    by_output = {id(call.output): call for call in fit}
-    before = ancestors(last.node) - {last.node}
+    last_layout = layouts[last]
+    grid = None if last_layout is None else last_layout.grid
+    by_output = {call.output: call for call in fit}
+    before = trace.graph.ancestors(last.operation)
+    if last.operation is not None:
+        before &= ~(1 << last.operation)
     # ... and what begins after the last output but hangs on an earlier one, such as a late gate, is beside the way.
     beside = {
-        key: call
-        for key, call in by_output.items()
-        if call.layout is not None and call.layout.grid == grid and not call.is_among(before)
+        output: call
+        for output, call in by_output.items()
+        if (layout := layouts[call]) is not None and layout.grid == grid and not call.is_among(before)
     }
-    fitting = {id(call) for call in fit}
+    fitting = set(fit)
     ends = [
         call
-        for call in calls
+        for call in trace.calls
         if call.name
-        and id(call) not in fitting
+        and call not in fitting
         and call.finished > last.finished
         and _grid_inputs(call, by_output if call.started < last.started else beside)
     ]
     if not ends:
         return last
-    computed = {id(call.output): call.finished for call in reversed(fit)}  # modules around it return it later
+    computed = {call.output: call.finished for call in reversed(fit)}  # modules around it return it later
     inputs = _grid_inputs(max(ends, key=lambda call: call.started), by_output)
-    return max(inputs, key=lambda call: computed[id(call.output)])
+    return max(inputs, key=lambda call: computed[call.output])
 
 
-def _grid_inputs(call: Call, by_output: dict[int, Call]) -> list[Call]:
-    return [by_output[id(argument)] for argument in call.arguments if id(argument) in by_output]
+def _grid_inputs(call: Call, by_output: dict[int | None, Call]) -> list[Call]:
+    return [by_output[argument] for argument in call.arguments if argument in by_output]
 
 
-def _ref(call: Call, calls: list[Call]) -> LayerRef:
-    several = sum(other.module is call.module for other in calls) > 1
-    return LayerRef(call.name, call.number if several else None)
+def _ref(call: Call, trace: Trace) -> LayerRef:
+    return LayerRef(call.name, None if trace.runs_once(call) else call.number)
 
 
-def _outermost(call: Call, calls: list[Call]) -> LayerRef:
+def _outermost(call: Call, trace: Trace) -> LayerRef:
     """Return the shortest name under which the call's output leaves a module, one that runs once if there is any.
 
     Preferably alone: what comes out beside it may have been computed from it already.
     """
-    leaves = [other for other in calls if other.output is call.output and other.name]
-    same = [_ref(other, calls) for other in leaves if other.alone] or [_ref(other, calls) for other in leaves]
+    leaves = [other for other in trace.calls if other.output == call.output and other.name]
+    same = [_ref(other, trace) for other in leaves if other.alone] or [_ref(other, trace) for other in leaves]
     return min(same, key=lambda ref: (ref.call is not None, ref.name.count("."), len(ref.name)))
 
 
-def _apart(named: list[LayerRef], chosen: LayerRef) -> list[LayerRef]:
-    """Return the next best layers, none inside another; parts of the chosen layer only where there is nothing else."""
+def _apart(named: Sequence[LayerRef], chosen: LayerRef) -> list[LayerRef]:
+    """Return the next best layers, none inside another; parts of the chosen layer only if there is nothing else."""
     inside = chosen.name + "."
     outside = [ref for ref in named if ref != chosen and not ref.name.startswith(inside)]
     listed: list[LayerRef] = []
@@ -363,16 +283,28 @@ def _apart(named: list[LayerRef], chosen: LayerRef) -> list[LayerRef]:
     return listed
 
 
-def _as_choice(best: Call, calls: list[Call], fit: list[Call], influence: Influence) -> LayerChoice:
-    assert best.layout is not None
-    grid = "x".join(map(str, best.layout.grid))
-    named = [_outermost(call, calls) for call in reversed(fit) if call.name and call.started <= best.finished]
-    chosen = _outermost(best, calls)
-    others = _apart(named, chosen)
+def _described(
+    best: Call, trace: Trace, readings: Readings, fit: Sequence[Call], wide: Sequence[Call], influence: Influence
+) -> TargetLayer:
+    by_call = dict(zip(trace.calls, readings, strict=True))
+    reading = by_call[best]
+    assert reading.layout is not None
+    grid = "x".join(map(str, reading.layout.grid))
+    named = [_outermost(call, trace) for call in reversed(fit) if call.name and call.started <= best.finished]
+    chosen = _outermost(best, trace)
     seen = "whose cells influence the score" if influence.measured else "(its influence could not be measured)"
-    doubt = _UNSURE if best.unsure else ""
-    if any(call.elsewhere and call.started > best.started and call.finished > best.finished for call in calls):
+    doubt = UNSURE if reading.unsure else ""
+    if any(by_call[call].elsewhere and call.started > best.started and call.finished > best.finished for call in by_call):
         doubt += "; the cells of deeper layers lie elsewhere in the input"
-    names = list(dict.fromkeys(str(_outermost(call, calls)) for call in ends_beside(best, fit)))
+    names = list(dict.fromkeys(str(_outermost(call, trace)) for call in ends_beside(trace.graph, best, wide)))
     beside = f"; beside it, the score depends on {' and '.join(names)}" if names else ""
-    return LayerChoice((chosen,), f"the deepest {grid} grid {seen}{influence.note}{doubt}{beside}", tuple(others))
+    row = next(row for row in _rows(trace, readings, influence.verdicts) if row.ref == chosen)
+    return TargetLayer(
+        chosen.name,
+        chosen.call,
+        row.layout,
+        trace.size,
+        f"the deepest {grid} grid {seen}{influence.note}{doubt}{beside}",
+        tuple(_apart(named, chosen)),
+        sure=not reading.unsure,
+    )

@@ -1,13 +1,18 @@
-"""Axis layouts: whatever a layer returns becomes (N, C, *grid), decided from its shape and the size of the input."""
+"""The second stage: how each output could be a grid, read from its shape, the input's size and what it was computed from.
+
+Whatever a layer returns becomes (N, C, *grid).
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal, NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeAlias, cast
 
+from camkit.layers.graph import Lineage
+from camkit.layers.trace import Trace
 from camkit.types import Layout
 
 MOST_PREFIX_TOKENS = 16
@@ -30,6 +35,12 @@ _MOST_DISTORTION = 2.0
 NO_GRID: tuple[int, ...] = ()
 """Stands among the grids an output was computed from, for what has no certain place in the picture: latent vectors, or
 tokens picked or weighed together."""
+
+STRIDES = (1, 2, 4, 8, 16, 32)
+"""Pixels, along each axis, that a cell of a grid may stand for."""
+
+EXACT = 0.02
+"""Share of a grid's size below which edges do not count."""
 
 _MOST_MERGED = 4
 """Cells of a grid, along each axis, that one step joins to a cell of the next, or makes of it."""
@@ -227,3 +238,128 @@ def _exact(grids: list[_TokenGrid]) -> bool:
 
 def _clear(grids: list[_TokenGrid]) -> bool:
     return _exact(grids) and grids[0].prefix <= _USUAL_PREFIX
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How one call's output is read.
+
+    Attributes:
+        layout: None if the output has no grid.
+        certain: a convolution, pooling or resizing gave the output its grid.
+        tentative: the layout counts only if the cells are seen to lie so.
+        elsewhere: the cells were seen to lie elsewhere than the shape says.
+        unsure: where the cells lie could not be measured.
+    """
+
+    layout: Layout | None = None
+    certain: bool = False
+    tentative: bool = False
+    elsewhere: bool = False
+    unsure: bool = False
+
+
+Readings: TypeAlias = tuple[Reading, ...]
+"""One for each call of a trace."""
+
+
+def read_layouts(trace: Trace) -> Readings:
+    """Read each output's layout, that of tokens by the grids of the outputs they were computed from."""
+    graph, size = trace.graph, trace.size
+    rank = len(size)
+    resizing_to = _first_convolved(trace) or size  # as the model resized its input
+    fitting: set[int | None] = set()
+
+    def computed(number: int) -> tuple[tuple[int, ...] | None, Sequence[int | None]]:
+        operation = graph[number]
+        queries = graph.queries_of(number)
+        if queries:
+            from_input = [query for query in queries if graph.is_from_input(query)]
+            return (None if from_input else NO_GRID), from_input
+        if queries is not None or (operation.is_choice and graph.is_from_input(number)):
+            return NO_GRID, operation.inputs
+        shape = operation.shape if operation.is_spatial else None
+        if shape is None or len(shape) != rank + 2 or max(shape[2:]) < 2:
+            return None, operation.inputs
+        # A grid out of proportion may be one (a model that resizes its input) or not (attention between tokens).
+        return shape[2:], operation.inputs if infer_layout(shape, 1, size) is None else ()
+
+    def resized(number: int) -> tuple[tuple[int, ...] | None, Sequence[int | None]]:
+        operation = graph[number]
+        shape = operation.shape if operation.is_spatial and operation.moves_over_cells else None
+        if shape is not None and len(shape) == rank + 3 and shape[2] == 1:  # a signal's pooling is a picture's
+            shape = shape[:2] + shape[3:]
+        grid = shape[2:] if shape is not None and len(shape) == rank + 2 else None
+        return grid, () if grid is not None or number in fitting else operation.inputs
+
+    grids: Lineage[tuple[int, ...]] = Lineage(computed)
+    stretched: Lineage[tuple[int, ...]] = Lineage(resized)
+    by_output: dict[int, Reading] = {}
+    readings: list[Reading] = []
+    for call in trace.calls:
+        size = call.padded or size
+        if call.output is None or graph.is_attention(call.operation, len(call.shape)):
+            readings.append(Reading())
+            continue
+        if call.output not in by_output:  # otherwise it was returned by a module inside this one
+            nearest = grids.nearest(call.operation)
+            learned = graph.is_learned(call.operation)  # what is behind a detach() looks as if it had been learned
+            reading = _read(call.shape, size, resizing_to, nearest, stretched.nearest(call.operation), learned=learned)
+            by_output[call.output] = reading
+            # What is computed from learned vectors as well, such as a Perceiver's sums, has no grid from these.
+            if reading.layout is not None and not reading.layout.assumed and not learned:
+                grids.add(call.operation, reading.layout.grid)
+                if not reading.certain:
+                    fitting.add(call.operation)
+        readings.append(by_output[call.output])
+    return tuple(readings)
+
+
+def _read(
+    shape: tuple[int, ...],
+    size: tuple[int, ...],
+    resizing_to: tuple[int, ...],
+    nearest: Sequence[tuple[int, ...]],
+    stretched: Sequence[tuple[int, ...]],
+    *,
+    learned: bool,
+) -> Reading:
+    layout = infer_layout(shape, 1, size, nearest)
+    tentative, certain = layout is not None and learned, False
+    maps = not are_tokens(shape, size) and shape[0] == 1 and max(shape[2:], default=1) > 1
+    if maps and shape[2:] in stretched and not is_distorted(shape[2:], resizing_to):
+        layout = Layout("channels_first", shape[2:])
+        certain = shape[2:] != shape[1:-1]  # with as many channels as columns it may be either
+    if layout is None:
+        layout = follow(shape, 1, resizing_to, nearest)
+        tentative = layout is not None
+    return Reading(layout, certain, tentative)
+
+
+def _first_convolved(trace: Trace) -> tuple[int, ...]:
+    """Return the size of the input of the first convolution; empty if there is none."""
+    convolutions = (call.convolution for call in trace.calls if call.convolution is not None)
+    return next((convolution.size for convolution in convolutions if convolution.size), ())
+
+
+def is_whole(layout: Layout, size: tuple[int, ...]) -> bool:
+    """Tell whether a grid has as many cells as the input, padded as it may be, at a usual stride: no edge is lost."""
+    extent = layout.extent or ((0.0, 1.0),) * len(size)
+    shares = [side / (end - start) / cells for side, (start, end), cells in zip(size, extent, layout.grid, strict=True)]
+    return any(all(abs(share / stride - 1) <= EXACT for share in shares) for stride in STRIDES)
+
+
+def channels_of(shape: tuple[int, ...], layout: Layout | None) -> int:
+    """Return how many channels an output has; 0 without a grid."""
+    if layout is None:
+        return 0
+    return shape[1 if layout.kind in ("channels_first", "tokens_last") else -1]
+
+
+def plain_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout | None:
+    """Return the layout of an output (N, C, *grid) whose grid is the input at a usual stride; None for any other."""
+    if len(shape) != len(size) + 2 or shape[0] != batch:
+        return None
+    layout = Layout("channels_first", shape[2:])
+    reversible = shape[1:-1] != shape[2:] and _fits(shape[1:-1], size)
+    return layout if _fits(shape[2:], size) and is_whole(layout, size) and not reversible else None

@@ -1,13 +1,15 @@
-"""Measures where the cells of a layer lie in the input.
+"""The third stage: where in the picture the cells of each output lie.
 
 A shape tells how many cells there are, not where they lie: tokens may be in another order, behind the grid instead of
-before it, or no places at all. So the input is exchanged for noise in half of its parts, and then in the other half. Of
-an output that is read rightly, the cells over the exchanged parts change more than they do the other time.
+before it, or in no place at all. So one half of the input is exchanged for noise, and then the other half. If an output
+is read rightly, the cells over the exchanged parts change more than they do the other time.
 
-The first convolution, whose cells see few pixels each, shows what a model does to its input before it: padding and
-crops are reckoned with, and where the input is moved in another way, that is said. Of a grid that convolutions made,
-the cells lie where those of the first one do, however wide their fields are; of tokens, what is measured is all that is
-known.
+The first convolution, whose cells see few pixels each, shows what a model does to its input before it: padding and crops
+are found, and if the input is moved in another way, that is reported. The cells of a grid that convolutions made lie
+where those of the first convolution do, however wide their fields are. For tokens, the measurement is all there is.
+
+Nothing is measured where every operation so far leaves cells in their places, as in a network of convolutions,
+normalisations and poolings.
 """
 
 from __future__ import annotations
@@ -15,18 +17,19 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from camkit.engine.grid import margins
-from camkit.layers.layouts import readings
-from camkit.layers.trace import Call
+from camkit.layers.layouts import EXACT, STRIDES, Reading, Readings, is_whole
+from camkit.layers.layouts import readings as other_readings
+from camkit.layers.trace import Call, Changes, Key, Profiles, Trace
 from camkit.types import Extent, Layout
 
 _PARTS = {
@@ -46,15 +49,16 @@ _SHARP = 0.85
 _FINE, _SOME_CELLS, _MANY_CELLS = 0.6, 16, 64
 """Spread, and numbers of cells, from which small differences tell places apart."""
 
+_LEAST_GAIN, _CLEAR_GAIN, _NEARLY_PERFECT = 0.05, 0.15, 0.95
+"""How much better another place must correlate to be believed: a clear gain, or a small one if it is nearly perfect.
+Measurements of the same cells differ by less than 0.05."""
+
 _ELSEWHERE = 0.3
 """Below this correlation the cells lie elsewhere, if they show places at all."""
 
 _SHOWN = 0.35
 """Spread of what cells show, from none to 1, from which they show places at all. Wide fields of random weights leave
 a quarter of it, tokens have 0.5 and more."""
-
-_ROUNDING = 64
-"""Times the type's precision: smaller changes of an output, relative to its size, may be rounding alone."""
 
 _ALIKE = 0.02
 """Of correlations that differ by less, that of the simplest reading is taken."""
@@ -64,15 +68,6 @@ _UNCHANGED = 1e-3
 
 _KEPT = 0.8
 """Correlation of the first convolution's cells below which a model moves its input in a way that isn't known."""
-
-_LEAST_CHANGE = 0.03
-"""Change of an output, relative to its size, that no type's rounding reaches."""
-
-_STRIDES = (1, 2, 4, 8, 16, 32)
-"""Pixels, along each axis, that a cell of a grid with lost edges may stand for."""
-
-_EXACT = 0.02
-"""Share of a grid's size below which edges do not count."""
 
 _MOST_LOST = 4
 """How many times larger or smaller than the input a grid may be by edges that were added or lost."""
@@ -84,90 +79,99 @@ _FEW_CELLS = 9
 """Of fewer cells, a correlation says little: they are only given up where it is negative."""
 
 
-class _Place(NamedTuple):
-    """How well cells lie where they are drawn, how much they differ in what they follow, and how many changed."""
+class _Match(NamedTuple):
+    """How well cells follow what was exchanged where they are drawn.
+
+    Attributes:
+        along: correlation between what cells show and what was exchanged at their places.
+        spread: how much cells differ in what they show.
+        cells: how many cells changed at all.
+    """
 
     along: float
     spread: float
     cells: int
 
 
-def place(calls: list[Call], image: Tensor, run: Callable[[Tensor], list[Call]]) -> None:
-    """Measure where the cells of all outputs lie; correct or drop the layouts of those that lie elsewhere.
+def locate(trace: Trace, readings: Readings, changes: Changes) -> Readings:
+    """Correct or drop the layouts of outputs whose cells lie elsewhere than their shape says.
 
-    Not of a model that resizes and pads its input by itself, as detectors do.
+    Nothing is measured for a model that resizes and pads its input itself, as detectors do: its grids show its own
+    padding as well.
 
     Args:
-        calls: of a pass over the image, with layouts.
-        image: the input (1, C, *size).
-        run: makes another pass over an input of that shape.
+        trace: of the pass.
+        readings: one for each call.
+        changes: measures how outputs change; called at most once.
     """
-    if any(call.padded for call in calls):  # the grids show the model's own padding as well
-        return
-    size = tuple(image.shape[2:])
-    exchanged = _exchanged(size).to(image.device)
-    noise = _noise(image)
-    try:
-        passes = [run(torch.where(part, noise, image)) for part in (exchanged, ~exchanged)]
-    except Exception:  # noqa: BLE001 - whatever a model raises that takes no noise
-        passes = []
-    halves = [{(call.name, call.number): call for call in again} for again in passes]
-    extent, kept = _input_extent(calls, halves, size) if passes else ((), 1.0)
-    changes = {id(call.output): _profiles_of(call, halves, len(size)) for call in reversed(calls) if call.layout}
-    for call in calls:
-        if call.layout is not None and kept < _ELSEWHERE:
-            call.layout, call.elsewhere = None, True
-        elif call.layout is not None:
-            call.layout = replace(call.layout, extent=extent)
-            first, second = changes[id(call.output)] or ({}, {})
-            _judge(call, first, second, size)
-            call.unsure |= kept < _KEPT
+    if any(call.padded for call in trace.calls):
+        return readings
+    unknown = [
+        call
+        for call, reading in zip(trace.calls, readings, strict=True)
+        if reading.layout and not _is_known(call, reading, trace)
+    ]
+    if not unknown:
+        return readings
+    by_output: dict[int | None, Call] = {}
+    for call in unknown:  # the same tensor may leave several modules
+        by_output.setdefault(call.output, call)
+    first = next((call for call in trace.calls if call.convolution is not None), None)
+    measured = changes([call.key for call in (*by_output.values(), *([first] if first is not None else []))])
+    extent, kept = _input_extent(first, measured, trace.size) if measured is not None else ((), 1.0)
+    located: list[Reading] = []
+    for call, reading in zip(trace.calls, readings, strict=True):
+        if reading.layout is None or _is_known(call, reading, trace):
+            located.append(reading)
+        elif kept < _ELSEWHERE:
+            located.append(replace(reading, layout=None, elsewhere=True))
+        else:
+            profiles = (measured or {}).get(by_output[call.output].key, ({}, {}))
+            on_extent = replace(reading, layout=replace(reading.layout, extent=extent))
+            judged = _judged(call.shape, on_extent, profiles, trace.size)
+            located.append(replace(judged, unsure=judged.unsure or kept < _KEPT))
+    return tuple(located)
+
+
+def _is_known(call: Call, reading: Reading, trace: Trace) -> bool:
+    """Tell whether the operations before an output leave no doubt where its cells lie."""
+    return call.kept and reading.certain and reading.layout is not None and is_whole(reading.layout, trace.size)
 
 
 def _input_extent(
-    calls: list[Call], halves: list[dict[tuple[str, int], Call]], size: tuple[int, ...]
+    call: Call | None, changes: Mapping[Key, tuple[Profiles, Profiles]], size: tuple[int, ...]
 ) -> tuple[Extent, float]:
-    """Return which part of the grids the input is, where the model pads or crops it, as its first convolution shows it.
+    """Return which part of the grids the input is if the model pads or crops it, as its first convolution shows it.
 
-    What a convolution adds to its own edges, for its kernel's sake, is not counted; pixels that whole patches leave
-    over are. And how well the convolution's cells lie so: low where the model moves its input in another way.
+    The edges that a convolution adds to fit its kernel are not counted; pixels that whole patches leave over are. Also
+    returns how well the convolution's cells lie so: low if the model moves its input in another way.
     """
-    call = next((call for call in calls if isinstance(call.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
-    if call is None or call.output is None or call.output.dim() != len(size) + 2 or not call.arguments:
+    if call is None or call.convolution is None or call.key not in changes or len(call.shape) != len(size) + 2:
         return (), 1.0
-    assert isinstance(call.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    profiles = _profiles_of(call, halves, len(size))
-    if profiles is None:
-        return (), 1.0
-    first, second = (profile["channels_first"] for profile in profiles)
-    grid, sides, wholes = tuple(first.shape), size, tuple(call.arguments[0].shape[2:])
-    patches = call.module.kernel_size == call.module.stride and not any(_edges(call.module))
-    covered = [cells * stride for cells, stride in zip(grid, call.module.stride, strict=True)]
+    geometry = call.convolution
+    first, second = (profile["channels_first"] for profile in changes[call.key])
+    grid, wholes = tuple(first.shape), geometry.size
+    patches = geometry.kernel == geometry.stride and not geometry.padded
+    covered = [cells * stride for cells, stride in zip(grid, geometry.stride, strict=True)]
     plain = tuple(
         (0.0, side / reach if patches and side == whole else 1.0)
-        for side, whole, reach in zip(sides, wholes, covered, strict=True)
+        for side, whole, reach in zip(size, wholes, covered, strict=True)
     )
     shares = [
         side / whole if whole < side or whole - side >= kernel else 1.0
-        for side, whole, kernel in zip(sides, wholes, call.module.kernel_size, strict=True)
+        for side, whole, kernel in zip(size, wholes, geometry.kernel, strict=True)
     ]
     parts = list(map(_parts, shares, _changed_part(first + second)))
     alike = itertools.islice(zip(*parts, strict=False), 1, None)  # the same along all axes
-    options = [plain, *alike, *itertools.product(*parts)]
-    whole_grid = Layout("channels_first", grid)
-    readings_of = [replace(whole_grid, extent=one) for one in options]
-    measured = _places(readings_of, *profiles, size)
-    places = [measured[reading] for reading in readings_of]
-    along = [one.along if one.cells >= min(_SOME_CELLS, math.prod(grid) / 2) else -1.0 for one in places]
-    best = next(number for number, found in enumerate(along) if found >= max(along) - _ALIKE)
-    found = options[best] if along[best] > _CONFIRMED else plain
+    extents = [plain, *alike, *itertools.product(*parts)]
+    layouts = [Layout("channels_first", grid, extent=extent) for extent in extents]
+    matches = _matches(layouts, first, second, size)
+    fewest = min(_SOME_CELLS, math.prod(grid) / 2)
+    along = [matches[layout].along if matches[layout].cells >= fewest else -1.0 for layout in layouts]
+    best = next(number for number, value in enumerate(along) if value >= max(along) - _ALIKE)
+    extent = extents[best] if along[best] > _CONFIRMED else plain
     kept = along[best] if math.prod(grid) >= _SOME_CELLS else 1.0
-    return (found if any(part != (0.0, 1.0) for part in found) else ()), kept
-
-
-def _edges(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...]:
-    """Return how much a convolution adds to its input's edges."""
-    return (1,) if isinstance(module.padding, str) else module.padding
+    return (extent if any(part != (0.0, 1.0) for part in extent) else ()), kept
 
 
 def _parts(share: float, seen: tuple[float, float]) -> list[tuple[float, float]]:
@@ -190,6 +194,12 @@ def _changed_part(changes: Tensor) -> Extent:
     return tuple((one / side, (other + 1) / side) for one, other, side in zip(first, last, changes.shape, strict=True))
 
 
+def exchange(image: Float[Tensor, "1 c *size"]) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Return the two halves of an image that are exchanged one after the other, and the noise they are exchanged for."""
+    part = _exchanged(tuple(image.shape[2:])).to(image.device)
+    return (part, ~part), _noise(image)
+
+
 def _exchanged(size: tuple[int, ...]) -> Tensor:
     """Return which pixels are exchanged first."""
     parts = _PARTS.get(len(size))
@@ -209,84 +219,55 @@ def _noise(image: Tensor) -> Tensor:
     return (low + drawn * (high - low)).to(image)
 
 
-def _profiles_of(
-    call: Call, halves: list[dict[tuple[str, int], Call]], rank: int
-) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-    """Return, for either half and each way to read the output, how much its cells changed; None if not measurably."""
-    found = [dict(_profiles(call, half.get((call.name, call.number)), rank)) for half in halves]
-    return (found[0], found[1]) if len(found) == 2 and all(found) else None
-
-
-def _profiles(before: Call, again: Call | None, rank: int) -> Iterator[tuple[str, Tensor]]:
-    if again is None or before.output is None or again.output is None or before.output.shape != again.output.shape:
-        return
-    change = (again.output.detach() - before.output.detach()).abs().float()
-    rounding = min(_ROUNDING * torch.finfo(before.output.dtype).eps, _LEAST_CHANGE)
-    if not change.mean() > rounding * before.output.detach().float().abs().mean():  # nor where it is not finite
-        return
-    if len(change) != 1:
-        yield "sequence_first", change.flatten(1).mean(1)
-    elif change.dim() == rank + 2:
-        yield "channels_first", change[0].mean(0)
-        yield "channels_last", change[0].mean(-1)
-    if len(change) == 1 and change.dim() == 3:
-        yield "tokens", change[0].mean(-1)
-        yield "tokens_last", change[0].mean(0)
-
-
-def _judge(call: Call, first: dict[str, Tensor], second: dict[str, Tensor], size: tuple[int, ...]) -> None:
-    if call.output is None or call.layout is None:
-        return
-    if call.layout.kind not in first:
-        call.unsure = True
-        if call.tentative:
-            call.layout = None
-        return
-    drawn = _places([call.layout], first, second, size)[call.layout]
-    # Wide fields leave places alike, and those of random weights are like some other by chance.
+def _judged(
+    shape: tuple[int, ...], reading: Reading, profiles: tuple[Profiles, Profiles], size: tuple[int, ...]
+) -> Reading:
+    """Return a reading corrected by how the output's cells changed."""
+    layout = reading.layout
+    assert layout is not None
+    first, second = profiles
+    if layout.kind not in first:
+        return replace(reading, layout=None if reading.tentative else layout, unsure=True)
+    drawn = _all_matches([layout], first, second, size)[layout]
+    # Cells with wide fields show little, and those of random weights are like some other place by chance.
     fine = drawn.spread > _FINE and drawn.cells >= _MANY_CELLS
-    found = {call.layout: drawn}
-    if not call.certain or (fine and not _is_whole(call.layout, size)):
-        found |= _places(_others(call, call.layout, size), first, second, size)
-    best = max(found, key=lambda layout: found[layout].along - _chance(found[layout].cells))
-    along, gain = found[best].along, found[best].along - drawn.along
-    if call.certain:
-        better = along > _SHARP and gain > 0.05
-    else:
-        better = along > _chance(found[best].cells) and (gain > 0.15 or (along > 0.95 and gain > 0.05))
-    if better:
-        call.layout = best
-    elif call.tentative and not (drawn.along > _CONFIRMED or call.certain):
-        call.layout = None
-    elif (
-        drawn.spread > (_FINE if call.certain else _SHOWN)
-        and drawn.cells
-        and drawn.along < (_ELSEWHERE if drawn.cells >= _FEW_CELLS else 0)
-    ):
-        call.layout, call.elsewhere = None, True
-    elif call.certain:
-        call.unsure = drawn.along < 0
-    else:  # nor is it sure where there is no correlation
-        few = drawn.cells < _FEW_CELLS
-        call.unsure = not drawn.along > (_chance(drawn.cells) if call.tentative or few else _CONFIRMED)
+    matches = {layout: drawn}
+    if not reading.certain or (fine and not is_whole(layout, size)):
+        matches |= _all_matches(_others(shape, reading, size), first, second, size)
+    best = max(matches, key=lambda option: matches[option].along - _chance(matches[option].cells))
+    if _is_better(reading, matches[best], drawn):
+        return replace(reading, layout=best)
+    if reading.tentative and not (drawn.along > _CONFIRMED or reading.certain):
+        return replace(reading, layout=None)
+    lies_elsewhere = drawn.along < (_ELSEWHERE if drawn.cells >= _FEW_CELLS else 0)
+    if drawn.spread > (_FINE if reading.certain else _SHOWN) and drawn.cells and lies_elsewhere:
+        return replace(reading, layout=None, elsewhere=True)
+    if reading.certain:
+        return replace(reading, unsure=drawn.along < 0)
+    few = drawn.cells < _FEW_CELLS
+    needed = _chance(drawn.cells) if reading.tentative or few else _CONFIRMED
+    return replace(reading, unsure=not drawn.along > needed)  # also if there is no correlation
 
 
-def _others(call: Call, layout: Layout, size: tuple[int, ...]) -> list[Layout]:
-    """List other ways to read an output than the one that is supposed."""
-    assert call.output is not None
-    others = readings(tuple(call.output.shape), size, layout)
+def _is_better(reading: Reading, best: _Match, drawn: _Match) -> bool:
+    """Tell whether another place is believed rather than the one the shape says."""
+    gain = best.along - drawn.along
+    if reading.certain:
+        return best.along > _SHARP and gain > _LEAST_GAIN
+    clear = gain > _CLEAR_GAIN or (best.along > _NEARLY_PERFECT and gain > _LEAST_GAIN)
+    return best.along > _chance(best.cells) and clear
+
+
+def _others(shape: tuple[int, ...], reading: Reading, size: tuple[int, ...]) -> list[Layout]:
+    """List other ways to read an output than the one its shape suggests."""
+    layout = reading.layout
+    assert layout is not None
+    others = other_readings(shape, size, layout)
     if layout.extent:  # the padding may have been cropped off again
         others = [*others, *(replace(other, extent=()) for other in (layout, *others))]
-    if call.certain:
-        others += [replace(layout, extent=one) for one in _extents(layout.grid, size)]
+    if reading.certain:
+        others += [replace(layout, extent=extent) for extent in _extents(layout.grid, size)]
     return others
-
-
-def _is_whole(layout: Layout, size: tuple[int, ...]) -> bool:
-    """Tell whether a grid has as many cells as the input, padded as it may be, at a usual stride: no edge is lost."""
-    extent = layout.extent or ((0.0, 1.0),) * len(size)
-    shares = [side / (end - start) / cells for side, (start, end), cells in zip(size, extent, layout.grid, strict=True)]
-    return any(all(abs(share / stride - 1) <= _EXACT for share in shares) for stride in _STRIDES)
 
 
 def _extents(grid: tuple[int, ...], size: tuple[int, ...]) -> list[Extent]:
@@ -295,12 +276,12 @@ def _extents(grid: tuple[int, ...], size: tuple[int, ...]) -> list[Extent]:
     One that begins where the input does, or has its middle, and has cells of a whole number of pixels as usual.
     """
     options: list[Extent] = []
-    for stride in _STRIDES:
+    for stride in STRIDES:
         shares = [side / (cells * stride) for side, cells in zip(size, grid, strict=True)]
         if (
             max(shares) < _MOST_LOST
             and min(shares) > 1 / _MOST_LOST
-            and any(abs(share - 1) > _EXACT for share in shares)
+            and any(abs(share - 1) > EXACT for share in shares)
         ):
             options.append(tuple((0.0, share) for share in shares))
             options.append(tuple((0.5 - share / 2, 0.5 + share / 2) for share in shares))
@@ -312,24 +293,32 @@ def _chance(cells: int) -> float:
     return next(needed for least, needed in ((36, 0.7), (16, 0.9), (_FEW_CELLS, 0.97), (0, 1.0)) if cells >= least)
 
 
-def _places(
-    layouts: Sequence[Layout], first: dict[str, Tensor], second: dict[str, Tensor], size: tuple[int, ...]
-) -> dict[Layout, _Place]:
+def _all_matches(
+    layouts: Sequence[Layout], first: Profiles, second: Profiles, size: tuple[int, ...]
+) -> dict[Layout, _Match]:
     """Return how well an output's cells lie in their places by each of several layouts."""
+    kinds = dict.fromkeys(layout.kind for layout in layouts)
+    matches: dict[Layout, _Match] = {}
+    for kind in kinds:
+        matches |= _matches([layout for layout in layouts if layout.kind == kind], first[kind], second[kind], size)
+    return {layout: matches[layout] for layout in layouts}
+
+
+def _matches(layouts: Sequence[Layout], first: Tensor, second: Tensor, size: tuple[int, ...]) -> dict[Layout, _Match]:
+    """Return the same for layouts of one kind."""
     alike: dict[Layout, list[Layout]] = {}
     for layout in layouts:
         alike.setdefault(replace(layout, prefix=0), []).append(layout)
-    found: dict[Layout, _Place] = {}
+    total = first + second
+    follows = (first - second) / total.clamp(min=torch.finfo(torch.float32).tiny)
+    matches: dict[Layout, _Match] = {}
     for layout, group in alike.items():
-        total = first[layout.kind] + second[layout.kind]
-        follows = (first[layout.kind] - second[layout.kind]) / total.clamp(min=torch.finfo(torch.float32).tiny)
-        cells = math.prod(layout.grid)
-        starts = torch.tensor([one.prefix for one in group], device=total.device)
-        at = starts[:, None] + torch.arange(cells, device=total.device)
+        starts = torch.tensor([option.prefix for option in group], device=total.device)
+        at = starts[:, None] + torch.arange(math.prod(layout.grid), device=total.device)
         drawn, covered = (maps.flatten().to(total) for maps in _drawn(layout.grid, layout.extent, size))
         measured = _correlated(follows.flatten()[at], total.flatten()[at], drawn, covered > 0.5)
-        found.update(zip(group, measured, strict=True))
-    return {layout: found[layout] for layout in layouts}
+        matches.update(zip(group, measured, strict=True))
+    return matches
 
 
 def _correlated(
@@ -337,7 +326,7 @@ def _correlated(
     total: Float[Tensor, "ways cells"],
     drawn: Float[Tensor, " cells"],
     covered: Bool[Tensor, " cells"],
-) -> list[_Place]:
+) -> list[_Match]:
     # Cells that never change, such as those of features that are nowhere in the picture, tell nothing.
     counted = covered & (total > _UNCHANGED * total.amax(1, keepdim=True))
     number = counted.sum(1, keepdim=True)
@@ -350,7 +339,7 @@ def _correlated(
     along = torch.where(scale > 0, (parts[0] * parts[1]).sum(1) / scale.clamp(min=1e-30), 0)
     spread = (squares[0] / (number[:, 0] - 1).clamp(min=1)).sqrt()
     columns = along.tolist(), spread.tolist(), number[:, 0].tolist()
-    return [_Place(*row) for row in zip(*columns, strict=True)]
+    return [_Match(*row) for row in zip(*columns, strict=True)]
 
 
 @functools.lru_cache(maxsize=64)

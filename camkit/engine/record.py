@@ -1,0 +1,160 @@
+"""What is remembered of a model between passes."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import weakref
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from camkit.engine.attach import is_ours
+
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+"""Values whose change can change what a module does, and that refer to nothing else."""
+
+
+class ModelRecord:
+    """What is remembered of a model between passes: enough to see that it changed, nothing that keeps it alive.
+
+    Modules are held by weak references. Modules whose ``forward`` is PyTorch's own are expected to set no attributes;
+    of the others, ``authored``, the attributes are restored after each pass.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = [weakref.ref(module) for module in modules]
+        self._types = list(map(type, modules))
+        self._forwards = {kind: kind.forward for kind in dict.fromkeys(self._types)}
+        self._children = _children(modules)
+        self._tensors = _tensors(modules)
+        self._hooks = _users_hooks(modules)
+        authored = [number for number, module in enumerate(modules) if not _is_pytorchs(type(module))]
+        self._authored = authored
+        self._names = [_plain_names(modules[number]) for number in authored]
+        self._values = [
+            _plain_values(modules[number], names) for number, names in zip(authored, self._names, strict=True)
+        ]
+        self._lengths = [len(vars(modules[number])) for number in authored]
+        self.keys = frozenset(map(id, modules))
+        self.buffers = BufferCopier(modules)
+        self.devices = frozenset(
+            tensor.device
+            for tensor in self._tensors
+            if tensor is not None and tensor.device.type in ("cuda", "mps", "xpu")
+        )
+
+    @classmethod
+    def of_model(cls, model: nn.Module) -> ModelRecord:
+        """Prepare the record of a model with all its submodules."""
+        return cls(list(model.modules()))
+
+    def modules(self) -> list[nn.Module]:
+        """Return the modules that are still alive, in the model's order."""
+        return [module for module in (reference() for reference in self._modules) if module is not None]
+
+    def authored(self, modules: list[nn.Module]) -> list[nn.Module]:
+        """Return the modules, of those that ``modules()`` returned, whose forward PyTorch did not write."""
+        return [modules[number] for number in self._authored]
+
+    def is_current(self) -> bool:
+        """Tell whether the model still has the same modules, tensors, hooks and switches; weights may have changed."""
+        modules = self.modules()
+        return (
+            len(modules) == len(self._modules)
+            and list(map(type, modules)) == self._types
+            and all(kind.forward is forward for kind, forward in self._forwards.items())
+            and _children(modules) == self._children
+            and _are_same(_tensors(modules), self._tensors)
+            and _users_hooks(modules) == self._hooks
+            and self._same_switches(modules)
+        )
+
+    def _same_switches(self, modules: list[nn.Module]) -> bool:
+        authored = self.authored(modules)
+        if [len(vars(module)) for module in authored] != self._lengths:
+            return False
+        pairs = zip(authored, self._names, strict=True)
+        try:
+            return [_plain_values(module, names) for module, names in pairs] == self._values
+        except (KeyError, RuntimeError, ValueError):  # an attribute is gone, or has become a tensor
+            return False
+
+
+def _is_pytorchs(kind: type[nn.Module]) -> bool:
+    """Tell whether PyTorch wrote a class's forward pass, which then sets no attributes."""
+    return str(getattr(kind.forward, "__module__", "")).startswith("torch.nn.modules")
+
+
+def _children(modules: list[nn.Module]) -> list[Any]:
+    """Return the names and identities of all modules inside others."""
+    inside = [module._modules for module in modules]
+    return [*itertools.chain.from_iterable(inside), *map(id, itertools.chain.from_iterable(map(dict.values, inside)))]
+
+
+def _tensors(modules: list[nn.Module]) -> list[Tensor | None]:
+    """Return all parameters and buffers."""
+    parameters = itertools.chain.from_iterable([module._parameters.values() for module in modules])
+    buffers = itertools.chain.from_iterable([module._buffers.values() for module in modules])
+    return [*parameters, *buffers]
+
+
+def _are_same(tensors: list[Tensor | None], others: list[Tensor | None]) -> bool:
+    return len(tensors) == len(others) and all(map(operator.is_, tensors, others))
+
+
+def _users_hooks(modules: list[nn.Module]) -> list[int]:
+    """Return the numbers of all hooks on forward passes but camkit's; PyTorch gives each hook a number of its own."""
+    return [
+        number
+        for module in modules
+        for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        if hooks
+        for number, hook in list(hooks.items())
+        if not is_ours(hook)
+    ]
+
+
+def _plain_names(module: nn.Module) -> tuple[str, ...]:
+    attributes = vars(module).items()
+    return tuple(name for name, value in attributes if isinstance(value, _PLAIN) and name != "training")
+
+
+def _plain_values(module: nn.Module, names: tuple[str, ...]) -> list[Any]:
+    attributes = vars(module)
+    return [attributes[name] for name in names]
+
+
+class BufferCopier:
+    """Copies all buffers of a model at once: one operation for each type and device instead of one for each buffer."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.tensors = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+        groups: defaultdict[Any, list[int]] = defaultdict(list)
+        for number, tensor in enumerate(self.tensors):
+            joined = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.is_contiguous()
+            joined = joined and not tensor.is_inference() and not tensor.is_quantized
+            groups[(tensor.dtype, tensor.device) if joined else number].append(number)
+        self._joined = [numbers for numbers in groups.values() if len(numbers) > 1]
+        self._single = [numbers[0] for numbers in groups.values() if len(numbers) == 1]
+        self._views = [[self.tensors[number].detach().view(-1) for number in numbers] for numbers in self._joined]
+        self._addresses = self._where()
+
+    def _where(self) -> list[int]:
+        return [self.tensors[number].data_ptr() for numbers in self._joined for number in numbers]
+
+    def copies(self) -> list[Tensor]:
+        """Return a copy of each buffer, flat where several were copied together."""
+        if self._where() != self._addresses:  # a buffer was given other memory through ``.data``
+            return [tensor.detach().clone() for tensor in self.tensors]
+        copies = list(self.tensors)
+        for number in self._single:
+            copies[number] = self.tensors[number].detach().clone()
+        for numbers, views in zip(self._joined, self._views, strict=True):
+            parts = torch.cat(views).split(list(map(Tensor.numel, views)))
+            for number, part in zip(numbers, parts, strict=True):
+                copies[number] = part
+        return copies
