@@ -101,7 +101,7 @@ def explain(
     from camkit.scale.folder import Drawing, explain_files
 
     drawing = Drawing(style, colormap, alpha)
-    if method is not None:
+    if method is not None and ":" not in source.model:  # the file behind mine.py:build may register its own methods
         find_method(method)
     corners = None if near is None else numbers("near", near)
     if corners is not None and len(corners) != 4:
