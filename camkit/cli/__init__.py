@@ -166,7 +166,7 @@ def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) 
             if as_json:
                 print(lines.render(row), flush=True)  # noqa: T201
             elif isinstance(row, Failure):
-                printer(stderr=True).print(text.row(row))
+                printer(stderr=True).print(text.failure(row))
             else:
                 console.print(text.row(row))
             progress.update(task, completed=len(finished))
