@@ -5,7 +5,7 @@
     >>> explanation.label
     'plane'
 
-PyTorch is imported when the first of these names is used, so that ``import camkit`` and ``camkit --help`` are quick.
+Each name is imported when it is first used, so that ``import camkit`` and ``camkit --help`` do not wait for PyTorch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from camkit.errors import CamkitError
     from camkit.explainer import explain, explain_many
     from camkit.explanation import Explanation
-    from camkit.methods import METHODS
+    from camkit.methods import METHODS, register_method
     from camkit.models import load_model
     from camkit.types import Failure
 
@@ -45,6 +45,7 @@ __all__ = [
     "feature_maps",
     "hooks",
     "load_model",
+    "register_method",
     "scenes",
     "targets",
     "tensorboard",
@@ -63,6 +64,7 @@ _HOMES = {
     "explain_many": "explainer",
     "feature_maps": "diagnosis.feature_maps",
     "load_model": "models",
+    "register_method": "methods",
 }
 
 

@@ -18,6 +18,7 @@ import camkit
 from camkit.cli import main
 from camkit.demo.scenes import scene_paths
 
+COMMANDS = ("check", "diagnose", "features", "layers", "methods", "demo")
 CAMKIT = str(Path(sys.executable).parent / "camkit")
 
 
@@ -32,17 +33,50 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=True, timeout=120
+    )
+
+
 @pytest.fixture
 def plane() -> Path:
     return scene_paths()["plane-sky"]
 
 
 class TestInstalled:
-    def test_help_does_not_import_torch(self) -> None:
-        code = "import sys; from camkit.cli import main\ntry: main(['--help'])\nfinally: print('torch' in sys.modules)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert done.stdout.strip().endswith("False")
+    def test_what_computes_nothing_does_not_import_torch(self) -> None:
+        calls = [["--help"], ["--version"], ["methods"], *([command, "--help"] for command in COMMANDS)]
+        done = python(
+            "import json, sys\n"
+            "from camkit.cli import main\n"
+            "for call in json.loads(sys.argv[1]):\n"
+            "    main(call)\n"
+            "    print(call, 'torch' in sys.modules, file=sys.stderr)\n",
+            json.dumps(calls),
+        )
+        assert done.stderr.splitlines() == [f"{call} False" for call in calls]
         assert "--model" in done.stdout
+        assert camkit.__version__ in done.stdout
+        assert all(name in done.stdout for name in camkit.METHODS)
+
+    def test_explaining_a_picture_imports_nothing_of_the_check_or_the_diagnosis(
+        self, plane: Path, tmp_path: Path
+    ) -> None:
+        done = python(
+            "import sys\n"
+            "from camkit.cli import main\n"
+            "code = main(sys.argv[1:])\n"
+            "print(code, *sorted(sys.modules), sep='\\n', file=sys.stderr)\n",
+            plane,
+            *("--model", "demo-fair", "--out", tmp_path),
+        )
+        code, *modules = done.stderr.splitlines()
+        assert code == "0"
+        assert "camkit.explainer" in modules
+        needless = ("camkit.background", "camkit.diagnosis", "camkit.demo.poster", "camkit.tensorboard", "scipy")
+        needless += ("pycocotools", "pydantic", "jinja2", "junitparser", "torchinfo", "matplotlib", "pandas")
+        assert not [name for name in modules if name.startswith(needless)]
 
     def test_explains_a_picture(self, plane: Path, tmp_path: Path) -> None:
         done = run(plane, "--model", "demo-fair", "--out", tmp_path / "new" / "folder")

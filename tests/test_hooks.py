@@ -406,7 +406,7 @@ WRONG = {
     "a predicate": (lambda name, module: False, "chose no layer"),
     "a foreign module": (nn.ReLU(), "the ReLU passed as a layer is not a part"),
     "nothing": ([], "list of layers is empty"),
-    "a run that is no number": ("conv1#x", "after '#' stands the number"),
+    "a run that is no number": ("conv1#x", "'conv1#2' means the second call of layer conv1; numbers start at 1"),
 }
 
 
@@ -418,7 +418,7 @@ def test_what_matches_nothing_is_a_sentence(kind: str) -> None:
 
 
 def test_a_number_is_no_layer() -> None:
-    with pytest.raises(LayerError, match="chosen by name, pattern, type, module or function, not by a value such as 3"):
+    with pytest.raises(LayerError, match="chosen by a name, pattern, type, module or function, not by 3"):
         _matches({"layer": nn.ReLU()}, 3)
 
 

@@ -44,6 +44,7 @@ def test_public_names_are_pinned() -> None:
         "feature_maps",
         "hooks",
         "load_model",
+        "register_method",
         "scenes",
         "targets",
         "tensorboard",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +25,11 @@ from oracles import (
 from torch import Tensor, nn
 
 import camkit
+from camkit.cli import main
+from camkit.demo.scenes import scene_paths
 from camkit.engine.heatmap import to_heatmap, weighted_sum
-from camkit.methods import METHODS
+from camkit.errors import MethodError
+from camkit.methods import METHODS, check_weights, find_method
 
 NAMES = tuple(ORACLES)
 GRADIENT_NAMES = tuple(name for name in NAMES if name != "cam")
@@ -576,3 +582,106 @@ class TestOracles:
         activations, gradients = np.array([[[1.0, 2.0]]]), np.array([[[1.0, 3.0]]])
         weight = 1 / 5 + 3 / 11
         assert np.allclose(gradcam_plus_plus(activations, gradients), [[weight, 2 * weight]], rtol=1e-14)
+
+
+def gradient_size(activations: Tensor, gradients: Tensor) -> Tensor:
+    """Weight each channel by the mean size of its gradient."""
+    return gradients.abs().mean((2, 3), keepdim=True)
+
+
+class TestOfTheUser:
+    """Methods that camkit does not know: registered under a name, or passed as a function."""
+
+    @pytest.fixture
+    def registered(self) -> Iterator[str]:
+        camkit.register_method("gradient-size", summary="how much each channel matters")(gradient_size)
+        yield "gradient-size"
+        del METHODS["gradient-size"]
+
+    def test_a_registered_method_is_used_and_listed(self, registered: str, capsys: pytest.CaptureFixture[str]) -> None:
+        picture = scene_paths()["plane-sky"]
+        found = camkit.explain("demo-fair", picture, method=registered)
+        plain = camkit.explain("demo-fair", picture)
+        assert isinstance(found, camkit.Explanation)
+        assert isinstance(plain, camkit.Explanation)
+        assert found.method == registered
+        assert found.status == "ok"
+        assert not np.array_equal(found.raw, plain.raw)
+        assert main(["methods"]) == 0
+        assert "how much each channel matters" in capsys.readouterr().out
+
+    def test_a_registered_method_can_be_typed(self, registered: str, tmp_path: Path) -> None:
+        picture = str(scene_paths()["plane-sky"])
+        assert main([picture, "--model", "demo-fair", "--method", registered, "--out", str(tmp_path)]) == 0
+        assert (tmp_path / "plane-sky.gradient-size.png").is_file()
+
+    def test_a_file_of_the_user_may_bring_model_and_method(self, tmp_path: Path) -> None:
+        file = tmp_path / "mine.py"
+        file.write_text(
+            "import camkit\n"
+            "def build():\n"
+            "    model = camkit.load_model('demo-fair')\n"
+            "    return model.module, model.preprocess\n"
+            "@camkit.register_method('gradient-size')\n"
+            "def gradient_size(activations, gradients):\n"
+            "    return gradients.abs().mean((2, 3), keepdim=True)\n"
+        )
+        picture = str(scene_paths()["plane-sky"])
+        options = ["--model", f"{file}:build", "--method", "gradient-size", "--out", str(tmp_path)]
+        assert main([picture, *options]) == 0
+        assert (tmp_path / "plane-sky.gradient-size.png").is_file()
+        del METHODS["gradient-size"]
+
+    def test_a_function_is_a_method_named_after_itself(self) -> None:
+        method = find_method(gradient_size)
+        assert (method.name, method.title, method.needs) == ("gradient_size", "gradient_size", "gradients")
+        assert method.weights is gradient_size
+        assert "gradient_size" not in METHODS
+
+    def test_a_registered_function_is_its_method(self, registered: str) -> None:
+        assert find_method(gradient_size) is METHODS[registered]
+        assert find_method(METHODS["cam"].weights).needs == "head"
+
+    def test_a_method_is_found_as_itself(self) -> None:
+        assert find_method(METHODS["layercam"]) is METHODS["layercam"]
+
+    def test_a_taken_name_must_be_replaced_on_purpose(self, registered: str) -> None:
+        with pytest.raises(MethodError, match=r"already a method 'gradient-size'.*replace=True"):
+            camkit.register_method(registered)
+        camkit.register_method(registered, summary="again", replace=True)(gradient_size)
+        assert METHODS[registered].summary == "again"
+
+    @pytest.mark.parametrize("name", ["", "a/b", "two words", ".hidden", 7])
+    def test_a_name_that_cannot_be_a_file_name_is_refused(self, name: Any) -> None:
+        with pytest.raises(MethodError, match="letters, digits"):
+            camkit.register_method.__wrapped__(name)
+
+    def test_unknown_needs_are_refused(self) -> None:
+        with pytest.raises(MethodError, match="'gradients' or 'head'"):
+            camkit.register_method.__wrapped__("new", needs="activations")
+
+    def test_neither_name_nor_function_is_refused(self) -> None:
+        with pytest.raises(MethodError, match="name such as 'gradcam' or a function"):
+            find_method.__wrapped__(7)
+
+    @pytest.mark.parametrize("shape", [(2, 3, 1, 1), (2, 3, 4, 5), (1, 3, 1, 1), (2, 3, 4, 1)])
+    def test_weights_that_broadcast_are_accepted(self, shape: tuple[int, ...]) -> None:
+        check_weights(find_method(gradient_size), torch.full(shape, math.nan), torch.zeros(2, 3, 4, 5))
+
+    @pytest.mark.parametrize("shape", [(2, 3), (3,), (), (2, 4, 1, 1), (2, 3, 5, 4), (1, 2, 3, 4, 5)])
+    def test_weights_that_do_not_broadcast_are_refused(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(MethodError, match=r"'gradient_size' returned weights of shape .* keepdim=True"):
+            check_weights(find_method(gradient_size), torch.zeros(shape), torch.zeros(2, 3, 4, 5))
+
+    @pytest.mark.parametrize(
+        ("weights", "said"),
+        [
+            (None, "must return a tensor of weights, not NoneType"),
+            (np.zeros((2, 3, 4, 5)), "not ndarray"),
+            (torch.zeros(2, 3, 1, 1, dtype=torch.int64), "floating-point weights on cpu, not torch.int64"),
+            (torch.zeros(2, 3, 1, 1, device="meta"), "not torch.float32 on meta"),
+        ],
+    )
+    def test_what_is_no_tensor_of_weights_is_refused(self, weights: Any, said: str) -> None:
+        with pytest.raises(MethodError, match=said):
+            check_weights(find_method(gradient_size), weights, torch.zeros(2, 3, 4, 5))

@@ -167,6 +167,31 @@ def test_another_number_of_classes_is_taken_from_the_file_and_the_labels_are_unk
     assert all(value.shape == shapes[key].shape for key, value in loaded.module.state_dict().items())
 
 
+@pytest.mark.parametrize("classes", [1000, 7])
+def test_a_network_that_cannot_be_built_without_values_takes_a_file(tmp_path, classes):
+    """RegNet computes its widths with tensors, so PyTorch's meta device cannot build it."""
+    state = torchvision.models.regnet_y_400mf(num_classes=classes).state_dict()
+    torch.save(state, tmp_path / "w.pth")
+
+    loaded = load_model("regnet_y_400mf", tmp_path / "w.pth", "cpu")
+
+    assert loaded.module.fc.out_features == classes
+    assert (loaded.labels is None) == (classes != 1000)
+
+
+def test_the_published_number_of_classes_builds_the_network_once(tmp_path, squeezenet, monkeypatch):
+    torch.save(squeezenet.state_dict(), tmp_path / "w.pth")
+    built = []
+    build = torchvision.models.get_model
+    monkeypatch.setattr(
+        torchvision.models, "get_model", lambda *args, **kwargs: built.append(1) or build(*args, **kwargs)
+    )
+
+    load_model(SMALL, tmp_path / "w.pth", "cpu")
+
+    assert len(built) == 1
+
+
 def test_seven_classes_end_to_end(tmp_path, picture):
     torch.save(torchvision.models.squeezenet1_1(num_classes=7).state_dict(), tmp_path / "w.pth")
 

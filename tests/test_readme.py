@@ -3,6 +3,7 @@
 import doctest
 import io
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,19 @@ def test_the_python_example_names_what_exists() -> None:
     assert block
     for attribute in set(re.findall(r"found\.(\w+)", block[1])):
         assert hasattr(found, attribute), attribute
+
+
+def test_the_example_of_a_method_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = re.search(r"<!-- method example -->\n```python\n(.*?)```", README, re.DOTALL)
+    assert block
+    assert len(block[1].splitlines()) <= 10
+    shutil.copy(scene_paths()["plane-sky"], tmp_path / "image.jpg")
+    monkeypatch.chdir(tmp_path)
+    try:
+        exec(block[1], {})
+        assert camkit.METHODS["gradient-size"].summary == "how much each channel matters, whatever the sign"
+    finally:
+        del camkit.METHODS["gradient-size"]
 
 
 def test_the_examples_of_the_hooks_page_are_right() -> None:

@@ -101,7 +101,7 @@ def explain(
     from camkit.scale.folder import Drawing, explain_files
 
     drawing = Drawing(style, colormap, alpha)
-    if method is not None:
+    if method is not None and ":" not in source.model:  # the file behind mine.py:build may register its own methods
         find_method(method)
     corners = None if near is None else numbers("near", near)
     if corners is not None and len(corners) != 4:
@@ -166,7 +166,7 @@ def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) 
             if as_json:
                 print(lines.render(row), flush=True)  # noqa: T201
             elif isinstance(row, Failure):
-                printer(stderr=True).print(text.row(row))
+                printer(stderr=True).print(text.failure(row))
             else:
                 console.print(text.row(row))
             progress.update(task, completed=len(finished))

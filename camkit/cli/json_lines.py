@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
-from camkit.scale.folder import Written
-from camkit.types import Failure
+if TYPE_CHECKING:
+    from camkit.scale.folder import Written
+    from camkit.types import Failure
 
 
 def render(row: Written | Failure) -> str:

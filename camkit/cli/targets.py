@@ -11,7 +11,6 @@ import numpy as np
 
 from camkit.errors import InputError
 from camkit.images.read import open_picture
-from camkit.images.regions import seen
 from camkit.targets import TargetLike, above, box, contrast, direction, segment, similar_to, top
 from camkit.types import Preprocess
 
@@ -89,6 +88,8 @@ class Asked:
 
     def _mask(self, pictures: Sequence[Path], preprocess: Preprocess | None) -> Any:
         """Return the mask as the model's input shows it, resized and cropped as its picture is."""
+        from camkit.images.regions import seen
+
         assert self.mask is not None
         mask = open_picture(self.mask).convert("L")
         if len(pictures) != 1 or preprocess is None:

@@ -1,19 +1,24 @@
-"""Rows and tables for a terminal, as rich renderables: names are text, never markup."""
+"""Rows and tables for a terminal, as rich renderables: names are text, never markup.
+
+What is printed is imported for the type checker alone, so that ``camkit methods`` does not wait for PyTorch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from camkit.demo.poster import DemoResult
-from camkit.layers.choose import Probe
-from camkit.layers.costs import Costs
-from camkit.methods import Method
-from camkit.scale.folder import Written
-from camkit.types import Failure, Layout
+if TYPE_CHECKING:
+    from camkit.demo.poster import DemoResult
+    from camkit.layers.choose import Probe
+    from camkit.layers.costs import Costs
+    from camkit.methods import Method
+    from camkit.scale.folder import Written
+    from camkit.types import Failure, Layout
 
 _NOTES = {
     "no_positive_evidence": "no positive evidence: nothing in the picture speaks for this target at this layer",
@@ -22,11 +27,14 @@ _NOTES = {
 }
 
 
-def row(result: Written | Failure) -> Text:
+def failure(failed: Failure) -> Text:
+    """Return what is printed for a picture that could not be explained."""
+    return Text.assemble((failed.source, "bold"), "  ", (f"error: {failed.error}", "red"))
+
+
+def row(written: Written) -> Text:
     """Return what is printed for one picture and target."""
-    if isinstance(result, Failure):
-        return Text.assemble((result.source, "bold"), "  ", (f"error: {result.error}", "red"))
-    found = result.explanation
+    found = written.explanation
     share = "" if found.probability is None else f" {found.probability:.1%}"
     text = Text.assemble(
         (str(found.source), "bold"),
@@ -36,7 +44,7 @@ def row(result: Written | Failure) -> Text:
     )
     if found.status in _NOTES:
         text.append(f"  {_NOTES[found.status]}\n", "yellow")
-    return text.append(f"  wrote {result.file}")
+    return text.append(f"  wrote {written.file}")
 
 
 def methods(table: Iterable[Method]) -> Table:
@@ -49,9 +57,8 @@ def methods(table: Iterable[Method]) -> Table:
     return drawn
 
 
-def layers(probe: Probe, costs: Costs | None = None) -> Table:
+def layers(probe: Probe, costs: Costs) -> Table:
     """Return every call of every module in execution order, the chosen layer marked, with what each costs."""
-    counted = costs or Costs()
     chosen = set(probe.choice.layers) if probe.choice else set()
     drawn = Table(box=None, pad_edge=False)
     for heading in ("", "layer", "type", "output", "grid"):
@@ -61,7 +68,7 @@ def layers(probe: Probe, costs: Costs | None = None) -> Table:
     drawn.add_column("", no_wrap=True)
     for line in probe.rows:
         is_chosen = line.ref in chosen
-        cost = counted.of(line.ref)
+        cost = costs.of(line.ref)
         drawn.add_row(
             ">" if is_chosen else "",
             Text(str(line.ref) if line.ref.name else "(the model)"),

@@ -23,8 +23,9 @@ from camkit.errors import InputError, LayerError, OutputError
 from camkit.hooks import record
 from camkit.images.files import write_file
 from camkit.images.prepare import as_pixels, extremes, prepare
-from camkit.layers.choose import looked_at, named_layers, resolve
+from camkit.layers.choose import looked_at, resolve
 from camkit.layers.layouts import infer_layout
+from camkit.layers.names import Selector, find_layers
 from camkit.models import as_model, device_of, dtype_of, spatial_rank
 from camkit.models.loaded import LoadedModel
 from camkit.types import ImageLike, LayerChoice, Pixels, Preprocess
@@ -36,6 +37,7 @@ _GAP = 10
 _CAPTION = 22
 _HEAD = 58
 _WIDEST = 12  # tiles in a row
+_NAMED_IN_ERROR = 5  # layers that an error lists, so that it stays one line or two
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +111,7 @@ class FeatureMaps:
 def feature_maps(
     model: nn.Module | str | LoadedModel,
     img: ImageLike,
-    layer: str | nn.Module | None = None,
+    layer: Selector | None = None,
     *,
     top: int | None = None,
     preprocess: Preprocess | None = None,
@@ -120,14 +122,15 @@ def feature_maps(
     Args:
         model, preprocess, device: as for ``camkit.explain``; the model comes back exactly as it went in.
         img: one picture: a path, a PIL picture, an array (H, W, 3) or a normalised tensor (C, H, W).
-        layer: a dotted name (``"relu#2"``: its 2nd run) or a module; None is the layer that ``explain`` would use.
+        layer: chosen as in ``camkit.hooks.record``, for example ``"layer4"`` or ``"relu#2"`` for its second call; None
+            means the layer that ``explain`` would choose.
         top: only so many of the strongest; None is all of them.
 
     Returns:
         A ``FeatureMaps``, the channel with the largest mean absolute value first.
 
     Raises:
-        LayerError: there is no such layer, or its output has no grid of cells.
+        LayerError: there is no such layer, several layers match, or the layer's output has no grid of cells.
         InputError: ``top`` is less than 1, or the picture cannot be read.
 
     Example:
@@ -145,7 +148,7 @@ def feature_maps(
         img = img[0]
     prepared = prepare(img, loaded.preprocess, source, spatial_rank(module))
     inputs = prepared.tensor[None].detach().to(device_of(module), dtype_of(module))
-    choice = resolve(module, inputs) if layer is None else named_layers(module, layer)
+    choice = resolve(module, inputs) if layer is None else _only_layer(module, layer)
     maps = _maps(module, inputs, choice)
     strengths = np.nan_to_num(np.abs(maps).mean(axis=(1, 2)), nan=-1.0, posinf=float(np.finfo(np.float32).max))
     order = np.argsort(-strengths, kind="stable")[:top]
@@ -163,11 +166,20 @@ def feature_maps(
     )
 
 
+def _only_layer(model: nn.Module, selector: Selector) -> LayerChoice:
+    layers = find_layers(model, selector)
+    if len(layers) > 1:
+        names = ", ".join(repr(str(ref)) for ref in layers[:_NAMED_IN_ERROR])
+        more = ", ..." if len(layers) > _NAMED_IN_ERROR else ""
+        raise LayerError(f"feature_maps shows one layer, and {len(layers)} match: {names}{more}; choose one of them")
+    return LayerChoice(layers, "as asked for")
+
+
 def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], choice: LayerChoice) -> Float[np.ndarray, "k h w"]:
     """Run the model once and return the layer's output as maps."""
     ref = choice.layers[0]
     choice, layouts = looked_at(model, inputs, choice)
-    with quiet_pass(model, inputs.device, "fp32"), record(model, str(ref)) as recording:
+    with quiet_pass(model, inputs.device, "fp32"), record(model, ref) as recording:
         model(inputs.clone())
     found = feature_tensor(recording[str(ref)].output)
     shape = None if found is None else tuple(found[1].shape)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from camkit.diagnosis.values import Finding, LayerStatistics, Setting, counted
+from camkit.layers.names import WHOLE_MODEL
 
 VANISHING = 1e-4
 """First layers whose gradient is so much smaller than the last ones' learn ten thousand times slower than those."""
@@ -230,6 +231,6 @@ def _frozen(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
     numbers = sum(row.parameters for row in frozen)
     all_numbers = sum(row.parameters for row in having)
     names = tuple(row.layer.partition("#")[0] for row in frozen)
-    listed = ", ".join(repr(name or "(the model)") for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    listed = ", ".join(repr(name or WHOLE_MODEL) for name in names[:3]) + (", ..." if len(names) > 3 else "")
     text = f"{numbers:,} of {all_numbers:,} parameters don't require gradients and stay as they are: {listed}"
     return [Finding("frozen", names, text)]

@@ -18,7 +18,7 @@ from camkit.diagnosis.values import LayerStatistics, Setting
 from camkit.diagnosis.watching import Watched
 from camkit.errors import LayerError
 from camkit.hooks import Call
-from camkit.layers.names import layers_of
+from camkit.layers.names import modules_by_name
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
@@ -32,7 +32,7 @@ def rows_of(model: nn.Module, watched: Watched) -> tuple[LayerStatistics, ...]:
 
     What hands on what it was given, or what the last layer within it returned, as a block does, has none.
     """
-    layers = layers_of(model)
+    layers = modules_by_name(model)
     runs = Counter(call.name for call in watched.outputs.calls)
     before, axis = -1, 1
     rows = []
@@ -71,7 +71,7 @@ def setting_of(model: nn.Module, watched: Watched, pictures: int, *, to_train: b
         to_train,
         frozenset(name for name, found in given.items() if any(one.nan for one in found)),
         frozenset(name for name, found in given.items() if any(one.inf for one in found)),
-        tuple(name for name, module in layers_of(model).items() if _is_zero(module)),
+        tuple(name for name, module in modules_by_name(model).items() if _is_zero(module)),
         tuple(sorted(wrong, key=lambda name: wrong[name])),
         not watched.training and any(_is_unsettled(module) for module in model.modules()),
     )

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from camkit.layers.names import WHOLE_MODEL
+
 Kind: TypeAlias = Literal["nan", "infinity", "exploding", "vanishing", "no gradient", "dead", "saturated", "frozen"]
 """What a finding is about."""
 
@@ -129,7 +131,7 @@ class LayerStatistics:
     @property
     def name(self) -> str:
         """The layer's name as it is shown."""
-        return self.layer or "(the model)"
+        return self.layer or WHOLE_MODEL
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -20,7 +20,7 @@ from camkit.engine.capture import quiet_pass
 from camkit.engine.nested import tensors_in
 from camkit.engine.restore import same_requirements
 from camkit.hooks import Recording, edit, record
-from camkit.layers.names import layers_of
+from camkit.layers.names import modules_by_name
 from camkit.types import Precision
 
 Score: TypeAlias = Callable[[Any], "Tensor | None"]
@@ -94,7 +94,7 @@ def _cut_off(model: nn.Module) -> Iterator[dict[str, list[int]]]:
     """Note which runs of the model's own code end with a function like ReLU that isn't a module."""
     own = [
         name
-        for name, module in layers_of(model).items()
+        for name, module in modules_by_name(model).items()
         if name and not type(module).__module__.startswith("torch.nn.")
     ]
     runs: Counter[str] = Counter()

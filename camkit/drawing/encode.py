@@ -16,7 +16,7 @@ def encode(pixels: Pixels, extension: str = ".png") -> bytes:
         OutputError: OpenCV knows no such file type.
     """
     try:
-        done, data = cv2.imencode(extension, np.ascontiguousarray(pixels[:, :, ::-1]))
+        done, data = cv2.imencode(extension, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
     except cv2.error:
         done = False
     if not done:

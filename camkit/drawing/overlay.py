@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import cv2
 import numpy as np
 from jaxtyping import Float
@@ -18,8 +20,9 @@ COLORMAPS: dict[str, int] = {
 
 STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap")
 
-_UNSEEN = 0.45
-"""Brightness of the parts of a picture that the preprocessing cropped away, which the model did not see."""
+_CROPPED_BRIGHTNESS = 0.45
+"""Brightness of the part of a picture that the preprocessing cropped away: the model did not see it."""
+_DARKENED = (np.arange(256) * _CROPPED_BRIGHTNESS).astype(np.uint8)
 
 
 def check(style: str, colormap: str, alpha: float) -> None:
@@ -35,7 +38,7 @@ def check(style: str, colormap: str, alpha: float) -> None:
 def colorize(heatmap: Float[np.ndarray, "h w"], colormap: str = "turbo") -> Pixels:
     """Return a heatmap (values 0..1) in colours."""
     levels = np.clip(np.rint(heatmap * 255), 0, 255).astype(np.uint8)
-    return np.ascontiguousarray(cv2.applyColorMap(levels, COLORMAPS[colormap])[:, :, ::-1])
+    return np.asarray(cv2.cvtColor(cv2.applyColorMap(levels, COLORMAPS[colormap]), cv2.COLOR_BGR2RGB))
 
 
 def place(heatmap: Float[np.ndarray, "h w"], box: Box, size: tuple[int, int]) -> Float[np.ndarray, "height width"]:
@@ -47,13 +50,24 @@ def place(heatmap: Float[np.ndarray, "h w"], box: Box, size: tuple[int, int]) ->
     onto_picture = np.array(
         [[across, 0, box.left + across / 2 - 0.5], [0, down, box.top + down / 2 - 0.5]], dtype=np.float64
     )
-    placed = cv2.warpAffine(
+    stretched = cv2.warpAffine(
         heatmap, onto_picture, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
-    ).astype(np.float32)
-    rows, columns = np.arange(height) + 0.5, np.arange(width) + 0.5
-    placed[(rows < box.top) | (rows > box.bottom)] = np.nan
-    placed[:, (columns < box.left) | (columns > box.right)] = np.nan
-    return np.asarray(placed)
+    )
+    placed = np.full(size, np.nan, np.float32)
+    covered = _pixels_in(box, size)
+    placed[covered] = stretched[covered]
+    return placed
+
+
+def _pixels_in(box: Box, size: tuple[int, int]) -> tuple[slice, slice]:
+    """Return the rows and the columns of the pixels whose centres lie in a box."""
+    height, width = size
+    return _between(box.top, box.bottom, height), _between(box.left, box.right, width)
+
+
+def _between(start: float | int, end: float | int, length: int) -> slice:
+    first, last = max(math.ceil(start - 0.5), 0), min(math.floor(end - 0.5), length - 1)
+    return slice(first, max(last + 1, first))
 
 
 def blend(
@@ -70,13 +84,14 @@ def blend(
     """
     pixels = np.ascontiguousarray(pixels)
     height, width = pixels.shape[:2]
-    placed = place(heatmap, box or Box(0, 0, width, height), (height, width))
-    unseen = np.isnan(placed)
-    colours = colorize(np.nan_to_num(placed), colormap)
-    share = alpha if heatmap.any() else 0.0
-    blended = cv2.addWeighted(pixels, 1 - share, colours, share, 0)
-    blended[unseen] = (pixels[unseen] * _UNSEEN).astype(np.uint8)
-    return np.asarray(blended)
+    box = box or Box(0, 0, width, height)
+    covered = _pixels_in(box, (height, width))
+    blended = np.asarray(cv2.LUT(pixels, _DARKENED))
+    if blended[covered].size:
+        colours = colorize(place(heatmap, box, (height, width))[covered], colormap)
+        share = alpha if heatmap.any() else 0.0
+        blended[covered] = cv2.addWeighted(pixels[covered], 1 - share, colours, share, 0)
+    return blended
 
 
 def render(

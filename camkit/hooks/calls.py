@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from camkit.engine.attach import Scope, TensorHooks, backward_pass
 from camkit.engine.nested import Make, mapped
 from camkit.errors import LayerError, did_you_mean
-from camkit.layers.names import layers_of, without_run
+from camkit.layers.names import WHOLE_MODEL, modules_by_name, split_call
 from camkit.types import LayerRef
 
 
@@ -137,7 +137,7 @@ class Recording(Mapping[str, Call]):
     def __init__(self, model: nn.Module, refs: Sequence[LayerRef]) -> None:
         self._refs = frozenset(refs)
         self._selected = {ref.name for ref in refs}
-        layers = layers_of(model)
+        layers = modules_by_name(model)
         first = {layers[name]: name for name in self._selected}
         self._names = {name: first[module] for name, module in layers.items() if module in first}
         self._runs: defaultdict[str, int] = defaultdict(int)
@@ -195,10 +195,10 @@ class Recording(Mapping[str, Call]):
 
     def _find(self, key: str) -> Call | str:
         """Return the run, or what to say of there being none."""
-        name, run = without_run(key, self._names)
+        name, run = split_call(key, self._names)
         if name not in self._names:
             hint = did_you_mean(name, [known for known in self._names if known])
-            return f"layer {name!r} is not among those recorded{hint}"
+            return f"layer {name or WHOLE_MODEL!r} is not among those recorded{hint}"
         name = self._names[name]
         runs = self._runs[name]
         if not runs:

@@ -15,7 +15,7 @@ from camkit.engine.nested import tensors_in
 from camkit.engine.restore import eagerly
 from camkit.errors import LayerError
 from camkit.hooks.changes import Change
-from camkit.layers.names import Selector, layers_of, matching, select, select_parameters, without_run
+from camkit.layers.names import Selector, chooses_layers, modules_by_name, select_layers, select_parameters
 from camkit.types import LayerRef
 
 
@@ -92,8 +92,8 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
 
     """
     scope, hooks = Scope(), TensorHooks()
-    names = list(layers_of(model))
-    of_parameters = [key for key in edits if isinstance(key, str) and not _is_layer(names, key)]
+    modules = modules_by_name(model)
+    of_parameters = [key for key in edits if isinstance(key, str) and not chooses_layers(modules, key)]
     of_layers = {key: change for key, change in edits.items() if key not in of_parameters}
 
     def watch(name: str, change: Change, output: Any) -> None:
@@ -118,10 +118,6 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
         raise
 
 
-def _is_layer(names: list[str], key: str) -> bool:
-    return any(True for _ in matching(names, without_run(key, names)[0]))
-
-
 def _changed(what: str, change: Change, gradient: Tensor | None) -> Tensor | None:
     if gradient is None:  # a custom function may have none for one of its inputs
         return None
@@ -143,7 +139,9 @@ def _after(
     scope: Scope,
 ) -> Iterator[None]:
     """Call ``act(name, function, output)`` after each run of the layers that is meant."""
-    asked = [(ref, module, change) for key, change in edits.items() for ref, module in select(model, key).items()]
+    asked = [
+        (ref, module, change) for key, change in edits.items() for ref, module in select_layers(model, key).items()
+    ]
     runs: Counter[nn.Module] = Counter()
 
     def begun(*_: Any) -> None:

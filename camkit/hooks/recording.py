@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,13 +15,13 @@ from camkit.engine.attach import TensorHooks, input_hooks, output_hooks
 from camkit.engine.nested import Make, mapped, plain, shares_memory
 from camkit.engine.restore import eagerly
 from camkit.hooks.calls import Call, Recording
-from camkit.layers.names import Selector, select
+from camkit.layers.names import Selector, select_layers
 
 
 @contextmanager
 def record(
     model: nn.Module,
-    layers: Selector | Sequence[Selector],
+    layers: Selector | Iterable[Selector],
     *,
     inputs: bool = False,
     outputs: bool = True,
@@ -62,7 +62,7 @@ def record(
     (['0', '1'], torch.Size([5, 2, 2, 2]), torch.Size([5, 2, 2, 2]))
 
     """
-    modules = select(model, layers)
+    modules = select_layers(model, layers)
     recording = Recording(model, list(modules))
     scope, keep = recording._scope, _copied if reduce is None else partial(_reduced, reduce)
     waiting: defaultdict[str, list[Any]] = defaultdict(list)

@@ -1,1 +1,1 @@
-"""From files, pictures, arrays and tensors to a model's input, and which part of the picture it shows."""
+"""Reads pictures, turns them into a model's input, and finds the part of the picture that the model sees."""

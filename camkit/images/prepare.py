@@ -1,4 +1,4 @@
-"""From what a person has (a file, a PIL picture, an array, a tensor) to a model's input, and back to the picture."""
+"""Turns a file, a PIL picture, an array or a tensor into a model's input, and a model's input back into a picture."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ImageError
+from camkit.images.crop import crop_box
 from camkit.images.read import from_array, open_picture, upright
-from camkit.images.seen import seen_box
 from camkit.types import Box, ImageLike, Pixels, Preprocess
 
 
 def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]:
-    """Walk through images, taking batches (N, C, H, W) apart without copying them; ``rank`` counts the axes after C."""
+    """Yield single images; a tensor with a batch axis, (N, C, H, W) for ``rank`` 2, is split without copying."""
     for image in images:
         if isinstance(image, Tensor) and image.dim() == rank + 2:
             yield from image
@@ -29,17 +29,18 @@ def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]
 
 
 def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: int = 2) -> Prepared:
-    """Make one image ready for the model.
+    """Prepare one image for the model.
+
+    Whether its values are finite is checked later, for a whole batch at once; see ``extremes``.
 
     Args:
-        image: a path, a PIL picture, an array (H, W, C), or a normalised tensor (C, H, W), which is used as it is.
+        image: a path, a PIL picture, an array (H, W, C), or a normalised tensor (C, H, W), which is used unchanged.
         preprocess: turns a PIL picture into the model's input; not used for a tensor.
         source: the name to report.
-        rank: axes of a tensor after the channels: 2, for a signal 1, for a volume 3.
+        rank: the number of axes after the channels in a tensor: 1 for a signal, 2 for a picture, 3 for a volume.
 
     Raises:
-        ImageError: the image cannot be read or has the wrong form, or there is no ``preprocess`` and one is needed.
-            That its values are finite is checked for a whole batch at once, see ``extremes``.
+        ImageError: the image cannot be read or has the wrong form, or it needs ``preprocess`` and there is none.
     """
     if isinstance(image, Tensor):
         return _prepare_tensor(image, source, rank)
@@ -51,12 +52,12 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: 
         picture = from_array(image)
     else:
         raise ImageError(
-            f"an image is a path, a PIL picture, an H x W x C array or a C x H x W tensor, not a {type(image).__name__}"
+            f"an image is a path, a PIL picture, an array (H, W, C) or a tensor (C, H, W), not {type(image).__name__}"
         )
     if preprocess is None:
         raise ImageError(
-            "this model does not say how its pictures are prepared; pass preprocess=..., for torchvision weights "
-            "theirs (preprocess=weights.transforms()), or pass a normalised tensor; in a shell --size, --mean and --std"
+            "camkit does not know how to prepare pictures for this model; pass preprocess=... (with torchvision weights: "
+            "preprocess=weights.transforms()) or a normalised tensor; in a shell, pass --size, --mean and --std"
         )
     if isinstance(preprocess, ImageClassification):
         _check_not_thin(picture, preprocess, source)
@@ -67,13 +68,13 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: 
         or (tensor.dim() == 4 and len(tensor) != 1)
         or not tensor.numel()
     ):
-        seen = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ImageError(f"preprocess must turn a PIL picture into a tensor (C, H, W), but it returned {seen}")
+        returned = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ImageError(f"preprocess must turn a PIL picture into a tensor (C, H, W), but it returned {returned}")
     return Prepared(tensor[0] if tensor.dim() == 4 else tensor, np.asarray(picture), None, source)
 
 
 def _check_not_thin(picture: Image.Image, preset: ImageClassification, source: str) -> None:
-    """Refuse a picture that the preset would first enlarge beyond what Pillow takes for safe."""
+    """Refuse a picture that the preset would enlarge beyond the size that Pillow considers safe."""
     shorter, longer = sorted(picture.size)
     resize = preset.resize_size[0]
     if len(preset.resize_size) == 2:
@@ -81,19 +82,19 @@ def _check_not_thin(picture: Image.Image, preset: ImageClassification, source: s
     if Image.MAX_IMAGE_PIXELS is not None and resize * (resize * longer // shorter) > Image.MAX_IMAGE_PIXELS:
         raise ImageError(
             f"{source} has {picture.width} x {picture.height} pixels and is too thin for this model: its preprocessing "
-            f"makes the shorter side {resize}, and the longer would become {resize * longer // shorter}"
+            f"resizes the shorter side to {resize} pixels, so that the longer would have {resize * longer // shorter}"
         )
 
 
 def located(prepared: Prepared, preprocess: Preprocess | None) -> Prepared:
-    """Add the box that the preprocessing showed; where it cannot be followed, take the original picture away.
+    """Add the crop box of the preprocessing; if there is none to be found, remove the original picture.
 
-    Belongs into the caller's thread, since the caller's preprocessing and random generators take part in it.
+    Call it in the caller's thread: it runs the caller's preprocessing and touches the random generators.
     """
     if prepared.pixels is None or preprocess is None:
         return prepared
     size, output = prepared.pixels.shape[1::-1], prepared.tensor.shape[:0:-1]
-    box = seen_box(preprocess, (size[0], size[1]), (output[0], output[1]))
+    box = crop_box(preprocess, (size[0], size[1]), (output[0], output[1]))
     return replace(prepared, box=box) if box is not None else replace(prepared, pixels=None)
 
 
@@ -101,35 +102,35 @@ def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
     if tensor.dim() != rank + 1 or 0 in tensor.shape or not tensor.is_floating_point():
         axes = {1: "L", 2: "H, W", 3: "D, H, W"}[rank]
         raise ImageError(
-            f"a tensor must be a normalised picture (C, {axes}) or a batch (N, C, {axes}) of floating-point numbers, "
+            f"a tensor must be a normalised image (C, {axes}) or a batch (N, C, {axes}) of floating-point numbers, "
             f"not {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
     if tensor.layout is not torch.strided or tensor.is_meta:
         raise ImageError(
-            f"a tensor must hold its numbers in the ordinary way; this one is {tensor.layout} on {tensor.device}"
+            f"a tensor must be dense and hold values, but this one is {tensor.layout} on device {tensor.device}"
         )
     box = Box(0, 0, tensor.shape[2], tensor.shape[1]) if rank == 2 else None
     return Prepared(tensor, None, box, source)
 
 
 def stacked(tensors: list[Float[Tensor, "c *size"]]) -> Float[Tensor, "n c *size"]:
-    """Return the tensors as one batch, without a copy where they lie behind each other in memory already."""
+    """Return the tensors as one batch, without a copy if they already follow each other in memory."""
     first = tensors[0]
     step = first.numel()
-    in_a_row = first.is_contiguous() and all(
+    is_consecutive = first.is_contiguous() and all(
         tensor.is_contiguous()
         and tensor.dtype == first.dtype
         and tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
         and tensor.storage_offset() == first.storage_offset() + number * step
         for number, tensor in enumerate(tensors)
     )
-    if in_a_row:
+    if is_consecutive:
         return first.detach().as_strided((len(tensors), *first.shape), (step, *first.stride()))
     return torch.stack([tensor.detach() for tensor in tensors])
 
 
 def extremes(inputs: Float[Tensor, "n c *size"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return the least and the largest value of each input; NaN where it holds one."""
+    """Return the smallest and the largest value of each input; both are NaN if the input holds NaN."""
     low, high = inputs.detach().flatten(1).aminmax(dim=1)
     return low.float(), high.float()
 
@@ -137,7 +138,11 @@ def extremes(inputs: Float[Tensor, "n c *size"]) -> tuple[Float[Tensor, " n"], F
 def as_pixels(
     inputs: Float[Tensor, "n c h w"], low: Float[Tensor, " n"], high: Float[Tensor, " n"]
 ) -> UInt8[np.ndarray, "n h w 3"] | None:
-    """Draw a model's inputs, each one's own range stretched to 0..255; None where they are neither grey nor RGB."""
+    """Draw a model's inputs, the range of each stretched to 0..255.
+
+    Returns:
+        Pictures (N, h, w, 3), or None if the inputs are neither grey nor RGB.
+    """
     if inputs.shape[1] not in (1, 3):
         return None
     slope = 255 / (high - low).clamp_min(torch.finfo(torch.float32).tiny)
@@ -149,9 +154,12 @@ def as_pixels(
 class Prepared:
     """One picture, ready for the model.
 
-    ``tensor`` is the model's input (C, H, W). ``pixels`` is the original picture and ``box`` the part of it that the
-    tensor shows. Where there is no picture, or its preprocessing could not be followed, ``pixels`` is None. ``number``
-    counts the pictures of a call, from 1.
+    Attributes:
+        tensor: the model's input (C, H, W).
+        pixels: the original picture; None if there is none, or if the crop box could not be found.
+        box: the part of the original picture that the tensor shows.
+        source: the name to report.
+        number: which picture of the call this is, from 1.
     """
 
     tensor: Float[Tensor, "c *size"]

@@ -1,10 +1,22 @@
-"""Which layers and parameters are meant: names, patterns, types and functions turned into modules and tensors."""
+"""The grammar of layer names, the same for explain, hooks, feature maps and the command line.
+
+A layer is chosen by
+
+- its dotted name, ``"layer4.2.relu"``, or ``"layer4.2.relu#3"`` for its third call in a pass,
+- a shell pattern, ``"layer*.conv?"``, where ``*`` matches dots too,
+- a type, ``nn.ReLU`` or its name ``"ReLU"``,
+- a module of the model,
+- a function of name and module that returns whether to take the layer.
+
+Every name that camkit prints is accepted too: ``"(the model)"``, several layers as ``"layer3+layer4"``, and names
+that ``torch.compile`` prefixed with ``_orig_mod``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -12,131 +24,215 @@ from torch import nn
 from camkit.errors import LayerError, ModelError, did_you_mean
 from camkit.types import LayerRef
 
-Selector: TypeAlias = str | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
-"""A layer's dotted name (``"layer4"``, ``"relu#2"``: its 2nd call), a pattern of names (``"layer*.conv?"``), a type
-(``nn.ReLU``), a module of the model, or a function of name and module."""
+Selector: TypeAlias = str | LayerRef | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
+"""One way to choose layers; the module's docstring lists them."""
+
+WHOLE_MODEL = "(the model)"
+"""How camkit prints the model itself, whose name in PyTorch is empty."""
+
+_COMPILED = "_orig_mod"
+"""The attribute in which ``torch.compile`` keeps the module it wraps, and so a part of the names inside."""
+
+_PATTERN_SIGNS = "*?["
 
 
-def layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return every module by each of its names, in the model's order; the model itself is ``""``.
+def find_layers(model: nn.Module, layers: Selector | Iterable[Selector]) -> tuple[LayerRef, ...]:
+    """Return the layers that one or several selectors choose, in the order of the selectors, each layer once.
 
-    What ``torch.compile`` wraps has the names it had before.
+    A pattern or a type may choose several layers. A module with several names is returned under its first.
+
+    Raises:
+        LayerError: a selector matches no layer, or a call number is not 1 or more; the message suggests near names.
+        ModelError: a layer is TorchScript, which has no hooks.
+
+    >>> find_layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), ["1#2", nn.Linear])
+    (LayerRef(name='1', call=2), LayerRef(name='0', call=None))
+    """
+    return tuple(select_layers(model, layers))
+
+
+def select_layers(model: nn.Module, layers: Selector | Iterable[Selector]) -> dict[LayerRef, nn.Module]:
+    """Return what ``find_layers`` returns, with the module of each layer."""
+    modules = modules_by_name(model)
+    first_names = first_name_by_module(modules)
+    selected: dict[LayerRef, nn.Module] = {}
+    for selector in _as_list(layers):
+        for name, call in _matches(modules, selector):
+            selected[LayerRef(first_names[modules[name]], call)] = modules[name]
+    _refuse_scripted(selected)
+    return selected
+
+
+def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """Return every module under each of its names, in the model's order; the model itself is ``""``.
+
+    Modules inside ``torch.compile`` have the names they had before.
     """
     named = model.named_modules(remove_duplicate=False)
-    return {plain_name(name): module for name, module in named if not hasattr(module, "_orig_mod")}
+    return {plain_name(name): module for name, module in named if not hasattr(module, _COMPILED)}
+
+
+def first_name_by_module(modules: dict[str, nn.Module]) -> dict[nn.Module, str]:
+    """Return the first name of each module."""
+    return {module: name for name, module in reversed(modules.items())}
 
 
 def plain_name(name: str) -> str:
-    """Return the name that something had before ``torch.compile`` wrapped what it is in."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+    """Return the name that a module or parameter had before ``torch.compile`` wrapped a module around it.
+
+    >>> plain_name("_orig_mod.layer4._orig_mod.conv1")
+    'layer4.conv1'
+    """
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
 
 
-def select(model: nn.Module, selectors: Selector | Sequence[Selector]) -> dict[LayerRef, nn.Module]:
-    """Return the modules that are meant, in the order asked for, each under its first name.
+def split_call(text: str, names: Container[str]) -> tuple[str, str | None]:
+    """Split ``"relu#2"`` into the layer's name and the digits of the call, None if there is no ``#``.
 
-    A pattern is one of the shell's, where ``*`` stands for dots too, and matches every layer but the model itself.
+    A text that is a name as a whole is not split: a module's own name may contain ``#``.
+
+    >>> split_call("relu#2", ["relu"]), split_call("relu", ["relu"]), split_call("(the model)#1", [""])
+    (('relu', '2'), ('relu', None), ('', '1'))
+    """
+    name, digits = text, None
+    if "#" in text and text not in names:
+        name, _, digits = text.rpartition("#")
+    if name not in names:
+        name = "" if name == WHOLE_MODEL else plain_name(name)
+    return name, digits
+
+
+def names_matching(names: Iterable[str], pattern: str) -> list[str]:
+    """Return the name that equals the pattern, or else all that match it; no pattern matches the model itself."""
+    names = list(names)
+    if pattern in names:
+        return [pattern]
+    return [name for name in names if name and fnmatchcase(name, pattern)]
+
+
+def chooses_layers(modules: dict[str, nn.Module], text: str) -> bool:
+    """Return whether a text chooses layers, whatever call number follows its ``#``."""
+    return all(lookup.names for lookup in _lookups(modules, text))
+
+
+def select_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters with this name or matching this pattern, each under its first name.
 
     Raises:
-        LayerError: a selector matches nothing.
-        ModelError: a layer is TorchScript, which has no hooks.
-
-    >>> select(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), ["1#2", nn.Linear])
-    {LayerRef(name='1', call=2): ReLU(), LayerRef(name='0', call=None): Linear(...)}
+        LayerError: no layer or parameter matches, or none of the matching parameters requires gradients.
     """
-    layers = layers_of(model)
-    asked = list(selectors) if isinstance(selectors, Sequence) and not isinstance(selectors, str) else [selectors]
-    if not asked:
-        raise LayerError("the list of layers is empty; '*' stands for all of them")
-    first_names = first_name_by_module(layers)
-    found: dict[LayerRef, nn.Module] = {}
-    for selector in asked:
-        for name, call in _matches(layers, selector):
-            found[LayerRef(first_names[layers[name]], call)] = layers[name]
-    _refuse_scripted(found)
-    return found
+    parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    names = names_matching(parameters, pattern) or names_matching(parameters, plain_name(pattern))
+    if not names:
+        modules = modules_by_name(model)
+        hint = _hint(pattern, [*modules, *parameters], modules)
+        raise LayerError(f"the model has no layer or parameter {pattern!r}{hint}")
+    trainable = {name: parameters[name] for name in names if parameters[name].requires_grad}
+    if not trainable:
+        raise LayerError(f"parameter {names[0]!r} does not require gradients, so there are none to change")
+    return trainable
 
 
-def first_name_by_module(layers: dict[str, nn.Module]) -> dict[nn.Module, str]:
-    """Return the name under which a module comes first."""
-    return {module: name for name, module in reversed(layers.items())}
+def _as_list(layers: Any) -> list[Any]:
+    """Return the selectors as a list; a container of modules, such as ``nn.Sequential``, is one selector."""
+    if isinstance(layers, (str, bytes, nn.Module, LayerRef)) or not isinstance(layers, Iterable):
+        return [layers]
+    selectors = list(layers)
+    if not selectors:
+        raise LayerError("the list of layers is empty; name at least one layer ('*' means all of them)")
+    return selectors
 
 
-def _refuse_scripted(found: dict[LayerRef, nn.Module]) -> None:
-    for ref, module in found.items():
+def _refuse_scripted(modules: dict[LayerRef, nn.Module]) -> None:
+    for ref, module in modules.items():
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(
                 f"layer {str(ref)!r} is TorchScript, which has no hooks; pass the Python module it was made from"
             )
 
 
-def _matches(layers: dict[str, nn.Module], selector: Any) -> list[tuple[str, int | None]]:
+def _matches(modules: dict[str, nn.Module], selector: Any) -> list[tuple[str, int | None]]:
+    """Return the name of each layer that a selector chooses, and the number of the call, None for every call."""
     if isinstance(selector, str):
-        return _named(layers, selector)
+        return [match for lookup in _lookups(modules, selector) for match in _checked(modules, lookup)]
+    if isinstance(selector, LayerRef):
+        name = plain_name(selector.name)
+        if name not in modules:
+            raise LayerError(f"the model has no layer {name!r}{_hint(name, modules, modules)}")
+        return [(name, selector.call)]
     if isinstance(selector, nn.Module):
-        wanted = getattr(selector, "_orig_mod", selector)
-        names = [name for name, module in layers.items() if module is wanted][:1]
+        wanted = getattr(selector, _COMPILED, selector)
+        names = [name for name, module in modules.items() if module is wanted][:1]
         complaint = f"the {type(selector).__name__} passed as a layer is not a part of the model"
     elif isinstance(selector, type):
-        names = [name for name, module in layers.items() if isinstance(module, selector)]
-        kinds = {type(module).__name__ for module in layers.values()}
-        hint = did_you_mean(selector.__name__, kinds) or f"; its types are {', '.join(sorted(kinds))}"
+        names = [name for name, module in modules.items() if isinstance(module, selector)]
+        types = _type_names(modules)
+        hint = did_you_mean(selector.__name__, types) or f"; its types are {', '.join(types)}"
         complaint = f"the model has no layer of type {selector.__name__}{hint}"
     elif callable(selector):
-        names = [name for name, module in layers.items() if selector(name, module)]
+        names = [name for name, module in modules.items() if selector(name, module)]
         complaint = f"the function {getattr(selector, '__name__', selector)!r} chose no layer of the model"
     else:
-        raise LayerError(
-            f"layers are chosen by name, pattern, type, module or function, not by a value such as {selector!r}"
-        )
+        raise LayerError(f"a layer is chosen by a name, pattern, type, module or function, not by {selector!r}")
     if not names:
         raise LayerError(complaint)
     return [(name, None) for name in names]
 
 
-def _named(layers: dict[str, nn.Module], selector: str) -> list[tuple[str, int | None]]:
-    pattern, digits = without_run(selector, layers)
-    if digits is not None and not (digits.isdecimal() and int(digits) > 0):
-        raise LayerError(f"layer {selector!r}: after '#' stands the number of the call, from 1")
-    names = list(matching(layers, pattern))
+class _Lookup(NamedTuple):
+    """What one text chooses: the names of layers, before its call number is checked."""
+
+    text: str
+    name: str
+    digits: str | None
+    names: list[str]
+
+
+def _lookups(modules: dict[str, nn.Module], text: str) -> list[_Lookup]:
+    """Look a text up as a whole or, if that matches nothing, as layers joined by ``+``."""
+    whole = _lookup(modules, text)
+    parts = text.split("+")
+    if whole.names or len(parts) == 1 or not all(parts):
+        return [whole]
+    return [_lookup(modules, part) for part in parts]
+
+
+def _lookup(modules: dict[str, nn.Module], text: str) -> _Lookup:
+    name, digits = split_call(text, modules)
+    return _Lookup(text, name, digits, names_matching(modules, name) or _names_of_type(modules, name))
+
+
+def _checked(modules: dict[str, nn.Module], lookup: _Lookup) -> list[tuple[str, int | None]]:
+    """Return the matches of a lookup, or raise if it matches nothing or its call number is wrong."""
+    text, name, digits, names = lookup
     if not names:
-        raise LayerError(f"the model has no layer {pattern!r}{_hint(pattern, layers)}")
-    return [(name, None if digits is None else int(digits)) for name in names]
+        raise LayerError(f"the model has no layer {name!r}{_hint(name, modules, modules)}")
+    if digits is not None and not (digits.isdecimal() and int(digits) > 0):
+        printed = name or WHOLE_MODEL
+        raise LayerError(
+            f"layer {text!r}: {printed + '#2'!r} means the second call of layer {printed}; numbers start at 1"
+        )
+    return [(match, None if digits is None else int(digits)) for match in names]
 
 
-def without_run(typed: str, names: Container[str]) -> tuple[str, str | None]:
-    """Return what stands before and behind the last ``#``, None where no run was typed; names may hold one too."""
-    if typed in names or "#" not in typed:
-        return typed, None
-    name, _, run = typed.rpartition("#")
-    return name, run
+def _names_of_type(modules: dict[str, nn.Module], type_name: str) -> list[str]:
+    """Return the layers whose class, or one it inherits from, has this name, with or without ``nn.`` before it."""
+    wanted = type_name.removeprefix("torch.").removeprefix("nn.")
+
+    def is_wanted(module: nn.Module) -> bool:
+        return any(kind.__name__ == wanted for kind in type(module).__mro__ if issubclass(kind, nn.Module))
+
+    return [name for name, module in modules.items() if is_wanted(module)]
 
 
-def matching(names: Iterable[str], pattern: str) -> Iterator[str]:
-    """Return the name that was typed, or the names that fit the pattern; the model itself fits none."""
-    names = list(names)
-    if pattern in names:
-        return iter([pattern])
-    return (name for name in names if name and fnmatchcase(name, pattern))
+def _type_names(modules: dict[str, nn.Module]) -> list[str]:
+    return sorted({type(module).__name__ for module in modules.values()})
 
 
-def _hint(pattern: str, names: Iterable[str]) -> str:
-    known = [name for name in names if name]
-    parts = dict.fromkeys(name.partition(".")[0] for name in known)
-    return did_you_mean(pattern, known) or (f"; its parts are {', '.join(parts)}" if parts else "")
-
-
-def select_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]:
-    """Return the parameters of this name, or that fit the pattern and are trained, each under its first name.
-
-    Raises:
-        LayerError: no layer or parameter is called so, or those that are aren't trained.
-    """
-    parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
-    found = {name: parameters[name] for name in matching(parameters, pattern)}
-    if not found:
-        hint = _hint(pattern, [*layers_of(model), *parameters])
-        raise LayerError(f"the model has no layer or parameter {pattern!r}{hint}")
-    trained = {name: parameter for name, parameter in found.items() if parameter.requires_grad}
-    if not trained:
-        raise LayerError(f"parameter {next(iter(found))!r} does not require gradients, so there are none to change")
-    return trained
+def _hint(text: str, names: Iterable[str], modules: dict[str, nn.Module]) -> str:
+    """Suggest the nearest names, or the nearest types, or list the model's parts."""
+    names = [name for name in names if name]
+    parts = dict.fromkeys(name.partition(".")[0] for name in names)
+    types = [] if any(sign in text for sign in _PATTERN_SIGNS) else _type_names(modules)
+    near = did_you_mean(text, names) or did_you_mean(text, types)
+    return near or (f"; its parts are {', '.join(parts)}" if parts else "")

@@ -1,14 +1,14 @@
-"""The table of methods: name -> a pure function from features to weights.
+"""The methods: name -> a pure function from feature maps and gradients to weights.
 
-A method returns weights that broadcast against the activations (N, C, *grid); their product summed over the channels is
-the signed map. Nothing else differs between methods, so a new one is a function of a few lines here in a module of this
-package, under ``@register``. The command line, the documentation and the tests read the table.
+The weights broadcast against the activations (N, C, *grid); their product summed over the channels is the signed map.
+Nothing else differs between methods, so a new one is a few lines under ``@register_method``, in a module of this
+package or in the user's own code. The command line, the documentation and the tests read the table.
 """
 
 from camkit.methods import cam as _cam
 from camkit.methods import gradient as _gradient
-from camkit.methods.table import METHODS, Method, find_method, register
+from camkit.methods.registry import METHODS, Method, WeightFunction, check_weights, find_method, register_method
 
-__all__ = ["METHODS", "Method", "find_method", "register"]
+__all__ = ["METHODS", "Method", "WeightFunction", "check_weights", "find_method", "register_method"]
 
 del _cam, _gradient

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from jaxtyping import Float
-from torch import Tensor
 
-from camkit.methods.table import register
+from camkit.methods.registry import register_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
 
 
-@register(
+@register_method(
     "cam",
     title="CAM",
     summary="the linear layer's own weights; only for global average pooling followed by one linear layer",

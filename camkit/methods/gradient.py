@@ -7,18 +7,23 @@ docstring says what stands there instead.
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
-from camkit.methods.table import register
+from jaxtyping import Float
+
+from camkit.methods.registry import register_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
 
 
 def _cells(maps: Tensor) -> tuple[int, ...]:
     return tuple(range(2, maps.dim()))
 
 
-@register(
+@register_method(
     "gradcam",
     title="Grad-CAM",
     summary="the mean gradient of each channel; the standard choice",
@@ -32,7 +37,7 @@ def gradcam(
     return gradients.float().mean(_cells(gradients), keepdim=True)
 
 
-@register(
+@register_method(
     "gradcam++",
     title="Grad-CAM++",
     summary="positive gradients weighted so that several instances of a class count alike",
@@ -50,10 +55,11 @@ def gradcam_plus_plus(
     """
     positive = gradients.float().relu()
     below = 2 + positive * activations.float().sum(_cells(activations), keepdim=True)
-    return torch.where((positive == 0) | (below == 0), 0, positive / below).sum(_cells(gradients), keepdim=True)
+    alpha = (positive / below).masked_fill((positive == 0) | (below == 0), 0)
+    return alpha.sum(_cells(gradients), keepdim=True)
 
 
-@register(
+@register_method(
     "hirescam",
     title="HiResCAM",
     summary="each cell's own gradient; shows exactly what a one-layer head used",
@@ -67,7 +73,7 @@ def hirescam(
     return gradients.float()
 
 
-@register(
+@register_method(
     "xgradcam",
     title="XGrad-CAM",
     summary="gradients averaged by how much of the channel lies in each cell",
@@ -81,14 +87,16 @@ def xgradcam(
     Where a channel's sum is nothing but the rounding of the pass's precision, measured against the sum of its absolute
     values, the weight is 0.
     """
+    from torch import finfo  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
+
     maps = activations.float()
     total = maps.sum(_cells(maps), keepdim=True)
-    rounding = torch.finfo(activations.dtype).eps * maps.abs().sum(_cells(maps), keepdim=True)
+    rounding = finfo(activations.dtype).eps * maps.abs().sum(_cells(maps), keepdim=True)
     share = (gradients.float() * maps).sum(_cells(maps), keepdim=True) / total
-    return torch.where(total.abs() <= rounding, 0, share)
+    return share.masked_fill(total.abs() <= rounding, 0)
 
 
-@register(
+@register_method(
     "layercam",
     title="LayerCAM",
     summary="positive gradients cell by cell; sharp also in early layers",
@@ -102,7 +110,7 @@ def layercam(
     return gradients.float().relu()
 
 
-@register(
+@register_method(
     "gradcam-elementwise",
     title="Grad-CAM element-wise",
     summary="the positive part of gradient times activation, cell by cell",
@@ -113,4 +121,4 @@ def gradcam_elementwise(
 ) -> Float[Tensor, "n c *grid"]:
     """Weight each cell of channel k by G_kij where G_kij A_kij > 0, so that the map sums ReLU(G_kij A_kij)."""
     slopes = gradients.float()
-    return torch.where(slopes * activations.float() <= 0, 0, slopes)
+    return slopes.masked_fill(slopes * activations.float() <= 0, 0)

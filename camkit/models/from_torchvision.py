@@ -45,14 +45,12 @@ def load(request: Request) -> LoadedModel:
             f"{name} has the published weights {', '.join(known.__members__)}"
         )
     state = read_state_dict(path)
-    with torch.device("meta"):
-        usual = _build(name, None, state).state_dict()
-    classes = class_count(usual, state)
-    module = _build(name, classes, state)
-    fill(module, state, name, path)
     # A file published by torchvision is known by its name; any other is taken for one trained with the first recipe.
     recipe = next((entry for entry in known if Path(entry.url).name == path.name), next(iter(known)))
     labels = tuple(recipe.meta["categories"])
+    classes = _own_class_count(name, state, len(labels))
+    module = _build(name, classes, state)
+    fill(module, state, name, path)
     return LoadedModel(
         module,
         name,
@@ -69,6 +67,19 @@ def _prepared(recipe: Any, request: Request) -> Preprocess:
     if not isinstance(preset, ImageClassification):
         raise ModelError(f"{request.name} prepares its pictures itself; size, mean and std are for classifiers")
     return cast("Preprocess", changed_preset(preset, request))
+
+
+def _own_class_count(name: str, state: dict[str, Tensor], published: int) -> int | None:
+    """Return the number of classes of a state dict if it differs from that of the published weights."""
+    last = next(reversed(state.values()))
+    if last.dim() > 0 and len(last) == published:  # the usual case, which needs no second network to compare with
+        return None
+    try:
+        with torch.device("meta"):
+            usual = _build(name, None, state)
+    except NotImplementedError:  # RegNet computes its widths with tensors, which have no values on that device
+        usual = _build(name, None, state)
+    return class_count(usual.state_dict(), state)
 
 
 def _build(name: str, classes: int | None, state: dict[str, Tensor]) -> nn.Module:

@@ -32,8 +32,7 @@ from camkit.explainer import TargetLayer, explain
 from camkit.hooks import Call, Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
-from camkit.layers.choose import named_layers
-from camkit.layers.names import Selector, layers_of, plain_name, select
+from camkit.layers.names import WHOLE_MODEL, Selector, find_layers, modules_by_name, plain_name
 from camkit.methods import find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.labels import as_labels
@@ -118,7 +117,7 @@ class TrainingWatch:
         self._asked: dict[str, Any] = {"method": method, "target": target, "preprocess": preprocess, "labels": labels}
         as_targets(target, as_labels(labels))
         if target_layer is not None:
-            named_layers(self._model, target_layer)
+            find_layers(self._model, target_layer)
         for number, one in enumerate(self._images, start=1):
             if not isinstance(one, Tensor):
                 prepare(one, preprocess, f"picture {number}")
@@ -126,7 +125,7 @@ class TrainingWatch:
             raise InputError(f"scaler is the GradScaler of the training, not a {type(scaler).__name__}")
         self._layer = target_layer
         self._layers = _without_parts if layers is None else layers
-        select(self._model, self._layers)
+        find_layers(self._model, self._layers)
         self._scaler, self._scale = scaler, 1.0
         self._told = self._closed = self._lost = False
         self._events = ExitStack()
@@ -278,11 +277,11 @@ class TrainingWatch:
             hooks.close()
 
     def _write(self, recording: Recording, gradients: dict[str, Measured | None], step: int) -> None:
-        modules = layers_of(self._model)
+        modules = modules_by_name(self._model)
         axes, axis = _channel_axes(modules), 0
         whole = self._layers is _without_parts  # or the layer before may not be recorded
         for key, call in recording.items():
-            name, module = key or "(the model)", modules.get(call.name)
+            name, module = key or WHOLE_MODEL, modules.get(call.name)
             if module is None:  # it has been taken out of the model
                 continue
             axis = channel_axis(module, axis)
@@ -300,7 +299,7 @@ class TrainingWatch:
             if one is not None:
                 self._distribution(f"weight_gradients/{name}", one.numbers.scaled(1 / self._scale), step)
                 norm = one.numbers.norm_of_all / self._scale
-                squares[name.rpartition(".")[0] or "(the model)"] += norm * norm
+                squares[name.rpartition(".")[0] or WHOLE_MODEL] += norm * norm
         for layer, square in squares.items():
             self._writer.add_scalar(f"gradient_norm/{layer}", math.sqrt(square), step)
         if squares:

@@ -1,0 +1,144 @@
+"""The table of methods, and the decorator that adds to it.
+
+This module and the families import PyTorch only while they compute, so that ``camkit methods`` answers at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from camkit.errors import MethodError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
+
+WeightFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Needs: TypeAlias = Literal["gradients", "head"]
+
+_NAME = re.compile(r"[\w+-][\w+.-]*")
+"""What a name may look like: it is typed after ``--method`` and becomes part of a file name."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to weight feature maps.
+
+    ``weights(activations, gradients)`` takes two tensors (N, C, *grid) and returns one that broadcasts against them:
+    one weight per channel (N, C, 1, 1), or one per cell. A method that ``needs`` the "head" gets the class weights
+    (N, C) of a linear head in place of the gradients.
+    """
+
+    name: str
+    title: str
+    summary: str
+    paper: str
+    needs: Needs
+    weights: WeightFunction
+
+
+METHODS: dict[str, Method] = {}
+"""Every method by its name, the user's own included."""
+
+
+def register_method(
+    name: str,
+    *,
+    title: str | None = None,
+    summary: str = "",
+    paper: str = "",
+    needs: Needs = "gradients",
+    replace: bool = False,
+) -> Callable[[WeightFunction], WeightFunction]:
+    """Add a weight function to ``camkit.METHODS`` under a name, as a decorator.
+
+    The function gets the activations and their gradients, both (N, C, *grid), and returns weights that broadcast
+    against them. camkit multiplies weights and activations and sums over the channels.
+
+    Args:
+        name: what ``method=`` and ``--method`` take: letters, digits, ``+``, ``-``, ``_`` and ``.``.
+        title: the name as people write it; the name itself if not given.
+        summary: one line for ``camkit methods``.
+        paper: where the formula comes from.
+        needs: "gradients"; or "head", and the function gets the class weights (N, C) of a linear head instead.
+        replace: allow a name that is taken, for example when a notebook cell runs again.
+
+    Raises:
+        MethodError: the name is taken or has other characters, or ``needs`` is unknown.
+
+    Example:
+        >>> import camkit
+        >>> @camkit.register_method("gradient-size", summary="how much each channel matters, whatever the sign")
+        ... def gradient_size(activations, gradients):
+        ...     return gradients.abs().mean((2, 3), keepdim=True)
+        >>> plane = camkit.scenes.scene_paths()["plane-sky"]
+        >>> camkit.explain("demo-fair", plane, method="gradient-size").method
+        'gradient-size'
+        >>> del camkit.METHODS["gradient-size"]  # forgets it again
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise MethodError(f"the name of a method consists of letters, digits, '+', '-', '_' and '.', not {name!r}")
+    if needs not in get_args(Needs):
+        raise MethodError(f"method {name!r}: needs is 'gradients' or 'head', not {needs!r}")
+    if name in METHODS and not replace:
+        raise MethodError(f"there is already a method {name!r}; choose another name, or pass replace=True")
+
+    def add(function: WeightFunction) -> WeightFunction:
+        METHODS[name] = Method(name, title or name, summary, paper, needs, function)
+        return function
+
+    return add
+
+
+def find_method(method: str | WeightFunction | Method) -> Method:
+    """Return a method from its name, or make one of a function ``(activations, gradients) -> weights``.
+
+    A function that was registered gives its registered method; any other is named after itself.
+
+    Raises:
+        MethodError: no method has this name (the message suggests the nearest), or it is neither name nor function.
+    """
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, str):
+        if method in METHODS:
+            return METHODS[method]
+        hint = did_you_mean(method, METHODS) or f"; choose from {', '.join(METHODS)}"
+        raise MethodError(f"unknown method {method!r}{hint}")
+    if not callable(method):
+        raise MethodError(
+            f"method is a name such as 'gradcam' or a function (activations, gradients) -> weights, not {method!r}"
+        )
+    for registered in METHODS.values():
+        if registered.weights is method:
+            return registered
+    name = getattr(method, "__name__", type(method).__name__)
+    return Method(name, title=name, summary="", paper="", needs="gradients", weights=method)
+
+
+def check_weights(method: Method, weights: Any, activations: Tensor) -> None:
+    """Check that what a method returned can weight the activations; looks at shapes and types, not at values.
+
+    Raises:
+        MethodError: the weights are no floating-point tensor, or do not broadcast against the activations.
+    """
+    import torch  # noqa: PLC0415 - see the module's docstring
+
+    if not isinstance(weights, torch.Tensor):
+        raise MethodError(f"method {method.name!r} must return a tensor of weights, not {type(weights).__name__}")
+    if not weights.is_floating_point() or weights.device != activations.device:
+        raise MethodError(
+            f"method {method.name!r} must return floating-point weights on {activations.device}, "
+            f"not {weights.dtype} on {weights.device}"
+        )
+    expected, given = tuple(activations.shape), tuple(weights.shape)
+    if len(given) != len(expected) or any(size not in (1, full) for size, full in zip(given, expected, strict=True)):
+        per_channel = (*expected[:2], *[1] * (len(expected) - 2))
+        raise MethodError(
+            f"method {method.name!r} returned weights of shape {given} for activations of shape {expected}; return "
+            f"{per_channel} (one per channel: keepdim=True keeps the axes), or {expected} (one per cell)"
+        )
