@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from camkit.diagnosis import Diagnosis, diagnose
     from camkit.diagnosis.feature_maps import feature_maps
     from camkit.errors import CamkitError
-    from camkit.explainer import explain, explain_many
+    from camkit.explainer import Explainer, explain, explain_many
     from camkit.explanation import Explanation
     from camkit.methods import METHODS, register_method
     from camkit.models import load_model
-    from camkit.types import Failure
+    from camkit.types import Failure, TargetLayer
 
 __version__ = "0.1.0"
 
@@ -34,8 +34,10 @@ __all__ = [
     "CamkitError",
     "CheckResult",
     "Diagnosis",
+    "Explainer",
     "Explanation",
     "Failure",
+    "TargetLayer",
     "__version__",
     "check",
     "diagnose",
@@ -56,8 +58,10 @@ _HOMES = {
     "CamkitError": "errors",
     "CheckResult": "background.check",
     "Diagnosis": "diagnosis",
+    "Explainer": "explainer",
     "Explanation": "explanation",
     "Failure": "types",
+    "TargetLayer": "types",
     "check": "background.run",
     "diagnose": "diagnosis",
     "explain": "explainer",

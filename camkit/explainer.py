@@ -1,6 +1,7 @@
-"""explain() and explain_many(): from arguments and pictures to batches and back.
+"""The Explainer: one object that owns what is known of a model, and explains pictures with it.
 
-picture -> images -> layers picks the layer -> capture runs the model -> methods weight -> heatmap -> an Explanation.
+picture -> images prepares it -> layers decides which layer -> engine runs the model -> methods weights -> heatmap -> an
+Explanation. ``explain`` and ``explain_many`` are shells around an Explainer.
 """
 
 from __future__ import annotations
@@ -8,240 +9,650 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, cast, get_args, overload
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camkit.engine.batch import Plan, explain_batch
-from camkit.engine.capture import quiet_pass
+from camkit.engine import heatmap as heat
+from camkit.engine.capture import Pass, capture, capture_for_cam
+from camkit.engine.features import Capture
+from camkit.engine.passes import faster_format, is_out_of_memory, quiet_pass, usable_precision
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, InputError
+from camkit.errors import CamkitError, ImageError, InputError, LayerError, TargetError, did_you_mean
 from camkit.explanation import Explanation
-from camkit.images.prepare import Prepared, located, prepare, unbatched
-from camkit.layers.choose import named_layers
-from camkit.methods import find_method
-from camkit.models import Labels, as_model, device_of, dtype_of, spatial_rank
+from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
+from camkit.layers.choose import UNSURE
+from camkit.layers.layouts import infer_layout, plain_layout
+from camkit.layers.memory import ModelMemory, watching_places
+from camkit.layers.names import Selector
+from camkit.methods import Method, WeightFunction, check_weights, find_method
+from camkit.models import (
+    Labels,
+    about_channels,
+    as_model,
+    changed_at,
+    check_preprocess,
+    device_of,
+    dtype_of,
+    pick_device,
+    spatial_rank,
+)
+from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
 from camkit.targets import SimilarTarget, TargetLike, as_targets
-from camkit.targets.scores import Expands, Target
-from camkit.types import Failure, Fusion, ImageLike, Precision, Preprocess
+from camkit.targets.scores import Expands, OfPictures, Scores, Target
+from camkit.types import (
+    Box,
+    Failure,
+    Fusion,
+    ImageLike,
+    LayerRef,
+    Layout,
+    Precision,
+    Preprocess,
+    Status,
+    TargetLayer,
+)
 
-TargetLayer: TypeAlias = "str | nn.Module | Sequence[str | nn.Module] | None"
+Layers: TypeAlias = "Selector | Iterable[Selector]"
+"""What ``target_layer`` takes: a name, a pattern, a type, a module or a TargetLayer; several of these are fused."""
+
+Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
+MethodLike: TypeAlias = "str | WeightFunction | Method"
 
 _READERS = min(4, os.cpu_count() or 1)
+"""Threads that read picture files: decoding keeps up with most models on four."""
+
+_AS_NAMED = "as named"
 
 
-def explain(
-    model: nn.Module | str | LoadedModel,
-    img: ImageLike | Sequence[ImageLike],
-    target_layer: TargetLayer = None,
-    *,
-    method: str | None = None,
-    target: TargetLike | Sequence[TargetLike] | None = None,
-    preprocess: Preprocess | None = None,
-    labels: Labels | None = None,
-    device: str | torch.device | None = None,
-    precision: Precision = "fp32",
-    batch_size: int = 32,
-    fuse: Fusion = "mean",
-) -> Explanation | list[Explanation]:
-    """Show which pixels a model used.
+class _NotPlainError(Exception):
+    """A layer's shape alone does not say where its cells lie."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """What is to be explained, checked."""
+
+    targets: tuple[Target, ...]
+    batch_size: int = 32
+
+
+class Explainer:
+    """Explains pictures with one model, and keeps what it finds out about the model.
+
+    The layer is chosen once for each size of input. A change of the model's structure (another submodule, hook or
+    switch, another type or device) is noticed, and the layer is chosen again. The model comes back from each call exactly
+    as it went in. Several threads may use one Explainer.
 
     Args:
         model: a module, or a name as ``camkit.load_model`` takes it (``resnet50``, ``timm:NAME``, ``hf:NAME``,
-            ``file.py:factory``, ``demo-fair``). The module comes back exactly as it went in.
-        img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
-            or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
-        target_layer: None to have it chosen, a dotted name, a module, or several, which are fused.
-        method: a name from ``camkit.METHODS``. None is "gradcam", and for the boxes of a detector "hirescam": Grad-CAM
-            weights whole channels, which many boxes share.
-        target: what to explain: None for each picture's best class, a class index, a label's text, a function
-            ``output -> (N,)``, or a list of these, each of which is explained for every picture at the cost of one
-            forward pass. ``camkit.targets`` makes others: the best classes, those above a threshold, a contrast, a
-            region, a box, a similarity.
+            ``file.py:factory``, ``demo-fair``).
+        target_layer: None to have the layer chosen; a name such as ``"layer4"`` (``"relu#2"``: its second call), a
+            pattern, a type, a module, or a ``TargetLayer``. Several are fused.
+        method: a name from ``camkit.METHODS``, or a function ``(activations, gradients) -> weights``. None is "gradcam",
+            and "hirescam" for the boxes of a detector: Grad-CAM weights whole channels, which many boxes share.
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
         labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
         device: where a model loaded by name runs; a module stays where it is.
-        precision: "fp32", or "bf16" and "fp16" under autocast.
-        batch_size: images per pass; halved by itself when memory runs out.
+        precision: "fp32", or "bf16" and "fp16" under autocast. On a CPU without units for bf16, where it would take
+            several times as long, "bf16" warns and runs in fp32; "bf16-forced" does not.
         fuse: how several layers become one map: their "mean", "max", or "product" after scaling.
 
-    Returns:
-        One Explanation for one picture and one target; otherwise a list, picture by picture, target by target within.
-        A target that stands for as many as a picture has, such as ``above``, gives a list too.
-
     Raises:
-        InputError: something in the call or a picture is wrong; see ``camkit.errors`` for the kinds.
-        Exception: whatever the model, ``preprocess`` or a target function raises.
+        InputError: an argument is wrong; see ``camkit.errors`` for the kinds.
 
     Example:
         >>> import camkit, torch
-        >>> model = camkit.load_model("demo-fair").module
-        >>> camkit.explain(model, torch.zeros(3, 128, 128), target=2).heatmap.shape
-        (128, 128)
+        >>> explainer = camkit.Explainer(camkit.load_model("demo-fair"))
+        >>> explanation = explainer(torch.zeros(3, 128, 128), target=2)
+        >>> explanation.heatmap.shape, explainer.layer.name, explainer.layer.layout.grid
+        ((128, 128), 'features', (16, 16))
     """
-    rank = _rank(model)
-    several = isinstance(img, (list, tuple)) or (isinstance(img, Tensor) and img.dim() == rank + 2 and len(img) != 1)
-    images: Sequence[ImageLike] = img if isinstance(img, (list, tuple)) else [cast("ImageLike", img)]
-    explained = list(
-        explain_many(
-            model,
-            images,
-            target_layer,
-            method=method,
-            target=target,
-            preprocess=preprocess,
-            labels=labels,
-            device=device,
-            precision=precision,
-            batch_size=batch_size,
-            fuse=fuse,
-        )
-    )
-    if several or isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor)):
-        return explained
-    return explained[0]
 
+    def __init__(
+        self,
+        model: nn.Module | str | LoadedModel,
+        target_layer: Layers | None = None,
+        *,
+        method: MethodLike | None = None,
+        preprocess: Preprocess | None = None,
+        labels: Labels | None = None,
+        device: str | torch.device | None = None,
+        precision: Precision = "fp32",
+        fuse: Fusion = "mean",
+    ) -> None:
+        loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
+        self._set_up(loaded, ModelMemory(loaded.module), target_layer, method, precision, fuse)
 
-@overload
-def explain_many(
-    model: nn.Module | str | LoadedModel,
-    images: Iterable[ImageLike],
-    target_layer: TargetLayer = None,
-    *,
-    method: str | None = None,
-    target: TargetLike | Sequence[TargetLike] | None = None,
-    preprocess: Preprocess | None = None,
-    labels: Labels | None = None,
-    device: str | torch.device | None = None,
-    precision: Precision = "fp32",
-    batch_size: int = 32,
-    fuse: Fusion = "mean",
-    on_error: Literal["raise"] = "raise",
-) -> Iterator[Explanation]: ...
+    @classmethod
+    def _sharing(cls, memory: ModelMemory, loaded: LoadedModel, *arguments: Any) -> Explainer:
+        """Return an Explainer that shares what is known of the model."""
+        explainer = cls.__new__(cls)
+        explainer._set_up(loaded, memory, *arguments)
+        return explainer
 
+    def _set_up(
+        self,
+        loaded: LoadedModel,
+        memory: ModelMemory,
+        target_layer: Layers | None,
+        method: MethodLike | None,
+        precision: Precision,
+        fuse: Fusion,
+    ) -> None:
+        if fuse not in get_args(Fusion):
+            raise InputError(f"fuse is one of {', '.join(get_args(Fusion))}, not {fuse!r}")
+        if precision not in get_args(Precision):
+            raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
+        self._loaded = loaded
+        self._memory = memory
+        self._method = None if method is None else find_method(method)
+        self._fuse: Fusion = fuse
+        self._precision, note = usable_precision(precision, device_of(loaded.module))
+        if note:
+            warnings.warn(note, stacklevel=3)
+        self._selectors = None if target_layer is None else _selectors(target_layer)
+        self._given = {one.ref: one for one in self._selectors or () if isinstance(one, TargetLayer)}
+        self._used: tuple[TargetLayer, ...] = ()
+        self._rank = spatial_rank(loaded.module)
+        self._modules: Mapping[LayerRef, nn.Module] = {}
+        self._modules_of: object = None
+        self._refs()
 
-@overload
-def explain_many(
-    model: nn.Module | str | LoadedModel,
-    images: Iterable[ImageLike],
-    target_layer: TargetLayer = None,
-    *,
-    method: str | None = None,
-    target: TargetLike | Sequence[TargetLike] | None = None,
-    preprocess: Preprocess | None = None,
-    labels: Labels | None = None,
-    device: str | torch.device | None = None,
-    precision: Precision = "fp32",
-    batch_size: int = 32,
-    fuse: Fusion = "mean",
-    on_error: Literal["yield"],
-) -> Iterator[Explanation | Failure]: ...
+    @property
+    def model(self) -> nn.Module:
+        """The model that is explained."""
+        return self._loaded.module
 
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The names of the classes; None if they are not known."""
+        return self._loaded.labels
 
-def explain_many(
-    model: nn.Module | str | LoadedModel,
-    images: Iterable[ImageLike],
-    target_layer: TargetLayer = None,
-    *,
-    method: str | None = None,
-    target: TargetLike | Sequence[TargetLike] | None = None,
-    preprocess: Preprocess | None = None,
-    labels: Labels | None = None,
-    device: str | torch.device | None = None,
-    precision: Precision = "fp32",
-    batch_size: int = 32,
-    fuse: Fusion = "mean",
-    on_error: Literal["raise", "yield"] = "raise",
-) -> Iterator[Explanation | Failure]:
-    """Explain any number of pictures as a stream: memory holds a few batches, reading overlaps with computing.
+    @property
+    def layers(self) -> tuple[TargetLayer, ...]:
+        """The layers that the last picture was explained with; several if they are fused.
 
-    Args:
-        model, target_layer, method, target, preprocess, labels, device, precision, batch_size, fuse: as for
-            ``explain``.
-        images: any iterable of what ``explain`` takes; read only as fast as the results are taken.
-        on_error: what to do about a picture that cannot be read: "raise" its error in its place, or "yield" a
-            ``Failure`` there and go on.
+        Raises:
+            LayerError: no picture has been explained yet.
+        """
+        if not self._used:
+            raise LayerError(
+                "the layer is known when the first picture has been explained; it depends on the input's size"
+            )
+        return self._used
 
-    Returns:
-        An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
-        returned; the pictures are read when it is walked through.
+    @property
+    def layer(self) -> TargetLayer:
+        """The layer that the last picture was explained with.
 
-    Raises:
-        InputError: as ``explain``.
-    """
-    if on_error not in ("raise", "yield"):
-        raise InputError(f"on_error is 'raise' or 'yield', not {on_error!r}")
-    plan = _plan(model, target_layer, method, target, preprocess, labels, device, precision, batch_size, fuse)
-    return _stream(plan, images, on_error)
+        Raises:
+            LayerError: no picture has been explained yet, or several layers are fused; then ``layers`` has them.
+        """
+        layers = self.layers
+        if len(layers) > 1:
+            raise LayerError(
+                f"{len(layers)} layers are fused: {' and '.join(map(str, layers))}; .layers has all of them"
+            )
+        return layers[0]
 
+    def __call__(self, img: ImageLike, target: TargetLike | None = None) -> Explanation:
+        """Explain one target of one picture.
 
-def _plan(
-    model: nn.Module | str | LoadedModel,
-    target_layer: TargetLayer,
-    method: str | None,
-    target: TargetLike | Sequence[TargetLike] | None,
-    preprocess: Preprocess | None,
-    labels: Labels | None,
-    device: str | torch.device | None,
-    precision: Precision,
-    batch_size: int,
-    fuse: Fusion,
-) -> Plan:
-    if fuse not in get_args(Fusion):
-        raise InputError(f"layers are fused by their {', '.join(get_args(Fusion))}, not by {fuse!r}")
-    if precision not in get_args(Precision):
-        raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
-    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
-        raise InputError(f"batch_size is a whole number from 1, not {batch_size!r}")
-    found = None if method is None else find_method(method)
-    loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
-    return Plan(
-        loaded,
-        None if target_layer is None else named_layers(loaded.module, target_layer),
-        found,
-        tuple(_complete(single, loaded) for single in as_targets(target, loaded.labels, loaded.activation)),
-        precision,
-        batch_size,
-        fuse,
-    )
+        Args:
+            img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, or a normalised tensor (C, H, W) or
+                (1, C, H, W).
+            target: None for the picture's best class, a class index, a label, a function ``output -> (N,)``, or one of
+                ``camkit.targets``.
 
+        Raises:
+            InputError: something in the call or the picture is wrong.
+            Exception: whatever the model, ``preprocess`` or a target function raises.
+        """
+        if isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor)):
+            raise TargetError(
+                "explainer(img, target) explains one target; use explainer.batch([img], targets) for several"
+            )
+        if isinstance(img, (list, tuple)) or self._is_batch(img):
+            raise ImageError("explainer(img) explains one picture; use explainer.batch(images) for several")
+        return self.batch([img], target)[0]
 
-def _complete(target: Target, model: LoadedModel) -> Target:
-    """Return a target whose reference picture, if it has one, has been run through the model."""
-    if not isinstance(target, SimilarTarget) or target.embedding is not None:
-        return target
-    place = device_of(model.module)
-    prepared = prepare(target.reference, model.preprocess, "the reference picture", spatial_rank(model.module))
-    with quiet_pass(model.module, place, "fp32"):
-        return target.embedded(model.module(prepared.tensor[None].to(place, dtype_of(model.module))))
+    def _is_batch(self, img: object) -> bool:
+        return isinstance(img, Tensor) and img.dim() == self._rank + 2 and len(img) != 1
 
+    def batch(self, images: Iterable[ImageLike], target: Targets = None, *, batch_size: int = 32) -> list[Explanation]:
+        """Explain several pictures.
 
-def _stream(plan: Plan, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
-    batch: list[Prepared] = []
-    prepared = _prepared(images, plan.model, plan.batch_size)
-    failure: Exception | None = None
-    while True:
+        Args:
+            images: what ``explainer(img)`` takes, and batches (N, C, H, W).
+            target: as for one picture, or a list of targets, each of which is explained for every picture at the cost of
+                one forward pass.
+            batch_size: pictures per pass; halved if memory runs out.
+
+        Returns:
+            The Explanations, picture by picture, target by target within.
+
+        Raises:
+            InputError: something in the call or a picture is wrong.
+        """
+        return list(self.stream(images, target, batch_size=batch_size))
+
+    @overload
+    def stream(
+        self,
+        images: Iterable[ImageLike],
+        target: Targets = None,
+        *,
+        batch_size: int = 32,
+        on_error: Literal["raise"] = "raise",
+    ) -> Iterator[Explanation]: ...
+
+    @overload
+    def stream(
+        self,
+        images: Iterable[ImageLike],
+        target: Targets = None,
+        *,
+        batch_size: int = 32,
+        on_error: Literal["yield"],
+    ) -> Iterator[Explanation | Failure]: ...
+
+    def stream(
+        self,
+        images: Iterable[ImageLike],
+        target: Targets = None,
+        *,
+        batch_size: int = 32,
+        on_error: Literal["raise", "yield"] = "raise",
+    ) -> Iterator[Explanation | Failure]:
+        """Explain any number of pictures: memory holds a few batches, and reading overlaps with computing.
+
+        Args:
+            images: any iterable of what ``batch`` takes; it is read only as fast as the results are taken.
+            target, batch_size: as for ``batch``.
+            on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure`` there and
+                go on.
+
+        Returns:
+            An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
+            returned; the pictures are read as it advances.
+
+        Raises:
+            InputError: something in the call is wrong.
+        """
+        return self._checked_stream(images, target, batch_size, on_error)
+
+    def _checked_stream(
+        self, images: Iterable[ImageLike], target: Targets, batch_size: int, on_error: str
+    ) -> Iterator[Explanation | Failure]:
+        if on_error not in ("raise", "yield"):
+            raise InputError(f"on_error is 'raise' or 'yield', not {on_error!r}")
+        if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
+            raise InputError(f"batch_size is a whole number from 1, not {batch_size!r}")
+        targets = as_targets(target, self._loaded.labels, self._loaded.activation)
+        request = _Request(tuple(map(self._completed, targets)), int(batch_size))
+        return self._stream(request, images, on_error)
+
+    def _completed(self, target: Target) -> Target:
+        """Return a target whose reference picture, if it has one, has been run through the model."""
+        if not isinstance(target, SimilarTarget) or target.embedding is not None:
+            return target
+        module, device = self.model, device_of(self.model)
+        prepared = prepare(target.reference, self._loaded.preprocess, "the reference picture", self._rank)
+        with quiet_pass(module, device, "fp32", self._current_memory().record):
+            return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
+
+    def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
+        batch: list[Prepared] = []
+        prepared = _prepared(images, self._loaded, self._rank, request.batch_size)
+        failure: Exception | None = None
+        while True:
+            try:
+                item = next(prepared, None)
+            except Exception as error:  # the caller's iterable failed: what came before it is explained first
+                item, failure = None, error
+            if batch and not (isinstance(item, Prepared) and _joins(batch, item, request.batch_size)):
+                yield from _checked(self._explain_batch(request, batch), on_error)
+                batch = []
+            if isinstance(item, Prepared):
+                batch.append(located(item, self._loaded.preprocess))
+            elif isinstance(item, Failure):
+                yield from _checked([item], on_error)
+            elif failure is not None:
+                raise failure
+            else:
+                return
+
+    def _explain_batch(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
+        """Explain a batch of pictures of one size, in halves if the device has too little memory for all.
+
+        Returns:
+            An explanation, or a failure, for each target of each picture, picture by picture.
+        """
         try:
-            item = next(prepared, None)
-        except Exception as error:  # the caller's iterable failed: what came before it is explained first
-            item, failure = None, error
-        if batch and not (isinstance(item, Prepared) and _joins(batch, item, plan.batch_size)):
-            yield from _checked(explain_batch(plan, batch), on_error)
-            batch = []
-        if isinstance(item, Prepared):
-            batch.append(located(item, plan.model.preprocess))
-        elif isinstance(item, Failure):
-            yield from _checked([item], on_error)
-        elif failure is not None:
-            raise failure
-        else:
-            return
+            with torch.autocast(device_of(self.model).type, enabled=False):
+                return self._explain_at_once(request, batch)
+        except RuntimeError as error:
+            if len(batch) == 1 or not is_out_of_memory(error):
+                raise
+        middle = len(batch) // 2
+        return self._explain_batch(request, batch[:middle]) + self._explain_batch(request, batch[middle:])
+
+    def _explain_at_once(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
+        module = self.model
+        inputs = stacked([item.tensor for item in batch]).to(device_of(module), dtype_of(module))
+        finite = _finite(inputs)
+        if not all(finite):
+            return self._explain_finite(request, batch, finite)
+        try:
+            captured, layers = self._captured(request, batch, inputs)
+        except RuntimeError as error:
+            sentence = about_channels(module, inputs)
+            if sentence is None or is_out_of_memory(error):
+                raise
+            return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
+        self._used = layers
+        explained = [
+            self._explanations(batch, inputs, captured, number, layers) for number in range(len(captured.scores))
+        ]
+        return [row for rows in zip(*explained, strict=True) for row in _of_one_picture(rows, captured.scores)]
+
+    def _explain_finite(
+        self, request: _Request, batch: list[Prepared], finite: Sequence[bool]
+    ) -> list[Explanation | Failure]:
+        """Explain the pictures of a batch whose values are finite; failures take the places of the others."""
+        rows: list[Explanation | Failure] = []
+        usable: list[Prepared] = []
+        for item, is_finite in zip(batch, finite, strict=True):
+            if is_finite:
+                usable.append(item)
+                continue
+            rows += self._explain_batch(request, usable) if usable else []
+            usable = []
+            error = ImageError(f"{item.source} holds NaN or infinite values where the model would see it")
+            rows.append(Failure(item.source, error))
+        return rows + (self._explain_batch(request, usable) if usable else [])
+
+    # --- which layers
+
+    def _current_memory(self) -> ModelMemory:
+        if self._memory.refresh():
+            self._rank = spatial_rank(self.model)
+        return self._memory
+
+    def _refs(self) -> Mapping[LayerRef, nn.Module]:
+        """Return the layers that the caller named, with their modules; empty if the layer is to be chosen."""
+        if self._selectors is not None and self._modules_of is not self._memory.record:
+            self._modules = self._memory.selected(self._selectors)
+            self._modules_of = self._memory.record
+        return self._modules
+
+    def _captured(
+        self, request: _Request, batch: Sequence[Prepared], inputs: Tensor
+    ) -> tuple[Capture, tuple[TargetLayer, ...]]:
+        """Run the model with the layers to explain, and return these."""
+        memory = self._current_memory()
+        modules = self._refs()
+        run = functools.partial(self._run, _targets(request, batch), inputs)
+        if not modules:
+            layer = memory.decision(inputs[:1]).chosen()
+            captured = run((layer,))
+            if _fits(captured, (layer,)):
+                return captured, (layer,)
+            memory.forget()
+            layer = memory.decision(inputs[:1]).chosen()
+            return run((layer,)), (layer,)
+        layers = self._named(modules, inputs)
+        if layers is None:
+            layers, captured = self._first_look(modules, inputs, run)
+            if captured is not None:
+                return captured, layers
+        captured = run(layers)
+        if _fits(captured, layers):
+            return captured, layers
+        memory.forget()
+        layers = self._decided(modules, inputs)
+        return run(layers), layers
+
+    def _named(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...] | None:
+        """Return the layers that the caller named if all of them are known for inputs of this size."""
+        size = tuple(inputs.shape[2:])
+        given = [self._given.get(ref) for ref in modules]
+        known = [
+            one if one is not None and one.layout is not None and one.size == size else self._memory.known(ref, inputs)
+            for ref, one in zip(modules, given, strict=True)
+        ]
+        layers = tuple(layer for layer in known if layer is not None)
+        return layers if len(layers) == len(known) else None
+
+    def _first_look(
+        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: Any
+    ) -> tuple[tuple[TargetLayer, ...], Capture | None]:
+        """Explain with layers that are new, without looking at the model first if they need it not.
+
+        That is so if each returns (N, C, *grid) in proportion to the input, and all operations before it leave cells in
+        their places.
+        """
+        unknown = tuple(TargetLayer(ref.name, ref.call, reason=_AS_NAMED) for ref in modules)
+        try:
+            with watching_places(self.model, modules) as kept:
+                captured = run(unknown, read_layout=_plain_or_not)
+        except _NotPlainError:
+            return self._decided(modules, inputs), None
+        if not all(kept.get(module, False) for module in modules.values()):
+            return self._decided(modules, inputs), None
+        size = tuple(inputs.shape[2:])
+        both = zip(unknown, captured.layouts, strict=True)
+        layers = tuple(replace(layer, layout=layout, size=size) for layer, layout in both)
+        for layer in layers:
+            self._memory.remember(layer, inputs)
+        return layers, captured
+
+    def _decided(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...]:
+        """Return the layers that the caller named with what a look at the model tells of them.
+
+        If the model takes no single image, their layouts are read from their shapes.
+        """
+        size = tuple(inputs.shape[2:])
+        try:
+            decision = self._memory.decision(inputs[:1])
+        except Exception:  # a model may raise anything that was made for batches of another number
+            return tuple(TargetLayer(ref.name, ref.call, None, (), _AS_NAMED + UNSURE, sure=False) for ref in modules)
+        layers = tuple(decision.named(ref, size, _AS_NAMED) for ref in modules)
+        for layer in layers:
+            self._memory.remember(layer, inputs)
+        return layers
+
+    def _run(
+        self,
+        targets: tuple[Target, ...],
+        inputs: Tensor,
+        layers: Sequence[TargetLayer],
+        read_layout: Any = infer_layout,
+    ) -> Capture:
+        module, memory = self.model, self._memory
+        modules = self._refs() or memory.selected(tuple(layer.ref for layer in layers))
+        options = Pass(
+            modules,
+            {layer.ref: layer.layout for layer in layers if layer.size},
+            read_layout,
+            self._precision,
+            faster_format(module, inputs, self._precision, memory.answers_alike),
+            memory.record,
+        )
+        needs_head = self._method is not None and self._method.needs == "head"
+        return (capture_for_cam if needs_head else capture)(module, inputs, targets, options)
+
+    # --- from what was captured to explanations
+
+    def _explanations(
+        self,
+        batch: Sequence[Prepared],
+        inputs: Tensor,
+        captured: Capture,
+        number: int,
+        layers: Sequence[TargetLayer],
+    ) -> list[Explanation | Failure]:
+        """Weight and sum the feature maps for one target, and wrap each map with what is known of its picture."""
+        scores = captured.scores[number]
+        method = self._method or find_method("gradcam" if scores.boxes is None else "hirescam")
+        raws = []
+        for maps in captured.features:
+            weights = method.weights(maps.activations, maps.by_target[number])
+            check_weights(method, weights, maps.activations)
+            raws.append(heat.weighted_sum(weights, maps.activations))
+        extents = [maps.extent for maps in captured.features]
+        raw, heatmap = heat.fuse(raws, inputs.shape[2:], self._fuse, extents)
+        influenced = torch.stack([maps.by_target[number].flatten(1).any(1) for maps in captured.features]).any(0)
+        rows = zip(heatmap.cpu().numpy(), raw.cpu().numpy(), influenced.tolist(), scores.values.tolist(), strict=True)
+        described = {
+            "layer": "+".join(map(str, layers)),
+            "layer_reason": layers[0].reason if len(layers) == 1 else _joined_reasons(layers),
+            "method": method.name,
+            "extent": extents[0] if len(extents) == 1 else (),
+        }
+        return [
+            self._explanation(item, inputs[place], scores, place, *row, described)
+            for place, (item, row) in enumerate(zip(batch, rows, strict=True))
+        ]
+
+    def _explanation(
+        self,
+        item: Prepared,
+        tensor: Tensor,
+        scores: Scores,
+        number: int,
+        heatmap: np.ndarray,
+        raw: np.ndarray,
+        influenced: bool,
+        score: float,
+        described: Mapping[str, Any],
+    ) -> Explanation | Failure:
+        if scores.present is not None and not scores.present[number]:
+            return Failure(item.source, TargetError(f"{item.source}: {scores.absence}"))
+        index = None if scores.indices is None else scores.indices[number]
+        labels = self._loaded.labels
+        _check_labels(labels, scores, index)
+        return Explanation(
+            heatmap=heatmap.copy(),
+            raw=raw.copy(),
+            target=index,
+            label=scores.description if index is None else _name_of(index, labels),
+            score=score,
+            probability=None if scores.probabilities is None else scores.probabilities[number],
+            status=_status(heatmap, raw, influenced=influenced),
+            box=item.box,
+            shown=_shown(item, tensor),
+            source=item.source,
+            detection=_on_picture(scores, number, item, heatmap.shape),
+            **described,
+        )
+
+
+def _selectors(target_layer: Layers) -> tuple[Any, ...]:
+    """Return what the caller passed as target layers as a tuple."""
+    if isinstance(target_layer, (str, nn.Module, LayerRef, TargetLayer, type)) or not isinstance(
+        target_layer, Iterable
+    ):
+        return (target_layer,)
+    selectors = tuple(target_layer)
+    if not selectors:
+        raise LayerError("the list of target layers is empty; pass None to have the layer chosen")
+    return selectors
+
+
+def _plain_or_not(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout:
+    layout = plain_layout(shape, batch, size)
+    if layout is None:
+        raise _NotPlainError
+    return layout
+
+
+def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:
+    """Tell whether the layers returned grids of the size that was decided on."""
+    return all(
+        layer.layout is None or tuple(maps.activations.shape[2:]) == layer.layout.grid
+        for layer, maps in zip(layers, captured.features, strict=True)
+    )
+
+
+def _joined_reasons(layers: Sequence[TargetLayer]) -> str:
+    """Return why several layers are used: that they were named, and what is unsure of some of them."""
+    return max((layer.reason for layer in layers), key=len)
+
+
+def _targets(request: _Request, batch: Sequence[Prepared]) -> tuple[Target, ...]:
+    numbers = [item.number for item in batch]
+    return tuple(
+        target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in request.targets
+    )
+
+
+def _of_one_picture(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:
+    """Return a picture's explanations, and a failure for each target that it should have had."""
+    pairs = zip(rows, scores, strict=True)
+    return [row for row, scored in pairs if isinstance(row, Explanation) or not scored.fewer] or [rows[0]]
+
+
+def _finite(inputs: Tensor) -> list[bool]:
+    """Tell of each image whether its values are finite; their sum tells it at once of all."""
+    if bool(torch.isfinite(inputs.detach().sum())):
+        return [True] * len(inputs)
+    return torch.isfinite(inputs.detach()).flatten(1).all(1).tolist()
+
+
+def _caused(error: ImageError, cause: Exception) -> ImageError:
+    error.__cause__ = cause
+    return error
+
+
+def _check_labels(labels: tuple[str, ...] | None, scores: Scores, index: int | None) -> None:
+    if labels is None:
+        return
+    if scores.classes not in (None, len(labels)):
+        raise InputError(f"{len(labels)} labels were given, but the model has {scores.classes} classes")
+    if index is not None and index >= len(labels):
+        raise InputError(f"{len(labels)} labels were given, but the model found class {index}")
+
+
+def _name_of(index: int, labels: tuple[str, ...] | None) -> str | None:
+    return labels[index] if labels and 0 <= index < len(labels) else None
+
+
+def _shown(item: Prepared, tensor: Tensor) -> np.ndarray | Tensor | None:
+    """Return the original picture, or a copy of the model's input, to be drawn if it is asked for."""
+    if item.pixels is not None or tensor.dim() != 3:
+        return item.pixels
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _on_picture(scores: Scores, number: int, item: Prepared, size: tuple[int, ...]) -> Box | None:
+    """Return a detection's box, which is given on the model's input, on the picture that is shown."""
+    corners = None if scores.boxes is None else scores.boxes[number]
+    if corners is None or len(size) != 2:
+        return None
+    shown = item.box if item.pixels is not None and item.box is not None else Box(0, 0, size[1], size[0])
+    across, down = (shown.right - shown.left) / size[1], (shown.bottom - shown.top) / size[0]
+    left, top, right, bottom = corners
+    return Box(
+        shown.left + left * across, shown.top + top * down, shown.left + right * across, shown.top + bottom * down
+    )
+
+
+def _status(heatmap: np.ndarray, raw: np.ndarray, *, influenced: bool) -> Status:
+    if not np.isfinite(raw).all():
+        return "non_finite"
+    if not influenced:
+        return "no_influence"
+    return "ok" if heatmap.any() else "no_positive_evidence"
 
 
 def _joins(batch: list[Prepared], item: Prepared, most: int) -> bool:
@@ -256,26 +667,20 @@ def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[E
         yield row
 
 
-def _rank(model: nn.Module | str | LoadedModel) -> int:
-    module = model.module if isinstance(model, LoadedModel) else model
-    return spatial_rank(module) if isinstance(module, nn.Module) else 2
-
-
-def _prepared(images: Iterable[ImageLike], model: LoadedModel, ahead: int) -> Iterator[Prepared | Failure]:
+def _prepared(images: Iterable[ImageLike], model: LoadedModel, rank: int, ahead: int) -> Iterator[Prepared | Failure]:
     """Prepare pictures in the order they come, files ahead in other threads."""
-    rank = spatial_rank(model.module)
 
     def ready(image: ImageLike, number: int) -> Prepared | Failure:
         try:
-            return replace(prepare(image, model.preprocess, _name(image, number), rank), number=number)
+            return replace(prepare(image, model.preprocess, _source(image, number), rank), number=number)
         except CamkitError as error:
-            return Failure(_name(image, number), error)
+            return Failure(_source(image, number), error)
 
     def tasks() -> Iterator[Task[Prepared | Failure]]:
         for number, image in enumerate(unbatched(images, rank), start=1):
             if isinstance(image, (str, Path)):
                 yield functools.partial(ready, image, number), True
-            else:  # the caller may close it, or write into it, as soon as the next one is asked for
+            else:  # the caller may close it, or write into it, as soon as the next one is taken
                 yield functools.partial(_same, ready(image, number)), False
 
     return in_order(tasks(), workers=_READERS, ahead=ahead)
@@ -285,6 +690,177 @@ def _same(item: Prepared | Failure) -> Prepared | Failure:
     return item
 
 
-def _name(image: ImageLike, number: int) -> str:
+def _source(image: ImageLike, number: int) -> str:
     file = image if isinstance(image, (str, Path)) else getattr(image, "filename", None)
     return str(file) if file else f"picture {number}"
+
+
+class Options(TypedDict, total=False):
+    """The options of ``explain`` and ``explain_many``; each is explained at ``Explainer`` and its ``batch``."""
+
+    method: MethodLike | None
+    target: Targets
+    preprocess: Preprocess | None
+    labels: Labels | None
+    device: str | torch.device | None
+    precision: Precision
+    batch_size: int
+    fuse: Fusion
+
+
+class _Shell:
+    """What ``explain`` keeps between calls: a memory for each living model, and the last models loaded by name."""
+
+    _MOST_LOADED = 2
+
+    def __init__(self) -> None:
+        self._memories: weakref.WeakKeyDictionary[nn.Module, ModelMemory] = weakref.WeakKeyDictionary()
+        self._loaded: dict[tuple[str, str, int], LoadedModel] = {}
+
+    def explainer(
+        self,
+        function: str,
+        model: nn.Module | str | LoadedModel,
+        target_layer: Layers | None,
+        options: Mapping[str, Any],
+    ) -> Explainer:
+        """Return an Explainer that shares what earlier calls found out about the model."""
+        unknown = next((name for name in options if name not in Options.__annotations__), None)
+        if unknown is not None:
+            hint = did_you_mean(unknown, Options.__annotations__)
+            raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}{hint}")
+        loaded = self._load(model, options.get("preprocess"), options.get("labels"), options.get("device"))
+        memory = self._memories.get(loaded.module)
+        if memory is None:
+            memory = self._memories.setdefault(loaded.module, ModelMemory(loaded.module))
+        return Explainer._sharing(
+            memory,
+            loaded,
+            target_layer,
+            options.get("method"),
+            options.get("precision", "fp32"),
+            options.get("fuse", "mean"),
+        )
+
+    def _load(
+        self,
+        model: nn.Module | str | LoadedModel,
+        preprocess: Preprocess | None,
+        labels: Labels | None,
+        device: str | torch.device | None,
+    ) -> LoadedModel:
+        if isinstance(model, str):
+            key = (model, str(pick_device(device)), changed_at(model))
+            if key not in self._loaded:
+                self._loaded[key] = as_model(model, device=device)
+                while len(self._loaded) > self._MOST_LOADED:
+                    del self._loaded[next(iter(self._loaded))]
+            model = self._loaded[key]
+        memory = self._memories.get(model) if isinstance(model, nn.Module) and device is None else None
+        if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
+            check_preprocess(preprocess)  # the model itself was checked when its memory was made
+            return LoadedModel(model, type(model).__name__, preprocess, as_labels(labels))
+        return as_model(model, preprocess=preprocess, labels=labels, device=device)
+
+
+_SHELL = _Shell()
+
+
+def explain(
+    model: nn.Module | str | LoadedModel,
+    img: ImageLike | Sequence[ImageLike],
+    target_layer: Layers | None = None,
+    **options: Unpack[Options],
+) -> Explanation | list[Explanation]:
+    """Show which pixels a model used.
+
+    What is found out about the model is kept while it lives, so that later calls with it are quick. ``Explainer`` does
+    the same with an object that you hold.
+
+    Args:
+        model: a module, or a name as ``camkit.load_model`` takes it (``resnet50``, ``timm:NAME``, ``hf:NAME``,
+            ``file.py:factory``, ``demo-fair``). The module comes back exactly as it went in.
+        img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
+            or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
+        target_layer: None to have it chosen, a name, a pattern, a type, a module or a TargetLayer; several are fused.
+        **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision`` and ``fuse`` as for ``Explainer``;
+            ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class, a
+            class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
+
+    Returns:
+        One Explanation for one picture and one target; otherwise a list, picture by picture, target by target within.
+        A target that stands for several, such as ``camkit.targets.above``, gives a list too.
+
+    Raises:
+        InputError: something in the call or a picture is wrong; see ``camkit.errors`` for the kinds.
+        Exception: whatever the model, ``preprocess`` or a target function raises.
+
+    Example:
+        >>> import camkit, torch
+        >>> model = camkit.load_model("demo-fair").module
+        >>> camkit.explain(model, torch.zeros(3, 128, 128), target=2).heatmap.shape
+        (128, 128)
+    """
+    images: Sequence[ImageLike] = img if isinstance(img, (list, tuple)) else [cast("ImageLike", img)]
+    target = options.pop("target", None)
+    batch_size = options.pop("batch_size", 32)
+    explainer = _SHELL.explainer("explain", model, target_layer, options)
+    explained = explainer.batch(images, target, batch_size=batch_size)
+    return explained if _stands_for_several(img, target, explainer) else explained[0]
+
+
+def _stands_for_several(img: object, target: object, explainer: Explainer) -> bool:
+    if isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor)):
+        return True
+    return isinstance(img, (list, tuple)) or explainer._is_batch(img)
+
+
+@overload
+def explain_many(
+    model: nn.Module | str | LoadedModel,
+    images: Iterable[ImageLike],
+    target_layer: Layers | None = None,
+    *,
+    on_error: Literal["raise"] = "raise",
+    **options: Unpack[Options],
+) -> Iterator[Explanation]: ...
+
+
+@overload
+def explain_many(
+    model: nn.Module | str | LoadedModel,
+    images: Iterable[ImageLike],
+    target_layer: Layers | None = None,
+    *,
+    on_error: Literal["yield"],
+    **options: Unpack[Options],
+) -> Iterator[Explanation | Failure]: ...
+
+
+def explain_many(
+    model: nn.Module | str | LoadedModel,
+    images: Iterable[ImageLike],
+    target_layer: Layers | None = None,
+    *,
+    on_error: Literal["raise", "yield"] = "raise",
+    **options: Unpack[Options],
+) -> Iterator[Explanation | Failure]:
+    """Explain any number of pictures as a stream: memory holds a few batches, and reading overlaps with computing.
+
+    Args:
+        model, target_layer, **options: as for ``explain``.
+        images: any iterable of what ``explain`` takes; it is read only as fast as the results are taken.
+        on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure`` there and go
+            on.
+
+    Returns:
+        An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
+        returned; the pictures are read as it advances.
+
+    Raises:
+        InputError: as ``explain``.
+    """
+    target = options.pop("target", None)
+    batch_size = options.pop("batch_size", 32)
+    explainer = _SHELL.explainer("explain_many", model, target_layer, options)
+    return explainer._checked_stream(images, target, batch_size, on_error)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from torch import Tensor
 
 from camkit.drawing import overlay
 from camkit.drawing.encode import encode, shrink
 from camkit.errors import InputError, OutputError
 from camkit.images.files import write_file
+from camkit.images.prepare import as_pixels
 from camkit.types import Box, Extent, Pixels, Status, Style
 
 _NOTEBOOK_SIDE = 480
@@ -45,7 +48,7 @@ class Explanation:
             infinity.
         box: the part of the original picture the model saw, in its pixels; None when the preprocessing could not be
             followed, and then ``picture`` is the model's input.
-        picture: the original picture, H x W x 3 uint8 RGB.
+        shown: the original picture, H x W x 3 uint8 RGB, or the model's input (C, H, W); ``picture`` draws it.
         source: the file's name, or where there is none "picture 3" for the third of the call.
         detection: of a detector, the box that was explained, in pixels of ``picture``.
         extent: where the input begins and ends along each axis of ``raw``, as shares of it; empty where it is all.
@@ -62,10 +65,18 @@ class Explanation:
     method: str
     status: Status
     box: Box | None
-    picture: Pixels | None
+    shown: Pixels | Tensor | None = field(repr=False)
     source: str
     detection: Box | None = None
     extent: Extent = ()
+
+    @functools.cached_property
+    def picture(self) -> Pixels | None:
+        """The original picture, H x W x 3 uint8 RGB, or what the model saw; None if that is neither grey nor RGB."""
+        if not isinstance(self.shown, Tensor):
+            return self.shown
+        drawn = as_pixels(self.shown[None])
+        return None if drawn is None else drawn[0]
 
     def overlay(self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
         """Draw the heat onto the original picture.

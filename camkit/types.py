@@ -5,8 +5,8 @@ Shapes are written the same way everywhere: N images, C channels, H x W pixels, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -19,7 +19,7 @@ Pixels: TypeAlias = UInt8[np.ndarray, "_ _ 3"]
 """A picture: height x width x RGB."""
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
 Preprocess: TypeAlias = Callable[[Image.Image], Tensor]
-Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "bf16-forced"]
 Status: TypeAlias = Literal["ok", "no_positive_evidence", "no_influence", "non_finite"]
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 Fusion: TypeAlias = Literal["mean", "max", "product"]

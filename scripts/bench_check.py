@@ -30,7 +30,7 @@ from camkit.background.plan import Plan
 from camkit.background.run import finish_check, plan_check
 from camkit.background.values import Item
 from camkit.demo.scenes import HOME, draw
-from camkit.engine.capture import faster_format, quiet_pass
+from camkit.engine.passes import faster_format, quiet_pass
 from camkit.engine.streams import in_order
 from camkit.images.prepare import prepare
 from camkit.models.loaded import LoadedModel

@@ -40,7 +40,7 @@ from zoo_models import SOURCES, Entry, Grid, Size, named
 
 import camkit
 from camkit.errors import LayerError
-from camkit.layers.choose import resolve
+from camkit.layers.choose import decide
 
 STATUSES = ("wrong", "failed", "refused", "right", "unusable")
 """The worst first; a model has the worst of its sizes'."""
@@ -120,8 +120,8 @@ def claim(model: nn.Module, images: Tensor, target: Any = None) -> Claim:
     """Ask camkit."""
     found = camkit.explain(model, images[0], target=target)
     assert isinstance(found, camkit.Explanation)
-    choice = resolve(model, images)
-    layout = choice.layouts[choice.layers[0]]
+    layout = decide(model, images).chosen().layout
+    assert layout is not None
     return Claim(found.layer, layout.kind, layout.prefix, layout.grid, found.raw.shape, not np.abs(found.raw).max() > 0)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from camkit.background.experiment import Answer
 from camkit.background.plan import Plan
 from camkit.background.values import Item
-from camkit.engine.capture import faster_format, quiet_pass
+from camkit.engine.passes import faster_format, quiet_pass
 from camkit.errors import CamkitError, InputError
 from camkit.images.prepare import prepare
 from camkit.models import device_of, dtype_of

@@ -197,10 +197,10 @@ def layers(*, source: Source) -> int:
         source: The model.
     """
     from camkit.cli import text
-    from camkit.cli.layers import model_costs, probe_model
+    from camkit.cli.layers import decide_on, model_costs
 
     loaded = source.load(pretrained=source.weights is not None)
-    found, counted = probe_model(loaded), model_costs(loaded)
+    found, counted = decide_on(loaded), model_costs(loaded)
     console, table = printer(), text.layers(found, counted)
     text.wide(table, console).print(table)
     console.print(text.total(counted))

@@ -8,17 +8,17 @@ from PIL import Image
 from camkit.demo.scenes import scene_paths
 from camkit.errors import ModelError
 from camkit.images.read import open_picture
-from camkit.layers.choose import Probe, probe
+from camkit.layers.choose import Decision, decide
 from camkit.layers.costs import Costs, costs
 from camkit.models import about_channels, device_of
 from camkit.models.loaded import LoadedModel
 
 
-def probe_model(model: LoadedModel) -> Probe:
+def decide_on(model: LoadedModel) -> Decision:
     """Look at a model loaded by name with one picture, a drawn scene prepared as the model wants it."""
     inputs = _example(model)
     try:
-        return probe(model.module, inputs)
+        return decide(model.module, inputs)
     except RuntimeError as error:
         sentence = about_channels(model.module, inputs)
         if sentence is None:

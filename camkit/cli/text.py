@@ -14,7 +14,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from camkit.demo.poster import DemoResult
-    from camkit.layers.choose import Probe
+    from camkit.layers.choose import Decision
     from camkit.layers.costs import Costs
     from camkit.methods import Method
     from camkit.scale.folder import Written
@@ -57,17 +57,17 @@ def methods(table: Iterable[Method]) -> Table:
     return drawn
 
 
-def layers(probe: Probe, costs: Costs) -> Table:
+def layers(decision: Decision, costs: Costs) -> Table:
     """Return every call of every module in execution order, the chosen layer marked, with what each costs."""
-    chosen = set(probe.choice.layers) if probe.choice else set()
+    chosen = None if decision.layer is None else decision.layer.ref
     drawn = Table(box=None, pad_edge=False)
     for heading in ("", "layer", "type", "output", "grid"):
         drawn.add_column(heading, no_wrap=True)
     for heading in ("parameters", "mult-adds", "memory"):
         drawn.add_column(heading, no_wrap=True, justify="right")
     drawn.add_column("", no_wrap=True)
-    for line in probe.rows:
-        is_chosen = line.ref in chosen
+    for line in decision.rows:
+        is_chosen = line.ref == chosen
         cost = costs.of(line.ref)
         drawn.add_row(
             ">" if is_chosen else "",
@@ -138,18 +138,18 @@ def wide(table: Table, console: Console) -> Console:
     return Console(file=console.file, highlight=False, width=max(natural, console.width))
 
 
-def choice(probe: Probe) -> Text:
+def choice(decision: Decision) -> Text:
     """Return which layer explain would use, why, and the next best."""
-    if probe.equals:
-        listed = " ".join(f"--layer {row.ref}" for row in probe.equals)
+    if decision.equals:
+        listed = " ".join(f"--layer {row.ref}" for row in decision.equals)
         return Text(f"the model ends in branches that are equally deep; name one, or all: {listed}", "yellow")
-    if probe.choice is None:
+    if decision.layer is None:
         return Text("no layer could be chosen: none with a spatial grid influences the score", "yellow")
-    others = ", ".join(map(str, probe.choice.runners_up))
+    others = ", ".join(map(str, decision.layer.runners_up))
     return Text.assemble(
         "explain would use ",
-        (str(probe.choice), "bold green"),
-        f": {probe.choice.reason}",
+        (str(decision.layer), "bold green"),
+        f": {decision.layer.reason}",
         f"\nnext best: {others}" if others else "",
     )
 

@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from camkit.drawing import overlay
 from camkit.drawing.canvas import GREY, Canvas, fitting
 from camkit.drawing.encode import encode
-from camkit.engine.capture import quiet_pass
+from camkit.engine.passes import quiet_pass
 from camkit.engine.grid import to_grid
 from camkit.engine.nested import feature_tensor
 from camkit.errors import InputError, LayerError, OutputError
 from camkit.hooks import record
 from camkit.images.files import write_file
-from camkit.images.prepare import as_pixels, extremes, prepare
-from camkit.layers.choose import looked_at, resolve
+from camkit.images.prepare import as_pixels, prepare
+from camkit.layers.choose import decide
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import Selector, find_layers
 from camkit.models import as_model, device_of, dtype_of, spatial_rank
 from camkit.models.loaded import LoadedModel
-from camkit.types import ImageLike, LayerChoice, Pixels, Preprocess
+from camkit.types import ImageLike, LayerRef, Pixels, Preprocess, TargetLayer
 
 Scale: TypeAlias = Literal["each", "together"]
 
@@ -148,42 +148,50 @@ def feature_maps(
         img = img[0]
     prepared = prepare(img, loaded.preprocess, source, spatial_rank(module))
     inputs = prepared.tensor[None].detach().to(device_of(module), dtype_of(module))
-    choice = resolve(module, inputs) if layer is None else _only_layer(module, layer)
-    maps = _maps(module, inputs, choice)
+    chosen = decide(module, inputs).chosen() if layer is None else _looked_at(module, inputs, _only_layer(module, layer))
+    maps = _maps(module, inputs, chosen)
     strengths = np.nan_to_num(np.abs(maps).mean(axis=(1, 2)), nan=-1.0, posinf=float(np.finfo(np.float32).max))
     order = np.argsort(-strengths, kind="stable")[:top]
-    low, high = extremes(inputs)
-    drawn = as_pixels(inputs, low, high) if inputs.dim() == 4 and bool(torch.isfinite(low + high).all()) else None
+    drawn = as_pixels(inputs) if inputs.dim() == 4 and bool(torch.isfinite(inputs).all()) else None
     return FeatureMaps(
         maps[order],
         tuple(order.tolist()),
         tuple(float(strengths[number]) for number in order),
         len(maps),
-        str(choice),
+        str(chosen),
         loaded.name,
         source,
         None if drawn is None else drawn[0],
     )
 
 
-def _only_layer(model: nn.Module, selector: Selector) -> LayerChoice:
+def _only_layer(model: nn.Module, selector: Selector) -> LayerRef:
     layers = find_layers(model, selector)
     if len(layers) > 1:
         names = ", ".join(repr(str(ref)) for ref in layers[:_NAMED_IN_ERROR])
         more = ", ..." if len(layers) > _NAMED_IN_ERROR else ""
         raise LayerError(f"feature_maps shows one layer, and {len(layers)} match: {names}{more}; choose one of them")
-    return LayerChoice(layers, "as asked for")
+    return layers[0]
 
 
-def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], choice: LayerChoice) -> Float[np.ndarray, "k h w"]:
+def _looked_at(model: nn.Module, inputs: Float[Tensor, "1 c *size"], ref: LayerRef) -> TargetLayer:
+    """Return a layer that the caller named with what a look at the model tells of it."""
+    size = tuple(inputs.shape[2:])
+    try:
+        decision = decide(model, inputs)
+    except Exception:  # noqa: BLE001 - a model may raise anything that was made for batches of another number
+        return TargetLayer(ref.name, ref.call)
+    return decision.named(ref, size, "as named")
+
+
+def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], layer: TargetLayer) -> Float[np.ndarray, "k h w"]:
     """Run the model once and return the layer's output as maps."""
-    ref = choice.layers[0]
-    choice, layouts = looked_at(model, inputs, choice)
+    ref = layer.ref
     with quiet_pass(model, inputs.device, "fp32"), record(model, ref) as recording:
         model(inputs.clone())
     found = feature_tensor(recording[str(ref)].output)
     shape = None if found is None else tuple(found[1].shape)
-    layout = layouts.get(ref) if layouts is not None else infer_layout(shape or (), 1, tuple(inputs.shape[2:]))
+    layout = layer.layout if layer.size else infer_layout(shape or (), 1, tuple(inputs.shape[2:]))
     if found is None or layout is None:
         what = "no tensor of maps" if shape is None else f"shape {shape}"
         raise LayerError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,11 +18,40 @@ from camkit.types import Precision
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
+_NO_BF16 = (
+    "this CPU has no units for bf16, which would take several times as long as fp32, so fp32 is used; precision "
+    "'bf16-forced' uses bf16 all the same"
+)
+
 _FEW_IMAGES = 4
 """Images in a batch from which the channels-last format saves more time than the conversion costs."""
 
 _SAME_FP32, _SAME_AUTOCAST = 1e-3, 5e-2
 """How far a model's answers in the two formats may differ, as a share of the largest: a little more than rounding."""
+
+
+def usable_precision(precision: Precision, device: torch.device) -> tuple[Precision, str]:
+    """Return the precision to run in, and what to tell the user if it is not the given one.
+
+    Args:
+        precision: as the user gave it.
+        device: where the model is.
+    """
+    if precision == "bf16-forced":
+        return "bf16", ""
+    if precision == "bf16" and device.type == "cpu" and not _cpu_has_bf16():
+        return "fp32", _NO_BF16
+    return precision, ""
+
+
+def _cpu_has_bf16() -> bool:
+    """Tell whether the CPU computes in bf16; older versions of PyTorch tell it of x86 alone."""
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_avx512_bf16_supported()
+    capabilities = torch.cpu.get_capabilities()
+    if capabilities.get("architecture") == "x86_64":
+        return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    return bool(capabilities.get("bf16", True))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from PIL import Image
 from torchvision.transforms._presets import ImageClassification
 
-from camkit.engine.restore import generators, same_randomness
+from camkit.engine.randomness import generators, same_randomness
 from camkit.types import Box, Preprocess
 
 

@@ -129,15 +129,7 @@ def stacked(tensors: list[Float[Tensor, "c *size"]]) -> Float[Tensor, "n c *size
     return torch.stack([tensor.detach() for tensor in tensors])
 
 
-def extremes(inputs: Float[Tensor, "n c *size"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return the smallest and the largest value of each input; both are NaN if the input holds NaN."""
-    low, high = inputs.detach().flatten(1).aminmax(dim=1)
-    return low.float(), high.float()
-
-
-def as_pixels(
-    inputs: Float[Tensor, "n c h w"], low: Float[Tensor, " n"], high: Float[Tensor, " n"]
-) -> UInt8[np.ndarray, "n h w 3"] | None:
+def as_pixels(inputs: Float[Tensor, "n c h w"]) -> UInt8[np.ndarray, "n h w 3"] | None:
     """Draw a model's inputs, the range of each stretched to 0..255.
 
     Returns:
@@ -145,6 +137,8 @@ def as_pixels(
     """
     if inputs.shape[1] not in (1, 3):
         return None
+    values = inputs.detach().flatten(1)
+    low, high = values.amin(1).float(), values.amax(1).float()
     slope = 255 / (high - low).clamp_min(torch.finfo(torch.float32).tiny)
     levels = (inputs.detach() * slope.reshape(-1, 1, 1, 1)).add_((0.5 - low * slope).reshape(-1, 1, 1, 1))
     return levels.clamp_(0, 255).to("cpu", torch.uint8).expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()

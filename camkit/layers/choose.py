@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from camkit.engine.record import ModelRecord
 from camkit.errors import LayerError
 from camkit.layers.branches import ends_beside, shared, twins
-from camkit.layers.graph import contains
 from camkit.layers.influence import ELSEWHERE, Influence, measure_influence, structural_verdict
 from camkit.layers.layouts import Readings, channels_of, read_layouts
 from camkit.layers.location import exchange, locate
@@ -76,9 +75,7 @@ class Decision:
 
     def row_of(self, ref: LayerRef) -> LayerRow | None:
         """Return the row of a layer; None if it did not run."""
-        return next(
-            (row for row in self.rows if (row.ref.name, row.ref.call or 1) == (ref.name, ref.call or 1)), None
-        )
+        return next((row for row in self.rows if (row.ref.name, row.ref.call or 1) == (ref.name, ref.call or 1)), None)
 
     def chosen(self) -> TargetLayer:
         """Return the layer to explain.
@@ -167,7 +164,9 @@ def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
         verdicts.append(verdict or ("not every box is computed from it" if beside else ""))
     rows = _rows(trace, readings, verdicts)
     first: dict[int | None, int] = {}
-    for number, call in enumerate(trace.calls):  # a module around others may return what one of them returned long before
+    for number, call in enumerate(
+        trace.calls
+    ):  # a module around others may return what one of them returned long before
         first.setdefault(call.output, number)
     fit = [trace.calls[number] for number in first.values() if trace.calls[number].name and not verdicts[number]]
     if not fit:
@@ -294,7 +293,9 @@ def _described(
     chosen = _outermost(best, trace)
     seen = "whose cells influence the score" if influence.measured else "(its influence could not be measured)"
     doubt = UNSURE if reading.unsure else ""
-    if any(by_call[call].elsewhere and call.started > best.started and call.finished > best.finished for call in by_call):
+    if any(
+        by_call[call].elsewhere and call.started > best.started and call.finished > best.finished for call in by_call
+    ):
         doubt += "; the cells of deeper layers lie elsewhere in the input"
     names = list(dict.fromkeys(str(_outermost(call, trace)) for call in ends_beside(trace.graph, best, wide)))
     beside = f"; beside it, the score depends on {' and '.join(names)}" if names else ""

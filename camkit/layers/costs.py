@@ -13,7 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.restore import eagerly, evaluating, same_randomness, same_requirements
+from camkit.engine.randomness import same_randomness
+from camkit.engine.record import ModelRecord
+from camkit.engine.restore import eagerly, evaluating, same_requirements
 from camkit.types import LayerRef
 
 
@@ -86,7 +88,7 @@ def _infos(model: nn.Module, image: Tensor) -> list[Any]:
 
     with (
         eagerly(),
-        same_randomness(model),
+        same_randomness(ModelRecord.of_model(model).devices),
         same_requirements(model),
         evaluating(model),
         torch.inference_mode(mode=False),

@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from camkit.errors import LayerError, ModelError, did_you_mean
-from camkit.types import LayerRef
+from camkit.types import LayerRef, TargetLayer
 
-Selector: TypeAlias = str | LayerRef | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
+Selector: TypeAlias = str | LayerRef | TargetLayer | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
 """One way to choose layers; the module's docstring lists them."""
 
 WHOLE_MODEL = "(the model)"
@@ -135,7 +135,7 @@ def select_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]
 
 def _as_list(layers: Any) -> list[Any]:
     """Return the selectors as a list; a container of modules, such as ``nn.Sequential``, is one selector."""
-    if isinstance(layers, (str, bytes, nn.Module, LayerRef)) or not isinstance(layers, Iterable):
+    if isinstance(layers, (str, bytes, nn.Module, LayerRef, TargetLayer)) or not isinstance(layers, Iterable):
         return [layers]
     selectors = list(layers)
     if not selectors:
@@ -160,6 +160,8 @@ def _matches(modules: dict[str, nn.Module], selector: Any) -> list[tuple[str, in
         if name not in modules:
             raise LayerError(f"the model has no layer {name!r}{_hint(name, modules, modules)}")
         return [(name, selector.call)]
+    if isinstance(selector, TargetLayer):
+        return _matches(modules, selector.ref)
     if isinstance(selector, nn.Module):
         wanted = getattr(selector, _COMPILED, selector)
         names = [name for name, module in modules.items() if module is wanted][:1]

@@ -31,6 +31,8 @@ __all__ = [
     "Labels",
     "about_channels",
     "as_model",
+    "changed_at",
+    "check_preprocess",
     "device_of",
     "dtype_of",
     "load_model",
@@ -170,13 +172,7 @@ def _demo_model(request: Request) -> LoadedModel:
     return LoadedModel(module, request.name, scene_preprocess, tuple(SCENE_LABELS))
 
 
-@functools.lru_cache(maxsize=2)
-def _remembered(name: str, device: str, changed: int) -> LoadedModel:  # noqa: ARG001 - one for each state of a file
-    """Load a model by name; the last two are kept, so that calling ``explain`` in a loop does not read them anew."""
-    return load_model(name, device=device)
-
-
-def _changed(name: str) -> int:
+def changed_at(name: str) -> int:
     """Return when the file of a model of the caller's own was changed."""
     file = Path(name.rpartition(":")[0])
     return file.stat().st_mtime_ns if file.suffix == ".py" and file.is_file() else 0
@@ -198,9 +194,9 @@ def as_model(
         InputError: ``preprocess`` or ``labels`` is of another kind.
     """
     names = as_labels(labels)
-    _check_preprocess(preprocess)
+    check_preprocess(preprocess)
     if isinstance(model, str):
-        model = _remembered(model, str(pick_device(device)), _changed(model))
+        model = load_model(model, device=device)
     if isinstance(model, LoadedModel):
         _check_place(model.module, device)
         return replace(model, preprocess=preprocess or model.preprocess, labels=names or model.labels)
@@ -218,7 +214,12 @@ def as_model(
     return LoadedModel(module, type(module).__name__, preprocess, names)
 
 
-def _check_preprocess(preprocess: Any) -> None:
+def check_preprocess(preprocess: Any) -> None:
+    """Check that a preprocessing is a function, and not the class that makes one.
+
+    Raises:
+        InputError: it is not.
+    """
     made_by = preprocess.func if isinstance(preprocess, functools.partial) else preprocess
     if isinstance(made_by, type):
         raise InputError(

@@ -25,10 +25,10 @@ from camkit.diagnosis.rows import channel_axis, leaves
 from camkit.diagnosis.statistics import statistics
 from camkit.diagnosis.values import TensorStatistics
 from camkit.engine.attach import backward_pass, starts
-from camkit.engine.capture import quiet_pass
+from camkit.engine.passes import quiet_pass
 from camkit.engine.restore import eagerly
 from camkit.errors import CamkitError, InputError, LayerError, OutputError
-from camkit.explainer import TargetLayer, explain
+from camkit.explainer import Layers, explain
 from camkit.hooks import Call, Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
@@ -97,7 +97,7 @@ class TrainingWatch:
         every: int = 100,
         pictures_every: int | None = None,
         layers: Selector | Sequence[Selector] | None = None,
-        target_layer: TargetLayer = None,
+        target_layer: Layers | None = None,
         method: str | None = None,
         target: TargetLike | None = None,
         preprocess: Preprocess | None = None,
