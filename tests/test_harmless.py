@@ -25,10 +25,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 import camkit
-from camkit.engine.capture import capture
+from camkit.engine.capture import Pass, capture
 from camkit.engine.restore import eagerly
 from camkit.errors import ImageError, LayerError, MethodError
-from camkit.layers.choose import modules_of, named_layers
+from camkit.layers.layouts import infer_layout
+from camkit.layers.names import select_layers
 from camkit.targets import ClassTarget
 
 METHODS = tuple(camkit.METHODS)
@@ -666,9 +667,9 @@ def test_a_batch_of_pictures_is_not_written_to(name: str) -> None:
 def test_a_layer_after_another_target_layer_is_saved_alike(name: str) -> None:
     model = made(NETWORKS[name])
     _, maps, gradients = reference(model, pictures(), 2)
-    layers = modules_of(model, named_layers(model, ["stem", "layer"]))
+    layers = select_layers(model, ["stem", "layer"])
     with unchanged(model):
-        later = capture(model, pictures(), layers, [ClassTarget(2)]).features[1]
+        later = capture(model, pictures(), [ClassTarget(2)], Pass(layers, read_layout=infer_layout)).features[1]
     torch.testing.assert_close(later.activations, maps)
     torch.testing.assert_close(later.by_target[0], gradients)
 
@@ -690,8 +691,8 @@ def test_both_calls_of_a_layer_may_be_asked_for_at_once() -> None:
     first = model.layer(trunk).detach().requires_grad_()
     second = model.layer(first)
     gradients = torch.autograd.grad(model.tail(second, trunk)[:, 1].sum(), (first, second))
-    layers = modules_of(model, named_layers(model, ["layer#1", "layer#2"]))
-    found = capture(model, pictures(), layers, [ClassTarget(1)]).features
+    layers = select_layers(model, ["layer#1", "layer#2"])
+    found = capture(model, pictures(), [ClassTarget(1)], Pass(layers, read_layout=infer_layout)).features
     for features, maps, gradient in zip(found, (first, second), gradients, strict=True):
         torch.testing.assert_close(features.activations, maps.detach())
         torch.testing.assert_close(features.by_target[0], gradient)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import camkit
 from camkit.errors import LayerError
-from camkit.layers.choose import probe
+from camkit.layers.choose import decide
 
 # --- order ------------------------------------------------------------------------------------------------------------
 
@@ -242,9 +242,9 @@ def test_what_convolutions_add_to_their_edges_is_not_taken_for_padding(kernel):
         *(nn.ZeroPad2d(kernel // 2), nn.Conv2d(3, 16, kernel, 2), nn.ReLU(), nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)),
     )
-    choice = probe(net.eval(), torch.randn(1, 3, 64, 64)).choice
+    choice = decide(net.eval(), torch.randn(1, 3, 64, 64)).layer
     assert choice is not None
-    assert [layout.extent for layout in choice.layouts.values()] == [()]
+    assert [choice.extent] == [()]
 
 
 def test_a_grid_from_which_the_padding_was_cropped_again_is_the_pictures():
@@ -263,9 +263,9 @@ def test_a_grid_from_which_the_padding_was_cropped_again_is_the_pictures():
             maps = self.cells(self.fine(functional.pad(images, (16, 16, 16, 16))))
             return self.head(self.mix(self.crop(maps)).relu().mean((2, 3)))
 
-    choice = probe(Cropping().eval(), torch.randn(1, 3, 64, 64)).choice
+    choice = decide(Cropping().eval(), torch.randn(1, 3, 64, 64)).layer
     assert choice is not None
-    assert [(str(ref), layout.grid, layout.extent) for ref, layout in choice.layouts.items()] == [("mix", (8, 8), ())]
+    assert [(str(choice), choice.layout.grid, choice.extent)] == [("mix", (8, 8), ())]
 
 
 # --- the order of a sequence, and what holds the maps -----------------------------------------------------------------
@@ -368,11 +368,9 @@ class Surrounded(nn.Module):
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 4), (0, 3), (1, 14), (1, 100), (17, 0), (51, 2)])
 def test_patches_are_found_between_any_number_of_other_tokens(before, after, side):
     torch.manual_seed(0)
-    choice = probe(Surrounded(before, after).eval(), torch.randn(1, 3, side, side)).choice
+    choice = decide(Surrounded(before, after).eval(), torch.randn(1, 3, side, side)).layer
     assert choice is not None
-    assert [(str(ref), layout.grid, layout.prefix) for ref, layout in choice.layouts.items()] == [
-        ("blocks", (side // 8, side // 8), before)
-    ]
+    assert [(str(choice), choice.layout.grid, choice.layout.prefix)] == [("blocks", (side // 8, side // 8), before)]
     assert "could not" not in choice.reason
 
 
@@ -460,9 +458,9 @@ class Unpadded(nn.Module):
 
 def test_maps_that_lost_their_edges_are_drawn_on_the_middle():
     torch.manual_seed(0)
-    choice = probe(Unpadded().eval(), torch.rand(1, 3, 60, 60)).choice
+    choice = decide(Unpadded().eval(), torch.rand(1, 3, 60, 60)).layer
     assert choice is not None
-    layout = next(iter(choice.layouts.values()))
+    layout = choice.layout
     assert (str(choice), layout.grid) == ("join", (44, 44))
     assert np.allclose(layout.extent, (-8 / 44, 52 / 44))  # 8 pixels are lacking on either side
 
@@ -496,7 +494,7 @@ def test_a_model_that_takes_no_noise_is_explained_with_a_doubt():
             return self.head(self.mix(self.tokens(check(images)).mT).relu().mean(1))
 
     found = camkit.explain(Strict().eval(), image, "mix", target=0)
-    assert found.layer_reason == "as asked for; where its cells lie could not be measured"
+    assert found.layer_reason == "as named; where its cells lie could not be measured"
 
 
 @pytest.mark.parametrize("side", [8, 16, 24, 32])
@@ -542,9 +540,9 @@ def test_a_head_behind_a_frozen_trunk_is_explained(break_):
 def test_the_padding_is_found_in_any_precision(dtype):
     torch.manual_seed(0)
     net = Padding(Bright(), (0, 64, 0, 64), "constant").eval().to(dtype)
-    choice = probe(net, torch.rand(1, 3, 64, 64).to(dtype)).choice
+    choice = decide(net, torch.rand(1, 3, 64, 64).to(dtype)).layer
     assert choice is not None
-    assert [layout.extent for layout in choice.layouts.values()] == [((0.0, 0.5), (0.0, 0.5))]
+    assert [choice.extent] == [((0.0, 0.5), (0.0, 0.5))]
 
 
 # --- pooling by attention, and branches -------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor
 
 from camkit.errors import LayerError
@@ -25,7 +25,7 @@ def margins(size: Sequence[int], extent: Extent) -> list[int]:
     return found
 
 
-def to_grid(tensor: Float[Tensor, "*shape"], layout: Layout) -> Float[Tensor, "n c *grid"]:
+def to_grid(tensor: Shaped[Tensor, "*shape"], layout: Layout) -> Shaped[Tensor, "n c *grid"]:
     r"""Return a layer's output as (N, C, \*grid) without copying it where the memory allows.
 
     Raises:

@@ -91,11 +91,11 @@ class ModelMemory:
                     self._decisions.popitem(last=False)
         return decision
 
-    def known(self, ref: LayerRef, image: Float[Tensor, "1 c *size"]) -> TargetLayer | None:
+    def known(self, ref: LayerRef, image: Float[Tensor, "n c *size"]) -> TargetLayer | None:
         """Return a layer that was named before, for inputs like this image."""
         return self._named.get((kind_of(image), ref))
 
-    def remember(self, layer: TargetLayer, image: Float[Tensor, "1 c *size"]) -> None:
+    def remember(self, layer: TargetLayer, image: Float[Tensor, "n c *size"]) -> None:
         """Keep what is known of a layer that the caller named."""
         if len(self._named) >= _MOST_SIZES:
             self._named.clear()
