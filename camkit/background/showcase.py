@@ -66,7 +66,7 @@ class Strip:
     @property
     def title(self) -> str:
         """The picture's name and class."""
-        return f"{self.row.name} is {self.row.label}"
+        return f"{self.row.name}, class {self.row.label}"
 
     @property
     def sentence(self) -> str:

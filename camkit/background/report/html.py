@@ -34,29 +34,26 @@ _VERDICT_ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, "WARN": 2, "PASS": 3}
 _SORTS_FIRST = -9.0
 """The sort key of a missing number: below every share and difference of shares."""
 
+_SMALLER_SHOWN = "With regions, holes are filled in two ways; the smaller value is shown."
+
 _COLUMNS = (
     ("class", "The class of the pictures."),
     ("verdict", "FAIL, INCONCLUSIVE, WARN or PASS."),
     ("pictures", "Pictures that the model answered. Below: how many took part in the experiment."),
-    ("accuracy", "Share of right answers to the unedited pictures. Below: its 95% interval."),
+    ("accuracy", "Share of right answers to the unedited pictures. Below, as for all effects: the 95% interval."),
     (
         "background gap",
-        "Accuracy on backgrounds of the object's own class minus accuracy on backgrounds of other classes. The hole is "
-        "filled in two ways; the smaller gap is shown.",
+        f"Accuracy on backgrounds of the object's own class minus accuracy on those of other classes. {_SMALLER_SHOWN}",
     ),
     ("own / other", "The two accuracies behind the gap: on backgrounds of the own class, and of other classes."),
     (
         "attraction",
         "How often objects of other classes get this class's name on its backgrounds, minus how often they get it on "
-        "other backgrounds. The hole is filled in two ways; the smaller value is shown.",
+        f"other backgrounds. {_SMALLER_SHOWN}",
     ),
-    (
-        "",
-        "How far the accuracy without the object is above chance. The hole is filled in two ways; the smaller value is "
-        "shown.",
-    ),
-    ("skill", "0: the heat lies on the object no more than by chance. 1: as much as the grid allows."),
-    ("energy", "Share of the heat on the object. Below: the same for a blind map and for a perfect map."),
+    ("", f"How far the accuracy without the object is above chance. {_SMALLER_SHOWN}"),
+    ("skill", "0: the heat lies on the object no more than by chance. 1: as much as the grid of the heatmap allows."),
+    ("energy", "Share of the heat on the object. Below: the share that a blind map and a perfect map would have."),
 )
 """Title and explanation of each column; the empty title depends on what the experiment removes."""
 
@@ -176,15 +173,19 @@ def _interval(estimate: Estimate, *, percent: bool = False) -> str:
 
 def _rule(result: CheckResult) -> str:
     """Return the rule of the verdict as a paragraph."""
-    limits = result.plan.settings.limits
-    without = "without the object" if result.plan.with_regions else "without the middle of the picture"
-    fills = ", and both ways of filling the hole must show it" if result.plan.with_regions else ""
-    return (
-        "The small figures are 95% intervals. A model fails if the gap of a class, or of all classes together, is "
-        f"above {limits.gap:g}; if the attraction of a class is above {limits.attraction:g}; or if, over all classes, "
-        f"the accuracy {without} is more than {limits.sufficiency:g} above chance. The excess must be significant (at "
-        f"{limits.alpha:.0%}, corrected for the number of tests){fills}. The heat alone never fails a model."
+    settings, with_regions = result.plan.settings, result.plan.with_regions
+    limits = settings.limits
+    without = "without the object" if with_regions else "without the middle of the picture"
+    both = ", and both ways of filling the hole must show it" if with_regions else ""
+    rule = (
+        f"A model fails if the gap of a class, or of all classes together, is above {limits.gap:g}; if the attraction "
+        f"of a class is above {limits.attraction:g}; or if, over all classes, the accuracy {without} is more than "
+        f"{limits.sufficiency:g} above chance. The excess must be significant (at {limits.alpha:.0%}, corrected for "
+        f"the number of tests){both}. The heat alone never fails a model."
     )
+    if with_regions or settings.check.ring_is_background:
+        return rule
+    return f"{rule} Because this data has no regions, such an effect only warns, unless ring_is_background is set."
 
 
 def _details(result: CheckResult) -> list[tuple[str, str]]:
@@ -195,7 +196,7 @@ def _details(result: CheckResult) -> list[tuple[str, str]]:
         ("method", check.method),
         ("pictures shown to the model", f"{heat} for the heat, up to {edits} for the experiment"),
         ("correlation with HiResCAM's maps", words.number(sanity.agreement)),
-        ("correlation with the maps of random weights", words.number(sanity.randomised)),
+        ("correlation with random weights' maps", words.number(sanity.randomised)),
         ("seed", str(check.seed)),
         ("hash of the weights", result.hashes.get("weights", "")[:16]),
         ("hash of the pictures", result.hashes.get("data", "")[:16]),
