@@ -83,7 +83,7 @@ def test_a_hole_is_filled_from_what_is_around_it():
     hole[20:40, 20:40] = True
     damaged = torch.where(hole, 9.0, picture)
 
-    filled = edits.blurred(damaged, hole)
+    filled = edits.fill_smoothly(damaged, hole)
 
     assert torch.equal(filled[:, ~hole], picture[:, ~hole])
     assert (filled[:, hole] - picture[:, hole]).abs().max() < 0.15
@@ -91,7 +91,7 @@ def test_a_hole_is_filled_from_what_is_around_it():
 
 def test_a_picture_that_is_all_hole_becomes_empty_not_nan():
     assert torch.equal(
-        edits.blurred(torch.ones(3, 16, 16), torch.ones(16, 16, dtype=torch.bool)), torch.zeros(3, 16, 16)
+        edits.fill_smoothly(torch.ones(3, 16, 16), torch.ones(16, 16, dtype=torch.bool)), torch.zeros(3, 16, 16)
     )
 
 
@@ -125,7 +125,7 @@ def test_tiling_shows_only_pixels_from_beside_the_hole():
     hole = torch.zeros(64, 64, dtype=torch.bool)
     hole[10:50, 20:64] = True
 
-    filled = edits.tiled(picture, hole)
+    filled = edits.fill_with_texture(picture, hole)
 
     assert filled is not None
     assert torch.equal(filled[:, ~hole], picture[:, ~hole])
@@ -136,7 +136,7 @@ def test_no_background_no_tiles():
     hole = torch.ones(64, 64, dtype=torch.bool)
     hole[0] = False
 
-    assert edits.tiled(torch.rand(3, 64, 64), hole) is None
+    assert edits.fill_with_texture(torch.rand(3, 64, 64), hole) is None
 
 
 def test_pasting_keeps_the_region_and_takes_the_rest_from_the_background():
@@ -144,7 +144,7 @@ def test_pasting_keeps_the_region_and_takes_the_rest_from_the_background():
     region = torch.zeros(8, 8)
     region[2:4], region[4] = 1, 0.5
 
-    found = edits.pasted(picture, region, background)
+    found = edits.paste(picture, region, background)
 
     assert torch.equal(found[:, 2:4], picture[:, 2:4])
     assert torch.equal(found[:, 5:], background[:, 5:])
@@ -152,7 +152,7 @@ def test_pasting_keeps_the_region_and_takes_the_rest_from_the_background():
 
 
 def test_a_ring_is_as_wide_as_asked_on_each_side():
-    outer = edits.ring((40, 60), 0.15)
+    outer = edits.outer_ring((40, 60), 0.15)
 
     assert not outer[6:34, 9:51].any()
     assert outer.sum() == 40 * 60 - 28 * 42
@@ -162,7 +162,7 @@ def test_a_ring_is_as_wide_as_asked_on_each_side():
 def test_blocks_cover_the_area_asked_for_within_the_allowed_region(area):
     allowed = ~disc((56, 56), (28, 28), 15)
 
-    chosen = edits.blocks(allowed, float(area), 3, 4)
+    chosen = edits.random_blocks(allowed, float(area), 3, 4)
 
     assert chosen is not None
     assert not (chosen & ~allowed).any()
@@ -170,7 +170,7 @@ def test_blocks_cover_the_area_asked_for_within_the_allowed_region(area):
 
 
 def test_there_are_no_blocks_where_the_region_is_too_small():
-    assert edits.blocks(disc((56, 56), (28, 28), 5), 400.0, 0, 4) is None
+    assert edits.random_blocks(disc((56, 56), (28, 28), 5), 400.0, 0, 4) is None
 
 
 def test_room_is_what_perfect_maps_have_more_in_their_own_region():
@@ -243,7 +243,7 @@ def test_the_hole_takes_in_an_outline_that_reaches_out_of_its_box():
 def test_holes_of_pictures_with_many_channels_are_filled():
     picture, hole = torch.rand(6, 100, 100), disc((100, 100), (50, 50), 45)
 
-    filled = edits.blurred(picture, hole)
+    filled = edits.fill_smoothly(picture, hole)
 
-    parts = [edits.blurred(picture[start : start + 3], hole) for start in (0, 3)]
+    parts = [edits.fill_smoothly(picture[start : start + 3], hole) for start in (0, 3)]
     torch.testing.assert_close(filled, torch.cat(parts))

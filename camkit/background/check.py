@@ -18,7 +18,7 @@ from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, meas
 from camkit.background.plan import Plan
 from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, check_sanity
-from camkit.background.trial import run_trial
+from camkit.background.trial import run_experiment
 from camkit.background.values import Progress
 from camkit.background.verdict import Judgement, judge
 from camkit.errors import InputError, RunError
@@ -138,7 +138,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         plan.settings,
         mirror=not plan.with_regions,
     )
-    run_trial(plan, journal, progress, lambda item: item.name in heat)
+    run_experiment(plan, journal, progress, lambda item: item.name in heat)
     progress("measures", 0, 1)
     rows = image_rows(plan, heat, journal.rows("edits"))
     measures, judged = _judge(plan, rows, heat, sanity)

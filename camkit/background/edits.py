@@ -27,7 +27,7 @@ _TINY_WEIGHT = 1e-12
 """Keeps the division by a weight of zero finite; the result of that division is never used."""
 
 
-def blurred(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
+def fill_smoothly(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
     """Fill a hole smoothly from its surroundings (push-pull: Gortler et al. 1996, The Lumigraph, 3.4).
 
     The known pixels are averaged down, level by level, until no pixel is missing. On the way back up, each missing
@@ -63,7 +63,7 @@ def _resized(
     return np.concatenate(resized, 2)
 
 
-def tiled(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"] | None:
+def fill_with_texture(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"] | None:
     """Fill a hole with mirrored copies of the largest rectangle beside it; None if no rectangle is large enough.
 
     The backgrounds of ImageNet-9 are made this way (Xiao et al. 2020, arXiv:2006.09994); the mirrors avoid seams.
@@ -72,11 +72,11 @@ def tiled(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[T
     if rectangle is None:
         return None
     left, top, right, bottom = rectangle
-    rows, columns = _mirrored(hole.shape[0], top, bottom), _mirrored(hole.shape[1], left, right)
+    rows, columns = _mirrored_indices(hole.shape[0], top, bottom), _mirrored_indices(hole.shape[1], left, right)
     return torch.where(hole, picture[:, rows][:, :, columns], picture)
 
 
-def _mirrored(length: int, start: int, end: int) -> Tensor:
+def _mirrored_indices(length: int, start: int, end: int) -> Tensor:
     """Return, for each index of an axis, the index in start..end that shows there if both ends are mirrors."""
     span = end - start
     offsets = (torch.arange(length) - start) % (2 * span)
@@ -105,11 +105,11 @@ def largest_rectangle(hole: Bool[Tensor, "h w"]) -> tuple[int, int, int, int] | 
     return int(left) * step, int(top) * step, int(right) * step, int(bottom) * step
 
 
-FILLS = {"tile": tiled, "blur": blurred}
+FILLS = {"tile": fill_with_texture, "blur": fill_smoothly}
 """How the hole of an object is filled. Both ways must agree before a model fails."""
 
 
-def pasted(
+def paste(
     picture: Float[Tensor, "c h w"], region: Float[Tensor, "h w"], background: Float[Tensor, "c h w"]
 ) -> Float[Tensor, "c h w"]:
     """Paste a region of a picture onto another background, at the same place.
@@ -119,7 +119,7 @@ def pasted(
     return picture * region + background * (1 - region)
 
 
-def ring(size: tuple[int, int], share: float) -> Bool[Tensor, "h w"]:
+def outer_ring(size: tuple[int, int], share: float) -> Bool[Tensor, "h w"]:
     """Return the outer ring of a picture of ``size`` (height, width). Its width is ``share`` of each side."""
     height, width = size
     down, across = max(1, round(share * height)), max(1, round(share * width))
@@ -128,7 +128,7 @@ def ring(size: tuple[int, int], share: float) -> Bool[Tensor, "h w"]:
     return outer
 
 
-def blocks(allowed: Bool[Tensor, "h w"], area: float, seed: int, step: int) -> Bool[Tensor, "h w"] | None:
+def random_blocks(allowed: Bool[Tensor, "h w"], area: float, seed: int, step: int) -> Bool[Tensor, "h w"] | None:
     """Choose random blocks of ``step`` pixels within a region until they cover ``area`` pixels; None if they cannot.
 
     The last block is cut, so that the area is met to within one row of a block.

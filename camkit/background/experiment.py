@@ -61,7 +61,7 @@ class Seen:
         """The picture without its objects, for each fill. It is kept because several pictures are pasted on it."""
         assert self.hole is not None
         unknown = self.hole | ~self.shades.view
-        smooth = edits.blurred(self.tensor, unknown)
+        smooth = edits.fill_smoothly(self.tensor, unknown)
         filled = {fill: function(self.tensor, unknown) for fill, function in edits.FILLS.items()}
         removed = self.hole & self.shades.view
         return {
@@ -172,7 +172,7 @@ def region_edits(picture: Seen, same: Sequence[Background], other: Sequence[Back
         listed.append((f"removed.{fill}", functools.partial(picture.without, fill)))
     inside = picture.region > 0.5
     view = picture.shades.view
-    listed.append(("edited.object", functools.partial(edits.blurred, picture.tensor, inside)))
+    listed.append(("edited.object", functools.partial(edits.fill_smoothly, picture.tensor, inside)))
     listed.append(
         ("edited.background", functools.partial(_smooth_background, picture, view & (picture.region == 0), seed))
     )
@@ -183,7 +183,7 @@ def region_edits(picture: Seen, same: Sequence[Background], other: Sequence[Back
 
 def ring_edits(picture: Seen, same: Sequence[Background], other: Sequence[Background], share: float) -> list[Edit]:
     """List the edits of a picture without regions: its middle in the rings of other pictures, and its ring alone."""
-    outer = edits.ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
+    outer = edits.outer_ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
     listed: list[Edit] = []
     for arm, rings in (("same", same), ("other", other)):
         for number, (partner, background) in enumerate(rings):
@@ -196,7 +196,7 @@ def ring_edits(picture: Seen, same: Sequence[Background], other: Sequence[Backgr
 
 def _paste_on(picture: Seen, background: Seen, fill: str) -> Float[Tensor, "c h w"]:
     assert picture.region is not None
-    return edits.pasted(picture.tensor, picture.region, background.without(fill))
+    return edits.paste(picture.tensor, picture.region, background.without(fill))
 
 
 def _exchange_ring(picture: Seen, background: Seen, outer: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
@@ -211,8 +211,8 @@ def _make_middle_grey(picture: Seen, outer: Bool[Tensor, "h w"]) -> Float[Tensor
 def _smooth_background(picture: Seen, allowed: Bool[Tensor, "h w"], seed: int) -> Float[Tensor, "c h w"] | None:
     assert picture.region is not None
     step = max(1, min(allowed.shape) // _BLOCKS)
-    chosen = edits.blocks(allowed, float((picture.region > 0.5).sum()), seed, step)
-    return None if chosen is None else edits.blurred(picture.tensor, chosen)
+    chosen = edits.random_blocks(allowed, float((picture.region > 0.5).sum()), seed, step)
+    return None if chosen is None else edits.fill_smoothly(picture.tensor, chosen)
 
 
 def _add_noise(picture: Seen, region: Bool[Tensor, "h w"], seed: int) -> Float[Tensor, "c h w"]:

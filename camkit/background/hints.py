@@ -59,7 +59,7 @@ def row_of(explanation: Explanation, share: float) -> Row:
     if explanation.status != "ok" or explanation.heatmap.ndim != 2 or explanation.picture is None:
         return {}
     heatmap = explanation.heatmap
-    outer = edits.ring((heatmap.shape[0], heatmap.shape[1]), share).numpy()
+    outer = edits.outer_ring((heatmap.shape[0], heatmap.shape[1]), share).numpy()
     row, column = np.unravel_index(int(explanation.raw.argmax()), explanation.raw.shape)
     return {
         "ring": float(heatmap[outer].sum() / heatmap.sum()),

@@ -32,7 +32,7 @@ LoadPicture = Callable[[Item], Seen | None]
 """Returns a picture as the model sees it; None if it cannot be read."""
 
 
-def run_trial(plan: Plan, journal: Journal, progress: Progress, usable: Callable[[Item], bool]) -> None:
+def run_experiment(plan: Plan, journal: Journal, progress: Progress, usable: Callable[[Item], bool]) -> None:
     """Run the experiment on every usable picture of the sample that has no row in the journal yet."""
     done = journal.rows("edits")
     sample = [item for item in plan.sample if usable(item)]
