@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from camkit.background.statistics import benjamini_hochberg, holm, interval, p_above, resampled, wilson
+from camkit.background.statistics import benjamini_hochberg, bootstrap_sums, holm, interval, p_above, wilson
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_intervals_of_means_hold_the_truth_as_often_as_they_say():
     for trial in range(200):
         values = rng.normal(0.3, 1, 60)
         rows = np.column_stack([values, np.ones(60)])
-        sums = resampled(rows, np.arange(60), [trial], 1000)
+        sums = bootstrap_sums(rows, np.arange(60), [trial], 1000)
         found = interval(sums[:, 0] / sums[:, 1], values.mean(), 60)
         hits += found.low < 0.3 < found.high
 
@@ -65,8 +65,8 @@ def test_whole_groups_are_drawn():
     values = np.repeat(np.random.default_rng(1).normal(size=10), 20)
     rows = np.column_stack([values, np.ones(200)])
 
-    together = resampled(rows, groups, [0])
-    alone = resampled(rows, np.arange(200), [0])
+    together = bootstrap_sums(rows, groups, [0])
+    alone = bootstrap_sums(rows, np.arange(200), [0])
 
     assert (together[:, 1] == 200).all()
     spread, narrow = ((sums[:, 0] / sums[:, 1]).std() for sums in (together, alone))
@@ -77,7 +77,7 @@ def test_whole_groups_are_drawn():
 def test_draws_are_the_same_for_the_same_seed_and_differ_for_another():
     rows = np.random.default_rng(0).random((30, 2))
 
-    first, again, other = (resampled(rows, np.arange(30), seed, 50) for seed in ([1, 2], [1, 2], [1, 3]))
+    first, again, other = (bootstrap_sums(rows, np.arange(30), seed, 50) for seed in ([1, 2], [1, 2], [1, 3]))
 
     assert (first == again).all()
     assert (first != other).any()
@@ -97,7 +97,7 @@ def test_a_p_value_goes_on_below_what_the_draws_can_tell():
 
 def test_sums_over_many_groups_are_drawn_as_those_of_the_bootstrap():
     rows = np.random.default_rng(0).random((6_000, 3)) < (0.9, 0.4, 0.99)
-    many = resampled(rows.astype(float), np.arange(6_000), [1])
+    many = bootstrap_sums(rows.astype(float), np.arange(6_000), [1])
     few = np.array([rows[np.random.default_rng(n).integers(6_000, size=6_000)].sum(0) for n in range(2_000)])
 
     assert many.shape == (10_000, 3)

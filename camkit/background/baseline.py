@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from camkit.background.measures import ImageRow
-from camkit.background.statistics import Estimate, interval, numbered, resampled
+from camkit.background.statistics import Estimate, bootstrap_sums, group_numbers, interval
 from camkit.errors import InputError
 
 _COMPARED = {"sha256", "same", "other", "energy", "shuffled", "ceiling"}
@@ -139,8 +139,8 @@ def _gap(same: Mapping[str, float], other: Mapping[str, float]) -> float:
 def _gap_change(gaps: Sequence[tuple[str, float]], seed: int) -> Estimate | None:
     if not gaps:
         return None
-    groups = numbered([group for group, _ in gaps])
-    sums = resampled(np.array([(change, 1.0) for _, change in gaps]), groups, [seed, 1])
+    groups = group_numbers([group for group, _ in gaps])
+    sums = bootstrap_sums(np.array([(change, 1.0) for _, change in gaps]), groups, [seed, 1])
     return interval(sums[:, 0] / sums[:, 1], float(np.mean([change for _, change in gaps])), int(groups.max()) + 1)
 
 
@@ -151,8 +151,8 @@ def _skill_change(pairs: Sequence[tuple[ImageRow, Mapping[str, Any]]], seed: int
     if not both:
         return None
     parts = np.array([(*_room(vars(row)), *_room(old)) for row, old in both])
-    groups = numbered([row.group for row, _ in both])
-    sums = resampled(parts, groups, [seed, 2])
+    groups = group_numbers([row.group for row, _ in both])
+    sums = bootstrap_sums(parts, groups, [seed, 2])
     with np.errstate(divide="ignore", invalid="ignore"):
         draws = sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3]
         now, then = parts[:, 0].sum() / parts[:, 1].sum(), parts[:, 2].sum() / parts[:, 3].sum()

@@ -10,9 +10,9 @@ import numpy as np
 
 from camkit.background.heat import heat_rows
 from camkit.background.plan import Plan
-from camkit.background.sanity import PICTURES
-from camkit.background.statistics import resampled
-from camkit.background.trial import answered
+from camkit.background.sanity import SANITY_PICTURES
+from camkit.background.statistics import bootstrap_sums
+from camkit.background.trial import answer_edits
 from camkit.models import device_of
 
 _HEAT_PICTURES = 8
@@ -56,13 +56,13 @@ def estimate(plan: Plan, done: Mapping[str, int] | None = None) -> Cost:
     some = sample[:: max(1, len(sample) // _TRIAL_PICTURES)][:_TRIAL_PICTURES]
     a_trial = 0.0
     if some:
-        list(answered(plan, some[:1]))
-        a_trial = _seconds(lambda: list(answered(plan, some))) / len(some)
+        list(answer_edits(plan, some[:1]))
+        a_trial = _seconds(lambda: list(answer_edits(plan, some))) / len(some)
     rows = max(1, len(items))
-    draw = _seconds(lambda: resampled(np.ones((rows, 3)), np.arange(rows), [0]))
+    draw = _seconds(lambda: bootstrap_sums(np.ones((rows, 3)), np.arange(rows), [0]))
     return Cost(
         heat=a_heat * max(0, len(items) - finished.get("heat", 0)),
-        sanity=3 * a_heat * min(PICTURES, len(items)) + max(0.0, first - few * a_heat),
+        sanity=3 * a_heat * min(SANITY_PICTURES, len(items)) + max(0.0, first - few * a_heat),
         experiment=a_trial * max(0, len(sample) - finished.get("edits", 0)),
         measures=6 * draw + _STRIPS * (a_heat + a_trial / 2) + 1,
     )

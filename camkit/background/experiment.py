@@ -37,7 +37,7 @@ _BLOCKS = 14
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class PreparedPicture:
     """One picture of the sample as the model sees it.
 
     Attributes:
@@ -156,11 +156,13 @@ Edit = tuple[str, Callable[[], Float[Tensor, "c h w"] | None]]
 """An edit's name, and the function that makes it; the function returns None if the edit is not possible."""
 
 
-Background = tuple[str, Seen]
+Background = tuple[str, PreparedPicture]
 """A partner's name and its picture."""
 
 
-def region_edits(picture: Seen, same: Sequence[Background], other: Sequence[Background], seed: int) -> list[Edit]:
+def region_edits(
+    picture: PreparedPicture, same: Sequence[Background], other: Sequence[Background], seed: int
+) -> list[Edit]:
     """List the edits of a picture whose object's region is known. ``seed`` belongs to this picture."""
     assert picture.region is not None
     listed: list[Edit] = []
@@ -181,7 +183,9 @@ def region_edits(picture: Seen, same: Sequence[Background], other: Sequence[Back
     return listed
 
 
-def ring_edits(picture: Seen, same: Sequence[Background], other: Sequence[Background], share: float) -> list[Edit]:
+def ring_edits(
+    picture: PreparedPicture, same: Sequence[Background], other: Sequence[Background], share: float
+) -> list[Edit]:
     """List the edits of a picture without regions: its middle in the rings of other pictures, and its ring alone."""
     outer = edits.outer_ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
     listed: list[Edit] = []
@@ -194,28 +198,32 @@ def ring_edits(picture: Seen, same: Sequence[Background], other: Sequence[Backgr
     return listed
 
 
-def _paste_on(picture: Seen, background: Seen, fill: str) -> Float[Tensor, "c h w"]:
+def _paste_on(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
     assert picture.region is not None
     return edits.paste(picture.tensor, picture.region, background.without(fill))
 
 
-def _exchange_ring(picture: Seen, background: Seen, outer: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
+def _exchange_ring(
+    picture: PreparedPicture, background: PreparedPicture, outer: Bool[Tensor, "h w"]
+) -> Float[Tensor, "c h w"]:
     return torch.where(outer, background.tensor, picture.tensor)
 
 
-def _make_middle_grey(picture: Seen, outer: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
+def _make_middle_grey(picture: PreparedPicture, outer: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
     grey = (picture.shades.black + picture.shades.white) / 2
     return torch.where(outer, picture.tensor, grey)
 
 
-def _smooth_background(picture: Seen, allowed: Bool[Tensor, "h w"], seed: int) -> Float[Tensor, "c h w"] | None:
+def _smooth_background(
+    picture: PreparedPicture, allowed: Bool[Tensor, "h w"], seed: int
+) -> Float[Tensor, "c h w"] | None:
     assert picture.region is not None
     step = max(1, min(allowed.shape) // _BLOCKS)
     chosen = edits.random_blocks(allowed, float((picture.region > 0.5).sum()), seed, step)
     return None if chosen is None else edits.fill_smoothly(picture.tensor, chosen)
 
 
-def _add_noise(picture: Seen, region: Bool[Tensor, "h w"], seed: int) -> Float[Tensor, "c h w"]:
+def _add_noise(picture: PreparedPicture, region: Bool[Tensor, "h w"], seed: int) -> Float[Tensor, "c h w"]:
     draws = np.random.default_rng([seed, 1]).standard_normal(picture.tensor.shape, dtype=np.float32)
     strength = NOISE * (picture.shades.white - picture.shades.black)
     return picture.tensor + region * strength * torch.from_numpy(draws)

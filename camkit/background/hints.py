@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from camkit.background import edits
 from camkit.background.journal import Row, packed, unpacked
-from camkit.background.statistics import interval, numbered, resampled
+from camkit.background.statistics import bootstrap_sums, group_numbers, interval
 from camkit.background.values import Item
 from camkit.explanation import Explanation
 from camkit.types import Box
@@ -103,7 +103,7 @@ def _ring_hints(pairs: Sequence[tuple[Item, Row]], seed: int) -> list[str]:
     if len(pairs) < MIN_PICTURES:
         return []
     columns = np.array([(row["ring"] - row["ring_area"], row["ring"], row["ring_area"]) for _, row in pairs])
-    draws = resampled(columns, numbered([item.group for item, _ in pairs]), [seed, 3])[:, 0] / len(pairs)
+    draws = bootstrap_sums(columns, group_numbers([item.group for item, _ in pairs]), [seed, 3])[:, 0] / len(pairs)
     groups = len({item.group for item, _ in pairs})
     if not interval(draws, float(columns[:, 0].mean()), groups).low > 0:
         return []

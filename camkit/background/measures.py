@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from camkit.background.statistics import Estimate, interval, numbered, p_above, resampled, wilson
+from camkit.background.statistics import Estimate, bootstrap_sums, group_numbers, interval, p_above, wilson
 
 OVERALL = ""
 """The key of the measures of all classes together."""
@@ -258,7 +258,9 @@ def _attraction(name: str, pairs: Sequence[_Pair], rate_elsewhere: float, limit:
     """Test the attraction of one class, over the groups of the objects and over those of its backgrounds."""
     terms = np.array([(float(pair.attracted), rate_elsewhere, 1.0) for pair in pairs])
     by_object, by_background = (
-        _measured_effect(resampled(terms, numbered(groups), [seed, _seed_of(name), number]), terms, groups, limit)
+        _measured_effect(
+            bootstrap_sums(terms, group_numbers(groups), [seed, _seed_of(name), number]), terms, groups, limit
+        )
         for number, groups in enumerate(([pair.group for pair in pairs], [pair.background_group for pair in pairs]))
     )
     pictures = len({pair.picture for pair in pairs})
@@ -290,7 +292,7 @@ def _gap_by_background(
     shares, draws = [], []
     for number, arm in enumerate((same, other)):
         terms = np.array([(float(right), 1.0) for _, right in arm])
-        sums = resampled(terms, numbered([group for group, _ in arm]), [seed, _seed_of(name), 2 + number])
+        sums = bootstrap_sums(terms, group_numbers([group for group, _ in arm]), [seed, _seed_of(name), 2 + number])
         draws.append(sums[:, 0] / np.where(sums[:, 1] > 0, sums[:, 1], np.nan))
         shares.append(float(terms[:, 0].mean()))
     groups = min(len({group for group, _ in arm}) for arm in (same, other))
@@ -371,7 +373,9 @@ def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, cha
     terms = {key: columns for key, columns in terms.items() if columns.any()}
     if not terms:
         return _Effects()
-    all_sums = resampled(np.hstack(list(terms.values())), numbered([row.group for row in rows]), [seed, _seed_of(name)])
+    all_sums = bootstrap_sums(
+        np.hstack(list(terms.values())), group_numbers([row.group for row in rows]), [seed, _seed_of(name)]
+    )
     effects = _Effects()
     for number, ((what, fill), columns) in enumerate(terms.items()):
         sums = all_sums[:, 3 * number : 3 * number + 3]

@@ -18,7 +18,7 @@ from torch import Tensor
 from camkit.background.classes import Matched
 from camkit.background.config import Settings
 from camkit.background.data import scaled
-from camkit.background.experiment import Seen
+from camkit.background.experiment import PreparedPicture
 from camkit.background.render import boxes, outline
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
@@ -162,7 +162,7 @@ def make_plan(model: LoadedModel, data: Dataset, matched: Matched, settings: Set
     return Plan(model, data, matched, settings, tuple(sample), tuple(backgrounds), with_regions, today)
 
 
-def load_seen(plan: Plan, item: Item) -> Seen:
+def load_prepared(plan: Plan, item: Item) -> PreparedPicture:
     """Return a picture as the model sees it, with its regions."""
     preprocess = plan.model.preprocess
     assert preprocess is not None
@@ -170,9 +170,9 @@ def load_seen(plan: Plan, item: Item) -> Seen:
     tensor = prepare(picture, preprocess, item.name).tensor.float()
     known = shades(preprocess, picture.size)
     if not plan.with_regions:
-        return Seen(tensor, known)
+        return PreparedPicture(tensor, known)
     own = [scaled(one, picture.size) for one in item.objects]
     every = [*own, *(scaled(one, picture.size) for one in item.others)]
     region = seen(outline(own, picture.size, round_boxes=True), preprocess)
     hole = seen(boxes(every, picture.size), preprocess) > 0
-    return Seen(tensor, known, region, hole)
+    return PreparedPicture(tensor, known, region, hole)

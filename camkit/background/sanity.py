@@ -19,7 +19,7 @@ from camkit.explanation import Explanation
 from camkit.models.loaded import LoadedModel
 from camkit.targets import EachTarget
 
-PICTURES = 16
+SANITY_PICTURES = 16
 """Pictures that are explained again."""
 
 MIN_AGREEMENT = 0.5
@@ -56,7 +56,7 @@ def check_sanity(
     ``mirror`` also explains them mirrored left to right.
     """
     check = settings.check
-    chosen = stratified(items, PICTURES, PICTURES, check.seed)[:PICTURES]
+    chosen = stratified(items, SANITY_PICTURES, SANITY_PICTURES, check.seed)[:SANITY_PICTURES]
     maps = _maps(model, chosen, matched, settings, check.method)
     hirescam_maps = _maps(model, chosen, matched, settings, "hirescam")
     remarks: list[str] = []

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from camkit.background.answers import ask
 from camkit.background.check import CheckResult
-from camkit.background.experiment import Partners, Seen
+from camkit.background.experiment import Partners, PreparedPicture
 from camkit.background.measures import ImageRow
-from camkit.background.plan import Plan, load_seen
+from camkit.background.plan import Plan, load_prepared
 from camkit.background.sampling import stratified
 from camkit.background.trial import LoadPicture, cached_loader, list_edits, partners_of
 from camkit.background.values import Item
@@ -87,7 +87,7 @@ def thumbnails(plan: Plan) -> list[Panel]:
         if len(panels) == THUMBNAILS:
             break
         try:
-            picture = load_seen(plan, item)
+            picture = load_prepared(plan, item)
         except CamkitError:
             continue
         panels.append(Panel(f"{item.label}: {item.name}", _with_outline(picture)))
@@ -167,7 +167,7 @@ def _title(edit: str, labels: Mapping[str, str]) -> str:
     return ""
 
 
-def _heat_panel(plan: Plan, item: Item, picture: Seen) -> Panel:
+def _heat_panel(plan: Plan, item: Item, picture: PreparedPicture) -> Panel:
     check = plan.settings.check
     target = EachTarget((plan.matched.indices[item.label],))
     (explanation,) = explain_many(
@@ -179,14 +179,14 @@ def _heat_panel(plan: Plan, item: Item, picture: Seen) -> Panel:
     return Panel(f"heat for {item.label}" + ("" if explanation.status == "ok" else ": no evidence"), drawn)
 
 
-def _pixels(picture: Seen, tensor: Float[Tensor, "c h w"]) -> Pixels:
+def _pixels(picture: PreparedPicture, tensor: Float[Tensor, "c h w"]) -> Pixels:
     """Return a model's input as a picture."""
     levels = (picture.shades.pixels(tensor) * 255).round().to(torch.uint8)
     colours = levels[:3] if len(levels) >= 3 else levels[:1].expand(3, -1, -1)
     return colours.permute(1, 2, 0).numpy().copy()
 
 
-def _with_outline(picture: Seen) -> Pixels:
+def _with_outline(picture: PreparedPicture) -> Pixels:
     """Draw the region's outline onto the picture. A small picture is enlarged first."""
     pixels = _pixels(picture, picture.tensor)
     factor = max(1, round(_SIDE / max(pixels.shape[:2])))

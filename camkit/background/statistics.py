@@ -36,10 +36,10 @@ class Estimate:
     groups: int
 
 
-def numbered(groups: Sequence[str]) -> Int[np.ndarray, " n"]:
+def group_numbers(groups: Sequence[str]) -> Int[np.ndarray, " n"]:
     """Return each group's number, from 0, in the alphabetical order of the names.
 
-    >>> numbered(["b", "a", "b"]).tolist()
+    >>> group_numbers(["b", "a", "b"]).tolist()
     [1, 0, 1]
     """
     numbers = {name: number for number, name in enumerate(sorted(set(groups)))}
@@ -59,7 +59,7 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
     return float(score_interval.low), float(score_interval.high)
 
 
-def resampled(
+def bootstrap_sums(
     rows: Float[np.ndarray, "n k"], groups: Int[np.ndarray, " n"], seed: Sequence[int], resamples: int = RESAMPLES
 ) -> Float[np.ndarray, "b k"]:
     """Return the column sums of each bootstrap resample, which draws whole groups with replacement.

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from camkit.background import experiment
 from camkit.background.answers import ask
-from camkit.background.experiment import Answer, Background, Partners, Seen
+from camkit.background.experiment import Answer, Background, Partners, PreparedPicture
 from camkit.background.journal import Journal
-from camkit.background.plan import Plan, load_seen
+from camkit.background.plan import Plan, load_prepared
 from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
 
@@ -28,7 +28,7 @@ _COPIES = 3
 _PROBED = 20
 """Pictures of the sample that are tried when the size of a loaded picture is measured: the first may be unreadable."""
 
-LoadPicture = Callable[[Item], Seen | None]
+LoadPicture = Callable[[Item], PreparedPicture | None]
 """Returns a picture as the model sees it; None if it cannot be read."""
 
 
@@ -38,12 +38,12 @@ def run_experiment(plan: Plan, journal: Journal, progress: Progress, usable: Cal
     sample = [item for item in plan.sample if usable(item)]
     todo = [item for item in sample if item.name not in done]
     progress("experiment", len(sample) - len(todo), len(sample))
-    for count, (item, answers) in enumerate(answered(plan, todo), start=len(sample) - len(todo) + 1):
+    for count, (item, answers) in enumerate(answer_edits(plan, todo), start=len(sample) - len(todo) + 1):
         journal.append([{"kind": "edits", "name": item.name, "answers": answers}])
         progress("experiment", count, len(sample))
 
 
-def answered(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict[str, Answer]]]:
+def answer_edits(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict[str, Answer]]]:
     """Show the edits of some pictures of the sample to the model, and yield the answers picture by picture."""
     check = plan.settings.check
     partners = partners_of(plan)
@@ -70,9 +70,9 @@ def partners_of(plan: Plan) -> dict[Item, Partners]:
 def cached_loader(plan: Plan) -> LoadPicture:
     """Return a function that loads a picture as the model sees it, and keeps the last ones in memory."""
 
-    def load(item: Item) -> Seen | None:
+    def load(item: Item) -> PreparedPicture | None:
         try:
-            return load_seen(plan, item)
+            return load_prepared(plan, item)
         except CamkitError:
             return None
 
@@ -99,7 +99,7 @@ def list_edits(plan: Plan, item: Item, partners: Partners, wanted: int, load: Lo
 
 
 def _first_usable(
-    plan: Plan, picture: Seen, candidates: Sequence[Item], wanted: int, load: LoadPicture
+    plan: Plan, picture: PreparedPicture, candidates: Sequence[Item], wanted: int, load: LoadPicture
 ) -> list[Background]:
     """Return the first candidates that can be read, have the picture's size and, with regions, a background."""
     backgrounds: list[Background] = []
@@ -114,5 +114,5 @@ def _first_usable(
     return backgrounds
 
 
-def _has_object_and_background(picture: Seen) -> bool:
+def _has_object_and_background(picture: PreparedPicture) -> bool:
     return picture.region is not None and picture.has_background and bool((picture.region > 0.5).any())
