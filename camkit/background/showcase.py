@@ -122,9 +122,9 @@ def _offenders(result: CheckResult, most: int) -> list[ImageRow]:
         by_class[row.label].append(row)
     worst_first = sorted(result.classes, key=lambda name: -max((_offence(row) for row in by_class[name]), default=0))
     per_class = max(_MIN_PER_CLASS, most // len(result.classes))
-    offenders = [
-        row for name in worst_first for row in [one for one in by_class[name] if _offence(one) > 0][:per_class]
-    ]
+    offenders: list[ImageRow] = []
+    for name in worst_first:
+        offenders += [row for row in by_class[name] if _offence(row) > 0][:per_class]
     return offenders[:most]
 
 

@@ -80,7 +80,7 @@ class _Test:
         return measured
 
 
-class _Corrected(NamedTuple):
+class _TestResult(NamedTuple):
     """A test with its p-value after both corrections for the number of tests.
 
     ``one_fill`` says whether one of the fills would show the effect if it were the only one.
@@ -122,7 +122,7 @@ def judge(
         for test in _tests_of(name, class_measures)
         if test.pictures >= _min_pictures(test.effect, limits)
     ]
-    corrected = _corrected(tests, limits.alpha)
+    results = _corrected(tests, limits.alpha)
     chance = 1 / max(2, len(measures) - 1)
     judged: dict[str, Judgement] = {}
     for name, class_measures in measures.items():
@@ -130,9 +130,9 @@ def judge(
             reason = Reason("exempt", f"exempt: this class may be recognised by anything ({exempt[name]})")
             judged[name] = Judgement("PASS", (reason,))
             continue
-        own_tests = [one for one in corrected if one.test.name == name]
-        failures = [_effect_reason(one, limits) for one in own_tests if one.holm_p <= limits.alpha]
-        warnings = _test_warnings(own_tests, limits)
+        own_results = [result for result in results if result.test.name == name]
+        failures = [_effect_reason(result, limits) for result in own_results if result.holm_p <= limits.alpha]
+        warnings = _test_warnings(own_results, limits)
         if name == OVERALL:
             warnings += _heat_warnings(class_measures, limits) if with_regions else []
             warnings += [Reason(hint, hint) for hint in hints]
@@ -140,7 +140,7 @@ def judge(
             failures, warnings = [], [*failures, *warnings]
         obstacles = _obstacles(class_measures, limits, heat_problems, chance, with_regions=with_regions)
         verdict, reasons = _decide(failures, obstacles, warnings)
-        p_values = {f"{one.test.effect}_p": one.holm_p for one in own_tests}
+        p_values = {f"{result.test.effect}_p": result.holm_p for result in own_results}
         judged[name] = Judgement(verdict, tuple(reasons), **p_values, waived=waived.get(name))
     judged[OVERALL] = _judge_model(judged, {*exempt, *waived})
     return judged
@@ -178,11 +178,11 @@ def _tests_of(name: str, measures: Measures) -> list[_Test]:
     return [test for test in tests if test.by_fill]
 
 
-def _corrected(tests: Sequence[_Test], alpha: float) -> list[_Corrected]:
+def _corrected(tests: Sequence[_Test], alpha: float) -> list[_TestResult]:
     """Correct the p-values for the number of tests."""
     p_values = [test.p for test in tests]
     return [
-        _Corrected(*columns)
+        _TestResult(*columns)
         for columns in zip(
             tests, holm(p_values), benjamini_hochberg(p_values), _shown_by_one_fill(tests, alpha), strict=True
         )
@@ -206,7 +206,7 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
         return Judgement("PASS", (Reason("waived", "every class is waived or exempt"),))
     counted = {name: judgement for name, judgement in judged.items() if not judgement.waived}
     verdicts = {judgement.verdict for judgement in counted.values()}
-    verdict = next(one for one in _WORST_FIRST if one in verdicts)
+    verdict = next(candidate for candidate in _WORST_FIRST if candidate in verdicts)
     overall = judged[OVERALL]
     if verdict == "PASS":
         return replace(overall, verdict=verdict)
@@ -238,30 +238,30 @@ def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]
     return summary
 
 
-def _test_warnings(tests: Sequence[_Corrected], limits: LimitsPart) -> list[Reason]:
-    """Warn of effects that the looser correction finds significant, then of effects that only one fill shows."""
-    missed = [one for one in tests if one.holm_p > limits.alpha]
+def _test_warnings(results: Sequence[_TestResult], limits: LimitsPart) -> list[Reason]:
+    """Warn of effects that only the looser correction finds significant, then of effects that only one fill shows."""
+    not_significant = [result for result in results if result.holm_p > limits.alpha]
     possible = [
-        Reason("possibly reads the background", f"a possible effect: {_effect_reason(one, limits).text}")
-        for one in missed
-        if one.benjamini_hochberg_p <= limits.alpha
+        Reason("possibly reads the background", f"a possible effect: {_effect_reason(result, limits).text}")
+        for result in not_significant
+        if result.benjamini_hochberg_p <= limits.alpha
     ]
     disputed = [
-        Reason("the fills disagree", f"the fills disagree about the {one.test.effect}: {_by_fill(one.test)}")
-        for one in missed
-        if one.one_fill
+        Reason("the fills disagree", f"the fills disagree about the {result.test.effect}: {_by_fill(result.test)}")
+        for result in not_significant
+        if result.one_fill
     ]
     return possible + disputed
 
 
-def _effect_reason(corrected: _Corrected, limits: LimitsPart) -> Reason:
+def _effect_reason(result: _TestResult, limits: LimitsPart) -> Reason:
     """Describe an effect by the fill that shows it least."""
-    test = corrected.test
+    test = result.test
     measured = test.weakest
     first, second = measured.accuracies
     figures = (
         f"{measured.effect.value:.2f} (95% interval {measured.effect.low:.2f} to {measured.effect.high:.2f}, "
-        f"limit {getattr(limits, test.effect):.2f}, p {corrected.holm_p:.2g})"
+        f"limit {getattr(limits, test.effect):.2f}, p {result.holm_p:.2g})"
     )
     rings = set(test.by_fill) == {"ring"}  # the data has no regions
     on = "with outer rings of" if rings else "on backgrounds of"
