@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from camkit.background.config import LimitsPart
-from camkit.background.measures import OVERALL, ImageRow, Limits, measure_all
+from camkit.background.measures import OVERALL, ImageRow, Limits
+from camkit.background.measuring import measure_all
 from camkit.background.verdict import judge
 
 LIMITS = LimitsPart()

@@ -14,7 +14,8 @@ from camkit.background.baseline import Change
 from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
 from camkit.background.journal import Journal, Row
-from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, measure_all, weakest
+from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, weakest
+from camkit.background.measuring import measure_all
 from camkit.background.plan import Plan
 from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, check_sanity
