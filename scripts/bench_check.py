@@ -23,7 +23,7 @@ import torchvision
 from PIL import Image
 from torchvision.models import get_model
 
-from camkit.background.cost import estimate
+from camkit.background.cost import estimate_cost
 from camkit.background.heat import heat_pass
 from camkit.background.journal import Journal
 from camkit.background.plan import Plan
@@ -111,7 +111,7 @@ def main() -> None:
                 print(f"round {number}: plain {first:.1f} s, heat {second:.1f} s, {second / first:.2f}", flush=True)
         low, middle, high = statistics.quantiles(ratios, n=4)
         print(f"heat is {middle:.2f} x plain inference ({low:.2f} to {high:.2f})")
-        told = estimate(plan).seconds
+        told = estimate_cost(plan).seconds
         out = Path(folder) / "out"
         taken = timed(lambda: finish_check(plan, out, progress=silent))
         print(f"the check was to take {told:.0f} s and took {taken:.0f} s: {told / taken:.2f}")

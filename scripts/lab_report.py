@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from camkit.background.config import LimitsPart
+from camkit.background.config import LimitsSection
 from camkit.background.measures import Measures, Tested
 from camkit.background.statistics import Estimate
 from camkit.background.verdict import judge
@@ -93,7 +93,7 @@ SCORES: dict[str, tuple[Callable[[Row], float], float | None]] = {
 """What tells a biased model: the higher the likelier; and the limit at which it is used today, where it is a rule."""
 
 
-def judged_again(row: Row, limits: LimitsPart) -> Row:
+def judged_again(row: Row, limits: LimitsSection) -> Row:
     """Return a model's row with the verdict of the present rule on its stored measures."""
     measures = {name: _measures(one) for name, one in (*row["classes"].items(), ("", row["overall"]))}
     judged = judge(measures, limits, exempt={}, waived={}, insane=row["sanity"]["problems"])

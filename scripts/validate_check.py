@@ -28,7 +28,7 @@ from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, draw, load_
 
 import camkit
 from camkit.background.check import CheckResult
-from camkit.background.config import LimitsPart
+from camkit.background.config import LimitsSection
 from camkit.background.measures import Measures
 from camkit.demo.scenes.drawing import THINGS
 
@@ -202,7 +202,7 @@ def main() -> None:
 
 def write_page(file: Path, rows: list[dict[str, Any]]) -> None:
     """Write the tables between the marks of a page, and the plots beside it; what people wrote around them stays."""
-    judged = [judged_again(row, LimitsPart()) for row in rows]
+    judged = [judged_again(row, LimitsSection()) for row in rows]
     plots(judged, file.parent)
     text = file.read_text("utf-8") if file.exists() else f"# Validation\n\n{BEGIN}\n{END}\n"
     before, _, rest = text.partition(BEGIN)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from camkit.background.classes import Matched
+from camkit.background.classes import ClassMatch
 from camkit.background.config import Settings
 from camkit.background.hints import Turned, compare_turned, correlation
 from camkit.background.sampling import stratified
@@ -44,7 +44,7 @@ class Sanity:
 
 
 def sane(
-    model: LoadedModel, items: Sequence[Item], matched: Matched, settings: Settings, *, turning: bool = False
+    model: LoadedModel, items: Sequence[Item], matched: ClassMatch, settings: Settings, *, turning: bool = False
 ) -> Sanity:
     """Explain a few pictures by another method, and with random weights (Adebayo et al. 2018, arXiv:1810.03292).
 
@@ -82,7 +82,7 @@ def _turning(model: LoadedModel) -> LoadedModel:
 
 
 def _maps(
-    model: LoadedModel, items: Sequence[Item], matched: Matched, settings: Settings, method: str
+    model: LoadedModel, items: Sequence[Item], matched: ClassMatch, settings: Settings, method: str
 ) -> list[np.ndarray | None]:
     rows = explain_many(
         model,

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.background.answers import ask
+from camkit.background.answers import answer_batch
 from camkit.background.check import CheckResult
 from camkit.background.experiment import Partners, Seen
 from camkit.background.measures import ImageRow
@@ -105,7 +105,7 @@ def _strip(
         return None
     labels = {one.name: one.label for one in (*partners.same, *partners.other)}
     made = {title: tensor for name, edit in edits if (title := _title(name, labels)) and (tensor := edit()) is not None}
-    answers = ask(plan, torch.stack(list(made.values())), [plan.matched.indices[item.label]] * len(made))
+    answers = answer_batch(plan, torch.stack(list(made.values())), [plan.matched.indices[item.label]] * len(made))
     panels = [Panel("picture and region", _annotated(picture), row.probability, row.answer), _heat(plan, item, picture)]
     for (title, tensor), answer in zip(made.items(), answers, strict=True):
         panels.append(

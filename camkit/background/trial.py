@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from camkit.background import experiment
-from camkit.background.answers import ask
+from camkit.background.answers import answer_batch
 from camkit.background.experiment import Answer, Background, Partners, Seen
 from camkit.background.journal import Journal
 from camkit.background.plan import Plan, load_seen
@@ -50,7 +50,7 @@ def answered(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict[str
         return [(name, tensor) for name, tensor in made if tensor is not None]
 
     def answer(batch: Tensor, of: list[int]) -> list[Answer]:
-        return ask(plan, batch, [plan.matched.indices[items[number].label] for number in of])
+        return answer_batch(plan, batch, [plan.matched.indices[items[number].label] for number in of])
 
     for number, found in experiment.run(range(len(items)), make, answer, check.batch_size, _WORKERS):
         yield items[number], found

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from camkit.background.config import LimitsPart
+from camkit.background.config import LimitsSection
 from camkit.background.measures import OVERALL, Effect, Measures, Tested, weakest
 from camkit.background.statistics import LEAST_GROUPS, benjamini_hochberg, holm, wilson
 from camkit.background.values import Verdict
@@ -65,7 +65,7 @@ class _Test:
 
 def judge(
     measures: Mapping[str, Measures],
-    limits: LimitsPart,
+    limits: LimitsSection,
     *,
     exempt: Mapping[str, str],
     waived: Mapping[str, str],
@@ -137,7 +137,7 @@ def judge(
     return judged
 
 
-def _fewest(what: Effect, limits: LimitsPart) -> int:
+def _fewest(what: Effect, limits: LimitsSection) -> int:
     """Return how many pictures a test needs.
 
     A class's backgrounds are shown behind about as many objects as the class has pictures, sometimes a few less.
@@ -193,7 +193,7 @@ def _each_fill(tests: Sequence[_Test], alpha: float) -> list[bool]:
     return found
 
 
-def _shows(test: _Test, limits: LimitsPart, p: float) -> Reason:
+def _shows(test: _Test, limits: LimitsSection, p: float) -> Reason:
     least = test.weakest
     first, second = least.accuracies
     limit = getattr(limits, test.what)
@@ -220,7 +220,7 @@ def _shows(test: _Test, limits: LimitsPart, p: float) -> Reason:
     return Reason(kind, text)
 
 
-def _cold(one: Measures, limits: LimitsPart) -> list[Reason]:
+def _cold(one: Measures, limits: LimitsSection) -> list[Reason]:
     """Warn where the heat lies elsewhere, and the objects' places let that be seen."""
     if one.skill is None or one.skill.groups < limits.least_pictures:
         return []
@@ -236,7 +236,9 @@ def _by_fill(test: _Test) -> str:
     return ", ".join(f"{fill} {one.effect.value:.2f}" for fill, one in test.by_fill.items())
 
 
-def _untested(one: Measures, limits: LimitsPart, insane: Sequence[str], chance: float, *, heat: bool) -> list[Reason]:
+def _untested(
+    one: Measures, limits: LimitsSection, insane: Sequence[str], chance: float, *, heat: bool
+) -> list[Reason]:
     reasons = []
     if not one.pictures:
         return [Reason("no picture could be used", "no picture could be used")]

@@ -56,8 +56,8 @@ def check(
         tensorboard: A folder for event files with the measures and the worst pictures.
     """
     from camkit.background.config import Settings, find_config, read_config
-    from camkit.background.cost import estimate
-    from camkit.background.journal import finished
+    from camkit.background.cost import estimate_cost
+    from camkit.background.journal import count_finished
     from camkit.background.report import console as check_console
     from camkit.background.report import markdown
     from camkit.background.run import JOURNAL, finish_check, plan_check
@@ -77,7 +77,7 @@ def check(
     )
     console = printer()
     console.print(check_console.understood(plan))
-    console.print(check_console.announced(plan, estimate(plan, finished(out / JOURNAL) if resume else None)))
+    console.print(check_console.announced(plan, estimate_cost(plan, count_finished(out / JOURNAL) if resume else None)))
     with events_into(tensorboard) as events:
         with stages() as progress:
             result = finish_check(
@@ -115,7 +115,7 @@ def init(
     """
     from camkit.background.classes import read_class_map
     from camkit.background.data import read_data
-    from camkit.background.starter import starter
+    from camkit.background.starter import starter_config
     from camkit.images.files import write_file
 
     if file.exists():
@@ -123,7 +123,7 @@ def init(
     only = None if class_map is None else set(read_class_map(class_map))
     found = read_data(data, regions=regions, only=only)
     beside = [None if path is None else _seen_from(file, path) for path in (regions, class_map)]
-    text = starter(found, where=_seen_from(file, data), model=model, regions=beside[0], class_map=beside[1])
+    text = starter_config(found, where=_seen_from(file, data), model=model, regions=beside[0], class_map=beside[1])
     write_file(file, text.encode())
     printer().print("\n".join(found.facts), markup=False)
     printer().print(f"wrote {file}", markup=False)
