@@ -61,44 +61,49 @@ def read_data(
     root = data if data.is_dir() else data.parent
     sources = read_regions(regions) if regions is not None else find_regions(root)
     labelled = _label_pictures(data, sources, group, skip, only)
-    items, left_out = labelled.items, dict(labelled.left_out)
-    if not items:
+    if not labelled.items:
         raise InputError(
             f"{data} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
             "or pictures with regions that name classes"
         )
-    classes = tuple(sorted({item.label for item in items}))
-    facts = [f"{len(items)} pictures of {len(classes)} classes ({labelled.rule})"]
+    classes = tuple(sorted({item.label for item in labelled.items}))
+    fact = f"{len(labelled.items)} pictures of {len(classes)} classes ({labelled.rule})"
+    dataset = Dataset(root, tuple(labelled.items), classes, (fact,), labelled.left_out)
     if not sources:
-        return Dataset(root, tuple(items), classes, (*facts, "no regions"), left_out)
-    indexes = [_AnnotationIndex(source, [item.name for item in items]) for source in sources]
-    also = also or {}
+        return replace(dataset, facts=(fact, "no regions"))
+    return _annotate(dataset, sources, also or {})
+
+
+def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, frozenset[str]]) -> Dataset:
+    """Add the objects to each picture, and say what the sources contain."""
+    indexes = [_AnnotationIndex(source, [item.name for item in data.items]) for source in sources]
     _check_categories(also, indexes)
-    names = {normalize_name(name) for name in classes}
-    annotated = [_with_objects(item, indexes, names, also.get(item.label, frozenset())) for item in items]
-    if not any(item.objects for item in annotated):
+    names = {normalize_name(name) for name in data.classes}
+    items = tuple(_with_objects(item, indexes, names, also.get(item.label, frozenset())) for item in data.items)
+    bare = tuple(item.name for item in items if not item.objects)
+    if len(bare) == len(items):
         raise InputError(_no_match(items, sources))
-    for source, index in zip(sources, indexes, strict=True):
-        facts.append(_coverage(source, index, items, root))
+    left_out = dict(data.left_out)
+    for source in sources:
         for problem, pictures in source.problems.items():
             key = f"{source.format}: {problem}"
             left_out[key] = (*left_out.get(key, ()), *pictures)
-    facts += [
-        _foreign_categories(index) for index in indexes if index.categories - {""} and not index.categories & names
-    ]
-    facts.append(_count_kinds(annotated))
-    bare = tuple(item.name for item in annotated if not item.objects)
     if bare:
         left_out["pictures without a region of their class"] = bare
-    return Dataset(root, tuple(annotated), classes, tuple(facts), left_out)
+    facts = [
+        *(_coverage(source, index, items, data.root) for source, index in zip(sources, indexes, strict=True)),
+        *(_foreign_categories(index) for index in indexes if index.categories - {""} and not index.categories & names),
+        _count_kinds(items),
+    ]
+    return replace(data, items=items, facts=(*data.facts, *facts), left_out=left_out)
 
 
 def _no_match(items: Sequence[Item], sources: Sequence[Annotations]) -> str:
     listed = " and ".join(f"{source.format} in {source.source}" for source in sources)
     example = next((name for source in sources for name in source.objects), None)
     return (
-        f"no picture matches a region: {len(items)} pictures have names such as {items[0].name!r}, but {listed} has "
-        f"{'no objects' if example is None else f'names such as {example!r}'}"
+        f"no picture matches a region: {len(items)} pictures have names such as {items[0].name!r}, but the regions "
+        f"({listed}) have {'no objects' if example is None else f'names such as {example!r}'}"
     )
 
 
