@@ -28,7 +28,7 @@ _BY_EXTENSION = {".json": "coco", ".xml": "voc", ".csv": "boxes"}
 
 def find_regions(folder: Path) -> list[Annotations]:
     """Read all regions that are in a folder of pictures or beside it."""
-    return [form.read(file) for form in FORMATS.values() for file in form.find(folder)]
+    return [known.read(file) for known in FORMATS.values() for file in known.find(folder)]
 
 
 def read_regions(source: Path) -> list[Annotations]:
@@ -39,9 +39,9 @@ def read_regions(source: Path) -> list[Annotations]:
     """
     regions: list[Annotations] = []
     if source.is_dir():
-        files = [(form, file) for form in FORMATS.values() for file in form.find(source)]
+        files = [(known.read, file) for known in FORMATS.values() for file in known.find(source)]
         inside = source.resolve()  # a format also looks beside the folder, but only this one was named
-        regions = [form.read(file) for form, file in files if file.resolve().is_relative_to(inside)]
+        regions = [read(file) for read, file in files if file.resolve().is_relative_to(inside)]
         if not regions and any(source.rglob("*.png")):
             regions = [masks.read(source)]
     elif source.suffix.lower() in _BY_EXTENSION:

@@ -20,7 +20,6 @@ Finder = Callable[[Path], list[Path]]
 class RegionFormat:
     """A format: ``find`` lists its files or folders for a folder of pictures, and ``read`` reads one of these."""
 
-    name: str
     find: Finder
     read: Reader
 
@@ -32,7 +31,7 @@ def register(name: str, find: Finder) -> Callable[[Reader], Reader]:
     """Return a decorator that adds a reader to the table of formats."""
 
     def add(read: Reader) -> Reader:
-        FORMATS[name] = RegionFormat(name, find, read)
+        FORMATS[name] = RegionFormat(find, read)
         return read
 
     return add
