@@ -83,7 +83,7 @@ def test_the_biased_network_fails_with_1_and_leaves_every_report(biased):
 def test_what_was_understood_and_what_it_will_cost_is_said_first(biased):
     done, _ = biased
 
-    assert done.stdout.index("40 pictures of 4 classes") < done.stdout.index("edits through the model: about")
+    assert done.stdout.index("40 pictures of 4 classes") < done.stdout.index("edits: about")
     assert "classes matched by label" in done.stdout
 
 
@@ -426,7 +426,7 @@ def test_assert_ok_names_the_worst_class_its_numbers_and_the_report(scenes, tmp_
 
     camkit.check("demo-fair", data, config={**config, "limits": {"least_pictures": 2, "skill": -1}}).assert_ok()
     with pytest.raises(
-        AssertionError, match=r"FAIL: class '(bird|car|plane|ship)': right for 100% .* gap of .*report\.html"
+        AssertionError, match=r"FAIL: class '(bird|car|plane|ship)': accuracy 100% .* gap of .*report\.html"
     ):
         camkit.check("demo-biased", data, config=config, out=tmp_path / "out").assert_ok()
 
@@ -469,7 +469,7 @@ def test_a_preset_config_is_written_and_read_back(scenes, tmp_path, monkeypatch)
 
     assert started.returncode == 0, started.stderr
     assert again.returncode == 2
-    assert "is there already" in again.stderr
+    assert "exists already" in again.stderr
     assert done.returncode == 1, done.stderr
 
 
@@ -529,6 +529,6 @@ def test_crops_are_followed_and_objects_outside_counted(tmp_path):
 
     found = camkit.check("demo-fair", tmp_path / "pictures", config=QUICK)
 
-    assert any(warning.startswith("of 4 pictures the objects lie outside the part") for warning in found.warnings)
+    assert any(warning.startswith("in 4 pictures the object lies outside the part") for warning in found.warnings)
     areas = [row.area for row in found.images if row.area is not None]
     assert areas == pytest.approx([40 * 40 / 128**2] * len(areas), rel=0.01)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from camkit.background import edits
-from camkit.background.evidence import ceiling, energies, heat_in_cells, measure, room
+from camkit.background.evidence import ceiling, energies, headroom, heat_in_cells, measure
 from camkit.background.experiment import draw_partners
 from camkit.background.render import widened_boxes
 from camkit.background.values import Item, ObjectAnnotation
@@ -178,11 +178,11 @@ def test_room_is_what_perfect_maps_have_more_in_their_own_region():
     alike = [disc((48, 48), (24, 24 + shift), 9) for shift in (0, 1, -1, 0)]
     everywhere = heat_in_cells(torch.ones(48, 48, dtype=torch.bool), (6, 6), ())
 
-    def room_of(regions):
-        return float(room(np.stack([heat_in_cells(one, (6, 6), ()) for one in regions]), everywhere).mean())
+    def mean_headroom(regions):
+        return float(headroom(np.stack([heat_in_cells(one, (6, 6), ()) for one in regions]), everywhere).mean())
 
-    assert room_of(apart) > 0.4
-    assert room_of(alike) < 0.05
+    assert mean_headroom(apart) > 0.4
+    assert mean_headroom(alike) < 0.05
 
 
 def items(counts, groups=1):

@@ -10,7 +10,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 import camkit
-from camkit.background.hints import Turned, compare_turned, hints
+from camkit.background.hints import MirrorTest, compare_mirrored, hints
 from camkit.background.journal import packed
 from camkit.background.values import Item
 from camkit.demo.checked import write_scenes
@@ -51,20 +51,20 @@ def test_few_pictures_hint_at_nothing():
 
 
 def test_maps_that_follow_turned_pictures_hint_at_nothing():
-    assert hints(*rows_of(40), Turned(followed=0.9, stayed=0.1), 0) == []
-    assert "stays put" in hints(*rows_of(40), Turned(followed=0.1, stayed=0.9), 0)[0]
+    assert hints(*rows_of(40), MirrorTest(followed=0.9, stayed=0.1), 0) == []
+    assert "stays put" in hints(*rows_of(40), MirrorTest(followed=0.1, stayed=0.9), 0)[0]
 
 
 def test_turned_maps_are_compared_as_defined():
     maps = [np.random.default_rng(number).random((5, 7)) for number in range(8)]
 
-    follows = compare_turned(maps, [one[:, ::-1] for one in maps])
-    stays = compare_turned(maps, maps)
+    follows = compare_mirrored(maps, [one[:, ::-1] for one in maps])
+    stays = compare_mirrored(maps, maps)
 
     assert follows.followed == pytest.approx(1)
     assert stays.stayed == pytest.approx(1)
     assert stays.followed == follows.stayed < 0.8
-    assert compare_turned([one + one[:, ::-1] for one in maps], maps) is None  # the same from either side
+    assert compare_mirrored([one + one[:, ::-1] for one in maps], maps) is None  # the same from either side
 
 
 class ReadsOneCorner(nn.Module):
@@ -112,7 +112,7 @@ def test_a_network_that_reads_a_mark_in_the_corner_is_hinted_at(marked):
     assert "100% of the heat lies in the outer ring" in said
     assert all(f"{label}: in 30 of 30 pictures" in said for label in ("red", "blue"))
     assert "stays put" in said
-    assert "in rings of its own class and for 0% in those of others" in said
+    assert "with outer rings of the object's own class and 0% with outer rings of other classes" in said
 
 
 def test_a_network_that_looks_at_things_is_not_hinted_at(tmp_path):

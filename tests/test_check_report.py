@@ -51,14 +51,14 @@ def test_the_page_says_nothing_to_the_console_and_asks_for_nothing_but_itself(pa
 
 
 def test_the_page_begins_with_twelve_pictures_of_every_class_in_turn(page, result):
-    titles = page.eval_on_selector_all("h2#seen ~ .grid figcaption", "all => all.map(one => one.textContent)")[:12]
+    titles = page.eval_on_selector_all("h2#data ~ .grid figcaption", "all => all.map(one => one.textContent)")[:12]
 
     classes = [title.split(":")[0] for title in titles]
     assert classes == sorted(result.classes) * 3
 
 
 def test_the_table_has_a_caption_and_headings_of_rows(page, result):
-    assert page.inner_text("table caption") == "Measures of each class; the headings sort"
+    assert page.inner_text("table caption") == "Measures by class. Click a heading to sort."
     assert page.eval_on_selector_all("tbody th[scope=row]", "all => all.map(one => one.textContent.trim())") == sorted(
         result.classes
     )
@@ -68,7 +68,7 @@ def test_the_page_says_why_class_by_class(page, result):
     found = page.eval_on_selector_all("dl.why dt", "all => all.map(one => one.textContent)")
 
     assert found == sorted(result.classes)  # all of which fail
-    assert "on backgrounds of its own class" in page.inner_text("dl.why dd")
+    assert "on backgrounds of the object's own class" in page.inner_text("dl.why dd")
 
 
 def test_a_script_that_is_not_the_pages_own_is_not_run(browser, out, tmp_path):

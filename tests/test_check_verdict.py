@@ -260,8 +260,10 @@ def test_empty_maps_are_inconclusive():
 
 
 def test_heat_that_cannot_be_trusted_is_inconclusive_but_a_gap_still_fails():
-    assert judged(clean(), insane=["maps are alike"])[OVERALL].verdict == "INCONCLUSIVE"
-    assert judged(rows_of("cat", 50, gap=0.8) + clean()[50:], insane=["maps are alike"])[OVERALL].verdict == "FAIL"
+    assert judged(clean(), heat_problems=["maps are alike"])[OVERALL].verdict == "INCONCLUSIVE"
+    assert (
+        judged(rows_of("cat", 50, gap=0.8) + clean()[50:], heat_problems=["maps are alike"])[OVERALL].verdict == "FAIL"
+    )
 
 
 def test_waived_classes_do_not_count_and_say_so():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lab_report import auroc, detection, interval, is_held_out, kind
 from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, SIDE, Parts, Recipe, draw
-from validate_check import orders
+from validate_check import model_specs
 
 COUNT = 400
 
@@ -81,7 +81,7 @@ def test_covers_are_where_the_objects_are(parts, layout):
 
 
 def test_orders_are_at_least_120_models_each_of_its_own_name():
-    found = list(orders())
+    found = list(model_specs())
 
     assert len({one.name for one in found}) == len(found) >= 120
     assert sum(one.correlation == 0 for one in found) >= 40
