@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from camkit.background.config import LimitsPart
+from camkit.background.config import LimitsSection
 from camkit.background.measures import MeasuredEffect, Measures
 from camkit.background.statistics import Estimate
 from camkit.background.verdict import judge
@@ -94,7 +94,7 @@ SCORES: dict[str, tuple[Callable[[Row], float], float | None]] = {
 there is one."""
 
 
-def judge_again(row: Row, limits: LimitsPart) -> Row:
+def judge_again(row: Row, limits: LimitsSection) -> Row:
     """Return a model's row with the verdict of today's rule on its stored measures."""
     measures = {name: _measures(stored) for name, stored in (*row["classes"].items(), ("", row["overall"]))}
     judged = judge(measures, limits, exempt={}, waived={}, heat_problems=row["sanity"]["problems"])
@@ -255,7 +255,7 @@ def _plot_evidence(rows: Sequence[Row], left: Any) -> None:
         left.scatter(
             [loss(row) for row in models], [evidence(row) for row in models], c=colours, marker=mark, s=26, alpha=0.75
         )
-    left.axhline(LimitsPart().gap, color="grey", linewidth=0.8)
+    left.axhline(LimitsSection().gap, color="grey", linewidth=0.8)
     left.axvspan(CLEAN, BIASED, color="grey", alpha=0.12)
     left.set_xlabel("accuracy lost when the shortcut is redrawn")
     left.set_ylabel("larger of gap and sufficiency")

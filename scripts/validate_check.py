@@ -29,7 +29,7 @@ from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, draw, load_
 
 import camkit
 from camkit.background.check import CheckResult
-from camkit.background.config import LimitsPart
+from camkit.background.config import LimitsSection
 from camkit.background.measures import Measures
 from camkit.demo.scenes.drawing import THINGS
 
@@ -227,7 +227,7 @@ def check_all(state: Path, workers: int, most: int | None) -> list[dict[str, Any
 
 def write_page(file: Path, rows: list[dict[str, Any]]) -> None:
     """Write the tables between the marks of a page, and the plots beside the page. The text around the marks stays."""
-    judged = [judge_again(row, LimitsPart()) for row in rows]
+    judged = [judge_again(row, LimitsSection()) for row in rows]
     plots(judged, file.parent)
     text = file.read_text("utf-8") if file.exists() else f"# Validation\n\n{BEGIN}\n{END}\n"
     before, _, rest = text.partition(BEGIN)

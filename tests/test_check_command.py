@@ -156,14 +156,14 @@ def test_an_equal_baseline_shows_no_change_and_another_is_refused(biased, scenes
     assert same.returncode == 1
     assert (change["pictures"], change["gap"]["value"], change["skill"]["value"]) == (40, 0, 0)
     assert other.returncode == 2
-    assert "of other settings" in other.stderr
+    assert "made with other settings" in other.stderr
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"layer": "features.1"}, r"heat is of layer 'features\.1'"),
-        ({"grids": ["7x7"]}, r"grid 7x7, this one of 16x16"),
+        ({"layer": "features.1"}, r"heat is from layer 'features\.1'"),
+        ({"grids": ["7x7"]}, r"grid 7x7, this run's 16x16"),
     ],
 )
 def test_a_baseline_of_another_layer_or_grid_is_refused_before_anything_is_computed(
@@ -280,7 +280,7 @@ def test_real_photographs_with_few_pictures_per_class_are_inconclusive(test_data
     report = json.loads((tmp_path / "report.json").read_text())
 
     assert done.returncode == 0, done.stderr
-    assert "objects of 50 pictures, 50 of them here" in done.stdout
+    assert "50 annotated pictures, 50 of them found here" in done.stdout
     assert "crowds, removed but not explained" in done.stdout
     assert report["verdict"] == "INCONCLUSIVE"
     assert len(report["classes"]) == 24
@@ -508,7 +508,7 @@ def test_a_full_disk_exits_with_2_and_keeps_the_finished_rows(scenes, tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
 
     assert done.returncode == 2, done.stderr
-    assert "--resume goes on from there" in done.stderr.replace("\n", " ")
+    assert "--resume continues from there" in done.stderr.replace("\n", " ")
     lines = (out / "unfinished.jsonl").read_bytes().splitlines(keepends=True)
     assert sum(line.endswith(b"\n") for line in lines) > 10
 

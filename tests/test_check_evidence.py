@@ -9,7 +9,7 @@ from torch.nn import functional
 from camkit.background import edits
 from camkit.background.evidence import ceiling, energies, headroom, heat_in_cells, measure
 from camkit.background.experiment import draw_partners
-from camkit.background.render import boxes
+from camkit.background.render import widened_boxes
 from camkit.background.values import Item, ObjectAnnotation
 from camkit.engine.heatmap import to_heatmap
 from camkit.types import Box
@@ -235,7 +235,7 @@ def test_backgrounds_outside_the_sample_serve_too():
 def test_the_hole_includes_an_outline_that_is_larger_than_its_box():
     annotation = ObjectAnnotation("cat", Box(10, 10, 20, 20), [[10, 10, 50, 10, 50, 50, 10, 50]])
 
-    assert boxes([annotation], (64, 64))[12:48, 12:48].all()
+    assert widened_boxes([annotation], (64, 64))[12:48, 12:48].all()
 
 
 def test_holes_of_pictures_with_many_channels_are_filled():

@@ -3,12 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from camkit.background.config import LimitsPart
+from camkit.background.config import LimitsSection
 from camkit.background.measures import OVERALL, ImageRow, Limits
 from camkit.background.measuring import measure_all
 from camkit.background.verdict import judge
 
-LIMITS = LimitsPart()
+LIMITS = LimitsSection()
 
 
 def rows_of(label, count, *, gap=0.0, kept=0.0, energy=0.5, seed=0, **more):

@@ -72,11 +72,11 @@ def test_the_watermark_is_on_the_first_class_only(parts):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_covers_are_where_the_objects_are(parts, layout):
     found = drawn(parts, "background", 0.0, layout)
-    share = found.covers.mean((1, 2))
+    share = found.opacities.mean((1, 2))
 
     assert found.images.shape == (COUNT, 3, SIDE, SIDE)
     assert bool((share > 0.01).all())
-    assert bool((found.covers.amax((1, 2)) > 0.9).all())
+    assert bool((found.opacities.amax((1, 2)) > 0.9).all())
     assert float(share.mean()) < 0.06 if layout == "tiny" else float(share.mean()) > 0.06
 
 

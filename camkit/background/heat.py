@@ -10,16 +10,16 @@ import torch
 
 from camkit.background import evidence, hints
 from camkit.background.answers import NO_ANSWER, answers_of
-from camkit.background.data import scaled
+from camkit.background.data import in_pixels
 from camkit.background.experiment import Answer
 from camkit.background.journal import Journal, Row, packed
 from camkit.background.plan import Plan
-from camkit.background.render import outline, picture_size
+from camkit.background.render import object_region, picture_size
 from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
-from camkit.images.regions import seen, shades
+from camkit.images.regions import measure_shades, preprocess_region
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.scores import Scores, Target
 from camkit.types import Failure
@@ -100,13 +100,16 @@ def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
     # Without a box, the explanation's picture is the model's input, and the original's size must be read from the file.
     original = explanation.picture if explanation.box is not None else None
     size = picture_size(item.path) if original is None else (original.shape[1], original.shape[0])
-    region = seen(outline([scaled(one, size) for one in item.objects], size), plan.model.preprocess) > 0.5
+    region = (
+        preprocess_region(object_region([in_pixels(one, size) for one in item.objects], size), plan.model.preprocess)
+        > 0.5
+    )
     if not bool(region.any()):
         return {"cropped": True}
     if explanation.status != "ok" or explanation.heatmap.ndim != 2:
         return {}
     grid = (explanation.raw.shape[0], explanation.raw.shape[1])
-    view = shades(plan.model.preprocess, size).view
+    view = measure_shades(plan.model.preprocess, size).view
     measures = evidence.measure(torch.from_numpy(np.asarray(explanation.heatmap)), region, view, grid)
     within = evidence.heat_in_cells(region, grid, explanation.extent)
     return {

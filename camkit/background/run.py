@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 from torch import nn
 
-from camkit.background.answers import outputs_of
+from camkit.background.answers import count_outputs
 from camkit.background.baseline import check_comparable, check_layer, compare, read_baseline
 from camkit.background.check import CheckResult, run_check
-from camkit.background.classes import class_map_of, match_classes, read_class_map
+from camkit.background.classes import match_classes, parse_class_map, read_class_map
 from camkit.background.config import Settings, read_config, settings_from
 from camkit.background.data import read_data
 from camkit.background.heat import heat_rows
 from camkit.background.journal import Journal
-from camkit.background.plan import SPARE, Plan, content_hash, fingerprint, make_plan
+from camkit.background.plan import SPARE_PICTURES, Plan, content_hash, fingerprint, make_plan
 from camkit.background.report import html, json, junit, markdown, words
 from camkit.background.showcase import strips, thumbnails
 from camkit.background.values import Progress, Stage
@@ -137,7 +137,7 @@ def plan_check(
     unknown = [name for name in configured if name not in dataset.classes]
     if unknown:
         raise InputError(f"the config names class {unknown[0]!r}, but the data has no pictures of it")
-    outputs = outputs_of(loaded, dataset.items)
+    outputs = count_outputs(loaded, dataset.items)
     matched = match_classes(dataset.classes, loaded.labels, outputs, table)
     return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date())
 
@@ -155,14 +155,14 @@ def _settings(config: Settings | Mapping[str, Any] | str | Path | None, *, quick
     if not quick:
         return settings
     smaller = {name: min(most, getattr(settings.check, name)) for name, most in QUICK.items()}
-    testable = settings.limits.least_pictures + SPARE
+    testable = settings.limits.least_pictures + SPARE_PICTURES
     smaller["per_class"] = min(settings.check.per_class, max(smaller["per_class"], testable))
     return settings.model_copy(update={"check": settings.check.model_copy(update=smaller)})
 
 
 def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings) -> Mapping[str, Any] | None:
     if isinstance(given, Mapping):
-        return class_map_of(given, "class_map")
+        return parse_class_map(given, "class_map")
     file = settings.data.class_map if given is None else Path(given)
     return None if file is None else read_class_map(file)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from camkit.background.classes import Matched
+from camkit.background.classes import ClassMatch
 from camkit.background.config import Settings
 from camkit.background.hints import MirrorTest, compare_mirrored, correlation
 from camkit.background.sampling import stratified
@@ -49,7 +49,7 @@ class Sanity:
 
 
 def check_sanity(
-    model: LoadedModel, items: Sequence[Item], matched: Matched, settings: Settings, *, mirror: bool = False
+    model: LoadedModel, items: Sequence[Item], matched: ClassMatch, settings: Settings, *, mirror: bool = False
 ) -> Sanity:
     """Explain a few pictures by another method, and with random weights (Adebayo et al. 2018, arXiv:1810.03292).
 
@@ -88,7 +88,7 @@ def _mirroring(model: LoadedModel) -> LoadedModel:
 
 
 def _maps(
-    model: LoadedModel, items: Sequence[Item], matched: Matched, settings: Settings, method: str
+    model: LoadedModel, items: Sequence[Item], matched: ClassMatch, settings: Settings, method: str
 ) -> list[np.ndarray | None]:
     """Return the positive part of each picture's map; None if the picture cannot be explained or its map is empty."""
     explanations = explain_many(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.background.answers import ask
+from camkit.background.answers import answer_batch
 from camkit.background.check import CheckResult
 from camkit.background.experiment import Partners, PreparedPicture
 from camkit.background.measures import ImageRow
@@ -147,7 +147,7 @@ def _strip(plan: Plan, row: ImageRow, item: Item, partners: Partners, load: Load
         for name, make_edit in edits
         if (title := _title(name, labels)) and (tensor := make_edit()) is not None
     }
-    answers = ask(plan, torch.stack(list(shown.values())), [plan.matched.indices[item.label]] * len(shown))
+    answers = answer_batch(plan, torch.stack(list(shown.values())), [plan.matched.indices[item.label]] * len(shown))
     edited = [
         Panel(title, _pixels(picture, tensor), float(answer["share"]), plan.name_of(int(answer["answer"])))
         for (title, tensor), answer in zip(shown.items(), answers, strict=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from camkit.background import experiment
-from camkit.background.answers import ask
+from camkit.background.answers import answer_batch
 from camkit.background.experiment import Answer, Background, Partners, PreparedPicture
 from camkit.background.journal import Journal
 from camkit.background.plan import Plan, load_prepared
@@ -55,7 +55,7 @@ def answer_edits(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict
         return [(name, tensor) for name, tensor in made if tensor is not None]
 
     def answer(batch: Tensor, numbers: list[int]) -> list[Answer]:
-        return ask(plan, batch, [plan.matched.indices[items[number].label] for number in numbers])
+        return answer_batch(plan, batch, [plan.matched.indices[items[number].label] for number in numbers])
 
     for number, answers in experiment.run(range(len(items)), make, answer, check.batch_size, _WORKERS):
         yield items[number], answers

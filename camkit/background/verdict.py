@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from camkit.background.config import LimitsPart
+from camkit.background.config import LimitsSection
 from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
 from camkit.background.statistics import MIN_GROUPS, benjamini_hochberg, holm, wilson
 from camkit.background.values import Verdict
@@ -94,7 +94,7 @@ class _TestResult(NamedTuple):
 
 def judge(
     measures: Mapping[str, Measures],
-    limits: LimitsPart,
+    limits: LimitsSection,
     *,
     exempt: Mapping[str, str],
     waived: Mapping[str, str],
@@ -159,7 +159,7 @@ def _decide(
     return "PASS", [Reason("nothing", "no significant effect above the limits")]
 
 
-def _min_pictures(effect: EffectName, limits: LimitsPart) -> int:
+def _min_pictures(effect: EffectName, limits: LimitsSection) -> int:
     """Return how many pictures a test needs.
 
     Attraction needs half as many: a class's backgrounds are shown behind about as many objects as the class has
@@ -238,7 +238,7 @@ def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]
     return summary
 
 
-def _test_warnings(results: Sequence[_TestResult], limits: LimitsPart) -> list[Reason]:
+def _test_warnings(results: Sequence[_TestResult], limits: LimitsSection) -> list[Reason]:
     """Warn of effects that only the looser correction finds significant, then of effects that only one fill shows."""
     not_significant = [result for result in results if result.holm_p > limits.alpha]
     possible = [
@@ -254,7 +254,7 @@ def _test_warnings(results: Sequence[_TestResult], limits: LimitsPart) -> list[R
     return possible + disputed
 
 
-def _effect_reason(result: _TestResult, limits: LimitsPart) -> Reason:
+def _effect_reason(result: _TestResult, limits: LimitsSection) -> Reason:
     """Describe an effect by the fill that shows it least."""
     test = result.test
     measured = test.weakest
@@ -289,7 +289,7 @@ def _by_fill(test: _Test) -> str:
     return ", ".join(f"{fill} {measured.effect.value:.2f}" for fill, measured in test.by_fill.items())
 
 
-def _heat_warnings(measures: Measures, limits: LimitsPart) -> list[Reason]:
+def _heat_warnings(measures: Measures, limits: LimitsSection) -> list[Reason]:
     """Warn if the heat lies beside the objects, and the objects' places differ enough to show it."""
     if measures.skill is None or measures.skill.groups < limits.least_pictures:
         return []
@@ -301,7 +301,7 @@ def _heat_warnings(measures: Measures, limits: LimitsPart) -> list[Reason]:
 
 
 def _obstacles(
-    measures: Measures, limits: LimitsPart, heat_problems: Sequence[str], chance: float, *, with_regions: bool
+    measures: Measures, limits: LimitsSection, heat_problems: Sequence[str], chance: float, *, with_regions: bool
 ) -> list[Reason]:
     """Return what kept a class, or all classes together, from being tested."""
     if not measures.pictures:
@@ -326,7 +326,7 @@ def _obstacles(
     return reasons + [Reason("the heat cannot be trusted", problem) for problem in heat_problems]
 
 
-def _gap_obstacles(measures: Measures, limits: LimitsPart, chance: float) -> list[Reason]:
+def _gap_obstacles(measures: Measures, limits: LimitsSection, chance: float) -> list[Reason]:
     """Return what kept the gap from being measurable: too few groups, or too few right answers to begin with."""
     if not measures.gap:
         return []

@@ -56,8 +56,8 @@ def check(
         tensorboard: A folder for TensorBoard event files with the measures and the worst offenders.
     """
     from camkit.background.config import Settings, find_config, read_config
-    from camkit.background.cost import estimate
-    from camkit.background.journal import finished
+    from camkit.background.cost import estimate_cost
+    from camkit.background.journal import count_finished
     from camkit.background.report import console as check_console
     from camkit.background.report import markdown
     from camkit.background.run import JOURNAL, finish_check, plan_check
@@ -77,7 +77,9 @@ def check(
     )
     console = printer()
     console.print(check_console.data_summary(plan))
-    console.print(check_console.cost_notice(plan, estimate(plan, finished(out / JOURNAL) if resume else None)))
+    console.print(
+        check_console.cost_notice(plan, estimate_cost(plan, count_finished(out / JOURNAL) if resume else None))
+    )
     with events_into(tensorboard) as events:
         with stages() as progress:
             result = finish_check(
@@ -115,14 +117,14 @@ def init(
     """
     from camkit.background.classes import read_class_map
     from camkit.background.data import read_data
-    from camkit.background.starter import starter
+    from camkit.background.starter import starter_config
     from camkit.images.files import write_file
 
     if file.exists():
         raise InputError(f"{file} exists already; name another file with --file, or remove it")
     only = None if class_map is None else set(read_class_map(class_map))
     dataset = read_data(data, regions=regions, only=only)
-    text = starter(
+    text = starter_config(
         dataset,
         where=_relative_to_config(file, data),
         model=model,

@@ -11,7 +11,7 @@ import numpy as np
 
 from camkit.errors import InputError
 from camkit.images.read import open_picture
-from camkit.images.regions import seen
+from camkit.images.regions import preprocess_region
 from camkit.targets import TargetLike, above, box, contrast, direction, segment, similar_to, top
 from camkit.types import Preprocess
 
@@ -96,7 +96,7 @@ class Asked:
         size = open_picture(pictures[0]).size
         if mask.size != size:
             raise InputError(f"the mask is {mask.width}x{mask.height} pixels and the picture {size[0]}x{size[1]}")
-        inside = seen(np.asarray(mask) > _HALF, preprocess) > 0.5
+        inside = preprocess_region(np.asarray(mask) > _HALF, preprocess) > 0.5
         if not bool(inside.any()):
             raise InputError(f"no white of {self.mask} is in the part of the picture that the model sees")
         return inside.numpy()
