@@ -100,10 +100,8 @@ def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
     # Without a box, the explanation's picture is the model's input, and the original's size must be read from the file.
     original = explanation.picture if explanation.box is not None else None
     size = picture_size(item.path) if original is None else (original.shape[1], original.shape[0])
-    region = (
-        preprocess_region(object_region([in_pixels(one, size) for one in item.objects], size), plan.model.preprocess)
-        > 0.5
-    )
+    original_region = object_region([in_pixels(annotation, size) for annotation in item.objects], size)
+    region = preprocess_region(original_region, plan.model.preprocess) > 0.5
     if not bool(region.any()):
         return {"cropped": True}
     if explanation.status != "ok" or explanation.heatmap.ndim != 2:
