@@ -222,7 +222,7 @@ def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
 
 
 def _set_aside_reports(out: Path) -> None:
-    """Rename the reports of an earlier check, so that no old verdict passes for this check's if it is interrupted."""
+    """Rename the reports of an earlier check: if this one is interrupted, no old verdict must look like its own."""
     try:
         for name in REPORTS:
             if (out / name).exists():
@@ -232,7 +232,7 @@ def _set_aside_reports(out: Path) -> None:
 
 
 def write_reports(result: CheckResult, out: Path, inconclusive: Literal["pass", "fail"] = "pass") -> None:
-    """Write every form of the report into a folder. An interrupted write leaves no partial file.
+    """Write the report in every format into a folder. An interrupted write leaves no partial file.
 
     ``inconclusive`` says whether an INCONCLUSIVE verdict is a failure in the JUnit XML.
 
