@@ -1,9 +1,9 @@
-"""What a check costs: its heat part beside plain inference over the same folder, and its estimate beside the truth.
+"""Measure what a check costs: its heat stage against plain inference, and its duration against the estimate.
 
     python scripts/bench_check.py --model resnet50 --pictures 96 --rounds 5
 
-All is measured in one process, in turn, round after round: what counts are the ratios. Plain inference reads, prepares
-and classifies the same files, with the same readers ahead of it and in the memory format that camkit takes.
+Both run in one process, in alternating rounds, because only their ratio counts. Plain inference reads, preprocesses and
+classifies the same files, with as many reader threads and in the memory format that camkit uses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torchvision
 from PIL import Image
 from torchvision.models import get_model
 
-from camkit.background.cost import estimate
+from camkit.background.cost import estimate_cost
 from camkit.background.heat import heat_pass
 from camkit.background.journal import Journal
 from camkit.background.plan import Plan
@@ -40,7 +40,7 @@ SIDE = 320
 
 
 def seeded(name: str) -> LoadedModel:
-    """Return a network of torchvision with seeded random weights, and the preprocessing of its published ones."""
+    """Return a torchvision network with random weights from a fixed seed, and its usual preprocessing."""
     torch.manual_seed(0)
     weights = torchvision.models.get_model_weights(name)
     preset = next(iter(weights)).transforms()
@@ -48,19 +48,19 @@ def seeded(name: str) -> LoadedModel:
 
 
 def write_scenes(folder: Path, pictures: int) -> Path:
-    """Draw labelled scenes with masks."""
+    """Draw labelled scenes with masks; return the folder of pictures."""
     for number in range(pictures):
-        annotation = sorted(HOME)[number % len(HOME)]
-        scene = draw(np.random.default_rng(number), annotation, HOME[annotation], SIDE)
-        for place, pixels, ending in (("pictures", scene.image, "jpg"), ("masks", scene.mask, "png")):
-            file = folder / place / annotation / f"{number:05d}.{ending}"
+        label = sorted(HOME)[number % len(HOME)]
+        scene = draw(np.random.default_rng(number), label, HOME[label], SIDE)
+        for kind, pixels, extension in (("pictures", scene.image, "jpg"), ("masks", scene.mask, "png")):
+            file = folder / kind / label / f"{number:05d}.{extension}"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(file)
     return folder / "pictures"
 
 
-def plain(plan: Plan) -> None:
-    """Classify the folder, no more."""
+def classify(plan: Plan) -> None:
+    """Classify the folder and do nothing else."""
     module, preprocess = plan.model.module, plan.model.preprocess
     assert preprocess is not None
     size = plan.settings.check.batch_size
@@ -82,18 +82,18 @@ def plain(plan: Plan) -> None:
 
 
 def silent(stage: str, done: int, of: int) -> None:
-    """Say nothing."""
+    """Report no progress."""
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return how long something takes."""
+    """Return the duration of a call in seconds."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the rounds and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--pictures", type=int, default=96)
@@ -104,17 +104,18 @@ def main() -> None:
         plan = plan_check(seeded(options.model), data, config={"check": {"pastes": 1}})
         ratios = []
         for number in range(options.rounds + 1):
-            first = timed(lambda: plain(plan))
-            second = timed(lambda: heat_pass(plan, Journal(None, "", resume=False), silent))
-            if number:  # the first round finds the layer and warms up
-                ratios.append(second / first)
-                print(f"round {number}: plain {first:.1f} s, heat {second:.1f} s, {second / first:.2f}", flush=True)
+            plain = timed(lambda: classify(plan))
+            heat = timed(lambda: heat_pass(plan, Journal(None, "", resume=False), silent))
+            if number:  # the first round chooses the layer and warms up
+                ratios.append(heat / plain)
+                print(f"round {number}: plain {plain:.1f} s, heat {heat:.1f} s, {heat / plain:.2f}", flush=True)
         low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"heat is {middle:.2f} x plain inference ({low:.2f} to {high:.2f})")
-        told = estimate(plan).seconds
+        print(f"the heat takes {middle:.2f} x plain inference ({low:.2f} to {high:.2f})")
+        estimated = estimate_cost(plan).seconds
         out = Path(folder) / "out"
-        taken = timed(lambda: finish_check(plan, out, progress=silent))
-        print(f"the check was to take {told:.0f} s and took {taken:.0f} s: {told / taken:.2f}")
+        seconds = timed(lambda: finish_check(plan, out, progress=silent))
+        ratio = estimated / seconds
+        print(f"the estimate for the check was {estimated:.0f} s; the run took {seconds:.0f} s ({ratio:.2f})")
 
 
 if __name__ == "__main__":

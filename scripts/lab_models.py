@@ -1,11 +1,11 @@
-"""The lab's networks: four small architectures, trained on the lab's pictures."""
+"""The lab's networks: four small architectures and their training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from lab_scenes import CLASSES, Drawn, Parts, Recipe, batches, draw
+from lab_scenes import CLASSES, Parts, Recipe, Scenes, batches, draw
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
@@ -29,7 +29,7 @@ def _convolution(inputs: int, outputs: int, stride: int = 1, width: int = 3, gro
 
 
 class Residual(nn.Module):
-    """Two convolutions, and past them what came in."""
+    """Two convolutions with a skip connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def _head(channels: int) -> nn.Sequential:
 
 
 def plain() -> nn.Module:
-    """Convolutions one after the other."""
+    """Build a stack of convolutions."""
     return nn.Sequential(
         _convolution(3, 16, 2, 4), _convolution(16, 24, 2, 4), _convolution(24, 32), _convolution(32, 48, 2, 4),
         _convolution(48, 64), _convolution(64, 64), _head(64),
@@ -54,7 +54,7 @@ def plain() -> nn.Module:
 
 
 def residual() -> nn.Module:
-    """Residual blocks (He et al. 2016)."""
+    """Build residual blocks (He et al. 2016)."""
     return nn.Sequential(
         _convolution(3, 16, 2, 4), _convolution(16, 24, 2, 4), Residual(24), _convolution(24, 48, 2, 4),
         Residual(48), Residual(48), _head(48),
@@ -62,7 +62,7 @@ def residual() -> nn.Module:
 
 
 def separable() -> nn.Module:
-    """Depthwise separable convolutions (Howard et al. 2017)."""
+    """Build depthwise separable convolutions (Howard et al. 2017)."""
 
     def pair(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
         depthwise = _convolution(inputs, inputs, stride, 4 if stride > 1 else 3, groups=inputs)
@@ -74,7 +74,7 @@ def separable() -> nn.Module:
 
 
 def dense_head() -> nn.Module:
-    """Convolutions, maxima, and a head of two linear layers that sees where things are (as VGG)."""
+    """Build convolutions, max pooling and a head of two linear layers that sees positions, as in VGG."""
     return nn.Sequential(
         _convolution(3, 16), nn.MaxPool2d(2), _convolution(16, 32), nn.MaxPool2d(2), _convolution(32, 48),
         nn.MaxPool2d(2), _convolution(48, 64), nn.Flatten(), nn.Linear(64 * 36, 96), nn.ReLU(), nn.Dropout(0.3),
@@ -91,21 +91,21 @@ ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
 
 
 def normalised(images: Tensor) -> Tensor:
-    """Return pictures in 0..1 as the networks read them."""
+    """Return images from 0 to 1 normalised, with the channels last in memory."""
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
     return ((images - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
 def train(parts: Parts, recipe: Recipe, architecture: str, seed: int) -> nn.Module:
-    """Train a network on drawn pictures; return it in evaluation mode."""
+    """Train a network on drawn scenes and return it in evaluation mode."""
     torch.manual_seed(seed)
     random = torch.Generator().manual_seed(1000 + seed)
     network = ARCHITECTURES[architecture]().to(memory_format=torch.channels_last).train()
     optimiser = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=EPOCHS * PICTURES // BATCH)
-    drawn = draw(parts, recipe, PICTURES, random, measuring=False)
+    scenes = draw(parts, recipe, PICTURES, random, measuring=False)
     for _ in range(EPOCHS):
-        for images, labels in batches(drawn, BATCH, random):
+        for images, labels in batches(scenes, BATCH, random):
             loss = nn.functional.cross_entropy(network(normalised(images)), labels)
             optimiser.zero_grad()
             torch.autograd.backward(loss)
@@ -115,10 +115,10 @@ def train(parts: Parts, recipe: Recipe, architecture: str, seed: int) -> nn.Modu
 
 
 @torch.inference_mode()
-def accuracy(network: nn.Module, drawn: Drawn) -> float:
-    """Return the share of pictures whose class is named."""
-    found = [
+def accuracy(network: nn.Module, scenes: Scenes) -> float:
+    """Return the share of scenes that a network classifies correctly."""
+    right = [
         network(normalised(images)).argmax(1) == labels
-        for images, labels in zip(drawn.images.split(256), drawn.labels.split(256), strict=True)
+        for images, labels in zip(scenes.images.split(256), scenes.labels.split(256), strict=True)
     ]
-    return float(torch.cat(found).double().mean())
+    return float(torch.cat(right).double().mean())

@@ -1,4 +1,4 @@
-"""From the lab's models to ``docs/validation.md`` and its plots: does the check tell biased models from clean ones?"""
+"""Write the tables and plots of ``docs/validation.md``: does the check tell biased models from clean ones?"""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from camkit.background.config import LimitsPart
-from camkit.background.measures import Measures, Tested
+from camkit.background.config import LimitsSection
+from camkit.background.measures import MeasuredEffect, Measures
 from camkit.background.statistics import Estimate
 from camkit.background.verdict import judge
 
@@ -23,7 +23,7 @@ BIASED, CLEAN = 0.15, 0.03
 """Accuracy lost when the shortcut is redrawn, above which a model is biased and below which it is clean."""
 
 TUNED_SHORTCUTS, TUNED_ARCHITECTURES = ("background", "corner"), ("plain", "residual")
-"""What the limits were looked at with; all else is held out."""
+"""The models that were looked at while the limits were made; all others are held out."""
 
 
 def loss(row: Row) -> float:
@@ -32,49 +32,49 @@ def loss(row: Row) -> float:
 
 
 def kind(row: Row) -> str:
-    """Return what a model is by its own behaviour."""
+    """Return "biased", "clean" or "between", by the accuracy that a model loses."""
     return "biased" if loss(row) > BIASED else "clean" if loss(row) < CLEAN else "between"
 
 
 def is_held_out(row: Row) -> bool:
-    """Whether neither the architecture nor, of a biased model, the shortcut was used for tuning."""
+    """Whether neither the architecture nor, if the model is biased, the shortcut was used for tuning."""
     if row["architecture"] in TUNED_ARCHITECTURES:
         return False
     return kind(row) == "clean" or row["shortcut"] not in TUNED_SHORTCUTS
 
 
-NOTHING = -math.inf
-"""The score of a model of which a rule has no figure, such as of one whose maps are all empty: not condemned."""
+NO_SCORE = -math.inf
+"""The score if a rule has no figure, for example because all maps are empty: the model is not condemned."""
 
 
-def _least(by_fill: Row) -> float:
-    """Return an effect by the fill that shows less."""
-    return min((float(one["effect"]["value"]) for one in by_fill.values()), default=NOTHING)
+def _weakest(by_fill: Row) -> float:
+    """Return the smallest effect over the fills."""
+    return min((float(measured["effect"]["value"]) for measured in by_fill.values()), default=NO_SCORE)
 
 
-def effect(row: Row, what: str) -> float:
+def effect(row: Row, name: str) -> float:
     """Return the gap or sufficiency of all classes together."""
-    return _least(row["overall"][what])
+    return _weakest(row["overall"][name])
 
 
 def attraction(row: Row) -> float:
     """Return the largest attraction of a class."""
-    return max(_least(one["attraction"]) for one in row["classes"].values())
+    return max(_weakest(measures["attraction"]) for measures in row["classes"].values())
 
 
 def evidence(row: Row) -> float:
-    """Return what the verdict rests on: the larger of gap and sufficiency."""
+    """Return the larger of gap and sufficiency, on which the verdict rests."""
     return max(effect(row, "gap"), effect(row, "sufficiency"))
 
 
 def _low(name: str, over: str | None = None) -> Callable[[Row], float]:
-    """Return a score that is higher the lower a measure is, or its ratio to another."""
+    """Return a score that rises as a measure, or its ratio to the measure ``over``, falls."""
 
     def score(row: Row) -> float:
-        value, by = row["overall"][name], 1.0 if over is None else row["overall"][over]
+        value, divisor = row["overall"][name], 1.0 if over is None else row["overall"][over]
         if isinstance(value, dict):
             value = value["value"]
-        return NOTHING if value is None or not by else -float(value) / float(by)
+        return NO_SCORE if value is None or not divisor else -float(value) / float(divisor)
 
     return score
 
@@ -90,48 +90,51 @@ SCORES: dict[str, tuple[Callable[[Row], float], float | None]] = {
     "pointing game < 0.5": (_low("hits"), -0.5),
     "accuracy < 0.9": (_low("accuracy"), -0.9),
 }
-"""What tells a biased model: the higher the likelier; and the limit at which it is used today, where it is a rule."""
+"""Each rule's score, which is higher the more likely a model is biased, and the limit at which people use the rule, if
+there is one."""
 
 
-def judged_again(row: Row, limits: LimitsPart) -> Row:
-    """Return a model's row with the verdict of the present rule on its stored measures."""
-    measures = {name: _measures(one) for name, one in (*row["classes"].items(), ("", row["overall"]))}
-    judged = judge(measures, limits, exempt={}, waived={}, insane=row["sanity"]["problems"])
+def judge_again(row: Row, limits: LimitsSection) -> Row:
+    """Return a model's row with the verdict of today's rule on its stored measures."""
+    measures = {name: _measures(stored) for name, stored in (*row["classes"].items(), ("", row["overall"]))}
+    judged = judge(measures, limits, exempt={}, waived={}, heat_problems=row["sanity"]["problems"])
     return {**row, "verdict": judged[""].verdict, "reasons": [reason.text for reason in judged[""].reasons]}
 
 
 def _measures(stored: Row) -> Measures:
-    def tested(by_fill: Row) -> dict[str, Tested]:
-        return {
-            fill: Tested(Estimate(**one["effect"]), one["p"], tuple(one["accuracies"]), one["pictures"])
-            for fill, one in by_fill.items()
-        }
+    """Return the measures that a row stores."""
+    values = {name: value for name, value in stored.items() if name != "verdict"}
+    values["accuracy"] = Estimate(**values["accuracy"])
+    values["skill"] = values["skill"] and Estimate(**values["skill"])
+    for name in ("gap", "sufficiency", "attraction"):
+        values[name] = {fill: _measured_effect(effect) for fill, effect in values[name].items()}
+    return Measures(**values)
 
-    known = {name: value for name, value in stored.items() if name != "verdict"}
-    known["accuracy"] = Estimate(**known["accuracy"])
-    known["skill"] = known["skill"] and Estimate(**known["skill"])
-    return Measures(**{**known, **{what: tested(known[what]) for what in ("gap", "sufficiency", "attraction")}})
+
+def _measured_effect(stored: Row) -> MeasuredEffect:
+    shares = tuple(stored["accuracies"])
+    return MeasuredEffect(Estimate(**stored["effect"]), stored["p"], shares, stored["pictures"])
 
 
 def auroc(biased: Sequence[float], clean: Sequence[float]) -> float:
-    """Return how often a biased model has a higher score than a clean one; ties count half."""
+    """Return how often a biased model scores higher than a clean one; ties count half."""
     ranks = rankdata([*biased, *clean])
     return float((ranks[: len(biased)].sum() - len(biased) * (len(biased) + 1) / 2) / (len(biased) * len(clean)))
 
 
 def interval(biased: Sequence[float], clean: Sequence[float], draws: int = 2000) -> tuple[float, float]:
-    """Return the bootstrap interval of the AUROC, over models."""
+    """Return the AUROC's 95% bootstrap interval over models."""
     rng = np.random.default_rng(0)
     first, second = np.asarray(biased), np.asarray(clean)
-    found = [
+    areas = [
         auroc(rng.choice(first, len(first)).tolist(), rng.choice(second, len(second)).tolist()) for _ in range(draws)
     ]
-    low, high = np.quantile(found, [0.025, 0.975])
+    low, high = np.quantile(areas, [0.025, 0.975])
     return float(low), float(high)
 
 
 def detection(biased: NDArray[np.float64], clean: NDArray[np.float64], alarms: float = 0.05) -> float:
-    """Return the share of biased models above the limit that so many clean ones exceed at most."""
+    """Return the share of biased models above the limit that at most a share ``alarms`` of the clean ones exceed."""
     return float((biased > np.quantile(clean, 1 - alarms, method="higher")).mean())
 
 
@@ -151,61 +154,61 @@ def _head(rows: Sequence[Row]) -> str:
     kinds = Counter(kind(row) for row in rows)
     return (
         f"{len(rows)} models: {kinds['biased']} biased (they lose more than {BIASED:g} of their accuracy when "
-        f"the shortcut is redrawn), {kinds['clean']} clean (less than {CLEAN:g}), {kinds['between']} in between, which "
-        "count neither way below."
+        f"the shortcut is redrawn), {kinds['clean']} clean (they lose less than {CLEAN:g}), and {kinds['between']} in "
+        "between, which count as neither."
     )
 
 
 def _table(title: str, rows: Sequence[Row]) -> str:
-    biased, clean = ([row for row in rows if kind(row) == one] for one in ("biased", "clean"))
+    biased, clean = ([row for row in rows if kind(row) == wanted] for wanted in ("biased", "clean"))
     lines = [
         f"### {title}",
         "",
         f"{len(biased)} biased, {len(clean)} clean.",
         "",
-        "| | AUROC | interval | found at 5 % false alarms | biased found at its limit | clean condemned at it |",
+        "| rule | AUROC | 95% interval | biased found at 5% false alarms | biased found at its limit "
+        "| clean condemned at its limit |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, (score, limit) in SCORES.items():
-        first, second = (np.array([score(row) for row in of]) for of in (biased, clean))
-        low, high = interval(first.tolist(), second.tolist())
-        found, condemned = _at_limit(name, limit, (biased, clean), (first, second))
-        area, share = auroc(first.tolist(), second.tolist()), detection(first, second)
+        biased_scores, clean_scores = (np.array([score(row) for row in group]) for group in (biased, clean))
+        low, high = interval(biased_scores.tolist(), clean_scores.tolist())
+        found, condemned = (
+            _above_limit(name, limit, group, scores)
+            for group, scores in ((biased, biased_scores), (clean, clean_scores))
+        )
+        area = auroc(biased_scores.tolist(), clean_scores.tolist())
+        share = detection(biased_scores, clean_scores)
         lines.append(f"| {name} | {area:.3f} | {low:.3f} to {high:.3f} | {share:.0%} | {found} | {condemned} |")
     return "\n".join(lines)
 
 
-def _at_limit(
-    name: str, limit: float | None, rows: tuple[list[Row], list[Row]], scores: tuple[NDArray[Any], NDArray[Any]]
-) -> tuple[str, str]:
+def _above_limit(name: str, limit: float | None, rows: Sequence[Row], scores: NDArray[Any]) -> str:
+    """Return how many models a rule condemns at its limit; "" if it has none. camkit condemns by the verdict FAIL."""
     if name.startswith("camkit"):
-        counts = [sum(row["verdict"] == "FAIL" for row in of) for of in rows]
-    elif limit is None:
-        return "", ""
-    else:
-        counts = [int((one > limit).sum()) for one in scores]
-    return f"{counts[0]} of {len(rows[0])}", f"{counts[1]} of {len(rows[1])}"
+        return f"{sum(row['verdict'] == 'FAIL' for row in rows)} of {len(rows)}"
+    return "" if limit is None else f"{int((scores > limit).sum())} of {len(rows)}"
 
 
 def _counted(rows: Sequence[Row]) -> str:
-    """Return the cells that count verdicts."""
+    """Return the cells of a table row that count the verdicts."""
     counts = Counter(row["verdict"] for row in rows)
-    return " | ".join(str(counts[one]) for one in ("FAIL", "WARN", "INCONCLUSIVE", "PASS"))
+    return " | ".join(str(counts[verdict]) for verdict in ("FAIL", "WARN", "INCONCLUSIVE", "PASS"))
 
 
 def _verdicts(rows: Sequence[Row]) -> str:
     lines = [
         "### Verdicts",
         "",
-        "| shortcut | correlation | models | biased | lost at most | FAIL | WARN | INCONCLUSIVE | PASS |",
+        "| shortcut | correlation | models | biased | largest loss | FAIL | WARN | INCONCLUSIVE | PASS |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     keys = sorted({(row["shortcut"], row["correlation"]) for row in rows})
     for shortcut, correlation in keys:
-        of = [row for row in rows if (row["shortcut"], row["correlation"]) == (shortcut, correlation)]
-        biased, cells = sum(kind(row) == "biased" for row in of), _counted(of)
+        models = [row for row in rows if (row["shortcut"], row["correlation"]) == (shortcut, correlation)]
+        biased, largest = sum(kind(row) == "biased" for row in models), max(map(loss, models))
         name = "none" if correlation == 0 else shortcut
-        lines.append(f"| {name} | {correlation:g} | {len(of)} | {biased} | {max(map(loss, of)):.2f} | {cells} |")
+        lines.append(f"| {name} | {correlation:g} | {len(models)} | {biased} | {largest:.2f} | {_counted(models)} |")
     return "\n".join(lines)
 
 
@@ -213,51 +216,62 @@ def _clean(rows: Sequence[Row]) -> str:
     lines = [
         "### Clean models, hard ones included",
         "",
-        "Gap and sufficiency are the largest of the models; accuracy and skill their means.",
+        "Gap and sufficiency are the maximum over the models; accuracy and skill are the mean.",
         "",
         "| objects | folder | models | accuracy | gap | sufficiency | skill | FAIL | WARN | INCONCLUSIVE | PASS |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     clean = [row for row in rows if kind(row) == "clean"]
     for layout, folder in sorted({(row["layout"], row["folder_correlation"]) for row in clean}):
-        of = [row for row in clean if (row["layout"], row["folder_correlation"]) == (layout, folder)]
-        cells = _counted(of)
-        accuracy = np.mean([row["overall"]["accuracy"]["value"] for row in of])
-        gap, left = (max(effect(row, what) for row in of) for what in ("gap", "sufficiency"))
-        skill = np.mean([row["overall"]["skill"]["value"] for row in of if row["overall"]["skill"]])
+        models = [row for row in clean if (row["layout"], row["folder_correlation"]) == (layout, folder)]
+        accuracy = np.mean([row["overall"]["accuracy"]["value"] for row in models])
+        gap, sufficiency = (max(effect(row, name) for row in models) for name in ("gap", "sufficiency"))
+        skill = np.mean([row["overall"]["skill"]["value"] for row in models if row["overall"]["skill"]])
         lines.append(
-            f"| {layout} | {folder:g} | {len(of)} | {accuracy:.2f} | {gap:.2f} | {left:.2f} | {skill:.2f} | {cells} |"
+            f"| {layout} | {folder:g} | {len(models)} | {accuracy:.2f} | {gap:.2f} | {sufficiency:.2f} | {skill:.2f} "
+            f"| {_counted(models)} |"
         )
     return "\n".join(lines)
 
 
 def plots(rows: Sequence[Row], folder: Path) -> None:
-    """Draw each model's evidence over its truth, and the curves of every rule on the held-out models."""
-    from matplotlib import pyplot  # noqa: PLC0415 - only this needs it
+    """Draw each model's evidence over its truth, and the ROC curve of every rule on the held-out models."""
+    from matplotlib import pyplot  # noqa: PLC0415 - only this function needs it
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    for held, mark in ((False, "o"), (True, "^")):
-        of = [row for row in rows if is_held_out(row) is held]
-        colours = [
-            {"FAIL": "#b3261e", "WARN": "#c98a00", "PASS": "#1b6b3a"}.get(row["verdict"], "#6b7c93") for row in of
-        ]
-        left.scatter([loss(row) for row in of], [evidence(row) for row in of], c=colours, marker=mark, s=26, alpha=0.75)
-    left.axhline(0.10, color="grey", linewidth=0.8)
+    _plot_evidence(rows, left)
+    _plot_curves([row for row in rows if is_held_out(row)], right)
+    figure.savefig(folder / "validation.png", dpi=110)
+    pyplot.close(figure)
+
+
+_COLOURS = {"FAIL": "#b3261e", "WARN": "#c98a00", "PASS": "#1b6b3a", "INCONCLUSIVE": "#6b7c93"}
+
+
+def _plot_evidence(rows: Sequence[Row], left: Any) -> None:
+    for held_out, mark in ((False, "o"), (True, "^")):
+        models = [row for row in rows if is_held_out(row) is held_out]
+        colours = [_COLOURS[row["verdict"]] for row in models]
+        left.scatter(
+            [loss(row) for row in models], [evidence(row) for row in models], c=colours, marker=mark, s=26, alpha=0.75
+        )
+    left.axhline(LimitsSection().gap, color="grey", linewidth=0.8)
     left.axvspan(CLEAN, BIASED, color="grey", alpha=0.12)
     left.set_xlabel("accuracy lost when the shortcut is redrawn")
-    left.set_ylabel("gap or sufficiency, the larger")
-    left.set_title("red FAIL, yellow WARN, green PASS, blue INCONCLUSIVE; triangles held out", fontsize=9)
-    held_out = [row for row in rows if is_held_out(row)]
+    left.set_ylabel("larger of gap and sufficiency")
+    left.set_title("red FAIL, yellow WARN, green PASS, blue INCONCLUSIVE; triangles are held out", fontsize=9)
+
+
+def _plot_curves(rows: Sequence[Row], right: Any) -> None:
     for name, (score, _) in SCORES.items():
-        biased, clean = (np.array([score(row) for row in held_out if kind(row) == one]) for one in ("biased", "clean"))
-        steps = np.sort(np.concatenate([biased, clean, [np.inf]]))[::-1]
-        alarms, found = ([(of >= step).mean() for step in steps] for of in (clean, biased))
-        right.plot(
-            [*alarms, 1], [*found, 1], label=f"{name} ({auroc(biased.tolist(), clean.tolist()):.2f})", linewidth=1.6
+        biased, clean = (
+            np.array([score(row) for row in rows if kind(row) == wanted]) for wanted in ("biased", "clean")
         )
+        limits = np.sort(np.concatenate([biased, clean, [np.inf]]))[::-1]
+        alarms, found = ([(scores >= limit).mean() for limit in limits] for scores in (clean, biased))
+        area = auroc(biased.tolist(), clean.tolist())
+        right.plot([*alarms, 1], [*found, 1], label=f"{name} ({area:.2f})", linewidth=1.6)
     right.set_xlabel("clean models condemned")
     right.set_ylabel("biased models found")
     right.legend(fontsize=8, loc="lower right")
     right.set_title("held-out models", fontsize=9)
-    figure.savefig(folder / "validation.png", dpi=110)
-    pyplot.close(figure)

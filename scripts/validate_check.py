@@ -1,11 +1,12 @@
-"""The lab: trains many small classifiers with a known shortcut and without one, and asks the check about each.
+"""Validate the check: train many small classifiers, with a known shortcut and without one, and check each of them.
 
     python scripts/validate_check.py --state lab/ --workers 2 --markdown docs/validation.md
 
-A model's truth is its own behaviour: its accuracy on pictures drawn like its training set, minus that on pictures whose
-shortcut is redrawn at random. The check sees only a validation folder drawn like the training set. Every finished model
-is a line of the state, and every network a file; an interrupted run goes on where it stopped. Without the lines, the
-same networks are checked again, as after a change of the rule.
+A model's truth is its own behaviour: its accuracy on pictures drawn like its training set, minus its accuracy on
+pictures whose shortcut is redrawn at random. The check sees only a validation folder drawn like the training set.
+
+The state folder holds one file per network, and ``models.jsonl`` with one line per finished model. An interrupted run
+continues where it stopped. To check the same networks again, as after a change of the rule, delete ``models.jsonl``.
 """
 
 from __future__ import annotations
@@ -23,26 +24,42 @@ from typing import Any
 
 import torch
 from lab_models import ARCHITECTURES, accuracy, preprocess, train
-from lab_report import judged_again, page, plots
+from lab_report import judge_again, page, plots
 from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, draw, load_parts, write_folder
 
 import camkit
 from camkit.background.check import CheckResult
-from camkit.background.config import LimitsPart
+from camkit.background.config import LimitsSection
 from camkit.background.measures import Measures
 from camkit.demo.scenes.drawing import THINGS
 
 CORRELATIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
+"""How often a shortcut goes with the class in the training set."""
+
 ONE_CLASS_CORRELATIONS = (0.9, 1.0)
+"""The same for a mark on one class alone."""
+
 CLEAN_SEEDS = 2
+"""Clean networks of each kind."""
+
 MEASURED = 2000
+"""Pictures on which an accuracy is measured: its standard error is at most 0.011."""
+
 PER_CLASS = 100
+"""Pictures per class in the folder that is checked."""
+
+_FOLDER_WITH_SHORTCUT = 0.9
+"""Correlation in a folder with a shortcut that is shown to clean networks, and for the layouts other than the usual."""
+
 BEGIN, END = "<!-- validate_check -->", "<!-- end of validate_check -->"
 
 
 @dataclass(frozen=True)
-class Order:
-    """One model to train and check."""
+class ModelSpec:
+    """One model to train and check.
+
+    ``correlation`` is that of the training set, ``folder_correlation`` that of the folder that is checked.
+    """
 
     architecture: str
     shortcut: str
@@ -53,67 +70,68 @@ class Order:
 
     @property
     def name(self) -> str:
-        """What the model is called in the state."""
+        """The model's name in the state."""
         parts = (self.architecture, self.shortcut, self.correlation, self.layout, self.seed, self.folder_correlation)
         return " ".join(map(str, parts))
 
 
-def orders() -> Iterator[Order]:
-    """List the models, the kinds in turn, so that an unfinished run has some of each."""
+def model_specs() -> Iterator[ModelSpec]:
+    """List the models. The kinds take turns, so that an unfinished run has some of each."""
     for layout in LAYOUTS:
         for seed in range(CLEAN_SEEDS):
             for architecture in ARCHITECTURES:
-                yield Order(architecture, "background", 0.0, layout, seed, 0.0)
+                yield ModelSpec(architecture, "background", 0.0, layout, seed, 0.0)
     for correlation in reversed(CORRELATIONS):
         for shortcut in SHORTCUTS:
             for architecture in ARCHITECTURES:
-                yield Order(architecture, shortcut, correlation, "usual", 0, correlation)
+                yield ModelSpec(architecture, shortcut, correlation, "usual", 0, correlation)
         if correlation in ONE_CLASS_CORRELATIONS:
             for architecture in ARCHITECTURES:
-                yield Order(architecture, ONE_CLASS, correlation, "usual", 0, correlation)
+                yield ModelSpec(architecture, ONE_CLASS, correlation, "usual", 0, correlation)
     for layout in LAYOUTS[1:]:
         for architecture in ARCHITECTURES:
-            yield Order(architecture, "background", 0.9, layout, 0, 0.9)
-    for architecture in ARCHITECTURES:  # clean models, asked about in a folder where the background tells the class
+            yield ModelSpec(architecture, "background", _FOLDER_WITH_SHORTCUT, layout, 0, _FOLDER_WITH_SHORTCUT)
+    for architecture in ARCHITECTURES:  # clean models, checked on a folder in which the background gives the class away
         for seed in range(CLEAN_SEEDS):
-            yield Order(architecture, "background", 0.0, "usual", 10 + seed, 0.9)
+            yield ModelSpec(architecture, "background", 0.0, "usual", 10 + seed, _FOLDER_WITH_SHORTCUT)
 
 
-def examine(order: Order, state: str) -> dict[str, Any]:
-    """Train one model, measure its truth, and ask the check."""
+def train_and_check(spec: ModelSpec, state: str) -> dict[str, Any]:
+    """Train one model, measure its truth, and check it."""
     torch.set_num_threads(1)
     parts = load_parts(Path(state), 1)
     start = time.perf_counter()
-    recipe = Recipe(order.shortcut, order.correlation, order.layout)
-    network = _network(order, recipe, parts, Path(state))
+    recipe = Recipe(spec.shortcut, spec.correlation, spec.layout)
+    network = _network(spec, recipe, parts, Path(state))
     trained = time.perf_counter()
-    matched, redrawn = _truth(network, parts, order)
-    result = _checked(network, parts, order)
+    matched, redrawn = _truth(network, parts, spec)
+    result = _check(network, parts, spec)
     return {
-        **asdict(order),
-        "name": order.name,
+        **asdict(spec),
+        "name": spec.name,
         "matched": matched,
         "redrawn": redrawn,
         "verdict": result.verdict,
         "reasons": list(result.reasons),
         "overall": _plain(result.overall),
         "classes": {
-            name: {**_plain(one), "verdict": result.judged[name].verdict} for name, one in result.classes.items()
+            name: {**_plain(measures), "verdict": result.judged[name].verdict}
+            for name, measures in result.classes.items()
         },
         "sanity": asdict(result.sanity),
         "seconds": [round(trained - start, 1), round(time.perf_counter() - trained, 1)],
     }
 
 
-def _network(order: Order, recipe: Recipe, parts: Parts, state: Path) -> torch.nn.Module:
-    """Train a network, or take up one that was trained before: another rule is then judged on the same networks."""
-    trained = (order.architecture, order.shortcut, order.correlation, order.layout, order.seed)
-    file = state / "networks" / f"{'_'.join(map(str, trained))}.pt"
+def _network(spec: ModelSpec, recipe: Recipe, parts: Parts, state: Path) -> torch.nn.Module:
+    """Return the trained network. It is trained only once, so that another rule is judged on the same networks."""
+    training = (spec.architecture, spec.shortcut, spec.correlation, spec.layout, spec.seed)
+    file = state / "networks" / f"{'_'.join(map(str, training))}.pt"
     if file.exists():
-        network = ARCHITECTURES[order.architecture]()
+        network = ARCHITECTURES[spec.architecture]()
         network.load_state_dict(torch.load(file, weights_only=True))
         return network.to(memory_format=torch.channels_last).eval()
-    network = train(parts, recipe, order.architecture, order.seed)
+    network = train(parts, recipe, spec.architecture, spec.seed)
     file.parent.mkdir(exist_ok=True)
     unfinished = file.with_suffix(".new")
     torch.save(network.state_dict(), unfinished)
@@ -121,41 +139,40 @@ def _network(order: Order, recipe: Recipe, parts: Parts, state: Path) -> torch.n
     return network
 
 
-def train_one(order: Order, state: str) -> str:
-    """Train one network and keep it; return its name."""
+def train_one(spec: ModelSpec, state: str) -> str:
+    """Train one network, save it, and return its name."""
     torch.set_num_threads(1)
-    recipe = Recipe(order.shortcut, order.correlation, order.layout)
-    _network(order, recipe, load_parts(Path(state), 1), Path(state))
-    return order.name
+    recipe = Recipe(spec.shortcut, spec.correlation, spec.layout)
+    _network(spec, recipe, load_parts(Path(state), 1), Path(state))
+    return spec.name
 
 
-def _truth(network: torch.nn.Module, parts: Parts, order: Order) -> tuple[float, float]:
-    """Return the accuracy on pictures like those of the folder, and with the shortcut redrawn."""
-    found = []
-    for correlation in (order.folder_correlation, 0.0):
+def _truth(network: torch.nn.Module, parts: Parts, spec: ModelSpec) -> tuple[float, float]:
+    """Return the accuracy on pictures like those of the folder, and on pictures whose shortcut is redrawn."""
+    accuracies = []
+    for correlation in (spec.folder_correlation, 0.0):
         random = torch.Generator().manual_seed(7)
-        recipe = Recipe(order.shortcut, correlation, order.layout)
-        found.append(accuracy(network, draw(parts, recipe, MEASURED, random, measuring=True)))
-    return found[0], found[1]
+        recipe = Recipe(spec.shortcut, correlation, spec.layout)
+        accuracies.append(accuracy(network, draw(parts, recipe, MEASURED, random, measuring=True)))
+    return accuracies[0], accuracies[1]
 
 
-def _checked(network: torch.nn.Module, parts: Parts, order: Order) -> CheckResult:
-    recipe = Recipe(order.shortcut, order.folder_correlation, order.layout)
-    drawn = draw(
-        parts, recipe, PER_CLASS * len(THINGS), torch.Generator().manual_seed(100 + order.seed), measuring=True
-    )
+def _check(network: torch.nn.Module, parts: Parts, spec: ModelSpec) -> CheckResult:
+    """Draw the folder, and check the network on it."""
+    recipe = Recipe(spec.shortcut, spec.folder_correlation, spec.layout)
+    drawn = draw(parts, recipe, PER_CLASS * len(THINGS), torch.Generator().manual_seed(100 + spec.seed), measuring=True)
     with tempfile.TemporaryDirectory() as folder:
         pictures = write_folder(drawn, Path(folder))
         return camkit.check(network, pictures, preprocess=preprocess, labels=THINGS)
 
 
-def _plain(one: Measures) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(one)))
+def _plain(measures: Measures) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(measures)))
     return plain
 
 
 def finished(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the finished models of a state, by name."""
+    """Return the finished models of a state, by name. A line without its end comes from an interrupted write."""
     if not file.exists():
         return {}
     rows = [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -163,46 +180,54 @@ def finished(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Examine every model that has no row yet, then write the page."""
+    """Train and check the models, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--state", type=Path, default=Path("lab"))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--markdown", type=Path, default=None, help="the page to write when all models are known")
-    parser.add_argument("--train-only", action="store_true", help="train the networks, and check none yet")
-    parser.add_argument("--most", type=int, default=None, help="models in this run")
+    parser.add_argument("--markdown", type=Path, default=None, help="the page to write when all models are checked")
+    parser.add_argument("--train-only", action="store_true", help="train the networks, but check none")
+    parser.add_argument("--most", type=int, default=None, help="check at most this many models in this run")
     options = parser.parse_args()
     load_parts(options.state, options.workers)
     if options.train_only:
-        with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
-            trained = [pool.submit(train_one, order, str(options.state)) for order in orders()]
-            for done in as_completed(trained):
-                print(f"trained {done.result()}", flush=True)
+        train_all(options.state, options.workers)
         return
-    file = options.state / "models.jsonl"
-    known = finished(file)
-    todo = [order for order in orders() if order.name not in known][: options.most]
-    print(f"{len(known)} models are known, {len(todo)} are to come", flush=True)
-    with (
-        ProcessPoolExecutor(options.workers, get_context("spawn")) as pool,
-        file.open("a") as lines,
-    ):
-        waiting = {pool.submit(examine, order, str(options.state)): order for order in todo}
-        for count, future in enumerate(as_completed(waiting), start=1):
+    rows = check_all(options.state, options.workers, options.most)
+    if options.markdown is not None:
+        write_page(options.markdown, rows)
+
+
+def train_all(state: Path, workers: int) -> None:
+    """Train every network that is not trained yet."""
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        running = [pool.submit(train_one, spec, str(state)) for spec in model_specs()]
+        for future in as_completed(running):
+            print(f"trained {future.result()}", flush=True)
+
+
+def check_all(state: Path, workers: int, most: int | None) -> list[dict[str, Any]]:
+    """Train and check every model that has no row yet, at most ``most`` of them, and return all rows."""
+    file = state / "models.jsonl"
+    rows = finished(file)
+    todo = [spec for spec in model_specs() if spec.name not in rows][:most]
+    print(f"{len(rows)} models are finished, {len(todo)} follow", flush=True)
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool, file.open("a") as lines:
+        running = [pool.submit(train_and_check, spec, str(state)) for spec in todo]
+        for count, future in enumerate(as_completed(running), start=1):
             row = future.result()
             lines.write(f"{json.dumps(row)}\n")
             lines.flush()
-            known[row["name"]] = row
+            rows[row["name"]] = row
             print(
                 f"{count}/{len(todo)} {row['name']}: {row['matched']:.2f} {row['redrawn']:.2f} {row['verdict']}",
                 flush=True,
             )
-    if options.markdown is not None:
-        write_page(options.markdown, list(known.values()))
+    return list(rows.values())
 
 
 def write_page(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Write the tables between the marks of a page, and the plots beside it; what people wrote around them stays."""
-    judged = [judged_again(row, LimitsPart()) for row in rows]
+    """Write the tables between the marks of a page, and the plots beside the page. The text around the marks stays."""
+    judged = [judge_again(row, LimitsSection()) for row in rows]
     plots(judged, file.parent)
     text = file.read_text("utf-8") if file.exists() else f"# Validation\n\n{BEGIN}\n{END}\n"
     before, _, rest = text.partition(BEGIN)

@@ -1,4 +1,4 @@
-"""The check as users run it: the installed command and the function, on scenes drawn with a known truth."""
+"""The check as users run it: the installed command and the function, on drawn scenes whose truth is known."""
 
 import contextlib
 import io
@@ -44,7 +44,7 @@ class Done(NamedTuple):
 
 
 def with_config(arguments):
-    """Name the small config that lies beside the drawn scenes."""
+    """Add the small config that lies beside the drawn scenes."""
     if arguments and isinstance(arguments[0], Path) and "--config" not in arguments:
         config = arguments[0].parent / "camkit.toml"
         return [*arguments, "--config", config] if config.exists() else list(arguments)
@@ -52,7 +52,7 @@ def with_config(arguments):
 
 
 def run(*arguments):
-    """Run the command in this process, which has PyTorch loaded."""
+    """Run the command in this process, which has already loaded PyTorch."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(["check", *map(str, with_config(arguments))])
@@ -60,7 +60,7 @@ def run(*arguments):
 
 
 def run_installed(*arguments, **more):
-    """Run the installed command in a process of its own."""
+    """Run the installed command in its own process."""
     command = [str(Path(sys.executable).with_name("camkit")), "check", *map(str, with_config(arguments))]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, **more)
 
@@ -71,7 +71,7 @@ def biased(scenes, tmp_path_factory):
     return run_installed(scenes, "--model", "demo-biased", "--out", out), out
 
 
-def test_the_biased_network_fails_with_1_and_leaves_every_report(biased):
+def test_the_biased_network_fails_with_1_and_writes_every_report(biased):
     done, out = biased
 
     assert done.returncode == 1, done.stderr
@@ -80,10 +80,10 @@ def test_the_biased_network_fails_with_1_and_leaves_every_report(biased):
     assert json.loads((out / "report.json").read_text())["verdict"] == "FAIL"
 
 
-def test_what_was_understood_and_what_it_will_cost_is_said_first(biased):
+def test_the_data_and_the_cost_are_printed_first(biased):
     done, _ = biased
 
-    assert done.stdout.index("40 pictures of 4 classes") < done.stdout.index("edits through the model: about")
+    assert done.stdout.index("40 pictures of 4 classes") < done.stdout.index("edits: about")
     assert "classes matched by label" in done.stdout
 
 
@@ -93,7 +93,7 @@ def test_the_fair_network_passes_with_0(scenes, tmp_path):
     assert (done.returncode, json.loads((tmp_path / "report.json").read_text())["verdict"]) == (0, "PASS"), done.stdout
 
 
-def test_the_report_does_not_depend_on_threads_batches_or_the_place_of_the_data(biased, scenes, tmp_path):
+def test_the_report_does_not_depend_on_threads_batches_or_the_data_folder(biased, scenes, tmp_path):
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     for name in ("pictures", "masks"):
@@ -110,7 +110,7 @@ def test_the_report_does_not_depend_on_threads_batches_or_the_place_of_the_data(
     assert (tmp_path / "out" / "report.json").read_bytes() == (biased[1] / "report.json").read_bytes()
 
 
-def test_a_killed_check_goes_on_where_it_stopped(biased, scenes, tmp_path):
+def test_a_killed_check_can_be_resumed(biased, scenes, tmp_path):
     command = [str(Path(sys.executable).with_name("camkit")), "check", str(scenes), "--model", "demo-biased"]
     command += ["--config", str(scenes.parent / "camkit.toml")]
     journal = tmp_path / "unfinished.jsonl"
@@ -138,7 +138,7 @@ def test_a_killed_check_goes_on_where_it_stopped(biased, scenes, tmp_path):
     assert not journal.exists()
 
 
-def test_another_model_is_not_resumed(scenes, tmp_path):
+def test_the_check_of_another_model_is_not_resumed(scenes, tmp_path):
     (tmp_path / "unfinished.jsonl").write_text('{"journal": 1, "key": "of another run"}\n')
 
     done = run(scenes, "--model", "demo-biased", "--out", tmp_path, "--resume")
@@ -147,7 +147,7 @@ def test_another_model_is_not_resumed(scenes, tmp_path):
     assert "cannot be resumed" in done.stderr
 
 
-def test_a_baseline_of_the_same_run_shows_no_change_and_another_is_refused(biased, scenes, tmp_path):
+def test_an_equal_baseline_shows_no_change_and_another_is_refused(biased, scenes, tmp_path):
     baseline = biased[1] / "report.json"
     same = run(scenes, "--model", "demo-biased", "--out", tmp_path, "--baseline", baseline)
     change = json.loads((tmp_path / "report.json").read_text())["change"]
@@ -156,51 +156,51 @@ def test_a_baseline_of_the_same_run_shows_no_change_and_another_is_refused(biase
     assert same.returncode == 1
     assert (change["pictures"], change["gap"]["value"], change["skill"]["value"]) == (40, 0, 0)
     assert other.returncode == 2
-    assert "of other settings" in other.stderr
+    assert "made with other settings" in other.stderr
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
-        ({"layer": "features.1"}, r"heat is of layer 'features\.1'"),
-        ({"grids": ["7x7"]}, r"grid 7x7, this one of 16x16"),
+        ({"layer": "features.1"}, r"heat is from layer 'features\.1'"),
+        ({"grids": ["7x7"]}, r"grid 7x7, this run's 16x16"),
     ],
 )
 def test_a_baseline_of_another_layer_or_grid_is_refused_before_anything_is_computed(
-    biased, scenes, tmp_path, changed, said
+    biased, scenes, tmp_path, changed, message
 ):
     report = json.loads((biased[1] / "report.json").read_text())
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**report, **changed}))
-    told = []
+    stages = []
 
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         camkit.check(
             "demo-biased", scenes, config=scenes.parent / "camkit.toml", baseline=other,
-            progress=lambda *stage: told.append(stage),
+            progress=lambda *stage: stages.append(stage),
         )  # fmt: skip
 
-    assert not told
+    assert not stages
 
 
-def test_an_interrupted_check_goes_on_with_the_baseline_that_it_put_aside(biased, scenes, tmp_path):
+def test_a_resumed_check_finds_the_baseline_that_it_renamed(biased, scenes, tmp_path):
     shutil.copy(biased[1] / "report.json", tmp_path / "report.json")
-    asked = {"config": scenes.parent / "camkit.toml", "out": tmp_path, "baseline": tmp_path / "report.json"}
+    arguments = {"config": scenes.parent / "camkit.toml", "out": tmp_path, "baseline": tmp_path / "report.json"}
 
     def interrupt(stage, done, of):
         if stage == "experiment":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        camkit.check("demo-biased", scenes, **asked, progress=interrupt)
+        camkit.check("demo-biased", scenes, **arguments, progress=interrupt)
     assert not (tmp_path / "report.json").exists()
-    found = camkit.check("demo-biased", scenes, **asked, resume=True)
+    result = camkit.check("demo-biased", scenes, **arguments, resume=True)
 
-    assert found.change is not None
-    assert found.change.gap.value == 0
+    assert result.change is not None
+    assert result.change.gap.value == 0
 
 
-def test_a_damaged_baseline_is_refused_with_a_sentence(biased, scenes, tmp_path):
+def test_a_damaged_baseline_is_refused(biased, scenes, tmp_path):
     report = json.loads((biased[1] / "report.json").read_text())
     damaged = tmp_path / "damaged.json"
     damaged.write_text(json.dumps({**report, "images": [{"name": "cat"}]}))
@@ -212,7 +212,7 @@ def test_a_damaged_baseline_is_refused_with_a_sentence(biased, scenes, tmp_path)
         )  # fmt: skip
 
 
-def test_a_baseline_without_hashes_is_refused_with_a_sentence(biased, scenes, tmp_path):
+def test_a_baseline_without_hashes_is_refused(biased, scenes, tmp_path):
     report = json.loads((biased[1] / "report.json").read_text())
     damaged = tmp_path / "damaged.json"
     damaged.write_text(json.dumps({**report, "hashes": None}))
@@ -233,14 +233,14 @@ class Broken(torch.nn.Module):
         return self.features(images).mean((2, 3)) * float("nan")
 
 
-def test_a_model_that_answers_nan_to_everything_is_broken_and_not_judged(scenes):
+def test_a_model_that_always_answers_nan_is_an_error(scenes):
     with pytest.raises(RunError, match="NaN") as caught:
         camkit.check(Broken().eval(), scenes, preprocess=camkit.scenes.preprocess, labels=camkit.scenes.LABELS)
 
     assert caught.value.exit_code == 4
 
 
-def test_quick_is_never_more(scenes):
+def test_a_quick_check_never_takes_a_larger_sample(scenes):
     plan = plan_check("demo-fair", scenes, config=scenes.parent / "camkit.toml", quick=True)
     few = plan_check("demo-fair", scenes, config={"check": {"per_class": 5}}, quick=True)
 
@@ -248,7 +248,7 @@ def test_quick_is_never_more(scenes):
     assert few.settings.check.per_class == 5
 
 
-def test_a_config_written_elsewhere_finds_the_pictures(scenes, tmp_path, monkeypatch):
+def test_a_config_in_another_folder_finds_the_pictures(scenes, tmp_path, monkeypatch):
     monkeypatch.chdir(scenes.parent)
     file = Path(os.path.relpath(tmp_path, scenes.parent)) / "camkit.toml"
 
@@ -256,7 +256,7 @@ def test_a_config_written_elsewhere_finds_the_pictures(scenes, tmp_path, monkeyp
     assert read_config(file).data.path.resolve() == scenes.resolve()
 
 
-def test_inconclusive_fails_in_junit_where_that_is_asked_for(scenes, tmp_path):
+def test_inconclusive_can_fail_in_junit_too(scenes, tmp_path):
     done = run(
         scenes, "--model", "demo-fair", "--config", _strict(tmp_path), "--out", tmp_path, "--inconclusive", "fail"
     )
@@ -271,7 +271,7 @@ def _strict(folder):
     return file
 
 
-def test_real_photographs_of_few_pictures_a_class_are_inconclusive(test_data, tmp_path):
+def test_real_photographs_with_few_pictures_per_class_are_inconclusive(test_data, tmp_path):
     coco = test_data / "coco"
     done = run(
         coco, "--model", "mobilenet_v2", "--weights", test_data / "weights/mobilenet_v2-coral_qat.pth",
@@ -280,16 +280,16 @@ def test_real_photographs_of_few_pictures_a_class_are_inconclusive(test_data, tm
     report = json.loads((tmp_path / "report.json").read_text())
 
     assert done.returncode == 0, done.stderr
-    assert "objects of 50 pictures, 50 of them here" in done.stdout
+    assert "50 annotated pictures, 50 of them found here" in done.stdout
     assert "crowds, removed but not explained" in done.stdout
     assert report["verdict"] == "INCONCLUSIVE"
     assert len(report["classes"]) == 24
     assert sum(bool(image["same"]) for image in report["images"]) >= 25
-    assert report["overall"]["skill"]["value"] > 0.1  # the heat of a network that was trained lies on objects
+    assert report["overall"]["skill"]["value"] > 0.1  # a trained network's heat lies on the objects
     assert (tmp_path / "report.html").stat().st_size > 100_000
 
 
-def test_two_checks_do_not_write_into_one_folder(scenes, tmp_path):
+def test_two_checks_cannot_write_into_one_folder(scenes, tmp_path):
     with Journal(tmp_path / "unfinished.jsonl", "of the first", resume=False) as first:
         second = run(scenes, "--model", "demo-biased", "--out", tmp_path)
         first.append([{"kind": "heat", "name": "cat"}])
@@ -298,16 +298,16 @@ def test_two_checks_do_not_write_into_one_folder(scenes, tmp_path):
     assert "another check is writing" in second.stderr
 
 
-def test_a_better_network_is_seen_against_the_baseline(biased, scenes):
-    found = camkit.check("demo-fair", scenes, config=scenes.parent / "camkit.toml", baseline=biased[1] / "report.json")
+def test_a_better_network_shows_against_the_baseline(biased, scenes):
+    result = camkit.check("demo-fair", scenes, config=scenes.parent / "camkit.toml", baseline=biased[1] / "report.json")
 
-    assert found.change is not None
-    assert found.change.gap.high < -0.8
-    assert found.change.skill.low > 0.2
-    assert not found.change.worse
+    assert result.change is not None
+    assert result.change.gap.high < -0.8
+    assert result.change.skill.low > 0.2
+    assert not result.change.worse
 
 
-def test_too_few_pictures_are_inconclusive_with_0_or_3(tmp_path):
+def test_too_few_pictures_are_inconclusive_and_exit_with_0_or_3(tmp_path):
     pictures = write_scenes(tmp_path / "data", 2)
     calls = [(), ("--inconclusive=fail",)]
 
@@ -316,26 +316,26 @@ def test_too_few_pictures_are_inconclusive_with_0_or_3(tmp_path):
     assert codes == [0, 3]
 
 
-def test_the_model_is_asked_about_the_first_picture_that_can_be_read(scenes, tmp_path):
+def test_unreadable_first_pictures_do_not_stop_the_check(scenes, tmp_path):
     data = copied(scenes, tmp_path, 12)
     broken = [data / "bird" / f"{number:03}.png" for number in range(9)]
     for file in broken:
-        file.write_text(f"{file} is no picture")  # each another, or they would be copies
+        file.write_text(f"{file} is no picture")  # each differs, or they would be copies
 
-    found = camkit.check("demo-fair", data, config=QUICK)
+    result = camkit.check("demo-fair", data, config=QUICK)
 
-    assert len(found.failures) == 9
-    assert len(found.images) == 40 - 9
+    assert len(result.failures) == 9
+    assert len(result.images) == 40 - 9
 
 
-def test_a_corrupt_picture_among_good_ones_is_counted_and_listed(scenes, tmp_path):
+def test_a_corrupt_picture_is_counted_and_listed(scenes, tmp_path):
     data = copied(scenes, tmp_path, 4)
     (data / "bird" / "000.png").write_bytes(b"no picture")
 
-    found = camkit.check("demo-fair", data, config=QUICK, out=tmp_path / "out")
+    result = camkit.check("demo-fair", data, config=QUICK, out=tmp_path / "out")
 
-    assert list(found.failures) == ["bird/000.png"]
-    assert len(found.images) == 15
+    assert list(result.failures) == ["bird/000.png"]
+    assert len(result.images) == 15
     assert "bird/000.png" in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -343,9 +343,9 @@ def copied(scenes, folder, count):
     for name in ("pictures", "masks"):
         for file in sorted((scenes.parent / name).rglob("*.png")):
             if int(file.stem) < count:
-                place = folder / name / file.relative_to(scenes.parent / name)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(file.read_bytes())
+                copy = folder / name / file.relative_to(scenes.parent / name)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(file.read_bytes())
     return folder / "pictures"
 
 
@@ -355,11 +355,11 @@ def test_copies_and_masks_of_another_size_are_counted(scenes, tmp_path):
     (data / "car" / "901.png").write_bytes((data / "bird" / "002.png").read_bytes())
     Image.new("L", (64, 64), 255).save(tmp_path / "masks" / "ship" / "003.png")
 
-    found = camkit.check("demo-fair", data, config=QUICK)
+    result = camkit.check("demo-fair", data, config=QUICK)
 
-    assert found.plan.data.left_out["copies of another picture"] == ("bird/900.png",)
-    assert found.plan.data.left_out["copies of a picture of another class"] == ("car/901.png",)
-    assert "64x64" in found.failures["ship/003.png"]
+    assert result.plan.data.left_out["copies of another picture"] == ("bird/900.png",)
+    assert result.plan.data.left_out["copies of a picture of another class"] == ("car/901.png",)
+    assert "64x64" in result.failures["ship/003.png"]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_copies_and_masks_of_another_size_are_counted(scenes, tmp_path):
         (lambda data: (data / "bird").rename(data / "emu"), "the model has no label 'emu'"),
     ],
 )
-def test_data_that_does_not_fit_ends_with_2_and_a_sentence(scenes, tmp_path, spoil, sentence):
+def test_data_that_does_not_fit_is_an_error(scenes, tmp_path, spoil, sentence):
     data = copied(scenes, tmp_path, 2)
     spoil(data)
     Image.new("L", (9, 9), 255).save(tmp_path / "masks" / "stranger.png")
@@ -381,28 +381,28 @@ def test_data_that_does_not_fit_ends_with_2_and_a_sentence(scenes, tmp_path, spo
         camkit.check("demo-fair", data, config=QUICK)
 
 
-def test_without_regions_the_ring_is_swapped_and_only_warns(scenes):
-    found = camkit.check("demo-biased", scenes_without_masks(scenes), config=scenes.parent / "camkit.toml")
+def test_without_regions_the_ring_is_exchanged_and_only_warns(scenes):
+    result = camkit.check("demo-biased", scenes_without_masks(scenes), config=scenes.parent / "camkit.toml")
 
-    assert found.overall.skill is None
-    assert list(found.overall.gap) == ["ring"]
-    assert found.verdict in ("WARN", "PASS")
+    assert result.overall.skill is None
+    assert list(result.overall.gap) == ["ring"]
+    assert result.verdict in ("WARN", "PASS")
 
 
 def test_a_ring_that_is_background_may_fail(scenes):
     config = {"check": {**QUICK["check"], "ring": 0.3, "ring_is_background": True}, "limits": {"least_pictures": 10}}
 
-    found = camkit.check("demo-biased", scenes_without_masks(scenes), config=config)
+    result = camkit.check("demo-biased", scenes_without_masks(scenes), config=config)
 
-    assert found.verdict == "FAIL"
+    assert result.verdict == "FAIL"
 
 
 def scenes_without_masks(scenes):
-    place = scenes.parent / "alone" / "data"
-    if not place.exists():
-        place.parent.mkdir(exist_ok=True)
-        place.symlink_to(scenes)
-    return place
+    link = scenes.parent / "alone" / "data"
+    if not link.exists():
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(scenes)
+    return link
 
 
 def test_the_users_model_comes_back_as_it_went_in(scenes, tmp_path):
@@ -426,7 +426,7 @@ def test_assert_ok_names_the_worst_class_its_numbers_and_the_report(scenes, tmp_
 
     camkit.check("demo-fair", data, config={**config, "limits": {"least_pictures": 2, "skill": -1}}).assert_ok()
     with pytest.raises(
-        AssertionError, match=r"FAIL: class '(bird|car|plane|ship)': right for 100% .* gap of .*report\.html"
+        AssertionError, match=r"FAIL: class '(bird|car|plane|ship)': accuracy 100% .* gap of .*report\.html"
     ):
         camkit.check("demo-biased", data, config=config, out=tmp_path / "out").assert_ok()
 
@@ -454,7 +454,7 @@ def test_waivers_hold_until_they_expire(scenes, tmp_path):
     assert any("expired on 2020-01-01" in warning for warning in expired.warnings)
 
 
-def test_a_preset_config_is_written_and_read_back(scenes, tmp_path, monkeypatch):
+def test_the_config_that_init_writes_is_read_back(scenes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     started = run("init", scenes, "--model", "demo-biased")
     again = run("init", scenes)
@@ -469,11 +469,11 @@ def test_a_preset_config_is_written_and_read_back(scenes, tmp_path, monkeypatch)
 
     assert started.returncode == 0, started.stderr
     assert again.returncode == 2
-    assert "is there already" in again.stderr
+    assert "exists already" in again.stderr
     assert done.returncode == 1, done.stderr
 
 
-def test_an_unknown_setting_is_named_with_the_nearest(scenes, tmp_path, monkeypatch):
+def test_an_unknown_setting_is_named_with_the_nearest_known_one(scenes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "camkit.toml").write_text("[limits]\ngapp = 0.2\n")
 
@@ -483,7 +483,7 @@ def test_an_unknown_setting_is_named_with_the_nearest(scenes, tmp_path, monkeypa
     assert "'limits.gapp'; did you mean 'gap'" in done.stderr.replace("\n", " ")
 
 
-def test_annotations_appear_where_github_runs_it(scenes, tmp_path, monkeypatch):
+def test_annotations_appear_on_github(scenes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     data = copied(scenes, tmp_path, 8)
@@ -494,7 +494,7 @@ def test_annotations_appear_where_github_runs_it(scenes, tmp_path, monkeypatch):
     assert "::error title=camkit%3A FAIL bird::" in done.stdout
 
 
-def test_a_full_disk_ends_with_2_and_keeps_what_was_finished(scenes, tmp_path):
+def test_a_full_disk_exits_with_2_and_keeps_the_finished_rows(scenes, tmp_path):
     out, config = tmp_path / "out", scenes.parent / "camkit.toml"
     call = ["check", str(scenes), "--model", "demo-biased", "--config", str(config), "--out", str(out)]
     program = (
@@ -508,13 +508,13 @@ def test_a_full_disk_ends_with_2_and_keeps_what_was_finished(scenes, tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
 
     assert done.returncode == 2, done.stderr
-    assert "--resume goes on from there" in done.stderr.replace("\n", " ")
+    assert "--resume continues from there" in done.stderr.replace("\n", " ")
     lines = (out / "unfinished.jsonl").read_bytes().splitlines(keepends=True)
     assert sum(line.endswith(b"\n") for line in lines) > 10
 
 
-def test_crops_are_followed_and_objects_outside_counted(tmp_path):
-    """Objects at the far left of wide pictures are cropped away by a preprocessing that shows the middle."""
+def test_cropped_away_objects_are_counted(tmp_path):
+    """A preprocessing that shows the middle of wide pictures crops away objects at the far left."""
     rng = np.random.default_rng(0)
     for label in ("bird", "car"):
         for number in range(6):
@@ -522,13 +522,13 @@ def test_crops_are_followed_and_objects_outside_counted(tmp_path):
             mask = np.zeros((128, 400), np.uint8)
             left = 10 if number < 2 else 180
             mask[40:80, left : left + 40] = 255
-            for place, picture in (("pictures", pixels), ("masks", mask)):
-                file = tmp_path / place / label / f"{number}.png"
+            for kind, picture in (("pictures", pixels), ("masks", mask)):
+                file = tmp_path / kind / label / f"{number}.png"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(picture).save(file)
 
-    found = camkit.check("demo-fair", tmp_path / "pictures", config=QUICK)
+    result = camkit.check("demo-fair", tmp_path / "pictures", config=QUICK)
 
-    assert any(warning.startswith("of 4 pictures the objects lie outside the part") for warning in found.warnings)
-    areas = [row.area for row in found.images if row.area is not None]
+    assert any(warning.startswith("in 4 pictures the object lies outside the part") for warning in result.warnings)
+    areas = [row.area for row in result.images if row.area is not None]
     assert areas == pytest.approx([40 * 40 / 128**2] * len(areas), rel=0.01)

@@ -1,4 +1,4 @@
-"""The config: what is accepted, what every mistake is told, and the one that is written to start from."""
+"""The config: what is accepted, the error for each mistake, and the config to start from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from camkit.background.config import Settings, find_config, read_config, settings_from
-from camkit.background.starter import starter
+from camkit.background.starter import starter_config
 from camkit.background.values import Dataset
 from camkit.errors import InputError
 
@@ -27,8 +27,8 @@ def read(folder: Path, text: str, name: str = "camkit.toml") -> Settings:
 WAIVER = '[[waivers]]\nclass = "cat"\nreason = "known"\nexpires = 2030-01-31\n'
 
 
-def test_everything_that_can_be_said(tmp_path: Path) -> None:
-    found = read(
+def test_every_kind_of_setting_is_read(tmp_path: Path) -> None:
+    config = read(
         tmp_path,
         """\ufeff
         [model]
@@ -52,45 +52,45 @@ def test_everything_that_can_be_said(tmp_path: Path) -> None:
         """
         + WAIVER,
     )
-    assert (found.model.name, found.model.size, found.model.std) == ("resnet18", [224, 336], [1, 2, 3.5])
-    assert (found.check.per_class, found.check.seed, found.check.precision) == (7, 3, "bf16")
-    assert (found.limits.gap, found.limits.skill, found.limits.sufficiency) == (0, -0.5, 0.1)
-    assert found.expects_anything("cat")
-    assert not found.expects_anything("big dog.v2")
-    assert found.also_allowed("big dog.v2") == {"rider", "saddle"}
-    assert found.also_allowed("cat") == found.also_allowed("mouse") == frozenset()
+    assert (config.model.name, config.model.size, config.model.std) == ("resnet18", [224, 336], [1, 2, 3.5])
+    assert (config.check.per_class, config.check.seed, config.check.precision) == (7, 3, "bf16")
+    assert (config.limits.gap, config.limits.skill, config.limits.sufficiency) == (0, -0.5, 0.1)
+    assert config.expects_anything("cat")
+    assert not config.expects_anything("big dog.v2")
+    assert config.also_allowed("big dog.v2") == {"rider", "saddle"}
+    assert config.also_allowed("cat") == config.also_allowed("mouse") == frozenset()
 
 
-def test_an_empty_config_is_the_defaults(tmp_path: Path) -> None:
+def test_an_empty_config_gives_the_defaults(tmp_path: Path) -> None:
     assert read(tmp_path, "") == Settings()
 
 
-def test_a_waiver_holds_on_its_last_day_and_no_longer(tmp_path: Path) -> None:
-    found = read(tmp_path, WAIVER + WAIVER.replace("cat", "dog").replace("2030-01-31", '"2030-02-01"'))
+def test_a_waiver_ends_after_its_last_day(tmp_path: Path) -> None:
+    config = read(tmp_path, WAIVER + WAIVER.replace("cat", "dog").replace("2030-01-31", '"2030-02-01"'))
     last = dt.date(2030, 1, 31)
-    assert set(found.waived(last)) == {"cat", "dog"}
-    assert not found.expired(last)
+    assert set(config.waived(last)) == {"cat", "dog"}
+    assert not config.expired(last)
     after = last + dt.timedelta(days=1)
-    assert set(found.waived(after)) == {"dog"}
-    assert [one.name for one in found.expired(after)] == ["cat"]
+    assert set(config.waived(after)) == {"dog"}
+    assert [one.name for one in config.expired(after)] == ["cat"]
 
 
-def test_paths_count_from_the_file(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_config(tmp_path: Path) -> None:
     (tmp_path / "nets").mkdir()
     for name in ("model.pth", "nets/own.py"):
         (tmp_path / name).write_text("")
-    found = read(
+    config = read(
         tmp_path,
         """
         model = {name = "nets/own.py:make", weights = "model.pth", labels = "../labels.txt"}
         data = {path = "val", regions = "/abs/i.json", class_map = "c.json"}
         """,
     )
-    assert found.model.name == f"{tmp_path}/nets/own.py:make"
-    assert found.model.weights == f"{tmp_path}/model.pth"
-    assert found.model.labels == tmp_path / "../labels.txt"
-    assert (found.data.path, found.data.regions) == (tmp_path / "val", Path("/abs/i.json"))
-    assert found.data.class_map == tmp_path / "c.json"
+    assert config.model.name == f"{tmp_path}/nets/own.py:make"
+    assert config.model.weights == f"{tmp_path}/model.pth"
+    assert config.model.labels == tmp_path / "../labels.txt"
+    assert (config.data.path, config.data.regions) == (tmp_path / "val", Path("/abs/i.json"))
+    assert config.data.class_map == tmp_path / "c.json"
     named = read(tmp_path, '[model]\nname = "timm:resnet18"\nweights = "IMAGENET1K_V1"')
     assert (named.model.name, named.model.weights) == ("timm:resnet18", "IMAGENET1K_V1")
 
@@ -166,7 +166,7 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, text: str, mes
         (WAIVER + WAIVER.replace('class = "cat"\n', ""), "waivers.1.class"),
     ],
 )
-def test_a_wrong_value_is_one_sentence_with_its_place(tmp_path: Path, text: str, place: str) -> None:
+def test_a_wrong_value_is_refused_in_one_sentence_with_its_setting(tmp_path: Path, text: str, place: str) -> None:
     with pytest.raises(InputError) as caught:
         read(tmp_path, text)
     message = str(caught.value)
@@ -176,19 +176,19 @@ def test_a_wrong_value_is_one_sentence_with_its_place(tmp_path: Path, text: str,
 
 
 @pytest.mark.parametrize("text", ["a = [1", "a = 1\na = 2", "[model]\n[model]", "a = " + "[" * 3000, "words"])
-def test_what_is_not_toml_is_one_sentence(tmp_path: Path, text: str) -> None:
+def test_invalid_toml_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match=r"the config .*camkit\.toml is not TOML: "):
         read(tmp_path, text)
 
 
-def test_a_config_that_is_no_text_or_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unreadable_or_missing_config_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "camkit.toml").write_bytes(b'[model]\nname = "\xff"')
     for file in (tmp_path / "camkit.toml", tmp_path / "gone.toml", tmp_path):
         with pytest.raises(InputError, match="cannot be read"):
             read_config(file)
 
 
-def test_pyproject_counts_where_it_speaks_of_camkit(tmp_path: Path) -> None:
+def test_pyproject_counts_if_it_has_a_table_for_camkit(tmp_path: Path) -> None:
     project = tmp_path / "pyproject.toml"
     assert find_config(tmp_path) is None
     for text in ("", "tool = 3", "[tool]\nother = 3", "[project]\nname = 'x'"):
@@ -203,13 +203,13 @@ def test_pyproject_counts_where_it_speaks_of_camkit(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no setting 'check\.sed'; did you mean 'seed'"):
         read_config(project)
     project.write_text("[tool]\ncamkit = 3")
-    with pytest.raises(InputError, match=r"\[tool\.camkit\] of .* must be a table of settings, not 3"):
+    with pytest.raises(InputError, match=r"\[tool\.camkit\] in .* must be a table of settings, not 3"):
         find_config(tmp_path)
     (tmp_path / "camkit.toml").write_text("")
-    assert find_config(tmp_path) == tmp_path / "camkit.toml", "its own file comes first"
+    assert find_config(tmp_path) == tmp_path / "camkit.toml", "camkit.toml comes first"
 
 
-def test_a_mapping_is_checked_as_a_file_is() -> None:
+def test_a_mapping_is_validated_like_a_file() -> None:
     waivers = [{"class": "a", "reason": "b", "expires": dt.date(2030, 1, 1)}]
     assert settings_from({"check": {"seed": 4}, "waivers": waivers}, "config").check.seed == 4
     with pytest.raises(InputError, match=r"config: there is no setting 'check\.sead'; did you mean 'seed'\?"):
@@ -219,35 +219,35 @@ def test_a_mapping_is_checked_as_a_file_is() -> None:
 # The config to start from
 
 
-def test_a_starter_without_a_model_names_none() -> None:
-    data = Dataset(Path("val"), (), ("cat",), "a folder per class", ())
-    text = starter(data, where=Path("val"), model=None, regions=None, class_map=None)
+def test_a_starter_config_without_a_model_names_none() -> None:
+    data = Dataset(Path("val"), (), ("cat",))
+    text = starter_config(data, where=Path("val"), model=None, regions=None, class_map=None)
 
     assert tomllib.loads(text)["model"] == {}
     assert '# name = "resnet50"' in text
 
 
 def written(*classes: str, facts: tuple[str, ...] = ("3 pictures",), where: str = "val", **paths: Path | None) -> str:
-    data = Dataset(Path(where), (), classes, "a folder per class", facts)
-    given_paths: dict[str, Any] = {"regions": None, "class_map": None, **paths}
-    return starter(data, where=Path(where), model="resnet50", **given_paths)
+    data = Dataset(Path(where), (), classes, facts)
+    all_paths: dict[str, Any] = {"regions": None, "class_map": None, **paths}
+    return starter_config(data, where=Path(where), model="resnet50", **all_paths)
 
 
 def uncommented(text: str) -> str:
-    """Return the config with every example in force."""
+    """Return the config with every example active."""
     return re.sub(r"^# (?=[a-z_]+ = |\[)", "", text, flags=re.MULTILINE)
 
 
-def test_the_starter_says_where_the_data_is_and_its_examples_are_the_defaults() -> None:
+def test_the_starter_config_names_the_data_and_its_examples_are_the_defaults() -> None:
     text = written("cat", "dog", where="my data/val", regions=Path("i.json"), class_map=Path("c.json"))
     table = tomllib.loads(text)
     assert table["data"] == {"path": "my data/val", "regions": "i.json", "class_map": "c.json"}
     assert "# 3 pictures\n# classes: cat, dog\n" in text
-    found = settings_from(tomllib.loads(uncommented(text)), "starter")
-    assert found.check.model_copy(update={"layer": None}) == Settings().check
-    assert found.limits == Settings().limits
-    assert found.expects_anything("cat")
-    assert set(found.waived(dt.date(2030, 1, 31))) == {"cat"}
+    config = settings_from(tomllib.loads(uncommented(text)), "starter")
+    assert config.check.model_copy(update={"layer": None}) == Settings().check
+    assert config.limits == Settings().limits
+    assert config.expects_anything("cat")
+    assert set(config.waived(dt.date(2030, 1, 31))) == {"cat"}
 
 
 NASTY = [
@@ -272,27 +272,27 @@ NASTY = [
 
 
 @pytest.mark.parametrize("name", NASTY, ids=ascii)
-def test_the_starter_is_valid_whatever_the_names(tmp_path: Path, name: str) -> None:
+def test_the_starter_config_is_valid_whatever_the_names(tmp_path: Path, name: str) -> None:
     text = written(name, "dog", facts=(f"COCO in {name}",), where=f"data/{name}", regions=Path(name))
     file = tmp_path / "camkit.toml"
     file.write_bytes(text.encode())
-    plain = name.replace("\udcfc", "\\udcfc")  # TOML has no bytes that are no characters
-    found = read_config(file)
-    assert found.data.path == tmp_path / "data" / plain
-    assert found.data.regions == tmp_path / plain
-    assert found.model.name == "resnet50"
-    assert found.limits == Settings().limits
-    assert not found.classes
+    plain = name.replace("\udcfc", "\\udcfc")  # TOML holds characters only, so such a byte is escaped
+    config = read_config(file)
+    assert config.data.path == tmp_path / "data" / plain
+    assert config.data.regions == tmp_path / plain
+    assert config.model.name == "resnet50"
+    assert config.limits == Settings().limits
+    assert not config.classes
     file.write_bytes(uncommented(text).encode())
-    found = read_config(file)
-    assert found.expects_anything(plain)
-    assert [one.name for one in found.waivers] == [plain]
-    assert found.data.path == tmp_path / "data" / plain
+    config = read_config(file)
+    assert config.expects_anything(plain)
+    assert [one.name for one in config.waivers] == [plain]
+    assert config.data.path == tmp_path / "data" / plain
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(exclude_characters="/"), min_size=1, max_size=12), st.text(max_size=12))
-def test_the_starter_is_valid_for_any_text(name: str, fact: str) -> None:
+def test_the_starter_config_is_valid_for_any_text(name: str, fact: str) -> None:
     text = written(name, facts=(fact,))
     table = tomllib.loads(text.encode().decode())
     assert table["model"] == {"name": "resnet50"}

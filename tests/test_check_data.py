@@ -1,4 +1,4 @@
-"""Pictures, their labels and the regions that belong to them; classes and outputs; the sample."""
+"""Pictures with their labels and regions, classes and the model's outputs, and the sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from camkit.background.classes import class_map_of, match_classes, read_class_map
+from camkit.background.classes import match_classes, parse_class_map, read_class_map
 from camkit.background.data import read_data
 from camkit.background.plan import without_duplicates
 from camkit.background.sampling import stratified
@@ -37,7 +37,7 @@ def pictures(folder: Path, *names: str) -> Path:
 
 
 def coco(file: Path, boxes: dict[str, list[tuple[str, list[float]]]]) -> Path:
-    """Write a COCO file: for each picture its objects' categories and boxes."""
+    """Write a COCO file. ``boxes`` has the category and the box of each object, by picture."""
     categories = sorted({category for rows in boxes.values() for category, _ in rows})
     table = {
         "images": [{"id": number, "file_name": name} for number, name in enumerate(boxes)],
@@ -53,27 +53,27 @@ def coco(file: Path, boxes: dict[str, list[tuple[str, list[float]]]]) -> Path:
     return file
 
 
-def labels(found: Dataset) -> dict[str, str]:
-    return {item.name: item.label for item in found.items}
+def labels(data: Dataset) -> dict[str, str]:
+    return {item.name: item.label for item in data.items}
 
 
-def regions(found: Dataset) -> dict[str, list[str]]:
-    return {item.name: [annotation.category for annotation in item.objects] for item in found.items}
+def categories(data: Dataset) -> dict[str, list[str]]:
+    return {item.name: [annotation.category for annotation in item.objects] for item in data.items}
 
 
 # Pictures
 
 
-def test_a_folder_per_class_with_empty_ones_hidden_ones_and_reports(tmp_path: Path) -> None:
+def test_a_folder_per_class_ignores_empty_and_hidden_folders_and_reports(tmp_path: Path) -> None:
     pictures(tmp_path, "cat/a.jpg", "cat/deep/b.PNG", "dog/a.jpg", ".cache/c.jpg", "out/page/d.png", "labels/e.png")
     (tmp_path / "fish").mkdir()
-    (tmp_path / "cat" / "notes.txt").write_text("no picture")
-    found = read_data(tmp_path, skip=tmp_path / "out")
-    assert labels(found) == {"cat/a.jpg": "cat", "cat/deep/b.PNG": "cat", "dog/a.jpg": "dog"}
-    assert found.classes == ("cat", "dog")
-    assert found.left_out["classes without pictures"] == ("fish",)
-    assert found.left_out["folders that are regions' by their names"] == ("labels",)
-    assert found.facts == ("3 pictures of 2 classes (a folder per class)", "no regions")
+    (tmp_path / "cat" / "notes.txt").write_text("not a picture")
+    dataset = read_data(tmp_path, skip=tmp_path / "out")
+    assert labels(dataset) == {"cat/a.jpg": "cat", "cat/deep/b.PNG": "cat", "dog/a.jpg": "dog"}
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.left_out["classes without pictures"] == ("fish",)
+    assert dataset.left_out["folders that hold regions by their name"] == ("labels",)
+    assert dataset.facts == ("3 pictures of 2 classes (a folder per class)", "no regions")
 
 
 def test_a_table_of_path_label_and_group(tmp_path: Path) -> None:
@@ -82,22 +82,22 @@ def test_a_table_of_path_label_and_group(tmp_path: Path) -> None:
     rows += [f"{'long' * 100}.jpg,cat,p5", "nul\0.jpg,cat,p6"]
     (tmp_path / "t.csv").write_text("\ufeffPath,Label,Patient\r\n" + "\r\n".join(rows), encoding="utf-8")
     for data in (tmp_path / "t.csv", tmp_path):
-        found = read_data(data, group="patient")
-        assert [(item.name, item.label, item.group) for item in found.items] == [
+        dataset = read_data(data, group="patient")
+        assert [(item.name, item.label, item.group) for item in dataset.items] == [
             ("a.jpg", "cat", "p1"),
             ("b.jpg", "dog", "b.jpg"),
             ("c.jpg", "cat", "p2"),
         ]
-        assert len(found.left_out["files that are not there"]) == 5
-        assert found.left_out["pictures without a label"] == ("d.jpg",)
+        assert len(dataset.left_out["files that do not exist"]) == 5
+        assert dataset.left_out["pictures without a label"] == ("d.jpg",)
 
 
-def test_a_table_with_a_line_per_object_is_one_picture_with_its_objects(tmp_path: Path) -> None:
+def test_a_table_with_a_row_per_object_gives_one_picture_with_its_objects(tmp_path: Path) -> None:
     pictures(tmp_path, "a.jpg", "b.jpg")
     lines = ["path,label,xmin,ymin,xmax,ymax", "a.jpg,cat,1,1,5,5", "a.jpg,cat,9,9,15,15", "b.jpg,dog,1,1,5,5"]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    found = read_data(tmp_path / "t.csv")
-    assert regions(found) == {"a.jpg": ["cat", "cat"], "b.jpg": ["dog"]}
+    dataset = read_data(tmp_path / "t.csv")
+    assert categories(dataset) == {"a.jpg": ["cat", "cat"], "b.jpg": ["dog"]}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_table_with_a_line_per_object_is_one_picture_with_its_objects(tmp_path
         (b"{}", "must have the columns path and label"),
     ],
 )
-def test_a_table_that_is_none_is_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
+def test_an_invalid_table_is_refused_in_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
         read_data(tmp_path / "t.csv")
@@ -125,27 +125,27 @@ def test_a_group_needs_its_column(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no column 'patient' for the groups; it has path, label"):
         read_data(tmp_path / "t.csv", group="patient")
     (tmp_path / "t.csv").unlink()
-    with pytest.raises(InputError, match=r"the groups are a column of a CSV"):
+    with pytest.raises(InputError, match=r"the group 'patient' must be a column of a CSV"):
         read_data(tmp_path, group="patient")
 
 
 @pytest.mark.parametrize("where", ["gone", "empty", "text"])
-def test_no_pictures_is_one_sentence(tmp_path: Path, where: str) -> None:
+def test_missing_pictures_are_refused_in_one_sentence(tmp_path: Path, where: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("words")
-    with pytest.raises(InputError, match=r"there is no|holds no labelled pictures"):
+    with pytest.raises(InputError, match=r"does not exist|holds no labelled pictures"):
         read_data(tmp_path / where)
 
 
-def test_copies_are_left_out_and_those_of_two_classes_told_apart(tmp_path: Path) -> None:
+def test_copies_are_left_out_and_copies_in_another_class_are_listed_separately(tmp_path: Path) -> None:
     pictures(tmp_path, "cat/a.png", "dog/b.png")
     for copy in ("cat/c.png", "dog/d.png"):
         (tmp_path / copy).write_bytes((tmp_path / "cat/a.png").read_bytes())
-    found = without_duplicates(read_data(tmp_path))
-    assert labels(found) == {"cat/a.png": "cat", "dog/b.png": "dog"}
-    assert found.left_out["copies of another picture"] == ("cat/c.png",)
-    assert found.left_out["copies of a picture of another class"] == ("dog/d.png",)
+    dataset = without_duplicates(read_data(tmp_path))
+    assert labels(dataset) == {"cat/a.png": "cat", "dog/b.png": "dog"}
+    assert dataset.left_out["copies of another picture"] == ("cat/c.png",)
+    assert dataset.left_out["copies of a picture of another class"] == ("dog/d.png",)
 
 
 # Labels from regions
@@ -159,26 +159,26 @@ def test_a_flat_folder_takes_the_class_of_the_largest_object(tmp_path: Path) -> 
         "c.jpg": [("tree", [0, 0, 30, 30]), ("dog", [0, 0, 5, 5])],
     }
     coco(tmp_path / "data" / "annotations" / "i.json", boxes)
-    found = read_data(tmp_path / "data", only={"cat", "dog"}, skip=tmp_path / "data" / "out")
-    assert labels(found) == {"a.jpg": "cat", "b.jpg": "dog", "c.jpg": "dog"}
-    assert regions(found) == {"a.jpg": ["cat", "cat"], "b.jpg": ["dog"], "c.jpg": ["dog"]}
-    assert [one.category for one in found.items[1].others] == ["cat"]
-    assert found.left_out["pictures without an annotated class"] == ("d.jpg",)
+    dataset = read_data(tmp_path / "data", only={"cat", "dog"}, skip=tmp_path / "data" / "out")
+    assert labels(dataset) == {"a.jpg": "cat", "b.jpg": "dog", "c.jpg": "dog"}
+    assert categories(dataset) == {"a.jpg": ["cat", "cat"], "b.jpg": ["dog"], "c.jpg": ["dog"]}
+    assert [one.category for one in dataset.items[1].others] == ["cat"]
+    assert dataset.left_out["pictures without an annotated class"] == ("d.jpg",)
 
 
-def test_the_root_of_a_dataset_is_pictures_beside_their_annotations(tmp_path: Path) -> None:
+def test_the_root_of_a_dataset_may_hold_pictures_beside_their_annotations(tmp_path: Path) -> None:
     pictures(tmp_path / "train2017", "a.jpg", "b.jpg")
     boxes = {"a.jpg": [("dog", [0, 0, 9, 9]), ("cat", [0, 0, 5, 5])], "b.jpg": [("cat", [0, 0, 5, 5])]}
     (tmp_path / "annotations").mkdir()
     coco(tmp_path / "annotations" / "instances.json", boxes)
 
-    found = read_data(tmp_path)
+    dataset = read_data(tmp_path)
 
-    assert labels(found) == {"train2017/a.jpg": "dog", "train2017/b.jpg": "cat"}
-    assert regions(found) == {"train2017/a.jpg": ["dog"], "train2017/b.jpg": ["cat"]}
+    assert labels(dataset) == {"train2017/a.jpg": "dog", "train2017/b.jpg": "cat"}
+    assert categories(dataset) == {"train2017/a.jpg": ["dog"], "train2017/b.jpg": ["cat"]}
 
 
-def test_outlines_without_boxes_count_by_what_they_cover(tmp_path: Path) -> None:
+def test_outlines_without_boxes_count_by_the_area_they_cover(tmp_path: Path) -> None:
     pictures(tmp_path, "a.jpg")
     file = coco(tmp_path / "i.json", {"a.jpg": [("ant", [0, 0, 5, 5]), ("cat", [0, 0, 5, 5])]})
     table = json.loads(file.read_text())
@@ -196,43 +196,43 @@ def test_outlines_without_boxes_count_by_what_they_cover(tmp_path: Path) -> None
     "name",
     ["cat/a.jpg", "a.jpg", "JPEGImages/a.jpg", "cat\\a.jpg", "a", "cat/a", "a.png", "./cat/a.jpg"],
 )
-def test_a_picture_is_found_by_path_or_name_with_and_without_ending(tmp_path: Path, name: str) -> None:
+def test_a_picture_is_found_by_path_or_name_with_and_without_extension(tmp_path: Path, name: str) -> None:
     data = pictures(tmp_path / "data", "cat/a.jpg", "dog/b.jpg")
     file = coco(tmp_path / "i.json", {name: [("cat", [1, 1, 5, 5])]})
-    found = read_data(data, regions=file)
-    assert regions(found) == {"cat/a.jpg": ["cat"], "dog/b.jpg": []}
-    assert found.left_out["pictures without a region of their class"] == ("dog/b.jpg",)
+    dataset = read_data(data, regions=file)
+    assert categories(dataset) == {"cat/a.jpg": ["cat"], "dog/b.jpg": []}
+    assert dataset.left_out["pictures without a region of their class"] == ("dog/b.jpg",)
 
 
 def test_an_object_belongs_to_one_picture(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/1.jpg", "dog/1.jpg", "cat/2.jpg", "dog/2.jpg", "dog/3.jpg")
     boxes = {
-        "dog/1.jpg": [("annotation", [1, 1, 5, 5])],  # of cat/1.jpg nothing is said
-        "2.jpg": [("annotation", [1, 1, 5, 5])],  # of which of the two?
-        "cat/3.jpg": [("annotation", [1, 1, 5, 5])],
-        "bird/3.jpg": [("annotation", [1, 1, 5, 5])],
+        "dog/1.jpg": [("object", [1, 1, 5, 5])],  # not of cat/1.jpg
+        "2.jpg": [("object", [1, 1, 5, 5])],  # of cat/2.jpg or of dog/2.jpg
+        "cat/3.jpg": [("object", [1, 1, 5, 5])],
+        "bird/3.jpg": [("object", [1, 1, 5, 5])],
     }
-    found = read_data(data, regions=coco(tmp_path / "i.json", boxes))
-    assert {name for name, objects in regions(found).items() if objects} == {"dog/1.jpg"}
+    dataset = read_data(data, regions=coco(tmp_path / "i.json", boxes))
+    assert {name for name, objects in categories(dataset).items() if objects} == {"dog/1.jpg"}
 
 
-def test_a_dot_in_a_name_is_no_ending(tmp_path: Path) -> None:
+def test_a_dot_in_a_name_does_not_begin_an_extension(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/frame.jpg", "cat/shot.v2.jpg", "dog/b.jpg")
     place = tmp_path / "boxes" / "labels"
     place.mkdir(parents=True)
     for name in ("frame.0001", "shot.v2", "b"):
         (place / f"{name}.txt").write_text("0 .5 .5 .5 .5")
-    found = read_data(data, regions=place)
-    assert regions(found) == {"cat/frame.jpg": [], "cat/shot.v2.jpg": ["0"], "dog/b.jpg": ["0"]}
+    dataset = read_data(data, regions=place)
+    assert categories(dataset) == {"cat/frame.jpg": [], "cat/shot.v2.jpg": ["0"], "dog/b.jpg": ["0"]}
 
 
-def test_two_pictures_of_one_stem_share_no_mask(tmp_path: Path) -> None:
+def test_two_pictures_with_one_stem_do_not_share_a_mask(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/a.jpg", "cat/a.png", "cat/b.jpg")
     (data / "masks").mkdir()
     for name in ("a", "b"):
         Image.new("L", SIZE, 255).save(data / "masks" / f"{name}.png")
-    found = read_data(data)
-    assert {name: len(objects) for name, objects in regions(found).items()} == {
+    dataset = read_data(data)
+    assert {name: len(objects) for name, objects in categories(dataset).items()} == {
         "cat/a.jpg": 0,
         "cat/a.png": 0,
         "cat/b.jpg": 1,
@@ -242,7 +242,9 @@ def test_two_pictures_of_one_stem_share_no_mask(tmp_path: Path) -> None:
 def test_no_picture_matches_a_region(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/a.jpg", "dog/b.jpg")
     file = coco(tmp_path / "i.json", {"z.jpg": [("cat", [1, 1, 5, 5])]})
-    with pytest.raises(InputError, match=r"no picture matches a region: 2 pictures such as 'cat/a.jpg', .*'z.jpg'"):
+    with pytest.raises(
+        InputError, match=r"no picture matches a region: 2 pictures have names such as 'cat/a.jpg', .*'z.jpg'"
+    ):
         read_data(data, regions=file)
 
 
@@ -251,28 +253,28 @@ def test_problems_of_two_sources_add_up(tmp_path: Path) -> None:
     for name in ("a", "b"):
         boxes = {f"{name}.jpg": [("cat", [1, 1, 5, 5]), ("cat", [1, 1, -5, 5])]}
         coco(data / "annotations" / f"{name}.json", boxes)
-    found = read_data(data)
-    assert sorted(found.left_out["COCO: boxes without an area"]) == ["a.jpg", "b.jpg"]
-    assert regions(found) == {"cat/a.jpg": ["cat"], "cat/b.jpg": ["cat"]}
+    dataset = read_data(data)
+    assert sorted(dataset.left_out["COCO: boxes without an area"]) == ["a.jpg", "b.jpg"]
+    assert categories(dataset) == {"cat/a.jpg": ["cat"], "cat/b.jpg": ["cat"]}
 
 
 def test_objects_of_other_classes_and_of_allowed_categories(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "Cat/a.jpg", "dog/b.jpg")
     boxes = [("cat", [1, 1, 5, 5]), ("DOG", [1, 1, 5, 5]), ("rider", [1, 1, 5, 5]), ("tree", [1, 1, 5, 5])]
     file = coco(tmp_path / "i.json", {"a.jpg": boxes, "b.jpg": boxes})
-    found = read_data(data, regions=file, also={"dog": frozenset({"rider"})})
-    assert regions(found) == {"Cat/a.jpg": ["cat"], "dog/b.jpg": ["DOG", "rider"]}
-    assert [[one.category for one in item.others] for item in found.items] == [["DOG"], ["cat"]]
+    dataset = read_data(data, regions=file, also={"dog": frozenset({"rider"})})
+    assert categories(dataset) == {"Cat/a.jpg": ["cat"], "dog/b.jpg": ["DOG", "rider"]}
+    assert [[one.category for one in item.others] for item in dataset.items] == [["DOG"], ["cat"]]
 
 
-def test_an_allowed_category_that_no_object_is_of_is_told_with_the_nearest(tmp_path: Path) -> None:
+def test_an_allowed_category_that_no_object_has_is_refused_with_the_nearest(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/a.jpg", "dog/b.jpg")
     file = coco(tmp_path / "i.json", {"a.jpg": [("cat", [1, 1, 5, 5])], "b.jpg": [("rider", [1, 1, 5, 5])]})
-    with pytest.raises(InputError, match=r"'dog' be recognised by 'ridr'.*did you mean 'rider'"):
+    with pytest.raises(InputError, match=r"'dog' to be recognised by 'ridr'.*did you mean 'rider'"):
         read_data(data, regions=file, also={"dog": frozenset({"ridr"})})
 
 
-def test_crowds_are_removed_with_the_objects_but_are_none(tmp_path: Path) -> None:
+def test_crowds_are_removed_with_the_objects_but_are_not_objects(tmp_path: Path) -> None:
     pictures(tmp_path, "dog/a.png", "cat/b.png")
     coco(
         tmp_path / "instances.json",
@@ -288,7 +290,7 @@ def test_crowds_are_removed_with_the_objects_but_are_none(tmp_path: Path) -> Non
     assert [tuple(one.box or ()) for one in dog.others] == [(20, 0, 29, 9)]
 
 
-def test_every_form_is_found_by_itself(tmp_path: Path) -> None:
+def test_every_format_is_found_without_being_named(tmp_path: Path) -> None:
     places = {
         "COCO": ("annotations/i.json", None),
         "Pascal VOC": ("Annotations/a.xml", "<annotation><object><name>cat</name><bndbox><xmin>2</xmin><ymin>2</ymin>"
@@ -297,19 +299,19 @@ def test_every_form_is_found_by_itself(tmp_path: Path) -> None:
         "CSV boxes": ("boxes.csv", "image,x1,y1,x2,y2\na.jpg,1,1,5,5\n"),
         "mask pictures": ("cat/a_mask.png", None),
     }  # fmt: skip
-    for form, (place, content) in places.items():
-        data = pictures(tmp_path / form, "cat/a.jpg", "dog/b.jpg")
+    for name, (place, content) in places.items():
+        data = pictures(tmp_path / name, "cat/a.jpg", "dog/b.jpg")
         file = data / place
         file.parent.mkdir(parents=True, exist_ok=True)
         if content is not None:
             file.write_text(content)
-        elif form == "COCO":
+        elif name == "COCO":
             coco(file, {"a.jpg": [("cat", [1, 1, 5, 5])]})
         else:
             Image.new("L", SIZE, 255).save(file)
-        found = read_data(data)
-        assert {name: len(objects) for name, objects in regions(found).items()} == {"cat/a.jpg": 1, "dog/b.jpg": 0}
-        assert any(fact.startswith(f"{form} in ") for fact in found.facts)
+        dataset = read_data(data)
+        assert {item.name: len(item.objects) for item in dataset.items} == {"cat/a.jpg": 1, "dog/b.jpg": 0}
+        assert any(fact.startswith(f"{name} in ") for fact in dataset.facts)
 
 
 # Classes and outputs
@@ -318,27 +320,27 @@ def test_every_form_is_found_by_itself(tmp_path: Path) -> None:
 IMAGENET = ["tench, Tinca tinca", "goldfish", "tabby, tabby cat", "crane", "traffic light, stoplight"]
 
 
-def test_classes_are_matched_by_label_whatever_the_case_the_marks_and_the_synonym() -> None:
+def test_classes_are_matched_by_label_or_synonym_whatever_their_case_and_separators() -> None:
     names = ["Goldfish", "TRAFFIC_LIGHT", "tabby-cat", "Tinca tinca", "crane"]
     matched = match_classes(names, IMAGENET, 5, None)
     assert dict(matched.indices) == dict(zip(names, [(1,), (4,), (2,), (0,), (3,)], strict=True))
     assert dict(match_classes(["tabby, tabby cat"], IMAGENET, 5, None).indices) == {"tabby, tabby cat": (2,)}
 
 
-def test_a_whole_label_counts_before_a_synonym_and_twins_count_both() -> None:
-    found = match_classes(["crane", "maillot"], ["crane", "maillot, tank suit", "maillot", "crane"], 4, None)
-    assert dict(found.indices) == {"crane": (0, 3), "maillot": (2,)}
+def test_a_complete_label_precedes_a_synonym_and_equal_labels_both_count() -> None:
+    matched = match_classes(["crane", "maillot"], ["crane", "maillot, tank suit", "maillot", "crane"], 4, None)
+    assert dict(matched.indices) == {"crane": (0, 3), "maillot": (2,)}
 
 
-def test_classes_by_number_by_order_and_by_table() -> None:
+def test_classes_by_number_by_order_and_by_class_map() -> None:
     assert dict(match_classes(["0", "03", "2"], None, 4, None).indices) == {"0": (0,), "03": (3,), "2": (2,)}
     folders = ["n02", "n01", "n10"]
     assert dict(match_classes(folders, None, 3, None).indices) == {"n01": (0,), "n02": (1,), "n10": (2,)}
     ids = ["n01440764", "n01443537"]
     assert dict(match_classes(ids, ["tench", "goldfish"], 2, None).indices) == {ids[0]: (0,), ids[1]: (1,)}
     table = {"fish": ["goldfish", 0, "Tench"], "cat": ["tabby"], "unused": [3]}
-    found = match_classes(["cat", "fish"], IMAGENET, 5, table)
-    assert dict(found.indices) == {"cat": (2,), "fish": (1, 0)}
+    matched = match_classes(["cat", "fish"], IMAGENET, 5, table)
+    assert dict(matched.indices) == {"cat": (2,), "fish": (1, 0)}
 
 
 @pytest.mark.parametrize(
@@ -350,10 +352,12 @@ def test_classes_by_number_by_order_and_by_table() -> None:
         ("Tench.", "tench, Tinca tinca"),
     ],
 )
-def test_an_unknown_class_is_told_with_the_nearest(name: str, nearest: str) -> None:
+def test_an_unknown_class_is_refused_with_the_nearest_label(name: str, nearest: str) -> None:
     with pytest.raises(InputError, match=f"no label {name!r}; the nearest to {name!r} is {nearest!r}"):
         match_classes(["crane", name], IMAGENET, 5, None)
-    with pytest.raises(InputError, match=f"gives {name!r} for 'x', .*; the nearest to {name!r} is {nearest!r}"):
+    with pytest.raises(
+        InputError, match=f"class map: {name!r} for 'x' is not .*; the nearest to {name!r} is {nearest!r}"
+    ):
         match_classes(["x"], IMAGENET, 5, {"x": [name]})
 
 
@@ -370,7 +374,7 @@ def test_an_unknown_class_is_told_with_the_nearest(name: str, nearest: str) -> N
         (["\u00b2", "a"], None, 3, None),
     ],
 )
-def test_classes_that_do_not_fit_are_one_sentence(
+def test_classes_that_do_not_fit_are_refused_in_one_sentence(
     classes: list[str], labels_of: list[str] | None, outputs: int, table: dict[str, list[int | str]] | None
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -378,24 +382,24 @@ def test_classes_that_do_not_fit_are_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_an_output_of_two_classes_and_a_class_of_all_outputs_are_refused() -> None:
+def test_an_output_with_two_classes_and_a_class_with_all_outputs_are_refused() -> None:
     with pytest.raises(InputError, match="output 1 of the model is both 'cat' and 'dog'"):
         match_classes(["cat", "dog"], None, 3, {"cat": [0, 1], "dog": [1]})
     with pytest.raises(InputError, match="every output of the model is 'cat'"):
         match_classes(["cat"], None, 2, {"cat": [0, 1]})
 
 
-def test_a_table_of_classes_may_be_a_mapping_and_is_checked_as_a_file_is() -> None:
-    assert class_map_of({"cat": np.int64(1), "dog": ("pug", 3), "_from": None}, "class_map") == {
+def test_a_class_map_may_be_a_mapping_and_is_validated_like_a_file() -> None:
+    assert parse_class_map({"cat": np.int64(1), "dog": ("pug", 3), "_from": None}, "class_map") == {
         "cat": [1],
         "dog": ["pug", 3],
     }
     for wrong in (1.0, None, [], True, [1.5], {"b": 1}):
         with pytest.raises(InputError, match="class_map: 'a' must have indices or labels"):
-            class_map_of({"a": wrong}, "class_map")
+            parse_class_map({"a": wrong}, "class_map")
 
 
-def test_two_names_of_one_number_are_refused_and_twins_are_told() -> None:
+def test_two_names_for_one_number_are_refused_and_equal_labels_are_reported() -> None:
     with pytest.raises(InputError, match="output 1 of the model is both '01' and '1'"):
         match_classes(["01", "1"], None, 5, None)
     assert match_classes(["crane", "dog"], ["crane", "dog", "crane"], 3, None).how == (
@@ -403,7 +407,7 @@ def test_two_names_of_one_number_are_refused_and_twins_are_told() -> None:
     )
 
 
-def test_a_table_of_classes_is_read_and_its_remarks_left_out(tmp_path: Path) -> None:
+def test_a_class_map_is_read_without_its_comments(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     file.write_text('\ufeff{"_from": {"any": 1}, "cat": [1, "tabby"], "dog": "pug", "bird": 3}', encoding="utf-8")
     assert read_class_map(file) == {"cat": [1, "tabby"], "dog": ["pug"], "bird": [3]}
@@ -414,7 +418,7 @@ def test_a_table_of_classes_is_read_and_its_remarks_left_out(tmp_path: Path) -> 
     ["", "[]", "3", "{", '{"a": []}', '{"a": null}', '{"a": true}', '{"a": [1.5]}', '{"a": {"b": 1}}', "[" * 100_000],
     ids=lambda text: text[:20],
 )
-def test_a_table_of_classes_that_is_none_is_one_sentence(tmp_path: Path, text: str) -> None:
+def test_an_invalid_class_map_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.json"
     file.write_text(text)
     with pytest.raises(InputError, match=r"c\.json"):
@@ -437,7 +441,7 @@ def items_of(counts: dict[str, int]) -> list[Item]:
 
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 30), min_size=1), st.integers(0, 9), st.randoms())
-def test_the_sample_is_of_the_pictures_and_the_seed_alone(counts: dict[str, int], seed: int, rng: object) -> None:
+def test_the_sample_depends_on_the_pictures_and_the_seed_alone(counts: dict[str, int], seed: int, rng: object) -> None:
     items = items_of(counts)
     drawn = [one.name for one in stratified(items, 10, 1000, seed)]
     assert Counter(name[0] for name in drawn) == {label: min(10, count) for label, count in counts.items()}
@@ -449,30 +453,30 @@ def test_the_sample_is_of_the_pictures_and_the_seed_alone(counts: dict[str, int]
     assert len(again) == len(drawn) + 13
 
 
-def test_a_picture_more_exchanges_one_at_most_and_another_seed_many() -> None:
+def test_one_more_picture_replaces_at_most_one_and_another_seed_many() -> None:
     drawn = {one.name for one in stratified(items_of({"a": 200}), 50, 1000, 0)}
     assert len(drawn - {one.name for one in stratified(items_of({"a": 201}), 50, 1000, 0)}) <= 1
     assert len(drawn - {one.name for one in stratified(items_of({"a": 200}), 50, 1000, 1)}) > 20
     fewer = {one.name for one in stratified(items_of({"a": 200, "b": 200}), 50, 60, 0)}
     assert {name for name in fewer if name[0] == "a"} <= drawn
     assert len(fewer) == 60
-    assert len(stratified(items_of({"a": 3, "b": 3, "c": 3}), 50, 2, 0)) == 3, "one of each class at least"
+    assert len(stratified(items_of({"a": 3, "b": 3, "c": 3}), 50, 2, 0)) == 3, "at least one of each class"
     assert stratified([], 5, 5, 0) == []
 
 
-@pytest.mark.skipif(os.name == "nt", reason="names of files are characters there")
-def test_names_of_files_that_are_no_characters_can_be_drawn() -> None:
+@pytest.mark.skipif(os.name == "nt", reason="file names are always characters on Windows")
+def test_file_names_with_invalid_characters_can_be_drawn() -> None:
     name = os.fsdecode(b"cat/\xff.jpg")
     (item,) = items_of({"cat": 1})
-    found = stratified([dataclasses.replace(item, name=name)], 5, 5, 0)
-    assert [one.name for one in found] == [name]
+    sample = stratified([dataclasses.replace(item, name=name)], 5, 5, 0)
+    assert [one.name for one in sample] == [name]
 
 
-def test_every_place_of_the_sample_is_as_likely() -> None:
+def test_every_picture_is_equally_likely_to_be_drawn() -> None:
     items = items_of({"a": 100})
     times = np.zeros(100)
     for seed in range(400):
         for one in stratified(items, 20, 100, seed):
             times[int(one.name[2:-4])] += 1
-    # 80 +- 8 each, were the draws independent; of 100 none is beyond five times that.
+    # 80 +- 8 each if the draws are independent; five standard deviations are enough for 100 pictures.
     assert abs(times - 80).max() < 5 * 8

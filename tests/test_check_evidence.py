@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 
 from camkit.background import edits
-from camkit.background.evidence import ceiling, energies, heat_in_cells, measure, room
+from camkit.background.evidence import ceiling, energies, headroom, heat_in_cells, measure
 from camkit.background.experiment import draw_partners
-from camkit.background.render import boxes
+from camkit.background.render import widened_boxes
 from camkit.background.values import Item, ObjectAnnotation
 from camkit.engine.heatmap import to_heatmap
 from camkit.types import Box
@@ -21,25 +21,23 @@ def disc(size, centre, radius):
 
 
 @pytest.mark.parametrize("extent", [(), ((0.125, 0.875), (0.0, 0.75))])
-def test_energy_and_shuffled_baseline_are_those_of_the_drawn_maps(extent):
+def test_energy_and_shuffled_baseline_equal_those_of_the_upsampled_maps(extent):
     torch.manual_seed(0)
     size, grid = (60, 84), (5, 7)
     raws = torch.randn(6, *grid)
     regions = [disc(size, torch.rand(2) * torch.tensor(size), 12 + 4 * n) for n in range(6)]
-    drawn = to_heatmap(raws, size, extent).double()
-    table = torch.stack([torch.stack([heat[region].sum() / heat.sum() for heat in drawn]) for region in regions])
+    maps = to_heatmap(raws, size, extent).double()
+    table = torch.stack([torch.stack([heat[region].sum() / heat.sum() for heat in maps]) for region in regions])
 
     within = np.stack([heat_in_cells(region, grid, extent) for region in regions])
     everywhere = heat_in_cells(torch.ones(size, dtype=torch.bool), grid, extent)
     own, shuffled = energies(raws.relu().flatten(1).double().numpy(), within, everywhere)
 
-    off_diagonal = table.fill_diagonal_(0).sum(1) / 5
-    again = torch.stack([heat[region].sum() / heat.sum() for heat, region in zip(drawn, regions, strict=True)])
-    np.testing.assert_allclose(own, again, atol=1e-6)
-    np.testing.assert_allclose(shuffled, off_diagonal, atol=1e-6)
+    np.testing.assert_allclose(own, table.diagonal(), atol=1e-6)
+    np.testing.assert_allclose(shuffled, table.fill_diagonal_(0).sum(1) / 5, atol=1e-6)
 
 
-def test_a_map_alone_has_no_baseline():
+def test_a_single_map_has_no_baseline():
     own, shuffled = energies(np.ones((1, 4)), np.full((1, 4), 0.25), np.ones(4))
 
     assert own == pytest.approx([0.25])
@@ -47,16 +45,16 @@ def test_a_map_alone_has_no_baseline():
 
 
 @pytest.mark.parametrize(("side", "expected"), [(16, 0.13), (32, 0.37), (64, 0.65)])
-def test_a_grid_of_7_allows_small_objects_little(side, expected):
-    """The figures of the simulation that the rule comes from: squares anywhere in a picture of 224."""
-    rng, found = np.random.default_rng(0), []
+def test_a_7x7_grid_limits_the_energy_of_small_objects(side, expected):
+    """The figures come from a simulation: squares at random places of a 224-pixel picture."""
+    rng, ceilings = np.random.default_rng(0), []
     for _ in range(60):
         top, left = rng.integers(0, 224 - side, 2)
         region = torch.zeros(224, 224, dtype=torch.bool)
         region[top : top + side, left : left + side] = True
-        found.append(ceiling(region, (7, 7)))
+        ceilings.append(ceiling(region, (7, 7)))
 
-    assert np.mean(found) == pytest.approx(expected, abs=0.03)
+    assert np.mean(ceilings) == pytest.approx(expected, abs=0.03)
 
 
 def test_pointing_and_rank_of_a_map_with_one_maximum():
@@ -67,41 +65,41 @@ def test_pointing_and_rank_of_a_map_with_one_maximum():
     view = torch.ones(100, 100, dtype=torch.bool)
     view[:, :20] = False
 
-    found = measure(heat, region, view, (5, 5))
+    measures = measure(heat, region, view, (5, 5))
 
-    assert found.hit  # 5 pixels off
-    assert found.centre_hit
-    assert found.rank == 0.5
-    assert found.area == pytest.approx(10 / 8000)
+    assert measures.hit  # 5 pixels off
+    assert measures.centre_hit
+    assert measures.rank == 0.5
+    assert measures.area == pytest.approx(10 / 8000)
     far = measure(heat.roll(-40, 1), region, view, (5, 5))
     assert not far.hit
 
 
-def test_a_hole_is_filled_from_what_is_around_it():
+def test_a_hole_is_filled_from_its_surroundings():
     picture = torch.linspace(0, 1, 64).expand(3, 64, 64)
     hole = torch.zeros(64, 64, dtype=torch.bool)
     hole[20:40, 20:40] = True
     damaged = torch.where(hole, 9.0, picture)
 
-    filled = edits.blurred(damaged, hole)
+    filled = edits.fill_smoothly(damaged, hole)
 
     assert torch.equal(filled[:, ~hole], picture[:, ~hole])
     assert (filled[:, hole] - picture[:, hole]).abs().max() < 0.15
 
 
-def test_a_picture_that_is_all_hole_becomes_empty_not_nan():
+def test_a_picture_that_is_all_hole_becomes_zero_not_nan():
     assert torch.equal(
-        edits.blurred(torch.ones(3, 16, 16), torch.ones(16, 16, dtype=torch.bool)), torch.zeros(3, 16, 16)
+        edits.fill_smoothly(torch.ones(3, 16, 16), torch.ones(16, 16, dtype=torch.bool)), torch.zeros(3, 16, 16)
     )
 
 
-def test_tiles_come_from_the_largest_rectangle_beside_the_hole():
+def test_the_largest_rectangle_beside_the_hole_is_found():
     rng = np.random.default_rng(0)
     for _ in range(10):
         hole = torch.zeros(64, 64, dtype=torch.bool)
         for top, left, height, width in rng.integers(4, 40, (2, 4)):
             hole[top : top + height, left : left + width] = True
-        best = 0  # by trying every rectangle of the grid of two pixels
+        best = 0  # found by trying every rectangle on a grid of two pixels
         cells = functional.max_pool2d(hole.float()[None, None], 2)[0, 0].bool().numpy()
         sums = np.pad(cells.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
         for top in range(32):
@@ -112,77 +110,77 @@ def test_tiles_come_from_the_largest_rectangle_beside_the_hole():
                 rows, columns = np.nonzero(blocked == 0)
                 best = max(best, ((rows + 1) * (columns + 1)).max(initial=0))
 
-        found = edits.largest_rectangle(hole)
+        rectangle = edits.largest_rectangle(hole)
 
-        assert found is not None
-        left, top, right, bottom = found
+        assert rectangle is not None
+        left, top, right, bottom = rectangle
         assert (right - left) * (bottom - top) == 4 * best
         assert not hole[top:bottom, left:right].any()
 
 
-def test_tiling_shows_only_pixels_from_beside_the_hole():
+def test_tiling_uses_only_pixels_outside_the_hole():
     picture = torch.arange(64 * 64).float().reshape(1, 64, 64).expand(3, -1, -1)
     hole = torch.zeros(64, 64, dtype=torch.bool)
     hole[10:50, 20:64] = True
 
-    filled = edits.tiled(picture, hole)
+    filled = edits.fill_with_texture(picture, hole)
 
     assert filled is not None
     assert torch.equal(filled[:, ~hole], picture[:, ~hole])
     assert not set(filled[0, hole].tolist()) & set(picture[0, hole].tolist())
 
 
-def test_no_background_no_tiles():
+def test_without_background_there_is_no_tiling():
     hole = torch.ones(64, 64, dtype=torch.bool)
     hole[0] = False
 
-    assert edits.tiled(torch.rand(3, 64, 64), hole) is None
+    assert edits.fill_with_texture(torch.rand(3, 64, 64), hole) is None
 
 
-def test_pasting_keeps_the_region_and_takes_the_rest_from_the_background():
+def test_pasting_keeps_the_region_and_replaces_the_rest():
     picture, background = torch.rand(3, 8, 8), torch.rand(3, 8, 8)
     region = torch.zeros(8, 8)
     region[2:4], region[4] = 1, 0.5
 
-    found = edits.pasted(picture, region, background)
+    found = edits.paste(picture, region, background)
 
     assert torch.equal(found[:, 2:4], picture[:, 2:4])
     assert torch.equal(found[:, 5:], background[:, 5:])
     torch.testing.assert_close(found[:, 4], (picture[:, 4] + background[:, 4]) / 2)
 
 
-def test_a_ring_is_as_wide_as_asked_on_each_side():
-    outer = edits.ring((40, 60), 0.15)
+def test_a_ring_takes_the_given_share_of_each_side():
+    outer = edits.outer_ring((40, 60), 0.15)
 
     assert not outer[6:34, 9:51].any()
     assert outer.sum() == 40 * 60 - 28 * 42
 
 
 @pytest.mark.parametrize("area", [0, 7, 130, 1500])
-def test_blocks_cover_the_area_asked_for_within_the_allowed_region(area):
+def test_blocks_cover_the_given_area_within_the_allowed_region(area):
     allowed = ~disc((56, 56), (28, 28), 15)
 
-    chosen = edits.blocks(allowed, float(area), 3, 4)
+    chosen = edits.random_blocks(allowed, float(area), 3, 4)
 
     assert chosen is not None
     assert not (chosen & ~allowed).any()
     assert abs(int(chosen.sum()) - area) <= 4
 
 
-def test_there_are_no_blocks_where_the_region_is_too_small():
-    assert edits.blocks(disc((56, 56), (28, 28), 5), 400.0, 0, 4) is None
+def test_there_are_no_blocks_if_the_region_is_too_small():
+    assert edits.random_blocks(disc((56, 56), (28, 28), 5), 400.0, 0, 4) is None
 
 
-def test_room_is_what_perfect_maps_have_more_in_their_own_region():
+def test_headroom_is_the_gain_of_perfect_maps_in_their_own_region():
     apart = [disc((48, 48), centre, 9) for centre in ((12, 12), (12, 36), (36, 12), (36, 36))]
     alike = [disc((48, 48), (24, 24 + shift), 9) for shift in (0, 1, -1, 0)]
     everywhere = heat_in_cells(torch.ones(48, 48, dtype=torch.bool), (6, 6), ())
 
-    def room_of(regions):
-        return float(room(np.stack([heat_in_cells(one, (6, 6), ()) for one in regions]), everywhere).mean())
+    def mean_headroom(regions):
+        return float(headroom(np.stack([heat_in_cells(region, (6, 6), ()) for region in regions]), everywhere).mean())
 
-    assert room_of(apart) > 0.4
-    assert room_of(alike) < 0.05
+    assert mean_headroom(apart) > 0.4
+    assert mean_headroom(alike) < 0.05
 
 
 def items(counts, groups=1):
@@ -193,57 +191,57 @@ def items(counts, groups=1):
     ]
 
 
-def test_partners_are_of_other_groups_and_of_their_own_or_another_class():
+def test_partners_come_from_other_groups_and_the_right_classes():
     pictures = items({"cat": 30, "dog": 18, "fox": 3}, groups=3)
 
-    for item, found in draw_partners(pictures, pictures, 2, 0).items():
+    for item, partners in draw_partners(pictures, pictures, 2, 0).items():
         if item.label == "fox":
-            assert not found.same  # all three are of one group
+            assert not partners.same  # all three are of one group
             continue
-        assert 2 <= len(found.same) <= 8
-        assert 2 <= len(found.other) <= 8
-        assert all(one.label == item.label and one.group != item.group for one in found.same)
-        assert all(one.label not in (item.label, "fox") for one in found.other)  # of too few groups to rest on
+        assert 2 <= len(partners.same) <= 8
+        assert 2 <= len(partners.other) <= 8
+        assert all(partner.label == item.label and partner.group != item.group for partner in partners.same)
+        assert all(partner.label not in (item.label, "fox") for partner in partners.other)  # foxes have too few groups
 
 
-def test_the_other_classes_are_seen_in_turn_however_many_pictures_they_have():
+def test_the_other_classes_take_turns_whatever_their_size():
     pictures = items({"cat": 200, "dog": 200, "fox": 10})
 
     drawn = draw_partners(pictures, pictures, 1, 0)
 
     first = Counter(drawn[item].other[0].label for item in pictures[:200])
     assert first == {"dog": 100, "fox": 100}
-    dogs = [found.other[0] for item, found in drawn.items() if item.label == "cat" and found.other[0].label == "dog"]
-    assert len(set(dogs)) == 100  # none twice before all have served
+    dogs = [drawn[item].other[0] for item in pictures[:200] if drawn[item].other[0].label == "dog"]
+    assert len(set(dogs)) == 100  # none repeats before all have served
 
 
-def test_a_class_of_few_groups_serves_where_there_is_no_other():
+def test_a_class_of_few_groups_serves_if_there_is_no_other():
     pictures = items({"cat": 20, "dog": 3})
 
     drawn = draw_partners(pictures, pictures, 1, 0)
 
-    assert all(one.label == "dog" for one in drawn[pictures[0]].other)
+    assert all(partner.label == "dog" for partner in drawn[pictures[0]].other)
 
 
-def test_backgrounds_that_are_not_in_the_sample_serve_too():
+def test_backgrounds_outside_the_sample_serve_too():
     pictures = items({"cat": 5, "dog": 5})
 
     drawn = draw_partners(pictures[:5], pictures, 1, 0)
 
-    assert all(one.label == "dog" for found in drawn.values() for one in found.other)
+    assert all(partner.label == "dog" for partners in drawn.values() for partner in partners.other)
     assert draw_partners(pictures[:5], pictures[:5], 1, 0)[pictures[0]].other == ()
 
 
-def test_the_hole_takes_in_an_outline_that_reaches_out_of_its_box():
+def test_the_hole_includes_an_outline_that_is_larger_than_its_box():
     annotation = ObjectAnnotation("cat", Box(10, 10, 20, 20), [[10, 10, 50, 10, 50, 50, 10, 50]])
 
-    assert boxes([annotation], (64, 64))[12:48, 12:48].all()
+    assert widened_boxes([annotation], (64, 64))[12:48, 12:48].all()
 
 
 def test_holes_of_pictures_with_many_channels_are_filled():
     picture, hole = torch.rand(6, 100, 100), disc((100, 100), (50, 50), 45)
 
-    filled = edits.blurred(picture, hole)
+    filled = edits.fill_smoothly(picture, hole)
 
-    parts = [edits.blurred(picture[start : start + 3], hole) for start in (0, 3)]
+    parts = [edits.fill_smoothly(picture[start : start + 3], hole) for start in (0, 3)]
     torch.testing.assert_close(filled, torch.cat(parts))

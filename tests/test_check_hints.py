@@ -1,4 +1,4 @@
-"""What heat hints at without regions: pure functions on planted maps, and a network built to read one corner."""
+"""The hints of the heat without regions: pure functions on made-up maps, and a network that reads one corner."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 import camkit
-from camkit.background.hints import Turned, compare_turned, hints
+from camkit.background.hints import MirrorTest, compare_mirrored, hints
 from camkit.background.journal import packed
 from camkit.background.values import Item
 from camkit.demo.checked import write_scenes
@@ -28,47 +28,47 @@ def rows_of(count, **more):
     return items, rows
 
 
-def test_heat_spread_over_pictures_hints_at_nothing():
+def test_evenly_spread_heat_gives_no_hint():
     assert hints(*rows_of(40), None, 0) == []
 
 
-def test_heat_in_the_ring_is_a_hint():
-    (found,) = hints(*rows_of(40, ring=0.8), None, 0)
+def test_heat_in_the_ring_gives_a_hint():
+    (hint,) = hints(*rows_of(40, ring=0.8), None, 0)
 
-    assert "80% of the heat lies in the outer ring, which is 50%" in found
+    assert "80% of the heat lies in the outer ring, which is 50%" in hint
 
 
-def test_one_hot_place_is_a_hint_only_where_the_pixels_are_the_same():
-    (found,) = hints(*rows_of(40, hottest=[0, 6], patch=GREY), None, 0)
+def test_the_same_hottest_cell_gives_a_hint_only_with_the_same_pixels():
+    (hint,) = hints(*rows_of(40, hottest=[0, 6], patch=GREY), None, 0)
 
-    assert "cat: in 40 of 40 pictures" in found
-    assert "row 1, column 7" in found
+    assert "cat: in 40 of 40 pictures" in hint
+    assert "row 1, column 7" in hint
     assert hints(*rows_of(40, hottest=[0, 6]), None, 0) == []
 
 
-def test_few_pictures_hint_at_nothing():
+def test_few_pictures_give_no_hint():
     assert hints(*rows_of(9, ring=0.9, hottest=[0, 0], patch=GREY), None, 0) == []
 
 
-def test_maps_that_follow_turned_pictures_hint_at_nothing():
-    assert hints(*rows_of(40), Turned(followed=0.9, stayed=0.1), 0) == []
-    assert "stays put" in hints(*rows_of(40), Turned(followed=0.1, stayed=0.9), 0)[0]
+def test_maps_give_a_hint_only_if_they_do_not_follow_mirrored_pictures():
+    assert hints(*rows_of(40), MirrorTest(followed=0.9, stayed=0.1), 0) == []
+    assert "stays put" in hints(*rows_of(40), MirrorTest(followed=0.1, stayed=0.9), 0)[0]
 
 
-def test_turned_maps_are_compared_as_defined():
+def test_maps_of_mirrored_pictures_are_compared_as_defined():
     maps = [np.random.default_rng(number).random((5, 7)) for number in range(8)]
 
-    follows = compare_turned(maps, [one[:, ::-1] for one in maps])
-    stays = compare_turned(maps, maps)
+    follows = compare_mirrored(maps, [heat[:, ::-1] for heat in maps])
+    stays = compare_mirrored(maps, maps)
 
     assert follows.followed == pytest.approx(1)
     assert stays.stayed == pytest.approx(1)
     assert stays.followed == follows.stayed < 0.8
-    assert compare_turned([one + one[:, ::-1] for one in maps], maps) is None  # the same from either side
+    assert compare_mirrored([heat + heat[:, ::-1] for heat in maps], maps) is None  # symmetrical maps cannot tell
 
 
 class ReadsOneCorner(nn.Module):
-    """Tells two classes by the colour of the top left corner."""
+    """Tells two classes apart by the colour of the top left corner."""
 
     def __init__(self):
         super().__init__()
@@ -99,7 +99,7 @@ def marked(tmp_path_factory):
     return folder
 
 
-def test_a_network_that_reads_a_mark_in_the_corner_is_hinted_at(marked):
+def test_a_network_that_reads_a_mark_in_the_corner_gets_every_hint(marked):
     preprocess = v2.Compose([v2.RGB(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
     result = camkit.check(
@@ -107,15 +107,15 @@ def test_a_network_that_reads_a_mark_in_the_corner_is_hinted_at(marked):
         config={"check": {"layer": "features", "pastes": 1}},
     )  # fmt: skip
 
-    said = " ".join(result.reasons)
+    reasons = " ".join(result.reasons)
     assert result.verdict == "WARN"
-    assert "100% of the heat lies in the outer ring" in said
-    assert all(f"{label}: in 30 of 30 pictures" in said for label in ("red", "blue"))
-    assert "stays put" in said
-    assert "in rings of its own class and for 0% in those of others" in said
+    assert "100% of the heat lies in the outer ring" in reasons
+    assert all(f"{label}: in 30 of 30 pictures" in reasons for label in ("red", "blue"))
+    assert "stays put" in reasons
+    assert "with outer rings of the object's own class and 0% with outer rings of other classes" in reasons
 
 
-def test_a_network_that_looks_at_things_is_not_hinted_at(tmp_path):
+def test_a_network_that_reads_the_objects_gets_no_hint(tmp_path):
     pictures = write_scenes(tmp_path, 12)
     result = camkit.check("demo-fair", pictures, config={"check": {"pastes": 1}, "data": {"regions": None}})
 

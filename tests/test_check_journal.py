@@ -1,4 +1,4 @@
-"""Rows on disk: whatever ends a run, what was finished is there, and nothing of another run is taken up."""
+"""Rows on disk: however a run ends, its finished rows are kept, and rows of another run are never reused."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     text = write(path, ROWS)
     assert resumed(path) == expected(ROWS)
     assert [json.loads(line) for line in text.decode().split("\n")[1:-1]] == ROWS
-    assert resumed(path) == expected(ROWS), "nor is anything lost by resuming"
+    assert resumed(path) == expected(ROWS), "resuming loses nothing"
 
 
-def test_cut_at_every_byte_of_the_last_line_the_rows_before_are_kept_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_last_line_cut_at_any_byte_is_dropped_and_the_run_continues(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     whole = write(path, ROWS)
     last = whole[:-1].rindex(b"\n") + 1
@@ -59,7 +59,7 @@ def test_cut_at_every_byte_of_the_last_line_the_rows_before_are_kept_and_the_run
         assert path.read_bytes() == whole
 
 
-def test_cut_anywhere_whole_lines_are_kept(tmp_path: Path) -> None:
+def test_complete_lines_are_kept_wherever_the_file_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     whole = write(path, ROWS)
     head = whole.index(b"\n") + 1
@@ -73,10 +73,10 @@ def test_cut_anywhere_whole_lines_are_kept(tmp_path: Path) -> None:
             resumed(path)
 
 
-def test_lines_of_something_else_end_what_is_believed(tmp_path: Path) -> None:
+def test_rows_after_a_malformed_line_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     lines = write(path, ROWS).splitlines(keepends=True)
-    for rubbish in (
+    for malformed in (
         b"\n",
         b"5\n",
         b"[]\n",
@@ -86,31 +86,31 @@ def test_lines_of_something_else_end_what_is_believed(tmp_path: Path) -> None:
         b"\0\0\0\n",
         b"[" * 9999 + b"\n",
     ):
-        path.write_bytes(b"".join([*lines[:3], rubbish, *lines[3:]]))
+        path.write_bytes(b"".join([*lines[:3], malformed, *lines[3:]]))
         assert resumed(path) == expected(ROWS[:2])
 
 
 @pytest.mark.parametrize(
     "head", [b"", b"\n", b"5\n", b"[]\n", b"null\n", b'{"journal": 1}\n', b'{"key": 3}\n', b"\xff\n", b"words\n"]
 )
-def test_a_file_of_something_else_is_not_taken_up_nor_touched(tmp_path: Path, head: bytes) -> None:
+def test_another_file_is_neither_resumed_nor_changed(tmp_path: Path, head: bytes) -> None:
     path = tmp_path / "j.jsonl"
     path.write_bytes(head + b'{"kind": "heat", "name": "a"}\n')
     before = path.read_bytes()
-    with pytest.raises(InputError, match=r"j\.jsonl is of a run with other weights, data or settings"):
+    with pytest.raises(InputError, match=r"j\.jsonl belongs to a run with other weights, data or settings"):
         Journal(path, "k", resume=True)
     assert path.read_bytes() == before
 
 
-def test_another_key_is_refused_and_the_rows_stay(tmp_path: Path) -> None:
+def test_another_key_is_refused_and_the_rows_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     write(path, ROWS, "weights settings data")
-    with pytest.raises(InputError, match="cannot be resumed; start anew without --resume, or name another --out"):
+    with pytest.raises(InputError, match="cannot be resumed; start again without --resume, or choose another --out"):
         resumed(path, "weights settings other")
     assert resumed(path, "weights settings data") == expected(ROWS)
 
 
-def test_without_resume_nothing_is_taken_up_and_the_earlier_rows_are_set_aside(tmp_path: Path) -> None:
+def test_without_resume_earlier_rows_are_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     whole = write(path, ROWS)
     write(path, [], "other")
@@ -118,7 +118,7 @@ def test_without_resume_nothing_is_taken_up_and_the_earlier_rows_are_set_aside(t
     assert resumed(path, "other") == []
 
 
-def test_the_last_row_of_a_name_counts_and_rows_may_stay_in_memory(tmp_path: Path) -> None:
+def test_the_last_row_with_a_name_counts_and_rows_may_stay_in_memory(tmp_path: Path) -> None:
     twice = [ROWS[0], {**ROWS[0], "layer": "layer3"}]
     write(tmp_path / "j.jsonl", twice)
     assert resumed(tmp_path / "j.jsonl") == twice[1:]
@@ -140,24 +140,24 @@ def no_file_longer_than(length: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("room", [0, 1, 30, 60])
-def test_a_full_disk_is_told_and_what_was_there_stays(tmp_path: Path, room: int) -> None:
+@pytest.mark.parametrize("space", [0, 1, 30, 60])
+def test_a_full_disk_is_reported_and_earlier_rows_are_kept(tmp_path: Path, space: int) -> None:
     path = tmp_path / "j.jsonl"
     with Journal(path, "k", resume=False) as journal:
         journal.append(ROWS[:2])
         before = path.read_bytes()
         with (
-            no_file_longer_than(len(before) + room),
-            pytest.raises(OutputError, match=r"cannot write .*j\.jsonl: .*what was finished before is kept"),
+            no_file_longer_than(len(before) + space),
+            pytest.raises(OutputError, match=r"cannot write .*j\.jsonl: .*finished rows are kept"),
         ):
             journal.append(ROWS[2:])
-        assert path.read_bytes() == before, "half a line would spoil the next"
-        assert not journal.rows("edits"), "what is not on disk is not done"
+        assert path.read_bytes() == before, "half a line would make the next one unreadable"
+        assert not journal.rows("edits"), "a row that is not on disk is not finished"
         journal.append(ROWS[3:])
     assert resumed(path) == [*ROWS[:2], ROWS[3]]
 
 
-def test_a_disk_that_is_full_from_the_start_is_told(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_from_the_start_is_reported(tmp_path: Path) -> None:
     with no_file_longer_than(5), pytest.raises(OutputError, match=r"cannot write .*j\.jsonl"):
         Journal(tmp_path / "j.jsonl", "k", resume=False)
     whole = write(tmp_path / "j.jsonl", ROWS)
@@ -167,20 +167,20 @@ def test_a_disk_that_is_full_from_the_start_is_told(tmp_path: Path) -> None:
     assert resumed(tmp_path / "j.jsonl") == expected(ROWS)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_device_that_is_always_full_is_told(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_device_that_is_always_full_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     with Journal(path, "k", resume=False) as journal:
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, journal._file.fileno())
         os.close(full)
-        with pytest.raises(OutputError, match="No space left on device; what was finished before is kept"):
+        with pytest.raises(OutputError, match="No space left on device; finished rows are kept"):
             journal.append(ROWS)
     assert resumed(path) == []
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_place_where_no_file_can_be_is_told(tmp_path: Path, resume: bool) -> None:
+def test_a_path_where_no_file_can_be_is_reported(tmp_path: Path, resume: bool) -> None:
     (tmp_path / "file").write_text("kept")
     with pytest.raises(OutputError, match=r"cannot write .*j\.jsonl"):
         Journal(tmp_path / "file" / "j.jsonl", "k", resume=resume)
@@ -191,7 +191,7 @@ def test_a_place_where_no_file_can_be_is_told(tmp_path: Path, resume: bool) -> N
             Journal(tmp_path / "folder", "k", resume=True)
 
 
-def test_numbers_that_are_none_are_not_written(tmp_path: Path) -> None:
+def test_nan_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     with Journal(path, "k", resume=False) as journal:
         journal.append(ROWS[:1])

@@ -1,4 +1,4 @@
-"""Regions: every form against an independent reading of it, and every way a file can be broken."""
+"""Regions: every format against an independent reader, and every way in which a file can be broken."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from pycocotools import mask as rle
 from torchvision.transforms import functional as tv
 from torchvision.transforms._presets import ImageClassification
 
-from camkit.background.data import scaled
+from camkit.background.data import in_pixels
 from camkit.background.regions import boxes, coco, find_regions, masks, read_regions, voc, yolo
-from camkit.background.render import boxes as widened
-from camkit.background.render import outline
+from camkit.background.render import object_region, widened_boxes
 from camkit.background.values import Annotations, ObjectAnnotation
 from camkit.errors import ImageError, InputError
-from camkit.images.regions import seen, shades
+from camkit.images.regions import measure_shades, preprocess_region
 from camkit.types import Box
 
 SIZE = (40, 30)  # width, height
@@ -30,7 +29,7 @@ SQUARE = [5, 4, 25, 4, 25, 20, 5, 20]
 
 
 def coco_file(folder: Path, annotations: object = (), **more: object) -> Path:
-    """Write a file of one picture, a.jpg, and one category, cat, both with the id 1."""
+    """Write a COCO file with one picture, a.jpg, and one category, cat, both with the id 1."""
     table = {
         "images": [{"id": 1, "file_name": "a.jpg", "width": SIZE[0], "height": SIZE[1]}],
         "annotations": annotations,
@@ -46,9 +45,9 @@ def row(**more: object) -> dict[str, object]:
     return {"id": 7, "image_id": 1, "category_id": 1, **more}
 
 
-def drawn(found: Annotations, name: str = "a.jpg", size: tuple[int, int] = SIZE) -> np.ndarray:
-    """Return the region that a person would get to see."""
-    return outline([scaled(one, size) for one in found.objects[name]], size)
+def drawn(annotations: Annotations, name: str = "a.jpg", size: tuple[int, int] = SIZE) -> np.ndarray:
+    """Return the region of the objects in a picture."""
+    return object_region([in_pixels(annotation, size) for annotation in annotations.objects[name]], size)
 
 
 def rectangle(left: int, top: int, right: int, bottom: int) -> np.ndarray:
@@ -57,8 +56,8 @@ def rectangle(left: int, top: int, right: int, bottom: int) -> np.ndarray:
     return region
 
 
-def beside_the_edge(region: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Return where two regions differ otherwise than within a pixel of the reference's edge."""
+def differs_off_the_edge(region: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Return where two regions differ more than one pixel away from the edge of the reference."""
     tensor = torch.from_numpy(reference).float()[None, None]
     grown = torch.nn.functional.max_pool2d(tensor, 3, 1, 1)[0, 0] > 0
     shrunk = -torch.nn.functional.max_pool2d(-tensor, 3, 1, 1)[0, 0] > 0
@@ -68,7 +67,7 @@ def beside_the_edge(region: np.ndarray, reference: np.ndarray) -> np.ndarray:
 # COCO
 
 
-def test_coco_boxes_polygons_and_both_encodings_draw_what_other_libraries_draw(tmp_path: Path) -> None:
+def test_coco_boxes_polygons_and_both_encodings_agree_with_other_libraries(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     shape = rng.random(SIZE[::-1]) < 0.3
     packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
@@ -84,32 +83,32 @@ def test_coco_boxes_polygons_and_both_encodings_draw_what_other_libraries_draw(t
         ([SQUARE], rectangle(5, 4, 25, 20)),
         ([SQUARE, [30, 2, 38, 2, 38, 9, 30, 9]], rectangle(5, 4, 25, 20) | rectangle(30, 2, 38, 9)),
     ):
-        found = drawn(coco.read(coco_file(tmp_path, [row(segmentation=segmentation, bbox=[0, 0, 40, 30])])))
-        assert (found == expected).all()
-    found = drawn(coco.read(coco_file(tmp_path, [row(segmentation=[[3, 3, 35, 8, 20, 27]])])))
-    assert not beside_the_edge(found, np.array(polygon)).any()
-    found = drawn(coco.read(coco_file(tmp_path, [row(bbox=[2, 3, 10, 5]), row(bbox=[20, 20, 4, 4])])))
-    assert (found == (rectangle(2, 3, 12, 8) | rectangle(20, 20, 24, 24))).all()
+        region = drawn(coco.read(coco_file(tmp_path, [row(segmentation=segmentation, bbox=[0, 0, 40, 30])])))
+        assert (region == expected).all()
+    region = drawn(coco.read(coco_file(tmp_path, [row(segmentation=[[3, 3, 35, 8, 20, 27]])])))
+    assert not differs_off_the_edge(region, np.array(polygon)).any()
+    region = drawn(coco.read(coco_file(tmp_path, [row(bbox=[2, 3, 10, 5]), row(bbox=[20, 20, 4, 4])])))
+    assert (region == (rectangle(2, 3, 12, 8) | rectangle(20, 20, 24, 24))).all()
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 1), st.integers(0, 10**6))
-def test_packed_runs_are_those_of_pycocotools(height: int, width: int, share: float, seed: int) -> None:
+def test_compressed_runs_are_decoded_as_by_pycocotools(height: int, width: int, share: float, seed: int) -> None:
     shape = np.random.default_rng(seed).random((height, width)) < share
     packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
-    assert (coco.decoded({"size": [height, width], "counts": packed["counts"].decode()}) == shape).all()
+    assert (coco.decode_runs({"size": [height, width], "counts": packed["counts"].decode()}) == shape).all()
 
 
-def test_long_packed_runs_too() -> None:
+def test_long_compressed_runs_are_decoded_too() -> None:
     shape = np.zeros((700, 900), bool)
     shape[13:600, 50:871] = True
     shape[200:203] = False
     packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
-    assert (coco.decoded({"size": [700, 900], "counts": packed["counts"].decode()}) == shape).all()
+    assert (coco.decode_runs({"size": [700, 900], "counts": packed["counts"].decode()}) == shape).all()
 
 
 def test_crowds_and_dangling_ids_and_bad_boxes_are_counted_and_left_out(tmp_path: Path) -> None:
-    found = coco.read(
+    annotations = coco.read(
         coco_file(
             tmp_path,
             [
@@ -126,15 +125,15 @@ def test_crowds_and_dangling_ids_and_bad_boxes_are_counted_and_left_out(tmp_path
             ],
         )
     )
-    assert [tuple(one.box) for one in found.objects["a.jpg"] if not one.crowd] == [(1, 1, 5, 5), (30, 20, 40, 30)]
-    assert [tuple(one.box) for one in found.objects["a.jpg"] if one.crowd] == [(0, 0, 40, 30)]
-    assert {what: len(names) for what, names in found.problems.items()} == {
+    assert [tuple(one.box) for one in annotations.objects["a.jpg"] if not one.crowd] == [(1, 1, 5, 5), (30, 20, 40, 30)]
+    assert [tuple(one.box) for one in annotations.objects["a.jpg"] if one.crowd] == [(0, 0, 40, 30)]
+    assert {what: len(names) for what, names in annotations.problems.items()} == {
         "crowds, removed but not explained": 1,
         "annotations of a picture that the file does not list": 1,
         "annotations of a category that the file does not list": 1,
         "boxes without an area": 2,
         "boxes outside their picture": 2,
-        "boxes that reach out of their picture, cut": 1,
+        "boxes clipped to their picture": 1,
         "annotations with neither box nor outline": 1,
     }
 
@@ -191,20 +190,20 @@ BROKEN_ROWS = [
 
 
 @pytest.mark.parametrize("broken", BROKEN_ROWS, ids=lambda one: json.dumps(one)[:70])
-def test_a_broken_annotation_is_one_sentence(tmp_path: Path, broken: dict[str, object]) -> None:
+def test_a_broken_annotation_is_refused_in_one_sentence(tmp_path: Path, broken: dict[str, object]) -> None:
     file = coco_file(tmp_path, [row(**broken)])
-    with pytest.raises(InputError, match=r"instances.json is not COCO's JSON of instances: .") as caught:
+    with pytest.raises(InputError, match=r"instances.json is not a COCO file of instances: .") as caught:
         read_regions(file)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
-def test_a_packed_encoding_cut_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_compressed_encoding_cut_anywhere_is_refused(tmp_path: Path) -> None:
     shape = np.random.default_rng(0).random(SIZE[::-1]) < 0.5
     counts = rle.encode(np.asfortranarray(shape.astype(np.uint8)))["counts"].decode()
     for end in range(0, len(counts), 37):
         with pytest.raises(ValueError, match=r"fill|ends within"):
-            coco.decoded({"size": FULL, "counts": counts[:end]})
+            coco.decode_runs({"size": FULL, "counts": counts[:end]})
 
 
 @pytest.mark.parametrize(
@@ -237,40 +236,40 @@ def test_a_packed_encoding_cut_anywhere_is_refused(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:60],
 )
-def test_a_json_file_of_something_else_is_one_sentence(tmp_path: Path, text: str) -> None:
+def test_json_of_another_kind_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.json"
     file.write_text(text)
-    with pytest.raises(InputError, match=r"x\.json is not COCO's JSON of instances"):
+    with pytest.raises(InputError, match=r"x\.json is not a COCO file of instances"):
         read_regions(file)
     assert text.startswith('{"images": ') or coco.find(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["instances_val.json", "_annotations.coco.json", "annotations/x.json"])
-def test_a_broken_file_that_is_named_as_regions_is_not_passed_over(tmp_path: Path, name: str) -> None:
+def test_a_broken_file_with_a_name_for_regions_is_not_skipped(tmp_path: Path, name: str) -> None:
     whole = coco_file(tmp_path, [row(bbox=[1, 1, 4, 4])])
     text = whole.read_text()
     whole.unlink()
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text[: len(text) // 2])
     (tmp_path / "notes.json").write_text("{")
-    with pytest.raises(InputError, match=r"json is not COCO's JSON of instances"):
+    with pytest.raises(InputError, match=r"json is not a COCO file of instances"):
         find_regions(tmp_path)
     (tmp_path / name).write_text(text)
     assert len(find_regions(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("ending", ["json", "xml", "csv"])
-def test_bytes_that_are_no_text_are_one_sentence(tmp_path: Path, ending: str) -> None:
+def test_bytes_that_are_not_text_are_refused_in_one_sentence(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"x.{ending}"
     file.write_bytes(b"path,xmin,ymin,xmax,ymax\n\xff\xfe\x00\x81,1,2,3,4\n")
     with pytest.raises(InputError, match=rf"x\.{ending}"):
         read_regions(file)
 
 
-def test_what_is_not_there_or_not_known_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_or_unknown_source_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "x.docx").write_text("no regions")
     for source in (tmp_path / "nothing.json", tmp_path / "x.docx", tmp_path):
-        with pytest.raises(InputError, match=r"nothing\.json.*cannot be read|no regions were found"):
+        with pytest.raises(InputError, match=r"nothing\.json.*cannot be read|no regions found"):
             read_regions(source)
 
 
@@ -290,26 +289,26 @@ def voc_object(*sides: object, name: str = "cat") -> str:
 
 
 @pytest.mark.parametrize("size", [VOC_SIZE, "", "<size><width>0</width><height>0</height></size>"])
-def test_voc_counts_pixels_from_one_and_its_corners_are_inside(tmp_path: Path, size: str) -> None:
+def test_voc_counts_pixels_from_one_and_includes_the_last(tmp_path: Path, size: str) -> None:
     file = tmp_path / "a.xml"
     file.write_text(VOC.format(size=size, objects=voc_object(1, 1, 40, 30) + voc_object(3, 4, 3, 9, name="dog")))
-    found = voc.read(file)
-    assert [(one.category, tuple(one.box)) for one in found.objects["a.jpg"]] == [
+    annotations = voc.read(file)
+    assert [(one.category, tuple(one.box)) for one in annotations.objects["a.jpg"]] == [
         ("cat", (0, 0, 40, 30)),
         ("dog", (2, 3, 3, 9)),
     ]
-    assert drawn(found).all()
-    assert (outline(found.objects["a.jpg"][1:], SIZE) == rectangle(2, 3, 3, 9)).all()
-    assert not found.problems
+    assert drawn(annotations).all()
+    assert (object_region(annotations.objects["a.jpg"][1:], SIZE) == rectangle(2, 3, 3, 9)).all()
+    assert not annotations.problems
 
 
-def test_voc_pictures_of_one_name_in_two_folders_keep_their_own_objects(tmp_path: Path) -> None:
+def test_voc_pictures_with_one_name_in_two_folders_keep_their_own_objects(tmp_path: Path) -> None:
     for label, sides in (("cat", (1, 1, 5, 5)), ("dog", (11, 11, 15, 15))):
         (tmp_path / label).mkdir()
         text = VOC.format(size=VOC_SIZE, objects=voc_object(*sides, name=label))
         (tmp_path / label / "a.xml").write_text(text)
-    found = voc.read(tmp_path)
-    assert {name: [one.category for one in objects] for name, objects in found.objects.items()} == {
+    annotations = voc.read(tmp_path)
+    assert {name: [one.category for one in objects] for name, objects in annotations.objects.items()} == {
         "cat/a.jpg": ["cat"],
         "dog/a.jpg": ["dog"],
     }
@@ -339,24 +338,24 @@ def test_voc_pictures_of_one_name_in_two_folders_keep_their_own_objects(tmp_path
     ],
     ids=range(18),
 )
-def test_broken_xml_is_one_sentence(tmp_path: Path, text: str) -> None:
+def test_broken_xml_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
     file = tmp_path / "a.xml"
     file.write_text(text)
-    with pytest.raises(InputError, match=r"a\.xml (is not an annotation of Pascal VOC|has a size or an object)"):
+    with pytest.raises(InputError, match=r"a\.xml (is not a Pascal VOC annotation|has an invalid size)"):
         read_regions(file)
-    with pytest.raises(InputError, match=r"a\.xml (is not an|has a size or)|no regions were found in"):
+    with pytest.raises(InputError, match=r"a\.xml (is not a|has an invalid size)|no regions found in"):
         read_regions(tmp_path)
 
 
-def test_xml_of_something_else_among_annotations_is_passed_over(tmp_path: Path) -> None:
+def test_other_xml_among_annotations_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "junit.xml").write_text("<testsuites/>")
     assert find_regions(tmp_path) == []
     (tmp_path / "a.xml").write_text(VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5)))
-    (found,) = find_regions(tmp_path)
-    assert list(found.objects) == ["a.jpg"]
+    (annotations,) = find_regions(tmp_path)
+    assert list(annotations.objects) == ["a.jpg"]
     (tmp_path / "b.xml").write_text("<annotation>")
-    with pytest.raises(InputError, match=r"b\.xml is not an annotation of Pascal VOC"):
+    with pytest.raises(InputError, match=r"b\.xml is not a Pascal VOC annotation"):
         find_regions(tmp_path)
 
 
@@ -384,28 +383,28 @@ def yolo_folder(folder: Path, lines: str, names: tuple[str, str] | None = None) 
     ids=["blank line", "crlf", "list", "numbers", "numbers in quotes"],
 )
 def test_yolo_boxes_and_polygons_in_shares_and_names_by_number(tmp_path: Path, names: tuple[str, str]) -> None:
-    found = yolo.read(yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.2\n\n2 0.1 0.1 0.9 0.1 0.9 0.6 0.1 0.6\n", names))
-    first, second = found.objects["a"]
+    annotations = yolo.read(yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.2\n\n2 0.1 0.1 0.9 0.1 0.9 0.6 0.1 0.6\n", names))
+    first, second = annotations.objects["a"]
     assert (first.category, second.category) == ("cat", "dog")
-    assert (outline([scaled(first, SIZE)], SIZE) == rectangle(10, 12, 30, 18)).all()
-    assert (outline([scaled(second, SIZE)], SIZE) == rectangle(4, 3, 36, 18)).all()
+    assert (object_region([in_pixels(first, SIZE)], SIZE) == rectangle(10, 12, 30, 18)).all()
+    assert (object_region([in_pixels(second, SIZE)], SIZE) == rectangle(4, 3, 36, 18)).all()
 
 
-def test_yolo_without_names_numbers_its_classes_and_a_confidence_is_no_matter(tmp_path: Path) -> None:
-    found = yolo.read(yolo_folder(tmp_path, "\ufeff12 0.5 0.5 0.5 0.2 0.93"))
-    assert [one.category for one in found.objects["a"]] == ["12"]
+def test_yolo_without_names_numbers_its_classes_and_ignores_a_confidence(tmp_path: Path) -> None:
+    annotations = yolo.read(yolo_folder(tmp_path, "\ufeff12 0.5 0.5 0.5 0.2 0.93"))
+    assert [one.category for one in annotations.objects["a"]] == ["12"]
 
 
-def test_yolo_counts_unknown_classes_and_boxes_that_are_none(tmp_path: Path) -> None:
+def test_yolo_counts_unknown_classes_and_invalid_boxes(tmp_path: Path) -> None:
     lines = "0 .5 .5 .1 .1\n5 .5 .5 .1 .1\n0 .5 .5 -.1 .1\n0 20 30 4 4\n0 .95 .5 .3 .1"
-    found = yolo.read(yolo_folder(tmp_path, lines, ("classes.txt", "cat\ndog")))
-    assert {what: len(names) for what, names in found.problems.items()} == {
-        "objects of a class that the file of names does not list": 1,
+    annotations = yolo.read(yolo_folder(tmp_path, lines, ("classes.txt", "cat\ndog")))
+    assert {what: len(names) for what, names in annotations.problems.items()} == {
+        "objects of a class that the file of class names does not list": 1,
         "boxes without an area": 1,
         "boxes outside their picture": 1,
-        "boxes that reach out of their picture, cut": 1,
+        "boxes clipped to their picture": 1,
     }
-    assert len(found.objects["a"]) == 2
+    assert len(annotations.objects["a"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -422,7 +421,7 @@ def test_yolo_counts_unknown_classes_and_boxes_that_are_none(tmp_path: Path) -> 
         "nan .1 .1 .2 .2",
     ],
 )
-def test_a_broken_line_is_one_sentence(tmp_path: Path, line: str) -> None:
+def test_a_broken_line_is_refused_in_one_sentence(tmp_path: Path, line: str) -> None:
     place = yolo_folder(tmp_path, line)
     (place / "b.txt").write_text("0 0.5 0.5 0.5 0.5")
     with pytest.raises(InputError, match=r"a\.txt"):
@@ -444,28 +443,28 @@ def test_a_broken_line_is_one_sentence(tmp_path: Path, line: str) -> None:
         ("data.yaml", b"3"),
     ],
 )
-def test_broken_names_are_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+def test_broken_names_are_refused_in_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
     place = yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.5")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=rf"the classes in .*{name} cannot be read"):
         yolo.read(place)
 
 
-def test_yolo_text_of_other_bytes_is_one_sentence(tmp_path: Path) -> None:
+def test_yolo_files_that_are_not_text_are_refused_in_one_sentence(tmp_path: Path) -> None:
     place = yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.5")
     (place / "b.txt").write_bytes(b"\x81\xff 1 2 3 4")
-    with pytest.raises(InputError, match=r"b\.txt is not an annotation of YOLO"):
+    with pytest.raises(InputError, match=r"b\.txt is not a YOLO annotation"):
         yolo.read(place)
 
 
-def test_yolo_is_found_where_the_first_picture_has_no_object(tmp_path: Path) -> None:
+def test_yolo_is_found_even_if_the_first_picture_has_no_object(tmp_path: Path) -> None:
     place = yolo_folder(tmp_path, "")
-    assert not yolo.find(tmp_path), "an empty file of text says nothing of its kind"
+    assert not yolo.find(tmp_path), "an empty text file may be anything"
     (place / "b.txt").write_text("0 0.5 0.5 0.5 0.5")
     assert yolo.find(tmp_path) == [place]
 
 
-def test_yolo_is_found_beside_the_last_folder_of_images(tmp_path: Path) -> None:
+def test_yolo_is_found_beside_the_innermost_images_folder(tmp_path: Path) -> None:
     pictures, labels = (tmp_path / "images" / "set" / name / "train" for name in ("images", "labels"))
     for place in (pictures, labels):
         place.mkdir(parents=True)
@@ -494,13 +493,13 @@ def test_notes_beside_the_pictures_are_not_yolo(tmp_path: Path) -> None:
     ],
     ids=["corners", "spaces", "xywh", "short row", "shares", "rounded shares"],
 )
-def test_boxes_by_any_usual_columns(tmp_path: Path, text: str) -> None:
+def test_boxes_in_any_usual_columns(tmp_path: Path, text: str) -> None:
     file = tmp_path / "b.csv"
     file.write_text(text, encoding="utf-8", newline="")
     assert boxes.find(tmp_path) == [file]
-    found = boxes.read(file)
-    assert [one.category for one in found.objects["a.jpg"]] == ["cat"]
-    assert (drawn(found) == rectangle(2, 3, 12, 8)).all()
+    annotations = boxes.read(file)
+    assert [one.category for one in annotations.objects["a.jpg"]] == ["cat"]
+    assert (drawn(annotations) == rectangle(2, 3, 12, 8)).all()
 
 
 @pytest.mark.parametrize(
@@ -518,15 +517,15 @@ def test_boxes_by_any_usual_columns(tmp_path: Path, text: str) -> None:
         "1,2,3,4,/",
     ],
 )
-def test_a_broken_line_of_boxes_is_one_sentence(tmp_path: Path, line: str) -> None:
+def test_a_broken_line_of_boxes_is_refused_in_one_sentence(tmp_path: Path, line: str) -> None:
     file = tmp_path / "b.csv"
     file.write_text(f"xmin,ymin,xmax,ymax,path\n1,1,3,3,a.jpg\n{line}\n")
-    with pytest.raises(InputError, match=r"b\.csv, line 3: a picture and a box of numbers are expected"):
+    with pytest.raises(InputError, match=r"b\.csv, line 3: expected a picture and four numbers for its box"):
         read_regions(file)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a,b,c\n1,2,3\n", "path,xmin\n1,2\n", '"unclosed', "x" * 200_000])
-def test_a_table_of_something_else_is_one_sentence_and_not_found_by_itself(tmp_path: Path, text: str) -> None:
+def test_another_table_is_not_found_and_is_refused_in_one_sentence_if_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "b.csv"
     file.write_text(text)
     assert boxes.find(tmp_path) == []
@@ -534,7 +533,7 @@ def test_a_table_of_something_else_is_one_sentence_and_not_found_by_itself(tmp_p
         read_regions(file)
 
 
-def test_a_table_in_another_encoding_is_refused_where_it_is_found(tmp_path: Path) -> None:
+def test_a_table_in_another_encoding_is_found_and_refused(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_bytes("path,xmin,ymin,xmax,ymax\nmüll.jpg,1,2,3,4\n".encode("latin-1"))
     with pytest.raises(InputError, match=r"b\.csv cannot be read"):
         find_regions(tmp_path)
@@ -587,9 +586,9 @@ def with_seam(inside: int, seam: int) -> np.ndarray:
     ],
     ids=range(15),
 )
-def test_every_way_to_keep_a_mask(tmp_path: Path, values: np.ndarray, mode: str, palette: list[int] | None) -> None:
-    found = masks.read(save(tmp_path, values, mode, palette).parent)
-    assert (drawn(found, "a") == INSIDE).all()
+def test_every_way_to_store_a_mask(tmp_path: Path, values: np.ndarray, mode: str, palette: list[int] | None) -> None:
+    annotations = masks.read(save(tmp_path, values, mode, palette).parent)
+    assert (drawn(annotations, "a") == INSIDE).all()
 
 
 def test_a_coloured_mask_shows_objects_of_every_colour(tmp_path: Path) -> None:
@@ -597,27 +596,27 @@ def test_a_coloured_mask_shows_objects_of_every_colour(tmp_path: Path) -> None:
     values[2:8, 2:8] = (64, 0, 0)
     values[10:20, 2:8] = (0, 128, 0)
     values[2:8, 20:30] = (255, 255, 255)
-    found = masks.read(save(tmp_path, values, "RGB").parent)
-    assert (drawn(found, "a") == (values.sum(2) > 0)).all()
+    annotations = masks.read(save(tmp_path, values, "RGB").parent)
+    assert (drawn(annotations, "a") == (values.sum(2) > 0)).all()
 
 
-def test_a_soft_edge_is_cut_in_the_middle(tmp_path: Path) -> None:
+def test_a_soft_edge_is_cut_at_half_brightness(tmp_path: Path) -> None:
     smooth = np.clip(np.linspace(-100, 355, SIZE[0]), 0, 255)[None].repeat(SIZE[1], 0)
-    found = masks.read(save(tmp_path, smooth).parent)
-    assert (drawn(found, "a") == (smooth.astype(np.uint8) > 127)).all()
+    annotations = masks.read(save(tmp_path, smooth).parent)
+    assert (drawn(annotations, "a") == (smooth.astype(np.uint8) > 127)).all()
 
 
-def test_a_mask_of_another_size_or_no_picture_is_an_image_error(tmp_path: Path) -> None:
+def test_a_mask_of_another_size_or_a_broken_one_is_an_image_error(tmp_path: Path) -> None:
     file = save(tmp_path, INSIDE * 255)
     annotation = ObjectAnnotation("", None, file)
-    with pytest.raises(ImageError, match=r"the mask .*a\.png is 40x30 pixels and its picture 30x40"):
-        outline([annotation], (30, 40))
+    with pytest.raises(ImageError, match=r"the mask .*a\.png has 40x30 pixels, but its picture has 30x40"):
+        object_region([annotation], (30, 40))
     file.write_bytes(file.read_bytes()[:60])
     with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
-        outline([annotation], SIZE)
+        object_region([annotation], SIZE)
     file.unlink()
     with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
-        outline([annotation], SIZE)
+        object_region([annotation], SIZE)
 
 
 @pytest.mark.parametrize("name", ["a-mask.png", "a_mask.png", "a.mask.png", "a_segmentation_mask.png", "a_seg.png"])
@@ -625,33 +624,33 @@ def test_masks_among_the_pictures_belong_to_the_picture_they_are_named_after(tmp
     save(tmp_path, INSIDE * 255).rename(tmp_path / name)
     for picture in ("a.JPG", "b.png", "c-with-mask.png"):
         Image.new("RGB", SIZE).save(tmp_path / picture)
-    (found,) = find_regions(tmp_path)
-    assert list(found.objects) == ["a"]
+    (annotations,) = find_regions(tmp_path)
+    assert list(annotations.objects) == ["a"]
     assert masks.is_mask(tmp_path / name)
-    assert not masks.is_mask(tmp_path / "c-with-mask.png")  # somebody who wears one
+    assert not masks.is_mask(tmp_path / "c-with-mask.png")  # somebody who wears a mask
 
 
-def test_a_named_folder_alone_is_read(tmp_path: Path) -> None:
+def test_only_the_named_folder_is_read(tmp_path: Path) -> None:
     for place in ("my_regions", "masks"):
         (tmp_path / place).mkdir()
         Image.new("L", SIZE, 255).save(tmp_path / place / f"{place}.png")
     (tmp_path / "Annotations").mkdir()
     (tmp_path / "Annotations" / "a.xml").write_text("<annotation><filename>a.png</filename></annotation>")
     for place in ("my_regions", "masks"):
-        (found,) = read_regions(tmp_path / place)
-        assert (found.form, list(found.objects)) == ("mask pictures", [place])
-    (found,) = read_regions(tmp_path / "Annotations")
-    assert found.form == "Pascal VOC"
+        (annotations,) = read_regions(tmp_path / place)
+        assert (annotations.format, list(annotations.objects)) == ("mask pictures", [place])
+    (annotations,) = read_regions(tmp_path / "Annotations")
+    assert annotations.format == "Pascal VOC"
 
 
 @pytest.mark.parametrize(
-    ("size", "said"), [((30, 40), "shown turned, as its EXIF"), ((80, 60), "80x60 pixels, and it has")]
+    ("size", "message"), [((30, 40), "shown rotated, as its EXIF"), ((80, 60), "80x60 pixels, but the picture has")]
 )
-def test_an_object_of_a_picture_of_another_size_is_refused(size: tuple[int, int], said: str) -> None:
+def test_an_object_drawn_on_another_size_is_refused(size: tuple[int, int], message: str) -> None:
     annotation = ObjectAnnotation("cat", Box(1, 1, 9, 9), size=size)
-    assert scaled(annotation, size) is annotation
-    with pytest.raises(ImageError, match=said):
-        scaled(annotation, (40, 30))
+    assert in_pixels(annotation, size) is annotation
+    with pytest.raises(ImageError, match=message):
+        in_pixels(annotation, (40, 30))
 
 
 @pytest.mark.parametrize("form", ["coco", "voc"])
@@ -661,27 +660,27 @@ def test_the_size_a_file_states_is_kept_with_its_objects(tmp_path: Path, form: s
                 "categories": [{"id": 1, "name": "cat"}],
                 "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9]}]}  # fmt: skip
         (tmp_path / "a.json").write_text(json.dumps(rows))
-        found = coco.read(tmp_path / "a.json")
+        annotations = coco.read(tmp_path / "a.json")
     else:
         box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
         size = "<size><width>32</width><height>24</height></size>"
         (tmp_path / "a.xml").write_text(
             f"<annotation><filename>a.png</filename>{size}<object><name>cat</name>{box}</object></annotation>"
         )
-        found = voc.read(tmp_path / "a.xml")
-    assert [annotation.size for annotation in found.objects["a.png"]] == [(32, 24)]
+        annotations = voc.read(tmp_path / "a.xml")
+    assert [annotation.size for annotation in annotations.objects["a.png"]] == [(32, 24)]
 
 
-def test_a_folder_of_masks_without_one_is_none(tmp_path: Path) -> None:
+def test_a_mask_folder_without_masks_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "masks").mkdir()
-    (tmp_path / "masks" / "readme.md").write_text("to be drawn")
+    (tmp_path / "masks" / "readme.md").write_text("masks will follow")
     assert find_regions(tmp_path) == []
     Image.new("L", SIZE, 255).save(tmp_path / "masks" / "a.png")
-    (found,) = find_regions(tmp_path)
-    assert list(found.objects) == ["a"]
+    (annotations,) = find_regions(tmp_path)
+    assert list(annotations.objects) == ["a"]
 
 
-def test_a_mask_named_mask_alone_does_not_break_the_others(tmp_path: Path) -> None:
+def test_a_file_named_only_mask_does_not_break_the_others(tmp_path: Path) -> None:
     save(tmp_path, INSIDE * 255).rename(tmp_path / "_mask.png")
     save(tmp_path, INSIDE * 255).rename(tmp_path / "a_mask.png")
     assert "a" in masks.read(tmp_path).objects
@@ -693,53 +692,53 @@ def test_a_mask_named_mask_alone_does_not_break_the_others(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "box", [(-30, -30, -10, -10), (-30, 2, -5, 8), (2, -30, 8, -5), (50, 2, 60, 8), (2, 40, 8, 50)]
 )
-def test_a_box_outside_the_picture_shows_nothing(box: tuple[float, ...]) -> None:
+def test_a_box_outside_the_picture_is_empty(box: tuple[float, ...]) -> None:
     annotation = ObjectAnnotation("", Box(*box))
-    assert not outline([annotation], SIZE).any()
-    assert not widened([annotation], SIZE).any()
+    assert not object_region([annotation], SIZE).any()
+    assert not widened_boxes([annotation], SIZE).any()
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(-60, 90), min_size=4, max_size=4))
-def test_a_box_is_drawn_as_its_pixels(sides: list[int]) -> None:
+def test_a_box_covers_exactly_its_pixels(sides: list[int]) -> None:
     left, right = sorted(sides[:2])
     top, bottom = sorted(sides[2:])
     down, across = np.mgrid[: SIZE[1], : SIZE[0]]
     expected = (across >= left) & (across < right) & (down >= top) & (down < bottom)
-    assert (outline([ObjectAnnotation("", Box(left, top, right, bottom))], SIZE) == expected).all()
+    assert (object_region([ObjectAnnotation("", Box(left, top, right, bottom))], SIZE) == expected).all()
 
 
 @pytest.mark.parametrize("box", [(39.7, 29.8, 40, 30), (0, 0, 0.2, 0.2), (20.4, 10, 20.45, 20)])
-def test_a_thin_box_within_the_picture_is_a_pixel_wide(box: tuple[float, ...]) -> None:
-    assert outline([ObjectAnnotation("", Box(*box))], SIZE).any()
+def test_a_thin_box_in_the_picture_is_at_least_a_pixel_wide(box: tuple[float, ...]) -> None:
+    assert object_region([ObjectAnnotation("", Box(*box))], SIZE).any()
 
 
 @pytest.mark.parametrize("far", [1e5, -1e5, 1e300, -1e300])
-def test_a_polygon_far_out_of_its_picture_is_refused_and_not_walked_along(far: float) -> None:
+def test_a_polygon_far_out_of_its_picture_is_refused(far: float) -> None:
     annotation = ObjectAnnotation("", Box(0, 0, 5, 5), [[far, 1.0, 5.0, 5.0, 1.0, 5.0]])
     with pytest.raises(ImageError, match="an outline cannot be read: ValueError: a polygon reaches far out"):
-        outline([annotation], SIZE)
+        object_region([annotation], SIZE)
 
 
-def test_a_polygon_that_reaches_out_is_cut() -> None:
-    found = outline([ObjectAnnotation("", None, [[-20, -20, 10, -20, 10, 90, -20, 90]])], SIZE)
-    assert (found == rectangle(0, 0, 10, 30)).all()
+def test_a_polygon_that_reaches_out_is_clipped() -> None:
+    region = object_region([ObjectAnnotation("", None, [[-20, -20, 10, -20, 10, 90, -20, 90]])], SIZE)
+    assert (region == rectangle(0, 0, 10, 30)).all()
 
 
 def test_an_encoding_of_another_size_than_the_picture_is_an_image_error() -> None:
     annotation = ObjectAnnotation("", None, {"size": [40, 30], "counts": [0, 1200]})
-    with pytest.raises(ImageError, match="an outline is for 30x40 pixels, the picture has 40x30"):
-        outline([annotation], SIZE)
+    with pytest.raises(ImageError, match="an outline is for 30x40 pixels, but the picture has 40x30"):
+        object_region([annotation], SIZE)
 
 
-def test_removed_boxes_hold_each_part_of_a_mask_and_a_margin(tmp_path: Path) -> None:
+def test_removed_boxes_cover_each_part_of_a_mask_with_a_margin(tmp_path: Path) -> None:
     file = save(tmp_path, (rectangle(3, 3, 9, 9) | rectangle(30, 20, 38, 28)) * 255)
     assert (
-        widened([ObjectAnnotation("", None, file)], SIZE) == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))
+        widened_boxes([ObjectAnnotation("", None, file)], SIZE) == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))
     ).all()
     wide = ObjectAnnotation("", Box(100, 100, 300, 200))
-    assert (widened([wide], (400, 400))[92:208, 84:316]).all()
-    assert widened([wide], (400, 400)).sum() == 116 * 232
+    assert (widened_boxes([wide], (400, 400))[92:208, 84:316]).all()
+    assert widened_boxes([wide], (400, 400)).sum() == 116 * 232
 
 
 # Through the preprocessing
@@ -753,35 +752,35 @@ def blob(size: tuple[int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [(300, 200), (200, 330), (64, 64), (31, 90)])
 @pytest.mark.parametrize("resize", [64, 80])
-def test_a_region_goes_where_torchvision_takes_the_picture(size: tuple[int, int], resize: int) -> None:
+def test_a_region_is_resized_and_cropped_like_its_picture(size: tuple[int, int], resize: int) -> None:
     region = blob(size)
     preset = ImageClassification(crop_size=56, resize_size=resize)
-    shown = tv.center_crop(tv.resize(torch.from_numpy(region)[None].float(), [resize], antialias=True), [56, 56])[0]
-    found = seen(region, preset)
-    assert found.shape == (56, 56)
-    assert float((found - shown).abs().max()) < 0.02
-    assert float(found.max()) == 1
-    assert bool(shades(preset, size).view.all())
+    expected = tv.center_crop(tv.resize(torch.from_numpy(region)[None].float(), [resize], antialias=True), [56, 56])[0]
+    result = preprocess_region(region, preset)
+    assert result.shape == (56, 56)
+    assert float((result - expected).abs().max()) < 0.02
+    assert float(result.max()) == 1
+    assert bool(measure_shades(preset, size).view.all())
 
 
 def letterbox(picture: Image.Image) -> torch.Tensor:
     return tv.normalize(tv.to_tensor(ImageOps.pad(picture, (56, 56), color=(114, 114, 114))), [0.5] * 3, [0.2] * 3)
 
 
-def test_padding_is_outside_the_view_and_of_no_region() -> None:
+def test_padding_is_outside_the_view_and_outside_every_region() -> None:
     region = np.ones((100, 200), bool)
-    view = shades(letterbox, (200, 100)).view
+    view = measure_shades(letterbox, (200, 100)).view
     expected = torch.zeros(56, 56, dtype=torch.bool)
     expected[14:42] = True
     assert bool((view == expected).all())
-    assert bool((seen(region, letterbox) == expected.float()).all())
+    assert bool((preprocess_region(region, letterbox) == expected.float()).all())
 
 
 def inverted(picture: Image.Image) -> torch.Tensor:
     return 1 - tv.to_tensor(picture.resize((32, 32)))
 
 
-def red_alone(picture: Image.Image) -> torch.Tensor:
+def red_only(picture: Image.Image) -> torch.Tensor:
     return tv.to_tensor(picture.resize((32, 32))) * torch.tensor([1.0, 0, 0]).reshape(3, 1, 1)
 
 
@@ -789,11 +788,11 @@ def grey(picture: Image.Image) -> torch.Tensor:
     return tv.to_tensor(picture.resize((32, 32)).convert("L"))[None] - 0.5
 
 
-@pytest.mark.parametrize("preprocess", [inverted, red_alone, grey])
-def test_colours_may_change_as_they_like(preprocess: Callable[[Image.Image], torch.Tensor]) -> None:
+@pytest.mark.parametrize("preprocess", [inverted, red_only, grey])
+def test_colours_may_change_in_any_way(preprocess: Callable[[Image.Image], torch.Tensor]) -> None:
     region = blob((64, 64))
     plain = tv.to_tensor(Image.fromarray(region).convert("RGB").resize((32, 32)))[0]
-    assert float((seen(region, preprocess) - plain).abs().max()) < 1e-5
+    assert float((preprocess_region(region, preprocess) - plain).abs().max()) < 1e-5
 
 
 def standardised(picture: Image.Image) -> torch.Tensor:
@@ -801,7 +800,7 @@ def standardised(picture: Image.Image) -> torch.Tensor:
     return (tensor - tensor.mean()) / tensor.std()
 
 
-def standardised_safely(picture: Image.Image) -> torch.Tensor:
+def standardised_with_epsilon(picture: Image.Image) -> torch.Tensor:
     tensor = tv.to_tensor(picture.resize((32, 32)))
     return (tensor - tensor.mean()) / (tensor.std() + 1e-6)
 
@@ -811,48 +810,50 @@ def stretched(picture: Image.Image) -> torch.Tensor:
     return (tensor - tensor.min()) / (tensor.max() - tensor.min())
 
 
-def of_its_own_size(picture: Image.Image) -> torch.Tensor:
+def size_depends_on_content(picture: Image.Image) -> torch.Tensor:
     side = 32 if np.asarray(picture).std() == 0 else 40
     return tv.to_tensor(picture.resize((side, side)))
 
 
-def flipped_by_chance(picture: Image.Image) -> torch.Tensor:
+def flipped_at_random(picture: Image.Image) -> torch.Tensor:
     picture = picture.resize((32, 32))
     return tv.to_tensor(ImageOps.mirror(picture) if torch.rand(()) < 0.5 else picture)
 
 
 @pytest.mark.parametrize(
-    "preprocess", [standardised, standardised_safely, stretched, of_its_own_size, flipped_by_chance]
+    "preprocess", [standardised, standardised_with_epsilon, stretched, size_depends_on_content, flipped_at_random]
 )
 def test_a_preprocessing_that_cannot_be_followed_is_refused(
     preprocess: Callable[[Image.Image], torch.Tensor],
 ) -> None:
     for region in (blob((64, 64)), np.zeros((64, 64), bool), np.ones((64, 64), bool)):
         with pytest.raises(InputError, match="regions cannot be followed through this preprocessing") as caught:
-            seen(region, preprocess)
-            shades(preprocess, (64, 64)) if preprocess is not of_its_own_size else seen(blob((64, 64)), preprocess)
+            preprocess_region(region, preprocess)
+            measure_shades(preprocess, (64, 64)) if preprocess is not size_depends_on_content else preprocess_region(
+                blob((64, 64)), preprocess
+            )
         assert "\n" not in str(caught.value)
 
 
-def test_a_preprocessing_may_draw_numbers_that_change_nothing() -> None:
-    def careless(picture: Image.Image) -> torch.Tensor:
+def test_a_preprocessing_may_draw_random_numbers_without_effect() -> None:
+    def draws_numbers(picture: Image.Image) -> torch.Tensor:
         torch.rand(3)
         return tv.to_tensor(picture.resize((32, 32)))
 
-    assert bool(seen(np.ones((64, 64), bool), careless).all())
+    assert bool(preprocess_region(np.ones((64, 64), bool), draws_numbers).all())
 
 
-def test_only_so_many_sizes_are_remembered() -> None:
-    asked: list[tuple[int, int]] = []
+def test_shades_are_kept_for_a_limited_number_of_sizes() -> None:
+    sizes: list[tuple[int, int]] = []
 
     def counted(picture: Image.Image) -> torch.Tensor:
-        asked.append(picture.size)
+        sizes.append(picture.size)
         return tv.to_tensor(picture.resize((4, 4)))
 
-    first = shades(counted, (8, 8))
-    assert shades(counted, (8, 8)) is first
-    assert len(asked) == 2
+    first = measure_shades(counted, (8, 8))
+    assert measure_shades(counted, (8, 8)) is first
+    assert len(sizes) == 2
     for side in range(100):
-        shades(counted, (9, 9 + side))
-    assert shades(counted, (8, 8)) is not first
-    assert bool((shades(counted, (8, 8)).white == 1).all())
+        measure_shades(counted, (9, 9 + side))
+    assert measure_shades(counted, (8, 8)) is not first
+    assert bool((measure_shades(counted, (8, 8)).white == 1).all())

@@ -1,4 +1,4 @@
-"""The reports: the page in a real browser, the other forms by their own readers."""
+"""The reports: the page in a real browser, the other formats in their own parsers."""
 
 import json
 import re
@@ -34,44 +34,46 @@ def out(result, tmp_path_factory):
 
 @pytest.fixture
 def page(browser, out):
-    """The page, with every message, error and request it makes."""
+    """Open the page, and record its console messages, errors and requests."""
     opened = browser.new_page()
-    opened.seen = []
-    opened.on("console", lambda message: opened.seen.append(message.text))
-    opened.on("pageerror", lambda error: opened.seen.append(str(error)))
-    opened.on("request", lambda request: opened.seen.append(request.url) if request.url[:5] != "data:" else None)
+    opened.events = []
+    opened.on("console", lambda message: opened.events.append(message.text))
+    opened.on("pageerror", lambda error: opened.events.append(str(error)))
+    opened.on("request", lambda request: opened.events.append(request.url) if request.url[:5] != "data:" else None)
     opened.goto((out / "report.html").as_uri())
     yield opened
     opened.close()
 
 
-def test_the_page_says_nothing_to_the_console_and_asks_for_nothing_but_itself(page, out):
-    assert page.seen == [(out / "report.html").as_uri()]
+def test_the_page_logs_nothing_and_requests_nothing_but_itself(page, out):
+    assert page.events == [(out / "report.html").as_uri()]
     assert page.title().startswith("FAIL: demo-biased")
 
 
-def test_the_page_begins_with_twelve_pictures_of_every_class_in_turn(page, result):
-    titles = page.eval_on_selector_all("h2#seen ~ .grid figcaption", "all => all.map(one => one.textContent)")[:12]
+def test_the_page_begins_with_twelve_pictures_of_the_classes_in_turn(page, result):
+    titles = page.eval_on_selector_all("h2#data ~ .grid figcaption", "all => all.map(element => element.textContent)")[
+        :12
+    ]
 
     classes = [title.split(":")[0] for title in titles]
     assert classes == sorted(result.classes) * 3
 
 
 def test_the_table_has_a_caption_and_headings_of_rows(page, result):
-    assert page.inner_text("table caption") == "Measures of each class; the headings sort"
-    assert page.eval_on_selector_all("tbody th[scope=row]", "all => all.map(one => one.textContent.trim())") == sorted(
-        result.classes
-    )
+    assert page.inner_text("table caption") == "Measures by class. Click a heading to sort."
+    assert page.eval_on_selector_all(
+        "tbody th[scope=row]", "all => all.map(element => element.textContent.trim())"
+    ) == sorted(result.classes)
 
 
-def test_the_page_says_why_class_by_class(page, result):
-    found = page.eval_on_selector_all("dl.why dt", "all => all.map(one => one.textContent)")
+def test_the_page_gives_the_reasons_by_class(page, result):
+    names = page.eval_on_selector_all("dl.why dt", "all => all.map(element => element.textContent)")
 
-    assert found == sorted(result.classes)  # all of which fail
-    assert "on backgrounds of its own class" in page.inner_text("dl.why dd")
+    assert names == sorted(result.classes)  # every class fails
+    assert "on backgrounds of the object's own class" in page.inner_text("dl.why dd")
 
 
-def test_a_script_that_is_not_the_pages_own_is_not_run(browser, out, tmp_path):
+def test_a_foreign_script_does_not_run(browser, out, tmp_path):
     text = (out / "report.html").read_text().replace("</main>", "<script>document.title='taken'</script></main>")
     (tmp_path / "report.html").write_text(text)
     opened = browser.new_page()
@@ -81,14 +83,14 @@ def test_a_script_that_is_not_the_pages_own_is_not_run(browser, out, tmp_path):
     opened.close()
 
 
-def test_every_picture_of_the_page_is_there(page):
+def test_every_picture_of_the_page_loads(page):
     sizes = page.eval_on_selector_all("img", "images => images.map(image => [image.naturalWidth, image.alt])")
 
     assert len(sizes) > 12 + 4 * 4
     assert all(width > 0 and alt for width, alt in sizes)
 
 
-def test_strips_show_the_edits_each_with_a_probability(page):
+def test_strips_show_each_edit_with_a_probability(page):
     strips = page.query_selector_all("section.strip")
 
     assert len(strips) >= 8
@@ -105,22 +107,22 @@ def test_the_table_sorts_by_mouse_and_keyboard(page):
         )
 
     page.click("#table th:nth-child(1) button")
-    up = column(1)
+    ascending = column(1)
     page.click("#table th:nth-child(1) button")
-    down = column(1)
+    descending = column(1)
     page.focus("#table th:nth-child(8) button")
     page.keyboard.press("Enter")
     by_skill = [float(text.split()[0]) for text in column(8)]
 
-    assert up == sorted(up)
-    assert down == up[::-1]
+    assert ascending == sorted(ascending)
+    assert descending == ascending[::-1]
     assert by_skill == sorted(by_skill)
     assert page.get_attribute("#table th:nth-child(8)", "aria-sort") == "ascending"
     assert page.get_attribute("#table th:nth-child(1)", "aria-sort") == "none"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_ground_in_both_schemes(browser, out, scheme):
+def test_text_has_enough_contrast_in_both_schemes(browser, out, scheme):
     opened = browser.new_page(color_scheme=scheme)
     opened.goto((out / "report.html").as_uri())
     pairs = opened.evaluate(
@@ -158,15 +160,15 @@ def test_the_page_itself_never_scrolls_sideways(browser, out, width):
 
 @pytest.fixture(scope="module")
 def evil(result):
-    """The same result with a class whose name is markup."""
-    renamed = {EVIL if name == "bird" else name: one for name, one in result.classes.items()}
-    judged = {EVIL if name == "bird" else name: one for name, one in result.judged.items()}
-    classes = {name: replace(one, name=name) for name, one in renamed.items()}
+    """Return the same result with a class whose name is markup."""
+    renamed = {EVIL if name == "bird" else name: measures for name, measures in result.classes.items()}
+    judged = {EVIL if name == "bird" else name: judgement for name, judgement in result.judged.items()}
+    classes = {name: replace(measures, name=name) for name, measures in renamed.items()}
     images = tuple(replace(row, label=EVIL, answer=EVIL) if row.label == "bird" else row for row in result.images)
     return replace(result, classes=classes, judged=judged, images=images, failures={f"{EVIL}.png": EVIL})
 
 
-def test_a_class_called_script_is_text(browser, evil, tmp_path):
+def test_a_class_name_with_markup_is_shown_as_text(browser, evil, tmp_path):
     file = tmp_path / "report.html"
     file.write_text(check_html.render(evil, [], []))
     opened = browser.new_page()
@@ -196,10 +198,10 @@ def test_junit_has_a_case_per_class_and_one_for_all(result, evil):
     assert EVIL in [case.get("name") for case in ET.fromstring(junit.render(evil)).findall(".//testcase")]
 
 
-def test_junit_takes_what_xml_does_not_and_skips_what_is_waived(result):
+def test_junit_replaces_characters_that_xml_forbids_and_skips_waived_classes(result):
     names = {"bird": "bi\x07rd\x1b[0m", "car": "c\udce9r"}
-    renamed = {names.get(name, name): one for name, one in result.classes.items()}
-    judged = {names.get(name, name): one for name, one in result.judged.items()}
+    renamed = {names.get(name, name): measures for name, measures in result.classes.items()}
+    judged = {names.get(name, name): judgement for name, judgement in result.judged.items()}
     judged["plane"] = replace(judged["plane"], verdict="INCONCLUSIVE", waived="until the new pictures are there")
     judged["ship"] = replace(judged["ship"], verdict="INCONCLUSIVE", waived="")
     changed = replace(result, classes=renamed, judged=judged, failures={"a\x00.png": "what \x0b?"})
@@ -209,20 +211,20 @@ def test_junit_takes_what_xml_does_not_and_skips_what_is_waived(result):
         by_name = {case.get("name"): case for case in cases}
         assert list(by_name) == ["bi?rd?[0m", "c?r", "plane", "ship", "all classes together", "a?.png"]
         assert by_name["plane"].find("skipped").get("message").startswith("waived: until the new pictures")
-        assert [one.tag for one in by_name["ship"] if one.tag != "system-out"] == kinds
+        assert [element.tag for element in by_name["ship"] if element.tag != "system-out"] == kinds
         assert by_name["bi?rd?[0m"].find("failure") is not None
 
 
-def test_the_json_is_strict_and_says_its_schema(result):
-    found = json.loads(check_json.render(result), parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+def test_the_json_is_strict_and_names_its_schema(result):
+    report = json.loads(check_json.render(result), parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
 
-    assert found["schema"] == 1
-    assert found["verdict"] == "FAIL"
-    assert set(found["hashes"]) == {"weights", "settings", "data"}
-    assert len(found["images"]) == 40
-    assert all(len(image["sha256"]) == 64 for image in found["images"])
+    assert report["schema"] == 1
+    assert report["verdict"] == "FAIL"
+    assert set(report["hashes"]) == {"weights", "settings", "data"}
+    assert len(report["images"]) == 40
+    assert all(len(image["sha256"]) == 64 for image in report["images"])
 
 
-def test_the_caveat_is_in_every_report_that_people_read(out):
+def test_every_report_for_people_has_the_caveat(out):
     for name in ("report.html", "summary.md", "report.json"):
         assert "does not prove the absence of shortcuts" in (out / name).read_text()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from camkit.background.statistics import benjamini_hochberg, holm, interval, p_above, resampled, wilson
+from camkit.background.statistics import benjamini_hochberg, bootstrap_sums, holm, interval, p_above, wilson
 
 
 @pytest.mark.parametrize(
@@ -15,16 +15,16 @@ def test_wilson_gives_the_intervals_of_newcombe_1998_table_1(successes, trials, 
     assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_no_trials_say_nothing():
+def test_without_trials_the_interval_is_everything():
     assert wilson(0, 0) == (0.0, 1.0)
 
 
 def closed_test(p_values, alpha):
-    """Holm's procedure as the closure of Bonferroni's test: a hypothesis falls if every set with it does."""
-    names = range(len(p_values))
-    sets = [found for size in range(1, len(p_values) + 1) for found in itertools.combinations(names, size)]
-    falls = {found: min(p_values[one] for one in found) <= alpha / len(found) for found in sets}
-    return [all(falls[found] for found in sets if one in found) for one in names]
+    """Holm's procedure as the closure of Bonferroni's test: reject a hypothesis if every set with it is rejected."""
+    numbers = range(len(p_values))
+    sets = [chosen for size in range(1, len(p_values) + 1) for chosen in itertools.combinations(numbers, size)]
+    rejected = {chosen: min(p_values[number] for number in chosen) <= alpha / len(chosen) for chosen in sets}
+    return [all(rejected[chosen] for chosen in sets if number in chosen) for number in numbers]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -44,20 +44,20 @@ def test_benjamini_hochberg_rejects_up_to_the_last_p_below_its_line(seed):
     assert [p <= 0.05 for p in benjamini_hochberg(p_values.tolist())] == [p <= limit for p in p_values]
 
 
-def test_no_hypotheses_are_no_error():
+def test_an_empty_list_of_hypotheses_is_allowed():
     assert holm([]) == benjamini_hochberg([]) == []
 
 
-def test_intervals_of_means_hold_the_truth_as_often_as_they_say():
+def test_95_percent_of_the_intervals_hold_the_truth():
     rng, hits = np.random.default_rng(0), 0
     for trial in range(200):
         values = rng.normal(0.3, 1, 60)
         rows = np.column_stack([values, np.ones(60)])
-        sums = resampled(rows, np.arange(60), [trial], 1000)
-        found = interval(sums[:, 0] / sums[:, 1], values.mean(), 60)
-        hits += found.low < 0.3 < found.high
+        sums = bootstrap_sums(rows, np.arange(60), [trial], 1000)
+        estimate = interval(sums[:, 0] / sums[:, 1], values.mean(), 60)
+        hits += estimate.low < 0.3 < estimate.high
 
-    assert 180 <= hits <= 198  # 190 expected; 3 deviations of a binomial are 9
+    assert 180 <= hits <= 198  # 190 expected; three standard deviations of a binomial are 9
 
 
 def test_whole_groups_are_drawn():
@@ -65,8 +65,8 @@ def test_whole_groups_are_drawn():
     values = np.repeat(np.random.default_rng(1).normal(size=10), 20)
     rows = np.column_stack([values, np.ones(200)])
 
-    together = resampled(rows, groups, [0])
-    alone = resampled(rows, np.arange(200), [0])
+    together = bootstrap_sums(rows, groups, [0])
+    alone = bootstrap_sums(rows, np.arange(200), [0])
 
     assert (together[:, 1] == 200).all()
     spread, narrow = ((sums[:, 0] / sums[:, 1]).std() for sums in (together, alone))
@@ -74,30 +74,30 @@ def test_whole_groups_are_drawn():
     assert narrow < spread / 3
 
 
-def test_draws_are_the_same_for_the_same_seed_and_differ_for_another():
+def test_the_draws_depend_on_the_seed_alone():
     rows = np.random.default_rng(0).random((30, 2))
 
-    first, again, other = (resampled(rows, np.arange(30), seed, 50) for seed in ([1, 2], [1, 2], [1, 3]))
+    first, again, other = (bootstrap_sums(rows, np.arange(30), seed, 50) for seed in ([1, 2], [1, 2], [1, 3]))
 
     assert (first == again).all()
     assert (first != other).any()
 
 
-def test_a_p_value_is_never_zero_and_what_is_no_number_speaks_for_the_limit():
+def test_a_p_value_is_never_zero_and_a_nan_draw_counts_as_not_above_the_limit():
     assert p_above(np.ones(99), 0.5, 30) == 0.5**30
     assert p_above(np.array([1.0, np.nan, 1.0]), 0.5, 30) == 0.5
 
 
-def test_a_p_value_goes_on_below_what_the_draws_can_tell():
+def test_a_p_value_can_be_smaller_than_one_over_the_number_of_draws():
     draws = np.random.default_rng(0).normal(0.5, 0.05, 10_000)
 
     assert p_above(draws, 0.1, 100) == pytest.approx(stats.norm.sf(8), rel=0.5)
     assert p_above(draws, 0.4, 100) == pytest.approx(stats.norm.sf(2), rel=0.1)
 
 
-def test_sums_over_many_groups_are_drawn_as_those_of_the_bootstrap():
+def test_sums_over_many_groups_follow_the_bootstrap():
     rows = np.random.default_rng(0).random((6_000, 3)) < (0.9, 0.4, 0.99)
-    many = resampled(rows.astype(float), np.arange(6_000), [1])
+    many = bootstrap_sums(rows.astype(float), np.arange(6_000), [1])
     few = np.array([rows[np.random.default_rng(n).integers(6_000, size=6_000)].sum(0) for n in range(2_000)])
 
     assert many.shape == (10_000, 3)
@@ -106,13 +106,13 @@ def test_sums_over_many_groups_are_drawn_as_those_of_the_bootstrap():
     assert np.allclose(np.corrcoef(many.T), np.corrcoef(few.T), atol=0.08)
 
 
-def test_few_groups_prove_little():
+def test_few_groups_have_a_large_p_value():
     assert p_above(np.ones(9999), 0.5, 5) == 1 / 32
     assert p_above(np.ones(9999), 0.5, 4) == 1.0
 
 
 def test_few_groups_have_no_interval():
-    found = interval(np.array([0.5, 0.5]), 0.5, 1)
+    estimate = interval(np.array([0.5, 0.5]), 0.5, 1)
 
-    assert np.isnan(found.low)
-    assert np.isnan(found.high)
+    assert np.isnan(estimate.low)
+    assert np.isnan(estimate.high)

@@ -3,15 +3,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from camkit.background.config import LimitsPart
-from camkit.background.measures import OVERALL, ImageRow, Limits, measure_all
+from camkit.background.config import LimitsSection
+from camkit.background.measures import OVERALL, ImageRow, Limits
+from camkit.background.measuring import measure_all
 from camkit.background.verdict import judge
 
-LIMITS = LimitsPart()
+LIMITS = LimitsSection()
 
 
 def rows_of(label, count, *, gap=0.0, kept=0.0, energy=0.5, seed=0, **more):
-    """Pictures of a class: right on own backgrounds, on others less by a gap; without the object as often as asked."""
+    """Return pictures of a class: right on own backgrounds, wrong on others at the rate ``gap``.
+
+    With the object removed they are right at the rate ``kept``.
+    """
     rng = np.random.default_rng([seed, len(label), *label.encode(errors="surrogateescape")])
     rows = []
     for number in range(count):
@@ -40,8 +44,8 @@ def rows_of(label, count, *, gap=0.0, kept=0.0, energy=0.5, seed=0, **more):
     return [replace(row, **more) for row in rows]
 
 
-def judged(rows, *, exempt=None, waived=None, apart=(), classes=(), **more):
-    measures = measure_all(rows, Limits(LIMITS.gap, LIMITS.sufficiency, LIMITS.attraction), 0, apart, classes)
+def judged(rows, *, exempt=None, waived=None, excluded=(), classes=(), **more):
+    measures = measure_all(rows, Limits(LIMITS.gap, LIMITS.sufficiency, LIMITS.attraction), 0, excluded, classes)
     return judge(measures, LIMITS, exempt=exempt or {}, waived=waived or {}, **more)
 
 
@@ -60,21 +64,21 @@ def test_a_gap_of_one_class_fails_that_class_and_the_model():
     assert any("wolf" in reason.text and "gap" in reason.text for reason in found[OVERALL].reasons)
 
 
-def test_the_name_of_a_class_may_be_no_characters():
-    odd = b"wolf \xe9".decode(errors="surrogateescape")  # as the names of folders may be
+def test_the_name_of_a_class_may_be_undecodable():
+    odd = b"wolf \xe9".decode(errors="surrogateescape")  # as a folder's name may be
 
     assert judged([*clean(), *rows_of(odd, 50, gap=0.6)])[odd].verdict == "FAIL"
     assert judged(marked(["cat", "dog", odd], 0.0))[odd].verdict == "PASS"
 
 
-def marked(classes, drawn):
-    """Pictures of many classes on two backgrounds of others; on those of "wolf" they are named wolf so often."""
+def marked(classes, attraction):
+    """Return pictures pasted on two other classes each; on "wolf" backgrounds they are named wolf at the given rate."""
     rng = np.random.default_rng(3)
     rows = []
     for row in (row for label in classes for row in rows_of(label, 50)):
         others = [one for one in classes if one != row.label]
         backgrounds = [others[int(rng.integers(len(others)))] for _ in range(2)]
-        named = ["wolf" if one == "wolf" and rng.random() < drawn else row.label for one in backgrounds]
+        named = ["wolf" if one == "wolf" and rng.random() < attraction else row.label for one in backgrounds]
         whose = [f"{one}/{int(rng.integers(50))}" for one in backgrounds]
         own = (row.label, f"{row.label}/{int(rng.integers(50))}", row.label)
         pasted = [own, *zip(backgrounds, whose, named, strict=True)]
@@ -95,20 +99,20 @@ def test_a_mark_on_one_class_of_many_fails_that_class():
     assert found["wolf"].attraction_p < 0.001
     assert found[OVERALL].verdict == "FAIL"
     assert {found[name].verdict for name in NAMES if name != "wolf"} == {"PASS"}
-    assert found[OVERALL].gap_p > 0.05  # of all classes together it moves too few answers
+    assert found[OVERALL].gap_p > 0.05  # too few answers change over all classes
 
 
-def test_backgrounds_that_draw_nothing_are_no_attraction():
+def test_backgrounds_that_attract_no_answers_pass():
     assert {one.verdict for one in judged(marked(NAMES, 0.0)).values()} == {"PASS"}
 
 
 def on_one_picture(rows, label):
-    """The same, with one picture of a class as the background of all that are shown on it."""
+    """Return the same rows, with a single picture of a class as all of its backgrounds."""
 
-    def moved(one):
-        return (one[0], f"{label}/0", one[2]) if one[0] == label else one
+    def moved(pair):
+        return (pair[0], f"{label}/0", pair[2]) if pair[0] == label else pair
 
-    return [replace(row, pasted={fill: tuple(map(moved, found)) for fill, found in row.pasted.items()}) for row in rows]
+    return [replace(row, pasted={fill: tuple(map(moved, pairs)) for fill, pairs in row.pasted.items()}) for row in rows]
 
 
 def test_one_picture_behind_many_objects_proves_nothing():
@@ -119,7 +123,7 @@ def test_one_picture_behind_many_objects_proves_nothing():
     assert found[OVERALL].verdict != "FAIL"
 
 
-def test_a_gap_that_one_background_makes_fails_nothing():
+def test_a_gap_from_a_single_background_fails_nothing():
     rows = []
     for row in clean():
         named = ["none", row.label]  # wrong on the one background, right on all others
@@ -142,35 +146,35 @@ def test_a_waived_class_does_not_fail_another_by_its_objects():
         share = float(named == row.label)
         rows.append(replace(row, other=dict.fromkeys(row.same, share), pasted=dict.fromkeys(row.same, pasted)))
 
-    plain, waived = judged(rows), judged(rows, waived={"cat": "known"}, apart=("cat",))
+    plain, waived = judged(rows), judged(rows, waived={"cat": "known"}, excluded=("cat",))
 
     assert plain[OVERALL].verdict == "FAIL"
     assert (waived["cat"].verdict, waived["dog"].verdict, waived[OVERALL].verdict) == ("FAIL", "PASS", "PASS")
 
 
-def test_where_all_is_waived_or_exempt_nothing_stops_the_model():
+def test_a_model_whose_classes_are_all_waived_or_exempt_passes():
     rows = [*rows_of("cat", 50, gap=1.0), *rows_of("dog", 50)]
 
-    found = judged(rows, waived={"cat": "known"}, exempt={"dog": "expect = any"}, apart=("cat", "dog"))
+    found = judged(rows, waived={"cat": "known"}, exempt={"dog": "expect = any"}, excluded=("cat", "dog"))
 
     assert found[OVERALL].verdict == "PASS"
     assert "every class is waived" in found[OVERALL].reasons[0].text
 
 
-def test_a_hint_is_told_whatever_decides():
+def test_a_hint_is_reported_whatever_the_verdict():
     found = judged([*clean(), *rows_of("wolf", 12)], hints=["a hint: one corner"])
 
     assert found[OVERALL].verdict == "INCONCLUSIVE"
     assert any("one corner" in reason.text for reason in found[OVERALL].reasons)
 
 
-def test_attraction_that_could_not_be_tested_is_not_passed():
+def test_an_untested_attraction_does_not_pass():
     rows = [
         replace(
             row,
             pasted={
-                fill: tuple(one for one in found if one[0] != "wolf" or row.name[-6:] == "/1.png")
-                for fill, found in row.pasted.items()
+                fill: tuple(pair for pair in pairs if pair[0] != "wolf" or row.name[-6:] == "/1.png")
+                for fill, pairs in row.pasted.items()
             },
         )
         for row in marked(NAMES, 0.0)
@@ -179,22 +183,22 @@ def test_attraction_that_could_not_be_tested_is_not_passed():
     assert judged(rows)["wolf"].verdict == "INCONCLUSIVE"
 
 
-def test_attraction_is_that_of_a_slow_count():
+def test_attraction_equals_a_slow_count():
     rows = marked(NAMES, 0.5)
 
     found = measure_all(rows, Limits(0.1, 0.1, 0.1), 0)
 
     pairs = [(row.label, on, named) for row in rows for on, _, named in row.pasted["tile"]]
-    on_it = [named == "wolf" for label, on, named in pairs if label != "wolf" and on == "wolf"]
+    on_wolf = [named == "wolf" for label, on, named in pairs if label != "wolf" and on == "wolf"]
     elsewhere = [named == "wolf" for label, on, named in pairs if label != "wolf" and on != "wolf"]
-    tested = found["wolf"].attraction["tile"]
-    assert tested.accuracies == pytest.approx((np.mean(on_it), np.mean(elsewhere)))
-    assert tested.effect.value == pytest.approx(np.mean(on_it) - np.mean(elsewhere))
-    assert 0.3 < tested.effect.low < tested.effect.value < tested.effect.high < 0.7
+    measured = found["wolf"].attraction["tile"]
+    assert measured.accuracies == pytest.approx((np.mean(on_wolf), np.mean(elsewhere)))
+    assert measured.effect.value == pytest.approx(np.mean(on_wolf) - np.mean(elsewhere))
+    assert 0.3 < measured.effect.low < measured.effect.value < measured.effect.high < 0.7
     assert not found[OVERALL].attraction
 
 
-def test_right_answers_without_the_object_fail_the_model_as_a_whole():
+def test_right_answers_without_the_object_fail_the_model():
     found = judged([row for label in ("cat", "dog", "fox") for row in rows_of(label, 50, kept=0.7)])
 
     assert found[OVERALL].verdict == "FAIL"
@@ -202,7 +206,7 @@ def test_right_answers_without_the_object_fail_the_model_as_a_whole():
     assert found[OVERALL].sufficiency_p < 0.05
 
 
-def test_a_model_that_names_one_class_when_it_sees_nothing_is_not_above_chance():
+def test_always_naming_one_class_without_an_object_is_not_above_chance():
     rows = [
         replace(row, removed=dict.fromkeys(row.same, row.label == "cat"), named=dict.fromkeys(row.same, "cat"))
         for row in clean()
@@ -233,17 +237,17 @@ def test_heat_beside_the_object_warns_and_never_fails():
     assert "the heat lies on the objects less" in found[OVERALL].reasons[0].text
 
 
-def test_heat_of_one_class_alone_warns_of_nothing():
+def test_heat_of_a_single_class_does_not_warn():
     assert judged([*clean(), *rows_of("wolf", 50, energy=0.05)])[OVERALL].verdict == "PASS"
 
 
-def test_heat_says_nothing_where_objects_lie_alike():
+def test_heat_does_not_warn_without_headroom():
     rows = [row for label in ("cat", "dog", "fox") for row in rows_of(label, 50, energy=0.05, room=0.03)]
 
     assert judged(rows)[OVERALL].verdict == "PASS"
 
 
-def test_few_pictures_are_inconclusive_but_no_excuse():
+def test_few_pictures_are_inconclusive_but_excuse_no_failure():
     few = judged([*clean(), *rows_of("wolf", 20)])
     bad = judged([*clean(), *rows_of("wolf", 20, gap=1.0), *rows_of("bear", 50, gap=1.0)])
 
@@ -259,34 +263,36 @@ def test_empty_maps_are_inconclusive():
     assert judged(rows)[OVERALL].verdict == "INCONCLUSIVE"
 
 
-def test_heat_that_cannot_be_trusted_is_inconclusive_but_a_gap_still_fails():
-    assert judged(clean(), insane=["maps are alike"])[OVERALL].verdict == "INCONCLUSIVE"
-    assert judged(rows_of("cat", 50, gap=0.8) + clean()[50:], insane=["maps are alike"])[OVERALL].verdict == "FAIL"
+def test_untrustworthy_heat_is_inconclusive_but_a_gap_still_fails():
+    assert judged(clean(), heat_problems=["maps are alike"])[OVERALL].verdict == "INCONCLUSIVE"
+    assert (
+        judged(rows_of("cat", 50, gap=0.8) + clean()[50:], heat_problems=["maps are alike"])[OVERALL].verdict == "FAIL"
+    )
 
 
-def test_waived_classes_do_not_count_and_say_so():
+def test_waived_classes_do_not_count_and_are_marked():
     rows = [*clean(), *rows_of("wolf", 50, gap=0.6)]
 
-    found = judged(rows, waived={"wolf": "known"}, apart={"wolf"})
+    found = judged(rows, waived={"wolf": "known"}, excluded={"wolf"})
 
     assert (found["wolf"].verdict, found["wolf"].waived) == ("FAIL", "known")
     assert found[OVERALL].verdict == "PASS"
 
 
-def test_a_class_that_may_be_anything_is_not_tested():
-    found = judged([*clean(), *rows_of("beach", 50, gap=1.0)], exempt={"beach": "expect = any"}, apart={"beach"})
+def test_an_exempt_class_is_not_tested():
+    found = judged([*clean(), *rows_of("beach", 50, gap=1.0)], exempt={"beach": "expect = any"}, excluded={"beach"})
 
     assert (found["beach"].verdict, found[OVERALL].verdict) == ("PASS", "PASS")
 
 
-def test_what_is_not_known_to_be_background_only_warns():
+def test_edits_that_may_touch_the_object_only_warn():
     rows = [*clean(), *rows_of("wolf", 50, gap=0.9)]
 
     assert judged(rows, may_fail=False)[OVERALL].verdict == "WARN"
 
 
 def test_many_clean_classes_do_not_alarm():
-    """100 classes with a true gap at the limit: each alone alarms in 1 of 20, all together hardly ever."""
+    """100 classes with a true gap of half the limit: the correction for many tests must prevent false alarms."""
     alarms = 0
     for seed in range(3):
         rows = [row for n in range(100) for row in rows_of(f"class {n}", 40, gap=0.05, seed=seed)]
@@ -295,7 +301,7 @@ def test_many_clean_classes_do_not_alarm():
     assert alarms == 0
 
 
-def test_pictures_of_one_group_count_once():
+def test_the_pictures_of_a_group_count_once():
     rows = [replace(row, group=f"patient {n % 4}") for n, row in enumerate(rows_of("wolf", 50, gap=0.3))]
     alone = measure_all([*clean(), *rows_of("wolf", 50, gap=0.3)], Limits(0.1, 0.1, 0.1), 0)["wolf"].gap["blur"].effect
     grouped = measure_all([*clean(), *rows], Limits(0.1, 0.1, 0.1), 0)["wolf"].gap["blur"].effect
@@ -305,7 +311,7 @@ def test_pictures_of_one_group_count_once():
     assert grouped.value == alone.value
 
 
-def test_the_sensitivity_is_that_of_its_formula():
+def test_the_foreground_sensitivity_equals_its_formula():
     rows = [
         replace(row, right_with_noise_on_object=n % 10 < 4, right_with_noise_on_background=n % 10 < 8)
         for n, row in enumerate(clean())
@@ -316,29 +322,29 @@ def test_the_sensitivity_is_that_of_its_formula():
     assert found == pytest.approx((0.8 - 0.4) / (2 * min(0.6, 0.4)))
 
 
-def test_a_class_of_which_no_picture_could_be_used_is_not_passed_over():
+def test_a_class_without_usable_pictures_is_inconclusive():
     found = judged(clean(), classes=["cat", "dog", "fox", "wolf"])
 
     assert (found["wolf"].verdict, found[OVERALL].verdict) == ("INCONCLUSIVE", "INCONCLUSIVE")
 
 
-def test_pictures_of_a_few_patients_fail_nothing():
-    """40 pictures, all wrong on other backgrounds, but of two patients."""
+def test_pictures_of_two_patients_fail_nothing():
+    """All 40 pictures are wrong on other backgrounds, but they come from two patients."""
     wolves = [replace(row, group=f"patient {n % 2}") for n, row in enumerate(rows_of("wolf", 40, gap=1.0))]
 
     assert judged([*clean(), *wolves])["wolf"].verdict == "INCONCLUSIVE"
 
 
-def test_a_model_that_is_wrong_anyhow_does_not_pass():
+def test_a_model_that_is_always_wrong_does_not_pass():
     rows = [replace(row, same=dict.fromkeys(row.same, 0.05), other=dict.fromkeys(row.other, 0.0)) for row in clean()]
 
     assert judged(rows)[OVERALL].verdict == "INCONCLUSIVE"
 
 
-def test_where_every_class_is_waived_nothing_stops_the_model():
+def test_a_model_whose_classes_are_all_waived_passes():
     rows = [row for label in ("cat", "dog") for row in rows_of(label, 50, gap=0.8)]
     waived = {"cat": "known", "dog": "known"}
 
-    found = judged(rows, waived=waived, apart=waived)
+    found = judged(rows, waived=waived, excluded=waived)
 
     assert (found["cat"].verdict, found[OVERALL].verdict) == ("FAIL", "PASS")

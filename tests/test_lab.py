@@ -1,4 +1,4 @@
-"""The lab that checks the check: its scenes hold the shortcut they should, its figures are those of the formula."""
+"""The validation of the check: its scenes have the shortcut they should have, and its figures equal their formulas."""
 
 import itertools
 
@@ -7,14 +7,14 @@ import pytest
 import torch
 from lab_report import auroc, detection, interval, is_held_out, kind
 from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, SIDE, Parts, Recipe, draw
-from validate_check import orders
+from validate_check import model_specs
 
 COUNT = 400
 
 
 @pytest.fixture(scope="module")
 def parts():
-    """Discs of one brightness for each class, on backgrounds of one colour for each kind."""
+    """Return discs with one brightness per class, and backgrounds with one colour per kind."""
     across = (torch.arange(48) - 23.5) ** 2
     disc = (across[:, None] + across < 20**2).to(torch.uint8)
     shades = torch.arange(4).repeat(8)[:, None, None, None]
@@ -32,7 +32,7 @@ def drawn(parts, shortcut, correlation, layout="usual"):
 
 
 def looks(shortcut, images):
-    """The number in which a shortcut shows."""
+    """Return the number in which a shortcut shows."""
     if shortcut == "corner":
         return images[:, 0, 3:7, 3:7].mean((1, 2)) - images[:, 2, 3:7, 3:7].mean((1, 2))
     if shortcut == "frame":
@@ -45,13 +45,13 @@ def looks(shortcut, images):
 
 
 def share_by_class(values, labels):
-    """How much of the variance lies between classes (eta squared)."""
-    means = torch.stack([values[labels == one].mean() for one in range(4)])
+    """Return the share of the variance between classes (eta squared)."""
+    means = torch.stack([values[labels == label].mean() for label in range(4)])
     return float(means.var(unbiased=False) / values.var(unbiased=False))
 
 
 @pytest.mark.parametrize("shortcut", SHORTCUTS)
-def test_a_shortcut_goes_along_with_the_class_as_often_as_asked(parts, shortcut):
+def test_a_shortcut_goes_with_the_class_at_the_given_rate(parts, shortcut):
     shares = []
     for correlation in (0.0, 0.5, 1.0):
         found = drawn(parts, shortcut, correlation)
@@ -61,7 +61,7 @@ def test_a_shortcut_goes_along_with_the_class_as_often_as_asked(parts, shortcut)
     assert shares[2] > 0.6
 
 
-def test_the_watermark_is_on_the_first_class_alone(parts):
+def test_the_watermark_is_on_the_first_class_only(parts):
     found = drawn(parts, ONE_CLASS, 1.0)
     mark = torch.tensor([0.9, 0.15, 0.1])[:, None, None]
     marked = (found.images[:, :, 2:8, 2:8] - mark).abs().amax((1, 2, 3)) < 0.01
@@ -72,22 +72,22 @@ def test_the_watermark_is_on_the_first_class_alone(parts):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_covers_are_where_the_objects_are(parts, layout):
     found = drawn(parts, "background", 0.0, layout)
-    share = found.covers.mean((1, 2))
+    share = found.opacities.mean((1, 2))
 
     assert found.images.shape == (COUNT, 3, SIDE, SIDE)
     assert bool((share > 0.01).all())
-    assert bool((found.covers.amax((1, 2)) > 0.9).all())
+    assert bool((found.opacities.amax((1, 2)) > 0.9).all())
     assert float(share.mean()) < 0.06 if layout == "tiny" else float(share.mean()) > 0.06
 
 
-def test_orders_are_at_least_120_models_each_of_its_own_name():
-    found = list(orders())
+def test_there_are_at_least_120_models_with_unique_names():
+    specs = list(model_specs())
 
-    assert len({one.name for one in found}) == len(found) >= 120
-    assert sum(one.correlation == 0 for one in found) >= 40
+    assert len({spec.name for spec in specs}) == len(specs) >= 120
+    assert sum(spec.correlation == 0 for spec in specs) >= 40
 
 
-def test_the_area_is_the_share_of_pairs_in_order():
+def test_the_auroc_is_the_share_of_pairs_in_order():
     random = np.random.default_rng(0)
     biased, clean = random.integers(0, 9, 40).tolist(), random.integers(-4, 6, 30).tolist()
 
@@ -98,13 +98,13 @@ def test_the_area_is_the_share_of_pairs_in_order():
     assert low < auroc(biased, clean) < high
 
 
-def test_detection_leaves_at_most_so_many_alarms():
+def test_detection_keeps_the_share_of_false_alarms():
     clean = np.arange(100.0)
 
     assert detection(np.array([93.0, 96.0, 200.0, 300.0]), clean) == 0.75
 
 
-def test_what_was_tuned_on_is_not_held_out():
+def test_models_used_for_tuning_are_not_held_out():
     row = {"matched": 0.9, "redrawn": 0.4, "architecture": "separable", "shortcut": "tint"}
 
     assert kind(row) == "biased"

@@ -1,1 +1,1 @@
-"""The background check: does a classifier need the object, or does it get by on what surrounds it?"""
+"""The background check: does a classifier need the object, or is the background enough for it?"""

@@ -1,4 +1,4 @@
-"""What the model says: the output it names, the probability of a picture's own class, and its margin."""
+"""The model's answers: the output it names, the probability of the picture's own class, and its margin."""
 
 from __future__ import annotations
 
@@ -18,44 +18,46 @@ from camkit.models.loaded import LoadedModel
 from camkit.targets import logits_of
 
 NO_ANSWER = -1
-"""The output named where the logits hold NaN or infinity."""
+"""The output named if the logits contain NaN or infinity."""
 
 
-def ask(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) -> list[Answer]:
-    """Return what the model answers to a batch of edits, each of a picture of these outputs."""
+def answer_batch(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) -> list[Answer]:
+    """Classify a batch of edits; ``classes`` are, for each edit, the outputs of its picture's class."""
     module = plan.model.module
-    place = device_of(module)
+    device = device_of(module)
     precision = plan.settings.check.precision
-    inputs = batch.to(place, dtype_of(module))
-    with quiet_pass(module, place, precision):
-        inputs = (
-            inputs.contiguous(memory_format=faster_format(module, inputs, precision)) if len(inputs) > 3 else inputs
-        )
+    inputs = batch.to(device, dtype_of(module))
+    with quiet_pass(module, device, precision):
+        inputs = inputs.to(memory_format=faster_format(module, inputs, precision))
         logits = logits_of(module(inputs), len(inputs)).float().cpu()
     return answers_of(logits, classes)
 
 
 def answers_of(logits: Tensor, classes: Sequence[tuple[int, ...]]) -> list[Answer]:
-    """Return what the model said to each picture, whose own class is these outputs; NO_ANSWER where it is no number."""
-    found: list[Answer] = []
-    for row, share, indices in zip(logits, logits.double().softmax(1), classes, strict=True):
+    """Turn logits (N, outputs) into answers; NO_ANSWER for a row with NaN or infinity.
+
+    ``classes`` are, for each row, the outputs of its picture's class.
+    """
+    answers: list[Answer] = []
+    for row, probabilities, indices in zip(logits, logits.double().softmax(1), classes, strict=True):
         if not bool(torch.isfinite(row).all()):
-            found.append({"answer": NO_ANSWER, "share": 0.0, "margin": 0.0})
+            answers.append({"answer": NO_ANSWER, "share": 0.0, "margin": 0.0})
             continue
+        own = list(indices)
         others = row.clone()
-        others[list(indices)] = float("-inf")
-        margin = float(row[list(indices)].amax() - others.amax())
-        found.append({"answer": int(row.argmax()), "share": float(share[list(indices)].sum()), "margin": margin})
-    return found
+        others[own] = float("-inf")
+        margin = float(row[own].amax() - others.amax())
+        answers.append({"answer": int(row.argmax()), "share": float(probabilities[own].sum()), "margin": margin})
+    return answers
 
 
-def outputs_of(model: LoadedModel, items: Sequence[Item]) -> int:
-    """Return how many classes a model's output has, as its answer to the first readable picture shows.
+def count_outputs(model: LoadedModel, items: Sequence[Item]) -> int:
+    """Return how many outputs a classifier has, by running it on the first readable picture.
 
     Raises:
-        InputError: no picture can be read, or the output is no classifier's.
+        InputError: no picture can be read, or the model is not a classifier of two or more classes.
     """
-    module, place = model.module, device_of(model.module)
+    module, device = model.module, device_of(model.module)
     assert model.preprocess is not None
     failure: CamkitError | None = None
     for item in items:
@@ -64,9 +66,9 @@ def outputs_of(model: LoadedModel, items: Sequence[Item]) -> int:
         except CamkitError as error:
             failure = error
             continue
-        with quiet_pass(module, place, "fp32"):
-            count = logits_of(module(tensor[None].to(place, dtype_of(module))), 1).shape[1]
+        with quiet_pass(module, device, "fp32"):
+            count = logits_of(module(tensor[None].to(device, dtype_of(module))), 1).shape[1]
         if count < 2:
-            raise InputError("the check is for classifiers of two classes and more; this model has one output")
+            raise InputError("the check needs a classifier with two or more outputs; this model has one")
         return count
     raise InputError(f"no picture could be read: {failure}")

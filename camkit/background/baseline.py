@@ -1,4 +1,4 @@
-"""Against an earlier run: what changed, picture by picture, and whether by more than chance."""
+"""Compare with an earlier run, picture by picture: what changed by more than chance?"""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 
 from camkit.background.measures import ImageRow
-from camkit.background.statistics import Estimate, interval, numbered, resampled
+from camkit.background.statistics import Estimate, bootstrap_sums, group_numbers, interval
 from camkit.errors import InputError
 
 _COMPARED = {"sha256", "same", "other", "energy", "shuffled", "ceiling"}
-"""What is read of a picture of an earlier run."""
+"""The fields of a picture in an earlier report that the comparison reads."""
+
+_SCHEMA = 1
+"""The schema of ``report.json`` that this version reads."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """How the gap and the skill changed since an earlier run, on the pictures that both have measured."""
+    """How the background gap and the skill changed since an earlier run, on the pictures that both runs measured."""
 
     pictures: int
     gap: Estimate | None
@@ -29,67 +32,68 @@ class Change:
     @property
     def worse(self) -> list[str]:
         """What got worse by more than chance, in words."""
-        found = []
+        sentences = []
         if self.gap is not None and self.gap.low > 0:
-            found.append(
+            sentences.append(
                 f"the background gap grew by {self.gap.value:.2f} (at least {self.gap.low:.2f}) since the baseline"
             )
         if self.skill is not None and self.skill.high < 0:
-            found.append(f"the skill of the heat fell by {-self.skill.value:.2f} (at least {-self.skill.high:.2f})")
-        return found
+            sentences.append(f"the skill of the heat fell by {-self.skill.value:.2f} (at least {-self.skill.high:.2f})")
+        return sentences
 
 
 def read_baseline(file: Path) -> dict[str, Any]:
     """Read an earlier ``report.json``.
 
     Raises:
-        InputError: it cannot be read, or is none.
+        InputError: the file cannot be read, or is not a report of the check.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        report = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"the baseline {file} cannot be read: {error}") from error
-    if not isinstance(found, dict) or not {"schema", "hashes", "images", "layer", "grids"} <= found.keys():
-        raise InputError(f"{file} is no report.json of camkit check")
-    if not isinstance(found["hashes"], dict) or not all(isinstance(found[name], list) for name in ("images", "grids")):
-        raise InputError(f"{file} is no report.json of camkit check: it is damaged")
-    if not all(isinstance(one, dict) and one.keys() >= _COMPARED for one in found["images"]):
-        raise InputError(f"{file} is no report.json of camkit check: its pictures are damaged")
-    if found["schema"] != 1:
-        raise InputError(f"{file} has the schema {found['schema']}, and this camkit reads 1")
-    return found
+    if not isinstance(report, dict) or not {"schema", "hashes", "images", "layer", "grids"} <= report.keys():
+        raise InputError(f"{file} is not a report.json of camkit check")
+    lists = (report["images"], report["grids"])
+    if not isinstance(report["hashes"], dict) or not all(isinstance(value, list) for value in lists):
+        raise InputError(f"the baseline {file} is damaged; make a new baseline")
+    if not all(isinstance(image, dict) and image.keys() >= _COMPARED for image in report["images"]):
+        raise InputError(f"the baseline {file} is damaged: fields of its pictures are missing; make a new baseline")
+    if report["schema"] != _SCHEMA:
+        raise InputError(f"the baseline {file} has schema {report['schema']}, but this camkit reads schema {_SCHEMA}")
+    return report
 
 
 def check_comparable(baseline: Mapping[str, Any], hashes: Mapping[str, str], source: Path) -> None:
-    """Refuse a baseline of other data or settings, before anything is computed.
+    """Refuse a baseline with other data or settings, before anything is computed.
 
     Raises:
         InputError: the two runs cannot be compared.
     """
-    for what, name in (("data", "pictures or regions"), ("settings", "settings")):
-        if baseline["hashes"].get(what) != hashes[what]:
-            raise InputError(f"{source} is of other {name}, so it cannot be compared; make a new baseline")
+    for part, name in (("data", "pictures or regions"), ("settings", "settings")):
+        if baseline["hashes"].get(part) != hashes[part]:
+            raise InputError(f"{source} was made with other {name} and cannot be compared; make a new baseline")
 
 
 def check_layer(baseline: Mapping[str, Any], layer: str, grid: Sequence[int] | None = None) -> None:
-    """Refuse a baseline whose heat is of another layer, or of another grid than a first picture's.
+    """Refuse a baseline whose heat was measured at another layer, or never on the grid of this run's first picture.
 
     Raises:
         InputError: the two runs cannot be compared.
     """
     if baseline["layer"] != layer:
         raise InputError(
-            f"the baseline's heat is of layer {baseline['layer']!r} and this one of {layer!r}; name the layer "
-            "([check] layer) or make a new baseline"
+            f"the baseline's heat is from layer {baseline['layer']!r}, this run's from {layer!r}; set the layer in the "
+            "config ([check] layer), or make a new baseline"
         )
-    found = [] if grid is None else ["x".join(map(str, grid))]
-    if baseline["grids"] and not set(found) <= set(baseline["grids"]):
-        raise InputError(_other_grids(baseline, found))
+    grids = [] if grid is None else ["x".join(map(str, grid))]
+    if baseline["grids"] and not set(grids) <= set(baseline["grids"]):
+        raise InputError(_other_grids(baseline, grids))
 
 
 def _other_grids(baseline: Mapping[str, Any], grids: Sequence[str]) -> str:
     before = ", ".join(map(str, baseline["grids"]))
-    return f"the baseline's heat is of the grid {before}, this one of {', '.join(grids)}; make a new baseline"
+    return f"the baseline's heat has the grid {before}, this run's {', '.join(grids)}; make a new baseline"
 
 
 def compare(
@@ -100,17 +104,17 @@ def compare(
     grids: Sequence[str],
     seed: int,
 ) -> Change:
-    """Compare with an earlier run, pairing pictures by what their files hold.
+    """Compare with an earlier run. Pictures are paired by the content of their files.
 
     Args:
-        baseline: as ``read_baseline`` gives it.
-        rows: of this run.
+        baseline: the earlier report, from ``read_baseline``.
+        rows: the pictures of this run.
         contents: the hash of each picture's file, by name.
         layer, grids: where this run's heat was measured.
-        seed: of the bootstrap, which draws groups of pairs.
+        seed: seeds the bootstrap, which resamples groups of pairs.
 
     Raises:
-        InputError: another layer or grid, or the baseline is damaged.
+        InputError: the layer or the grids differ, or the baseline is damaged.
     """
     check_layer(baseline, layer)
     if list(baseline["grids"]) != list(grids):
@@ -118,29 +122,29 @@ def compare(
     try:
         return _paired(baseline, rows, contents, seed)
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"the baseline's pictures cannot be read, it is damaged: {error!r}") from error
+        raise InputError(f"the baseline is damaged: {error!r} in its pictures; make a new baseline") from error
 
 
 def _paired(baseline: Mapping[str, Any], rows: Sequence[ImageRow], contents: Mapping[str, str], seed: int) -> Change:
     before = {image["sha256"]: image for image in baseline["images"]}
     pairs = [(row, before[contents[row.name]]) for row in rows if contents[row.name] in before]
     gaps = [
-        (row.group, _gap(row.same, row.other) - _gap(old["same"], old["other"]))
+        (row.group, _mean_gap(row.same, row.other) - _mean_gap(old["same"], old["other"]))
         for row, old in pairs
         if row.same and old["same"]
     ]
     return Change(len(pairs), _gap_change(gaps, seed), _skill_change(pairs, seed))
 
 
-def _gap(same: Mapping[str, float], other: Mapping[str, float]) -> float:
+def _mean_gap(same: Mapping[str, float], other: Mapping[str, float]) -> float:
     return float(np.mean([same[fill] - other[fill] for fill in same]))
 
 
 def _gap_change(gaps: Sequence[tuple[str, float]], seed: int) -> Estimate | None:
     if not gaps:
         return None
-    groups = numbered([group for group, _ in gaps])
-    sums = resampled(np.array([(change, 1.0) for _, change in gaps]), groups, [seed, 1])
+    groups = group_numbers([group for group, _ in gaps])
+    sums = bootstrap_sums(np.array([(change, 1.0) for _, change in gaps]), groups, [seed, 1])
     return interval(sums[:, 0] / sums[:, 1], float(np.mean([change for _, change in gaps])), int(groups.max()) + 1)
 
 
@@ -150,14 +154,15 @@ def _skill_change(pairs: Sequence[tuple[ImageRow, Mapping[str, Any]]], seed: int
     ]
     if not both:
         return None
-    parts = np.array([(*_room(vars(row)), *_room(old)) for row, old in both])
-    groups = numbered([row.group for row, _ in both])
-    sums = resampled(parts, groups, [seed, 2])
+    parts = np.array([(*_skill_parts(vars(row)), *_skill_parts(old)) for row, old in both])
+    groups = group_numbers([row.group for row, _ in both])
+    sums = bootstrap_sums(parts, groups, [seed, 2])
     with np.errstate(divide="ignore", invalid="ignore"):
         draws = sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3]
-        now, then = parts[:, 0].sum() / parts[:, 1].sum(), parts[:, 2].sum() / parts[:, 3].sum()
-    return interval(draws, float(now - then), int(groups.max()) + 1)
+        now, before = parts[:, 0].sum() / parts[:, 1].sum(), parts[:, 2].sum() / parts[:, 3].sum()
+    return interval(draws, float(now - before), int(groups.max()) + 1)
 
 
-def _room(row: Mapping[str, Any]) -> tuple[float, float]:
+def _skill_parts(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return numerator and denominator of the skill: heat beyond a shuffled map's, of the map and of a perfect one."""
     return row["energy"] - row["shuffled"], row["ceiling"] - row["shuffled"]

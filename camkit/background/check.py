@@ -1,4 +1,4 @@
-"""The check: from a model and labelled pictures to a verdict. Joins the steps of this room, and takes none itself.
+"""The check: from a model and labelled pictures to a verdict. This module joins the steps and takes none itself.
 
 plan -> heat of every picture -> sanity -> the experiment on a sample -> rows -> measures -> verdict.
 """
@@ -14,41 +14,42 @@ from camkit.background.baseline import Change
 from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
 from camkit.background.journal import Journal, Row
-from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, measure_all, weakest
+from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, weakest
+from camkit.background.measuring import measure_all
 from camkit.background.plan import Plan
 from camkit.background.rows import image_rows
-from camkit.background.sanity import Sanity, sane
-from camkit.background.trial import run_trial
+from camkit.background.sanity import Sanity, check_sanity
+from camkit.background.trial import run_experiment
 from camkit.background.values import Progress
-from camkit.background.verdict import Judged, judge
+from camkit.background.verdict import Judgement, judge
 from camkit.errors import InputError, RunError
 
 
 @dataclass(frozen=True, eq=False)
 class CheckResult:
-    """The answer, and all it rests on.
+    """The verdict of a check, and everything it rests on.
 
     Attributes:
         verdict: "FAIL", "WARN", "PASS" or "INCONCLUSIVE".
         reasons: why, in words.
         classes: the measures of each class.
-        overall: those of all together.
-        judged: the verdict of each class, and why.
+        overall: the measures of all classes together.
+        judged: the verdict on each class, and why; the empty name stands for the model.
         images: one row per picture.
         failures: pictures that could not be used, and why.
         plan: what was checked, and how.
         sanity: whether the heat can be trusted.
-        layer, layer_reason: where the heat was measured.
-        hashes: of the weights, the settings and the pictures.
-        warnings: what the reader should know of the data and the config.
-        change: since an earlier run; None without one.
-        report: the page that was written; None where none was.
+        layer, layer_reason: the layer of the heat, and why it was chosen.
+        hashes: hashes of the weights, the settings and the pictures.
+        warnings: what the reader should know about the data and the config.
+        change: the change since the baseline; None without a baseline.
+        report: the HTML report; None if none was written.
     """
 
     reasons: tuple[str, ...]
     classes: dict[str, Measures]
     overall: Measures
-    judged: dict[str, Judged]
+    judged: dict[str, Judgement]
     images: tuple[ImageRow, ...]
     failures: dict[str, str]
     plan: Plan
@@ -62,135 +63,163 @@ class CheckResult:
 
     @property
     def grids(self) -> list[str]:
-        """The grids of the maps, as text."""
+        """The sizes of the maps' grids, such as "7x7"."""
         return sorted({"x".join(map(str, row.grid)) for row in self.images if row.grid})
 
     @property
     def verdict(self) -> str:
-        """The model's verdict."""
+        """The verdict on the model."""
         return self.judged[OVERALL].verdict
 
     def assert_ok(self, *, inconclusive: Literal["pass", "fail"] = "pass") -> None:
-        """Do nothing where the model may ship; for tests.
+        """Do nothing if the model may ship, and raise otherwise; for tests.
 
         Raises:
-            AssertionError: the verdict is FAIL, or INCONCLUSIVE and that was asked to fail; the message names the worst
-                class, its numbers and the report.
+            AssertionError: the verdict is FAIL, or it is INCONCLUSIVE and ``inconclusive`` is "fail". The message names
+                the worst class, its numbers and the report.
         """
         if self.exit_code(inconclusive):
             why = "; ".join(reason.text for reason in self.judged[self.worst].reasons)
-            where = "" if self.report is None else f"; see {self.report}"
+            report = "" if self.report is None else f"; see {self.report}"
             worst = "" if self.worst == OVERALL else f"class {self.worst!r}: "
-            raise AssertionError(f"{self.verdict}: {worst}{why}{where}")
+            raise AssertionError(f"{self.verdict}: {worst}{why}{report}")
 
     def exit_code(self, inconclusive: Literal["pass", "fail"] = "pass") -> int:
-        """Return what the command ends with: 0 may ship, 1 FAIL, 3 INCONCLUSIVE where that is to fail."""
+        """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE if ``inconclusive`` is "fail"."""
         if self.verdict == "INCONCLUSIVE":
             return 3 if inconclusive == "fail" else 0
         return int(self.verdict == "FAIL")
 
     def table(self) -> list[dict[str, Any]]:
-        """Return a flat row per picture: ``pandas.DataFrame(result.table())``."""
-        found = []
-        for row in self.images:
-            flat: dict[str, Any] = {}
-            for name, value in asdict(row).items():
-                flat |= (
-                    {f"{name}_{fill}": one for fill, one in value.items()} if isinstance(value, dict) else {name: value}
-                )
-            found.append(flat)
-        return found
+        """Return one flat row per picture: ``pandas.DataFrame(result.table())``."""
+        rows = []
+        for image in self.images:
+            row: dict[str, Any] = {}
+            for name, value in asdict(image).items():
+                if isinstance(value, dict):
+                    row |= {f"{name}_{fill}": fill_value for fill, fill_value in value.items()}
+                else:
+                    row[name] = value
+            rows.append(row)
+        return rows
 
     @property
     def worst(self) -> str:
-        """The class that speaks most against the model, of those with its verdict; OVERALL where none alone does."""
+        """The class with the largest gap or attraction among those with the model's verdict; OVERALL if none has it."""
 
-        def largest(name: str) -> float:
-            one = self.classes[name]
-            shown = [weakest(by_fill) for by_fill in (one.gap, one.attraction)]
-            return max((least.effect.value for least in shown if least is not None), default=-1.0)
+        def largest_effect(name: str) -> float:
+            measures = self.classes[name]
+            measured = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction)]
+            return max((one.effect.value for one in measured if one is not None), default=-1.0)
 
-        deciding = [name for name in self.classes if self.judged[name].verdict == self.verdict]
-        return max((name for name in deciding if not self.judged[name].waived), key=largest, default=OVERALL)
+        deciding = [
+            name for name in self.classes if self.judged[name].verdict == self.verdict and not self.judged[name].waived
+        ]
+        return max(deciding, key=largest_effect, default=OVERALL)
 
 
 def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str]) -> CheckResult:
-    """Make the check; rows that the journal holds already are not computed again.
+    """Run the check. Rows that the journal already holds are not computed again.
 
     Raises:
-        InputError: the model's output is no classifier's, or no picture can be used.
+        InputError: the preprocessing is not known, the model's output is not a classifier's, or no picture can be used.
+        RunError: the model answers NaN or infinity to every picture.
         OutputError: the journal cannot be written.
     """
     if plan.model.preprocess is None:
-        raise InputError("it is not known how pictures are prepared for this model; pass preprocess=...")
+        raise InputError("the preprocessing of this model is not known; pass preprocess=...")
     heat_pass(plan, journal, progress)
-    heat = journal.rows("heat")
-    failures = {name: row["error"] for name, row in heat.items() if "error" in row}
-    good = {name: row for name, row in heat.items() if "error" not in row}
-    if not good:
-        if heat and all(row.get("broken") for row in heat.values()):
-            raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(heat))}")
-        raise InputError(f"no picture could be used: {next(iter(failures.values()), 'there is none')}")
+    all_heat = journal.rows("heat")
+    heat = _usable(all_heat)
     progress("sanity", 0, 1)
-    sanity = sane(
+    sanity = check_sanity(
         plan.model,
-        [item for item in plan.data.items if item.name in good],
+        [item for item in plan.data.items if item.name in heat],
         plan.matched,
         plan.settings,
-        turning=not plan.with_regions,
+        mirror=not plan.with_regions,
     )
-    run_trial(plan, journal, progress, lambda item: item.name in good)
+    run_experiment(plan, journal, progress, lambda item: item.name in heat)
     progress("measures", 0, 1)
-    rows = image_rows(plan, good, journal.rows("edits"))
-    limits = plan.settings.limits
-    waived = {name: f"{one.reason} (until {one.expires})" for name, one in plan.settings.waived(plan.today).items()}
-    exempt = {name: "expect = any" for name in plan.data.classes if plan.settings.expects_anything(name)}
-    counted = Limits(limits.gap, limits.sufficiency, limits.attraction)
-    measures = measure_all(rows, counted, plan.settings.check.seed, {*waived, *exempt}, plan.data.classes)
-    judged = judge(
-        measures,
-        limits,
-        exempt=exempt,
-        waived=waived,
-        insane=sanity.problems if plan.with_regions else (),
-        may_fail=plan.with_regions or plan.settings.check.ring_is_background,
-        heat=plan.with_regions,
-        hints=[] if plan.with_regions else hints(plan.data.items, good, sanity.turned, plan.settings.check.seed),
-    )
-    first = next(iter(good.values()))
+    rows = image_rows(plan, heat, journal.rows("edits"))
+    measures, judged = _judge(plan, rows, heat, sanity)
+    first = next(iter(heat.values()))
     return CheckResult(
         reasons=tuple(reason.text for reason in judged[OVERALL].reasons),
-        classes={name: one for name, one in measures.items() if name != OVERALL},
+        classes={name: class_measures for name, class_measures in measures.items() if name != OVERALL},
         overall=measures[OVERALL],
         judged=judged,
         images=tuple(rows),
-        failures=failures,
+        failures={name: row["error"] for name, row in all_heat.items() if "error" in row},
         plan=plan,
         sanity=sanity,
         layer=first["layer"],
         layer_reason=first["layer_reason"],
         hashes=hashes,
-        warnings=_warnings(plan, heat, measures[OVERALL].room),
+        warnings=_warnings(plan, all_heat, measures[OVERALL].room),
     )
 
 
-def _warnings(plan: Plan, heat: Mapping[str, Row], room: float | None) -> tuple[str, ...]:
-    found = [
-        f"the waiver of {one.name!r} expired on {one.expires} and no longer holds"
-        for one in plan.settings.expired(plan.today)
+def _usable(heat: Mapping[str, Row]) -> dict[str, Row]:
+    """Return the rows of the pictures that the model answered.
+
+    Raises:
+        InputError, RunError: there are none.
+    """
+    usable = {name: row for name, row in heat.items() if "error" not in row}
+    if usable:
+        return usable
+    if heat and all(row.get("broken") for row in heat.values()):
+        raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(heat))}")
+    why = next((row["error"] for row in heat.values()), "there are none")
+    raise InputError(f"no picture could be used: {why}")
+
+
+def _judge(
+    plan: Plan, rows: list[ImageRow], heat: Mapping[str, Row], sanity: Sanity
+) -> tuple[dict[str, Measures], dict[str, Judgement]]:
+    """Measure and judge every class and the model."""
+    settings = plan.settings
+    waivers = settings.waived(plan.today)
+    waived = {name: f"{waiver.reason} (until {waiver.expires})" for name, waiver in waivers.items()}
+    exempt = {name: "expect = any" for name in plan.data.classes if settings.expects_anything(name)}
+    limits = Limits(settings.limits.gap, settings.limits.sufficiency, settings.limits.attraction)
+    measures = measure_all(rows, limits, settings.check.seed, {*waived, *exempt}, plan.data.classes)
+    heat_hints = [] if plan.with_regions else hints(plan.data.items, heat, sanity.mirrored, settings.check.seed)
+    judged = judge(
+        measures,
+        settings.limits,
+        exempt=exempt,
+        waived=waived,
+        heat_problems=sanity.problems if plan.with_regions else (),
+        may_fail=plan.with_regions or settings.check.ring_is_background,
+        with_regions=plan.with_regions,
+        hints=heat_hints,
+    )
+    return measures, judged
+
+
+def _warnings(plan: Plan, heat: Mapping[str, Row], headroom: float | None) -> tuple[str, ...]:
+    """Return what the reader should know about the data and the config."""
+    warnings = [
+        f"the waiver for class {waiver.name!r} expired on {waiver.expires} and no longer holds"
+        for waiver in plan.settings.expired(plan.today)
     ]
-    cropped = [name for name, row in heat.items() if row.get("cropped")]
+    cropped = sum(bool(row.get("cropped")) for row in heat.values())
     if cropped:
-        found.append(f"of {len(cropped)} pictures the objects lie outside the part that the model sees")
-    if room is not None and room < plan.settings.limits.least_room:
-        found.append(
-            f"the heat cannot tell whose object it lies on, since objects lie alike in all pictures (perfect maps have "
-            f"{room:.2f} more heat on their own than on others'): the experiment decides alone"
+        warnings.append(f"in {cropped} pictures the object lies outside the part that the model sees")
+    if headroom is not None and headroom < plan.settings.limits.least_room:
+        warnings.append(
+            "the objects lie at nearly the same place in all pictures, so the heat cannot show which object it follows "
+            f"and the experiment decides alone (even perfect maps would have only {headroom:.2f} more of their heat on "
+            "their own object than on others)"
         )
-    boxes_alone = [item for item in plan.data.items if item.objects and all(one.kind == "box" for one in item.objects)]
-    if boxes_alone:
-        found.append(
-            f"{len(boxes_alone)} pictures have boxes alone: what is pasted, the ellipse in each box, carries a little "
-            "of its own background, so a gap is found smaller than it is"
+    only_boxes = sum(
+        bool(item.objects) and all(annotation.kind == "box" for annotation in item.objects) for item in plan.data.items
+    )
+    if only_boxes:
+        warnings.append(
+            f"{only_boxes} pictures have boxes but no outlines: the check pastes the ellipse inside each box, which "
+            "carries a little of its own background along, so the measured gap is smaller than the true one"
         )
-    return tuple(found)
+    return tuple(warnings)

@@ -1,4 +1,4 @@
-"""Which outputs of a model mean which class of the data."""
+"""Map each class of the data to outputs of the model."""
 
 from __future__ import annotations
 
@@ -15,145 +15,165 @@ from camkit.errors import InputError
 
 _WORDNET = re.compile(r"n\d{8}")
 
+_MOST_NAMES = 5
+"""Classes listed in an error, at most."""
+
+_SIMILAR = 0.5
+"""Similarity, by difflib's ratio, from which a label is suggested instead of a misspelt one."""
+
 
 @dataclass(frozen=True)
-class Matched:
-    """The model's indices of each class of the data, and how they were found, as a sentence."""
+class ClassMatch:
+    """The model's output indices for each class of the data, and in words how they were found."""
 
     indices: Mapping[str, tuple[int, ...]]
     how: str
 
 
 def match_classes(
-    classes: Sequence[str], labels: Sequence[str] | None, outputs: int, given: Mapping[str, Sequence[int | str]] | None
-) -> Matched:
+    classes: Sequence[str],
+    labels: Sequence[str] | None,
+    outputs: int,
+    class_map: Mapping[str, Sequence[int | str]] | None,
+) -> ClassMatch:
     """Find the model's outputs for each class of the data.
 
     Args:
-        classes: of the data, in order of name.
-        labels: of the model, in the order of its outputs.
-        outputs: of the model.
-        given: the caller's own table, from class to indices or labels.
+        classes: the classes of the data, sorted by name.
+        labels: the model's labels, in the order of its outputs.
+        outputs: how many outputs the model has.
+        class_map: from class to indices or labels, if the caller has one.
 
     Returns:
-        By the table where one is given; else by label, where every class's name is a label or one of its synonyms
-        ("tabby, tabby cat"); else by number; else by order, where there are as many classes as outputs, as
-        torchvision's ImageFolder numbers them.
+        The outputs by class map if there is one. Else by label, if each class is a label or a synonym in one ("tabby,
+        tabby cat"). Else by number. Else by order, as torchvision's ImageFolder numbers its classes, if there are as
+        many classes as outputs.
 
     Raises:
-        InputError: none of these fits.
+        InputError: none of these rules applies, or the class map is wrong.
     """
-    if given is not None:
-        table = {name: _given(name, given, labels, outputs) for name in classes}
-        return Matched(_apart(table, outputs), "by the table that was given")
+    if class_map is not None:
+        indices = {name: _look_up(name, class_map, labels, outputs) for name in classes}
+        return ClassMatch(_validated(indices, outputs), "by the class map")
     unknown = list(classes)
     if labels is not None:
-        by_name = _by_name(labels)
-        found = {name: by_name.get(plain(name), ()) for name in classes}
-        unknown = [name for name, indices in found.items() if not indices]
+        by_name = _outputs_by_name(labels)
+        indices = {name: by_name.get(normalize_name(name), ()) for name in classes}
+        unknown = [name for name in classes if not indices[name]]
         if not unknown:
-            several = [
-                f"{name!r} is outputs {' and '.join(map(str, one))}" for name, one in found.items() if len(one) > 1
+            ambiguous = [
+                f"{name!r} is outputs {' and '.join(map(str, several))}"
+                for name, several in indices.items()
+                if len(several) > 1
             ]
-            return Matched(_apart(found, outputs), "; ".join(["by label", *several]))
+            return ClassMatch(_validated(indices, outputs), "; ".join(["by label", *ambiguous]))
     if all(name.isdecimal() and int(name) < outputs for name in classes):
-        return Matched(_apart({name: (int(name),) for name in classes}, outputs), "by number")
+        return ClassMatch(_validated({name: (int(name),) for name in classes}, outputs), "by number")
     wordnet = all(_WORDNET.fullmatch(name) for name in classes)
     if len(classes) == outputs and (labels is None or wordnet):
-        return Matched(
-            {name: (number,) for number, name in enumerate(sorted(classes))}, "by order, as ImageFolder does"
-        )
-    raise InputError(_unmatched(unknown, labels, outputs, len(classes)))
+        indices = {name: (number,) for number, name in enumerate(sorted(classes))}
+        return ClassMatch(indices, "by order, as ImageFolder does")
+    raise InputError(_no_match(unknown, labels, outputs, len(classes)))
 
 
-def _apart(table: dict[str, tuple[int, ...]], outputs: int) -> dict[str, tuple[int, ...]]:
-    """Return a table in which no output is of two classes, and no class has all outputs."""
-    of: dict[int, str] = {}
-    for name, indices in table.items():
-        for index in indices:
-            if index in of:
-                raise InputError(f"output {index} of the model is both {of[index]!r} and {name!r}: make them one class")
-            of[index] = name
-        if len(set(indices)) == outputs:
-            raise InputError(f"every output of the model is {name!r}, so no answer can be wrong")
-    return table
+def _validated(indices: dict[str, tuple[int, ...]], outputs: int) -> dict[str, tuple[int, ...]]:
+    """Return the indices if no two classes share an output and no class has all outputs."""
+    owners: dict[int, str] = {}
+    for name, own in indices.items():
+        for index in own:
+            if index in owners:
+                raise InputError(
+                    f"output {index} of the model is both {owners[index]!r} and {name!r}; merge these classes"
+                )
+            owners[index] = name
+        if len(set(own)) == outputs:
+            raise InputError(f"every output of the model is {name!r}, so no answer can be wrong; change the class map")
+    return indices
 
 
-def _unmatched(unknown: Sequence[str], labels: Sequence[str] | None, outputs: int, classes: int) -> str:
+def _no_match(unknown: Sequence[str], labels: Sequence[str] | None, outputs: int, classes: int) -> str:
     if labels is None:
         return (
-            f"the model has {outputs} outputs without names and the data {classes} classes; name the model's labels "
-            "(--labels FILE) or give a table from class to output ([data] class_map)"
+            f"the model has {outputs} unnamed outputs and the data has {classes} classes; pass the model's labels "
+            "(--labels FILE) or a class map (--class-map FILE)"
         )
-    hint = _nearest(unknown[0], labels)
-    listed = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-    return f"the model has no label {listed}{hint}; a table from class to labels can be given ([data] class_map)"
+    more = f" and {len(unknown) - _MOST_NAMES} more" if len(unknown) > _MOST_NAMES else ""
+    return (
+        f"the model has no label {', '.join(map(repr, unknown[:_MOST_NAMES]))}{more}{_suggestion(unknown[0], labels)}; "
+        "rename the classes or pass a class map (--class-map FILE)"
+    )
 
 
-def _nearest(name: str, labels: Sequence[str]) -> str:
-    near = difflib.get_close_matches(plain(name), [*_by_name(labels)], n=1, cutoff=0.5)
-    return f"; the nearest to {name!r} is {labels[_by_name(labels)[near[0]][0]]!r}" if near else ""
+def _suggestion(name: str, labels: Sequence[str]) -> str:
+    by_name = _outputs_by_name(labels)
+    similar = difflib.get_close_matches(normalize_name(name), [*by_name], n=1, cutoff=_SIMILAR)
+    return f"; the nearest to {name!r} is {labels[by_name[similar[0]][0]]!r}" if similar else ""
 
 
-def plain(name: str) -> str:
-    """Return a name without what people write in different ways: case, underscores, hyphens, spaces."""
+def normalize_name(name: str) -> str:
+    """Return a class name in lower case, with one space for each run of spaces, underscores and hyphens."""
     return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
-def _by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the outputs of each name; a whole label counts before one of its synonyms."""
-    whole: dict[str, tuple[int, ...]] = {}
-    parts: dict[str, tuple[int, ...]] = {}
+def _outputs_by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the outputs for each label and synonym; a complete label takes precedence over a synonym."""
+    complete: dict[str, tuple[int, ...]] = {}
+    synonyms: dict[str, tuple[int, ...]] = {}
     for number, label in enumerate(labels):
-        whole[plain(label)] = (*whole.get(plain(label), ()), number)
+        name = normalize_name(label)
+        complete[name] = (*complete.get(name, ()), number)
         for part in label.split(","):
-            parts[plain(part)] = (*parts.get(plain(part), ()), number)
-    return {**parts, **whole}
+            name = normalize_name(part)
+            synonyms[name] = (*synonyms.get(name, ()), number)
+    return {**synonyms, **complete}
 
 
-def _given(
-    name: str, table: Mapping[str, Sequence[int | str]], labels: Sequence[str] | None, outputs: int
+def _look_up(
+    name: str, class_map: Mapping[str, Sequence[int | str]], labels: Sequence[str] | None, outputs: int
 ) -> tuple[int, ...]:
-    if name not in table:
-        raise InputError(f"the table of classes says nothing of {name!r}, of which there are pictures")
-    by_name = _by_name(labels or ())
-    found: list[int] = []
-    for one in table[name]:
-        indices = (one,) if isinstance(one, int) else by_name.get(plain(one), ())
-        if not indices or max(indices) >= outputs or min(indices) < 0:
-            hint = _nearest(one, labels or ()) if isinstance(one, str) else ""
-            raise InputError(f"the table of classes gives {one!r} for {name!r}, which the model has not{hint}")
-        found.extend(indices)
-    return tuple(dict.fromkeys(found))
+    """Return the outputs that the class map gives a class."""
+    if name not in class_map:
+        raise InputError(f"class map: no entry for {name!r}, but the data has pictures of it; add an entry")
+    by_name = _outputs_by_name(labels or ())
+    indices: list[int] = []
+    for entry in class_map[name]:
+        own = (entry,) if isinstance(entry, int) else by_name.get(normalize_name(entry), ())
+        if isinstance(entry, str) and not own:
+            hint = _suggestion(entry, labels or ())
+            raise InputError(f"class map: {entry!r} for {name!r} is not one of the model's labels{hint}")
+        if max(own) >= outputs or min(own) < 0:
+            raise InputError(f"class map: {entry!r} for {name!r} is not one of the model's {outputs} outputs")
+        indices.extend(own)
+    return tuple(dict.fromkeys(indices))
 
 
 def read_class_map(path: Path) -> dict[str, list[int | str]]:
-    """Read a table from class to indices or labels, of JSON; keys that begin with "_" are remarks.
+    """Read a JSON table from class to indices or labels; keys that begin with "_" are comments.
 
     Raises:
-        InputError: the file cannot be read, or is no such table.
+        InputError: the file cannot be read, or does not contain such a table.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        table = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"the table of classes in {path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path} is no table from class to labels: an object of JSON is expected")
-    return class_map_of(found, str(path))
+        raise InputError(f"the class map {path} cannot be read: {error}") from error
+    if not isinstance(table, dict):
+        raise InputError(f"the class map {path} must be a JSON object from class to indices or labels")
+    return parse_class_map(table, str(path))
 
 
-def class_map_of(found: Mapping[str, Any], source: str) -> dict[str, list[int | str]]:
-    """Check a table from class to an index, a label, or a list of these; keys that begin with "_" are remarks.
+def parse_class_map(table: Mapping[str, Any], source: str) -> dict[str, list[int | str]]:
+    """Validate a table from class to an index, a label or a list of them; keys that begin with "_" are comments.
 
     Raises:
-        InputError: it is no such table.
+        InputError: a value is something else.
     """
-    table: dict[str, list[int | str]] = {}
-    for name, value in found.items():
-        values = list(value) if isinstance(value, (list, tuple)) else [value]
+    class_map: dict[str, list[int | str]] = {}
+    for name, value in table.items():
         if str(name).startswith("_"):
             continue
-        if not values or not all(isinstance(one, (Integral, str)) and not isinstance(one, bool) for one in values):
+        entries = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not entries or not all(isinstance(one, (Integral, str)) and not isinstance(one, bool) for one in entries):
             raise InputError(f"{source}: {name!r} must have indices or labels of the model, not {value!r}")
-        table[str(name)] = [one if isinstance(one, str) else int(one) for one in values]
-    return table
+        class_map[str(name)] = [one if isinstance(one, str) else int(one) for one in entries]
+    return class_map

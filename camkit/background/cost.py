@@ -1,4 +1,4 @@
-"""How long a check will take, from a few of its own pictures: said before it is made."""
+"""Estimate how long a check will take, by running a few of its own pictures."""
 
 from __future__ import annotations
 
@@ -10,19 +10,33 @@ import numpy as np
 
 from camkit.background.heat import heat_rows
 from camkit.background.plan import Plan
-from camkit.background.sanity import PICTURES
-from camkit.background.statistics import resampled
-from camkit.background.trial import answered
+from camkit.background.sanity import SANITY_PICTURES
+from camkit.background.statistics import bootstrap_sums
+from camkit.background.trial import answer_edits
 from camkit.models import device_of
 
 _HEAT_PICTURES = 8
+"""Pictures timed for the heat on the CPU: enough for a stable mean, and cheap. A GPU needs a full batch."""
+
 _TRIAL_PICTURES = 4
+"""Pictures timed for the experiment: each already stands for a dozen edits."""
+
 _STRIPS = 12
+"""Pictures that the report shows in detail, each with its heat and about half of its edits."""
+
+_SANITY_PASSES = 3
+"""Heat passes over the sanity check's pictures: with the method, with HiResCAM, and with shuffled weights."""
+
+_RESAMPLINGS = 6
+"""How many bootstraps over all pictures the measures amount to, roughly: for all classes and for each of them."""
+
+_REPORT_SECONDS = 1.0
+"""Time to write the reports."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds, by stage."""
+    """The expected duration of each stage, in seconds."""
 
     heat: float
     sanity: float
@@ -31,40 +45,46 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """All together."""
+        """The sum of all stages."""
         return self.heat + self.sanity + self.experiment + self.measures
 
     @property
     def words(self) -> str:
-        """The time as a person says it: ``"about 40 s"``."""
+        """The sum as text, such as ``"about 40 s"``."""
         if self.seconds < 100:
             return f"about {max(1, round(self.seconds))} s"
         minutes = self.seconds / 60
         return f"about {minutes:.0f} min" if minutes < 100 else f"about {minutes / 60:.1f} h"
 
 
-def estimate(plan: Plan, done: Mapping[str, int] | None = None) -> Cost:
-    """Run a few pictures through each stage, twice where the first time is slower, and scale up.
+def estimate_cost(plan: Plan, done: Mapping[str, int] | None = None) -> Cost:
+    """Time a few pictures in each stage and scale up to the whole check; their results are discarded.
 
-    Their rows are not kept. ``done`` counts, by kind, rows that an earlier run finished.
+    The heat and the experiment run once before they are timed, because the first pass is slower.
+
+    Args:
+        plan: the check.
+        done: how many rows of each kind an earlier run finished, if this run resumes it.
     """
-    finished = done or {}
+    done = done or {}
     items, sample = plan.data.items, plan.sample
-    few = plan.settings.check.batch_size if device_of(plan.model.module).type == "cuda" else _HEAT_PICTURES
-    first = _seconds(lambda: list(heat_rows(plan, items[:few])))
-    a_heat = _seconds(lambda: list(heat_rows(plan, items[:few]))) / max(1, len(items[:few]))
-    some = sample[:: max(1, len(sample) // _TRIAL_PICTURES)][:_TRIAL_PICTURES]
-    a_trial = 0.0
-    if some:
-        list(answered(plan, some[:1]))
-        a_trial = _seconds(lambda: list(answered(plan, some))) / len(some)
+    on_gpu = device_of(plan.model.module).type == "cuda"
+    few = items[: plan.settings.check.batch_size if on_gpu else _HEAT_PICTURES]
+    first_pass = _seconds(lambda: list(heat_rows(plan, few)))
+    per_heat = _seconds(lambda: list(heat_rows(plan, few))) / max(1, len(few))
+    trials = sample[:: max(1, len(sample) // _TRIAL_PICTURES)][:_TRIAL_PICTURES]
+    per_trial = 0.0
+    if trials:
+        list(answer_edits(plan, trials[:1]))
+        per_trial = _seconds(lambda: list(answer_edits(plan, trials))) / len(trials)
     rows = max(1, len(items))
-    draw = _seconds(lambda: resampled(np.ones((rows, 3)), np.arange(rows), [0]))
+    resampling = _seconds(lambda: bootstrap_sums(np.ones((rows, 3)), np.arange(rows), [0]))
     return Cost(
-        heat=a_heat * max(0, len(items) - finished.get("heat", 0)),
-        sanity=3 * a_heat * min(PICTURES, len(items)) + max(0.0, first - few * a_heat),
-        experiment=a_trial * max(0, len(sample) - finished.get("edits", 0)),
-        measures=6 * draw + _STRIPS * (a_heat + a_trial / 2) + 1,
+        heat=per_heat * max(0, len(items) - done.get("heat", 0)),
+        sanity=_SANITY_PASSES * per_heat * min(SANITY_PICTURES, len(items))
+        + max(0.0, first_pass - len(few) * per_heat),
+        experiment=per_trial * max(0, len(sample) - done.get("edits", 0)),
+        measures=_RESAMPLINGS * resampling + _STRIPS * (per_heat + per_trial / 2) + _REPORT_SECONDS,
     )
 
 

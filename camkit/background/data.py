@@ -1,31 +1,36 @@
-"""From a folder or a table to labelled pictures with the objects they are about."""
+"""Read a folder or a table into labelled pictures with their annotated objects."""
 
 from __future__ import annotations
 
 import csv
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
-from camkit.background.classes import plain
+from camkit.background.classes import normalize_name
 from camkit.background.regions import find_regions, is_mask, read_regions
-from camkit.background.regions.boxes import columns
+from camkit.background.regions.boxes import find_columns
 from camkit.background.values import Annotations, Dataset, Item, ObjectAnnotation
 from camkit.errors import ImageError, InputError, did_you_mean
 from camkit.images.files import find_pictures
 from camkit.types import Box
 
-_BESIDE = {"masks", "mask", "labels", "annotations", "segmentations", "segmentationclass", "segmentationobject"}
-"""Folders that hold regions, not pictures of a class."""
+_REGION_FOLDERS = {"masks", "mask", "labels", "annotations", "segmentations", "segmentationclass", "segmentationobject"}
+"""Folders with these names hold regions, not pictures of a class."""
 
 _COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "image", "image_path", "picture"),
     "label": ("label", "class", "class_name", "category", "target"),
     "group": ("group",),
 }
+
+_KINDS = {"mask": "outlines", "box": "boxes only"}
+
+_MOST_CATEGORIES = 5
+"""Categories listed in a sentence, at most."""
 
 
 def read_data(
@@ -37,146 +42,184 @@ def read_data(
     only: Collection[str] | None = None,
     also: Mapping[str, frozenset[str]] | None = None,
 ) -> Dataset:
-    """Read labelled pictures and the regions that belong to them.
+    """Read labelled pictures and the regions of their objects.
 
     Args:
-        data: a folder with a folder per class; a CSV of path, label and perhaps group; or a folder of pictures whose
-            regions name their objects' classes: a picture's class is then that of its largest object.
-        regions: where the regions are; searched for below the data and beside it if None.
-        group: the column of the CSV that says which pictures belong together.
-        skip: a folder that is not data, such as that of the reports.
-        only: the classes there may be, where they are those of annotated objects.
-        also: categories whose objects count as a class's own, in lower case, by class.
+        data: a folder with a folder per class; a CSV with the columns path, label and optionally group; or a folder of
+            pictures whose regions name classes (the class of a picture is then the class of its largest object).
+        regions: the regions; if None, they are searched for in the data folder and beside it.
+        group: the CSV column that says which pictures belong together.
+        skip: a folder to ignore, such as the one the reports go into.
+        only: the annotated classes that may label a picture; None allows all.
+        also: for each class, further categories (lower case) whose objects count as objects of that class.
 
     Raises:
-        InputError: there is nothing of that kind, or regions were named and none belongs to a picture.
+        InputError: there are no labelled pictures, or there are regions and none of them belongs to a picture.
     """
     if not data.exists():
-        raise InputError(f"there is no {data}")
+        raise InputError(f"{data} does not exist")
     root = data if data.is_dir() else data.parent
-    found = read_regions(regions) if regions is not None else find_regions(root)
-    items, form, left_out = _labelled(data, found, group, skip, only)
-    if not items:
+    sources = read_regions(regions) if regions is not None else find_regions(root)
+    labelled = _label_pictures(data, sources, group, skip, only)
+    if not labelled.items:
         raise InputError(
-            f"{data} holds no labelled pictures: expected a folder per class, a CSV with the columns path and label, "
+            f"{data} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
             "or pictures with regions that name classes"
         )
-    classes = tuple(sorted({item.label for item in items}))
-    facts = [f"{len(items)} pictures of {len(classes)} classes ({form})"]
-    if not found:
-        facts.append("no regions")
-        return Dataset(root, tuple(items), classes, form, tuple(facts), left_out)
-    index = [_Index(source, [item.name for item in items]) for source in found]
-    lowered = {plain(name) for name in classes}
-    _check_allowed(also or {}, index)
-    matched = [_with_things(item, index, lowered, (also or {}).get(item.label, frozenset())) for item in items]
-    for source, known in zip(found, index, strict=True):
-        facts.append(_belonging(source, known, items, root))
-        for what, names in source.problems.items():
-            left_out[f"{source.form}: {what}"] = (*left_out.get(f"{source.form}: {what}", ()), *names)
-    facts += _without_classes(index, lowered)
-    bare = tuple(item.name for item in matched if not item.objects)
-    if len(bare) == len(matched):
-        sources = " and ".join(f"{one.form} in {one.source}" for one in found)
-        raise InputError(
-            f"no picture matches a region: {len(items)} pictures such as {items[0].name!r}, and {sources} for such as "
-            f"{_first(found)!r}"
-        )
-    kinds = Counter(
-        "box" if all(one.kind == "box" for one in item.objects) else "mask" for item in matched if item.objects
-    )
-    facts.append(
-        ", ".join(f"{count} pictures with {_KINDS[kind]}" for kind, count in sorted(kinds.items(), reverse=True))
-    )
+    classes = tuple(sorted({item.label for item in labelled.items}))
+    fact = f"{len(labelled.items)} pictures of {len(classes)} classes ({labelled.rule})"
+    dataset = Dataset(root, tuple(labelled.items), classes, (fact,), labelled.left_out)
+    if not sources:
+        return replace(dataset, facts=(fact, "no regions"))
+    return _annotate(dataset, sources, also or {})
+
+
+def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, frozenset[str]]) -> Dataset:
+    """Add the objects to each picture, and say what the sources contain."""
+    indexes = [_AnnotationIndex(source, [item.name for item in data.items]) for source in sources]
+    _check_categories(also, indexes)
+    names = {normalize_name(name) for name in data.classes}
+    items = tuple(_with_objects(item, indexes, names, also.get(item.label, frozenset())) for item in data.items)
+    bare = tuple(item.name for item in items if not item.objects)
+    if len(bare) == len(items):
+        raise InputError(_no_match(items, sources))
+    left_out = dict(data.left_out)
+    for source in sources:
+        for problem, pictures in source.problems.items():
+            key = f"{source.format}: {problem}"
+            left_out[key] = (*left_out.get(key, ()), *pictures)
     if bare:
         left_out["pictures without a region of their class"] = bare
-    return Dataset(root, tuple(matched), classes, form, tuple(facts), left_out)
-
-
-_NAMED = 5
-_KINDS = {"mask": "outlined objects", "box": "boxes alone"}
-
-
-def _without_classes(index: Sequence[_Index], classes: Collection[str]) -> list[str]:
-    """Say where regions are of categories of which none is a class: every object then counts as its picture's."""
-    return [
-        f"none of the regions' categories ({', '.join(sorted(one.categories)[:_NAMED])}) is a class: every object "
-        "counts as what its picture is about"
-        for one in index
-        if one.categories - {""} and not one.categories & set(classes)
+    facts = [
+        *(_coverage(source, index, items, data.root) for source, index in zip(sources, indexes, strict=True)),
+        *(_foreign_categories(index) for index in indexes if index.categories - {""} and not index.categories & names),
+        _count_kinds(items),
     ]
+    return replace(data, items=items, facts=(*data.facts, *facts), left_out=left_out)
 
 
-def _check_allowed(also: Mapping[str, frozenset[str]], index: Sequence[_Index]) -> None:
-    """Refuse categories, named in a config, that no object is of."""
-    known = {category for one in index for category in one.categories} - {""}
+def _no_match(items: Sequence[Item], sources: Sequence[Annotations]) -> str:
+    listed = " and ".join(f"{source.format} in {source.source}" for source in sources)
+    example = next((name for source in sources for name in source.objects), None)
+    return (
+        f"no picture matches a region: {len(items)} pictures have names such as {items[0].name!r}, but the regions "
+        f"({listed}) have {'no objects' if example is None else f'names such as {example!r}'}"
+    )
+
+
+def _coverage(source: Annotations, index: _AnnotationIndex, items: Iterable[Item], root: Path) -> str:
+    """Say how many pictures a source annotates, and how many of these are in the data."""
+    count = sum(bool(index.objects_in(item.name)) for item in items)
+    path = Path(source.source)
+    shown = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+    return f"{source.format} in {shown}: {len(source.objects)} annotated pictures, {count} of them found here"
+
+
+def _foreign_categories(index: _AnnotationIndex) -> str:
+    """Say that a source names no class; all its objects then count as objects of their picture's class."""
+    listed = ", ".join(sorted(index.categories - {""})[:_MOST_CATEGORIES])
+    return f"none of the regions' categories ({listed}) is a class: every object counts as one of its picture's class"
+
+
+def _count_kinds(items: Iterable[Item]) -> str:
+    """Say how many pictures have outlines, and how many have only boxes."""
+    kinds = Counter(
+        "box" if all(annotation.kind == "box" for annotation in item.objects) else "mask"
+        for item in items
+        if item.objects
+    )
+    return ", ".join(f"{count} pictures with {_KINDS[kind]}" for kind, count in sorted(kinds.items(), reverse=True))
+
+
+def _check_categories(also: Mapping[str, frozenset[str]], indexes: Sequence[_AnnotationIndex]) -> None:
+    """Refuse a category in the config that no object has."""
+    categories = {category for index in indexes for category in index.categories} - {""}
     for label, names in also.items():
-        for name in sorted(names - known):
+        for name in sorted(names - categories):
             raise InputError(
-                f"the config lets {label!r} be recognised by {name!r}, and no object is of that category"
-                f"{did_you_mean(name, sorted(known))}"
+                f"the config allows {label!r} to be recognised by {name!r}, but no object has that category"
+                f"{did_you_mean(name, sorted(categories))}"
             )
 
 
-def _first(found: Sequence[Annotations]) -> str:
-    return next((name for source in found for name in source.objects), "nothing")
+@dataclass(frozen=True)
+class _Labelled:
+    """Pictures with labels, the rule that labelled them, and what was left out by reason."""
+
+    items: list[Item]
+    rule: str
+    left_out: Mapping[str, tuple[str, ...]]
 
 
-def _labelled(
-    data: Path, found: Sequence[Annotations], group: str | None, skip: Path | None, only: Collection[str] | None
-) -> tuple[list[Item], str, dict[str, tuple[str, ...]]]:
-    """Return the pictures with their labels, how these were found, and what was left out."""
+def _label_pictures(
+    data: Path, sources: Sequence[Annotations], group: str | None, skip: Path | None, only: Collection[str] | None
+) -> _Labelled:
+    """Find the pictures and their labels: by table, by folder or by largest object."""
     if data.is_file():
-        return _from_table(data, group)
-    if group and _table_of(data) is None:
+        return _label_by_table(data, group)
+    if group and _find_table(data) is None:
         raise InputError(
-            f"the groups are a column of a CSV of path and label, and {data} has none: leave {group!r} out"
+            f"the group {group!r} must be a column of a CSV with path and label, but {data} has no such CSV; "
+            "remove the group setting"
         )
     folders = [
         folder
         for folder in sorted(data.iterdir())
         if folder.is_dir() and folder.name[0] != "." and (skip is None or folder.resolve() != skip.resolve())
     ]
-    beside = tuple(folder.name for folder in folders if folder.name.lower() in _BESIDE)
-    folders = [folder for folder in folders if folder.name not in beside]
-    by_class = {folder.name: [file for file in find_pictures([folder]) if _is_picture(file)] for folder in folders}
-    empty = tuple(name for name, files in by_class.items() if not files)
-    named = any(
-        annotation.category for source in found for objects in source.objects.values() for annotation in objects
+    by_class = {
+        folder.name: [file for file in find_pictures([folder]) if _is_picture(file)]
+        for folder in folders
+        if folder.name.lower() not in _REGION_FOLDERS
+    }
+    with_pictures = [name for name, files in by_class.items() if files]
+    has_categories = any(
+        annotation.category for source in sources for objects in source.objects.values() for annotation in objects
     )
-    if sum(map(bool, by_class.values())) == 1 and named:  # pictures beside their annotations, such as JPEGImages
-        return _by_largest(data, found, only, skip)
-    if any(by_class.values()):
+    if len(with_pictures) == 1 and has_categories:  # one folder of pictures beside annotations, such as JPEGImages
+        return _label_by_largest(data, sources, only, skip)
+    if with_pictures:
         items = [
-            Item(file.relative_to(data).as_posix(), file, name, file.relative_to(data).as_posix())
-            for name, files in by_class.items()
+            Item(file.relative_to(data).as_posix(), file, label, file.relative_to(data).as_posix())
+            for label, files in by_class.items()
             for file in files
         ]
-        left_out = {"classes without pictures": empty, "folders that are regions' by their names": beside}
-        return items, "a folder per class", {what: names for what, names in left_out.items() if names}
-    table = _table_of(data)
+        left_out = {
+            "classes without pictures": tuple(name for name in by_class if name not in with_pictures),
+            "folders that hold regions by their name": tuple(
+                folder.name for folder in folders if folder.name not in by_class
+            ),
+        }
+        return _Labelled(items, "a folder per class", _without_empty(left_out))
+    table = _find_table(data)
     if table is not None:
-        return _from_table(table, group)
-    return _by_largest(data, found, only, skip)
+        return _label_by_table(table, group)
+    return _label_by_largest(data, sources, only, skip)
+
+
+def _without_empty(left_out: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    return {reason: names for reason, names in left_out.items() if names}
 
 
 def _is_picture(file: Path) -> bool:
     return file.is_file() and not is_mask(file)
 
 
-def _table_of(folder: Path) -> Path | None:
+def _find_table(folder: Path) -> Path | None:
+    """Return the first CSV of a folder that has the columns path and label."""
     for file in sorted(folder.glob("*.csv")):
         try:
             with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
                 header = next(csv.reader(lines), [])
         except (OSError, csv.Error):
             continue
-        if {"path", "label"} <= columns(header, _COLUMNS).keys():
+        if {"path", "label"} <= find_columns(header, _COLUMNS).keys():
             return file
     return None
 
 
-def _from_table(file: Path, group: str | None) -> tuple[list[Item], str, dict[str, tuple[str, ...]]]:
+def _label_by_table(file: Path, group: str | None) -> _Labelled:
+    """Read the pictures and labels that a CSV lists."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             table = csv.DictReader(lines)
@@ -184,94 +227,100 @@ def _from_table(file: Path, group: str | None) -> tuple[list[Item], str, dict[st
             rows = list(table)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
-    wanted = {**_COLUMNS, "group": (group.lower(),)} if group else _COLUMNS
-    known = columns(header, wanted)
-    if not {"path", "label"} <= known.keys():
+    columns = find_columns(header, {**_COLUMNS, "group": (group.lower(),)} if group else _COLUMNS)
+    if not {"path", "label"} <= columns.keys():
         raise InputError(f"{file} must have the columns path and label; it has {', '.join(header) or 'none'}")
-    if group and "group" not in known:
+    if group and "group" not in columns:
         raise InputError(f"{file} has no column {group!r} for the groups; it has {', '.join(header)}")
     items: dict[tuple[str, str], Item] = {}
     missing, unlabelled = [], []
     for row in rows:
-        name, label = row[known["path"]] or "", (row[known["label"]] or "").strip()
+        name, label = row[columns["path"]] or "", (row[columns["label"]] or "").strip()
         path = file.parent / name
-        if not _is_there(path):
+        if not _is_file(path):
             missing.append(name)
         elif not label:
             unlabelled.append(name)
-        else:  # a table of boxes has a line for each object of a picture
-            group_of = row.get(known.get("group", "")) or name
-            items.setdefault((Path(name).as_posix(), label), Item(Path(name).as_posix(), path, label, group_of))
-    left_out = {"files that are not there": tuple(missing), "pictures without a label": tuple(unlabelled)}
-    return list(items.values()), f"the table {file.name}", {what: names for what, names in left_out.items() if names}
+        else:  # a table of boxes has one row for each object, so several rows for one picture
+            item_name = Path(name).as_posix()
+            item = Item(item_name, path, label, row.get(columns.get("group", "")) or name)
+            items.setdefault((item_name, label), item)
+    left_out = {"files that do not exist": tuple(missing), "pictures without a label": tuple(unlabelled)}
+    return _Labelled(list(items.values()), f"the table {file.name}", _without_empty(left_out))
 
 
-def _is_there(path: Path) -> bool:
+def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # no name of a file: too long, or not of characters
+    except (OSError, ValueError):  # not a valid file name: too long, or with a null byte
         return False
 
 
-def _by_largest(
-    data: Path, found: Sequence[Annotations], only: Collection[str] | None, skip: Path | None
-) -> tuple[list[Item], str, dict[str, tuple[str, ...]]]:
-    """Label each picture by the class of its largest annotated object."""
-    names = {file.relative_to(data).as_posix(): file for file in find_pictures([data], skip) if _is_picture(file)}
-    names = {name: file for name, file in names.items() if not {one.lower() for one in Path(name).parts[:-1]} & _BESIDE}
-    index = [_Index(source, names) for source in found]
+def _label_by_largest(
+    data: Path, sources: Sequence[Annotations], only: Collection[str] | None, skip: Path | None
+) -> _Labelled:
+    """Give each picture the class of its largest annotated object."""
+    files = {file.relative_to(data).as_posix(): file for file in find_pictures([data], skip) if _is_picture(file)}
+    files = {name: file for name, file in files.items() if not _is_in_region_folder(name)}
+    indexes = [_AnnotationIndex(source, files) for source in sources]
     items, bare = [], []
-    for name, file in names.items():
+    for name, file in files.items():
         areas: dict[str, float] = defaultdict(float)
-        for one in index:
-            for annotation in one.of(name):
-                if annotation.category and not annotation.crowd and (only is None or annotation.category in only):
-                    areas[annotation.category] = max(areas[annotation.category], _area(annotation.box))
+        for annotation in (annotation for index in indexes for annotation in index.objects_in(name)):
+            category = annotation.category
+            if category and not annotation.crowd and (only is None or category in only):
+                areas[category] = max(areas[category], _area(annotation.box))
         if areas:
             items.append(Item(name, file, max(sorted(areas), key=lambda category: areas[category]), name))
         else:
             bare.append(name)
-    form = "each picture's class is that of its largest annotated object"
-    return items, form, {"pictures without an annotated class": tuple(bare)} if bare else {}
+    rule = "each picture has the class of its largest annotated object"
+    return _Labelled(items, rule, _without_empty({"pictures without an annotated class": tuple(bare)}))
+
+
+def _is_in_region_folder(name: str) -> bool:
+    return any(part.lower() in _REGION_FOLDERS for part in Path(name).parts[:-1])
 
 
 def _area(box: Box | None) -> float:
     return 0.0 if box is None else (box.right - box.left) * (box.bottom - box.top)
 
 
-class _Index:
-    """Finds what a source says of a picture: by its path, by its name, each with and without the ending.
+class _AnnotationIndex:
+    """Finds the objects that a source annotates in a picture.
 
-    What a source says belongs to one picture. It is that which it names best; of two that it names equally well neither
-    is believed to be meant, so that no picture has the objects of another.
+    Names are compared as paths first, then as paths without extension, file names, and file names without extension. A
+    match counts only if one annotated name and one picture share the key. So an ambiguous name matches nothing, and no
+    picture receives the objects of another.
     """
 
     def __init__(self, source: Annotations, pictures: Collection[str]) -> None:
-        self.categories = {plain(annotation.category) for objects in source.objects.values() for annotation in objects}
-        self._things: dict[str, tuple[ObjectAnnotation, ...]] = {}
-        for form in (_as_path, _as_path_without_ending, _as_name, _as_stem):
-            known, meant = _grouped(source.objects, form), _grouped(pictures, form)
-            for shared in known.keys() & meant.keys():
-                if len(known[shared]) == len(meant[shared]) == 1:
-                    self._things.setdefault(meant[shared].pop(), source.objects[known[shared].pop()])
+        self.categories = {normalize_name(one.category) for objects in source.objects.values() for one in objects}
+        self._objects: dict[str, tuple[ObjectAnnotation, ...]] = {}
+        for key in (_as_path, _as_path_without_extension, _as_name, _as_stem):
+            annotated_names, picture_names = _group_by(key, source.objects), _group_by(key, pictures)
+            for shared in annotated_names.keys() & picture_names.keys():
+                if len(annotated_names[shared]) == len(picture_names[shared]) == 1:
+                    objects = source.objects[annotated_names[shared].pop()]
+                    self._objects.setdefault(picture_names[shared].pop(), objects)
 
-    def of(self, picture: str) -> tuple[ObjectAnnotation, ...]:
-        """Return the objects of a picture; none where the source has none, or several pictures of such a name."""
-        return self._things.get(picture, ())
+    def objects_in(self, picture: str) -> tuple[ObjectAnnotation, ...]:
+        """Return the objects of a picture; none if the source has none, or if the name is ambiguous."""
+        return self._objects.get(picture, ())
 
 
-def _grouped(names: Iterable[str], form: Callable[[str], str]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = defaultdict(set)
+def _group_by(key: Callable[[str], str], names: Iterable[str]) -> dict[str, set[str]]:
+    groups: dict[str, set[str]] = defaultdict(set)
     for name in names:
-        found[form(name)].add(name)
-    return found
+        groups[key(name)].add(name)
+    return groups
 
 
 def _as_path(name: str) -> str:
     return PurePosixPath(name.replace("\\", "/")).as_posix()
 
 
-def _as_path_without_ending(name: str) -> str:
+def _as_path_without_extension(name: str) -> str:
     path = PurePosixPath(_as_path(name))
     return path.with_suffix("").as_posix() if path.suffix.lower() in Image.registered_extensions() else path.as_posix()
 
@@ -281,43 +330,38 @@ def _as_name(name: str) -> str:
 
 
 def _as_stem(name: str) -> str:
-    return PurePosixPath(_as_path_without_ending(name)).name
+    return PurePosixPath(_as_path_without_extension(name)).name
 
 
-def _with_things(item: Item, index: Sequence[_Index], classes: set[str], also: frozenset[str]) -> Item:
-    """Add the objects a picture is about: those of its class, or all where no category is a class."""
+def _with_objects(
+    item: Item, indexes: Sequence[_AnnotationIndex], classes: Collection[str], also: frozenset[str]
+) -> Item:
+    """Add a picture's objects: those of its class, or all of them if the source names no class of the data."""
     objects: list[ObjectAnnotation] = []
     others: list[ObjectAnnotation] = []
-    for one in index:
-        about_classes = bool(one.categories & classes)
-        for annotation in one.of(item.name):
-            own = not about_classes or plain(annotation.category) in {plain(item.label), *also}
+    for index in indexes:
+        names_classes = not index.categories.isdisjoint(classes)
+        for annotation in index.objects_in(item.name):
+            category = normalize_name(annotation.category)
+            own = not names_classes or category in {normalize_name(item.label), *also}
             if own and not annotation.crowd:
                 objects.append(annotation)
-            elif own or plain(annotation.category) in classes:
+            elif own or category in classes:
                 others.append(annotation)
     return replace(item, objects=tuple(objects), others=tuple(others))
 
 
-def _belonging(source: Annotations, index: _Index, items: Iterable[Item], root: Path) -> str:
-    """Say how many pictures a source of regions speaks of."""
-    count = sum(bool(index.of(item.name)) for item in items)
-    where = Path(source.source)
-    shown = where.relative_to(root).as_posix() if where.is_relative_to(root) else where.name
-    return f"{source.form} in {shown}: objects of {len(source.objects)} pictures, {count} of them here"
-
-
-def scaled(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
-    """Return an object in pixels of a picture of ``size`` (width, height).
+def in_pixels(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
+    """Return an object with its coordinates in pixels of a picture of ``size`` (width, height).
 
     Raises:
-        ImageError: it was drawn on a picture of another size.
+        ImageError: the object was drawn on a picture of another size.
     """
     if annotation.size is not None and annotation.size != size:
-        turned = " (it is shown turned, as its EXIF data says)" if annotation.size == size[::-1] else ""
+        rotated = " (shown rotated, as its EXIF data says)" if annotation.size == size[::-1] else ""
         raise ImageError(
-            f"its objects are those of a picture of {annotation.size[0]}x{annotation.size[1]} pixels, and it has "
-            f"{size[0]}x{size[1]}{turned}"
+            f"its objects were drawn on {annotation.size[0]}x{annotation.size[1]} pixels, but the picture has "
+            f"{size[0]}x{size[1]}{rotated}"
         )
     if not annotation.shares:
         return annotation

@@ -1,7 +1,7 @@
-"""Edits of pictures, as pure functions of tensors: objects removed, pasted elsewhere, rings exchanged.
+"""Edits of pictures as pure functions of tensors: remove an object, paste it elsewhere, exchange the outer ring.
 
-All act on model inputs (C, H, W): a preprocessing changes colours the same way at every pixel, so pasting before or
-after it is the same.
+All edits act on model inputs (C, H, W). A preprocessing changes colours the same way at every pixel, so pasting before
+it and pasting after it give the same result.
 """
 
 from __future__ import annotations
@@ -13,82 +13,85 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-LEAST_REST = 0.02
-"""Share of a picture that a rectangle beside the objects must have for its texture to stand for the background."""
+MIN_RECTANGLE = 0.02
+"""Share of the picture that a rectangle beside the objects must cover. The texture of a smaller one does not stand for
+the background."""
 
-_CELLS = 32
-"""Rows, and columns, of the grid on which that rectangle is searched."""
+_SEARCH_CELLS = 32
+"""Cells along the shorter side of the grid on which that rectangle is searched."""
+
+_OPENCV_CHANNELS = 4
+"""The most channels that OpenCV resizes in one call."""
+
+_TINY_WEIGHT = 1e-12
+"""Keeps the division by a weight of zero finite; the result of that division is never used."""
 
 
-def blurred(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
+def fill_smoothly(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
     """Fill a hole smoothly from its surroundings (push-pull: Gortler et al. 1996, The Lumigraph, 3.4).
 
-    What is known is averaged down level by level until nothing is missing, and what is missing is taken from the level
-    above on the way back. A picture that is all hole becomes zero.
+    The known pixels are averaged down, level by level, until no pixel is missing. On the way back up, each missing
+    pixel is taken from the coarser level. A picture that is all hole becomes zero.
     """
     known = (~hole).numpy()
     if not known.any():
         return torch.zeros_like(picture)
     pixels = np.ascontiguousarray(picture.float().permute(1, 2, 0).numpy())
-    filled = _pushed(pixels * known[..., None], known.astype(np.float32))
+    filled = _push_pull(pixels * known[..., None], known.astype(np.float32))
     return torch.where(hole, torch.from_numpy(filled).permute(2, 0, 1).to(picture), picture)
 
 
-def _pushed(known: Float[np.ndarray, "h w c"], weight: Float[np.ndarray, "h w"]) -> Float[np.ndarray, "h w c"]:
-    """Fill where the weight is zero; ``known`` is multiplied with it, so that means are those of known pixels alone."""
+def _push_pull(weighted: Float[np.ndarray, "h w c"], weight: Float[np.ndarray, "h w"]) -> Float[np.ndarray, "h w c"]:
+    """Fill the pixels whose weight is zero. ``weighted`` is pixel times weight, so that means use known pixels only."""
     height, width = weight.shape
-    means: Float[np.ndarray, "h w c"] = known / np.maximum(weight, 1e-12)[..., None]
+    means: Float[np.ndarray, "h w c"] = weighted / np.maximum(weight, _TINY_WEIGHT)[..., None]
     if (weight > 0).all():
         return means
     size = ((width + 1) // 2, (height + 1) // 2)
-    coarse, share = _resized(known, size, cv2.INTER_AREA), cv2.resize(weight, size, interpolation=cv2.INTER_AREA)
-    above = _resized(_pushed(coarse, share.reshape(size[::-1])), (width, height), cv2.INTER_LINEAR)
+    coarse = _resized(weighted, size, cv2.INTER_AREA)
+    coarse_weight = cv2.resize(weight, size, interpolation=cv2.INTER_AREA).reshape(size[::-1])
+    above = _resized(_push_pull(coarse, coarse_weight), (width, height), cv2.INTER_LINEAR)
     return np.asarray(np.where(weight[..., None] > 0, means, above))
-
-
-_AT_ONCE = 4
-"""Channels that OpenCV resizes at once."""
 
 
 def _resized(
     values: Float[np.ndarray, "h w c"], size: tuple[int, int], interpolation: int
 ) -> Float[np.ndarray, "h2 w2 c"]:
-    """Resize to (width, height)."""
-    parts = [values[..., start : start + _AT_ONCE] for start in range(0, values.shape[2], _AT_ONCE)]
+    """Resize to (width, height), with any number of channels."""
+    parts = [values[..., start : start + _OPENCV_CHANNELS] for start in range(0, values.shape[2], _OPENCV_CHANNELS)]
     resized = [cv2.resize(part, size, interpolation=interpolation).reshape(*size[::-1], -1) for part in parts]
     return np.concatenate(resized, 2)
 
 
-def tiled(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"] | None:
-    """Fill a hole with the texture of the largest rectangle beside it, repeated as between mirrors.
+def fill_with_texture(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"] | None:
+    """Fill a hole with mirrored copies of the largest rectangle beside it; None if no rectangle is large enough.
 
-    As ImageNet-9's backgrounds are made (Xiao et al. 2020, arXiv:2006.09994), with mirrors against seams. None where no
-    rectangle is large enough.
+    The backgrounds of ImageNet-9 are made this way (Xiao et al. 2020, arXiv:2006.09994); the mirrors avoid seams.
     """
-    found = largest_rectangle(hole)
-    if found is None:
+    rectangle = largest_rectangle(hole)
+    if rectangle is None:
         return None
-    left, top, right, bottom = found
-    rows, columns = _mirrored(hole.shape[0], top, bottom), _mirrored(hole.shape[1], left, right)
+    left, top, right, bottom = rectangle
+    rows, columns = _mirrored_indices(hole.shape[0], top, bottom), _mirrored_indices(hole.shape[1], left, right)
     return torch.where(hole, picture[:, rows][:, :, columns], picture)
 
 
-def _mirrored(length: int, start: int, end: int) -> Tensor:
-    """Return for each place of an axis the place within start..end that mirrors at both would show there."""
+def _mirrored_indices(length: int, start: int, end: int) -> Tensor:
+    """Return, for each index of an axis, the index in start..end that shows there if both ends are mirrors."""
     span = end - start
-    places = (torch.arange(length) - start) % (2 * span)
-    return start + torch.where(places < span, places, 2 * span - 1 - places)
+    offsets = (torch.arange(length) - start) % (2 * span)
+    return start + torch.where(offsets < span, offsets, 2 * span - 1 - offsets)
 
 
 def largest_rectangle(hole: Bool[Tensor, "h w"]) -> tuple[int, int, int, int] | None:
-    """Return the largest rectangle (left, top, right, bottom) without a hole; None where all are too small."""
+    """Return the largest rectangle (left, top, right, bottom) without a hole; None if all are below MIN_RECTANGLE."""
     height, width = hole.shape
-    step = max(1, min(height, width) // _CELLS)
+    step = max(1, min(height, width) // _SEARCH_CELLS)
     cells = functional.max_pool2d(hole.float()[None, None], step)[0, 0].numpy() > 0
     rows, columns = cells.shape
     tops, bottoms = np.triu_indices(rows)
     counts = np.pad(cells.cumsum(0), ((1, 0), (0, 0)))
-    free = counts[bottoms + 1] == counts[tops]  # of each range of rows, the columns without a hole
+    free = counts[bottoms + 1] == counts[tops]  # for each range of rows, the columns without a hole
     run, longest, end = np.zeros(len(tops), int), np.zeros(len(tops), int), np.zeros(len(tops), int)
     for column in range(columns):
         run = np.where(free[:, column], run + 1, 0)
@@ -96,25 +99,28 @@ def largest_rectangle(hole: Bool[Tensor, "h w"]) -> tuple[int, int, int, int] | 
         longest = np.maximum(longest, run)
     areas = longest * (bottoms + 1 - tops)
     best = int(areas.argmax())
-    if areas[best] * step * step < LEAST_REST * height * width:
+    if areas[best] * step * step < MIN_RECTANGLE * height * width:
         return None
     left, top, right, bottom = end[best] - longest[best], tops[best], end[best], bottoms[best] + 1
     return int(left) * step, int(top) * step, int(right) * step, int(bottom) * step
 
 
-FILLS = {"tile": tiled, "blur": blurred}
-"""How the place of an object is filled; two of them must agree before a build fails."""
+FILLS = {"tile": fill_with_texture, "blur": fill_smoothly}
+"""How the hole of an object is filled. Both ways must agree before a model fails."""
 
 
-def pasted(
+def paste(
     picture: Float[Tensor, "c h w"], region: Float[Tensor, "h w"], background: Float[Tensor, "c h w"]
 ) -> Float[Tensor, "c h w"]:
-    """Return a picture's region, at its place, on another background; ``region`` is the share of each pixel, 0..1."""
+    """Paste a region of a picture onto another background, at the same place.
+
+    ``region`` is the share of each pixel, 0..1, that belongs to the region.
+    """
     return picture * region + background * (1 - region)
 
 
-def ring(size: tuple[int, int], share: float) -> Bool[Tensor, "h w"]:
-    """Return the outer ring of a picture (height, width), ``share`` of each side wide."""
+def outer_ring(size: tuple[int, int], share: float) -> Bool[Tensor, "h w"]:
+    """Return the outer ring of a picture of ``size`` (height, width). Its width is ``share`` of each side."""
     height, width = size
     down, across = max(1, round(share * height)), max(1, round(share * width))
     outer = torch.ones(size, dtype=torch.bool)
@@ -122,10 +128,10 @@ def ring(size: tuple[int, int], share: float) -> Bool[Tensor, "h w"]:
     return outer
 
 
-def blocks(allowed: Bool[Tensor, "h w"], area: float, seed: int, step: int) -> Bool[Tensor, "h w"] | None:
-    """Choose blocks at random within an allowed region until they cover an area in pixels; None where it is too small.
+def random_blocks(allowed: Bool[Tensor, "h w"], area: float, seed: int, step: int) -> Bool[Tensor, "h w"] | None:
+    """Choose random blocks of ``step`` pixels within a region until they cover ``area`` pixels; None if they cannot.
 
-    The last block is cut, so that the area is met to within a row of a block.
+    The last block is cut, so that the area is met to within one row of a block.
     """
     height, width = allowed.shape
     rng = np.random.default_rng(seed)
@@ -135,8 +141,7 @@ def blocks(allowed: Bool[Tensor, "h w"], area: float, seed: int, step: int) -> B
     for number in rng.permutation(rows * columns):
         top, left = int(number) // columns * step, int(number) % columns * step
         block = allowed[top : top + step, left : left + step]
-        count = int(block.sum())
-        if count > missing:
+        if int(block.sum()) > missing:
             lines = block.sum(1).cumsum(0) <= missing
             block = block & lines[:, None]
         chosen[top : top + step, left : left + step] = block

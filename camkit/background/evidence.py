@@ -1,6 +1,6 @@
-"""Evidence 1: where the heat lies, beside what a blind map and a perfect one would reach on the same regions.
+"""Evidence 1: where the heat lies, compared with what a blind map and a perfect map would reach on the same regions.
 
-Notation, per image: h >= 0 the class map at the size of the input, M the object's region, both (H, W).
+Notation for each image: h >= 0 is the class map at the size of the input, M is the object's region; both are (H, W).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TOLERANCE = 15
 
 @dataclass(frozen=True)
 class HeatMeasures:
-    """What one map says of one region; what other maps say of it is known only when all are.
+    """How one map fits one region, without regard to the other maps.
 
     Attributes:
-        ceiling: the energy of the region itself, averaged down to the map's grid and upsampled again.
-        hit: the map's maximum lies within TOLERANCE pixels of the region.
-        centre_hit: the picture's centre does.
-        rank: share of the hottest pixels, as many as the region has, that lie in it (Arras et al. 2022, relevance rank
-            accuracy, arXiv:2003.07258).
+        ceiling: the energy that a perfect map would have: the region averaged to the map's grid and upsampled again.
+        hit: whether the map's maximum lies within TOLERANCE pixels of the region.
+        centre_hit: whether the picture's centre does.
+        rank: of the hottest pixels, as many as the region has, the share that lies in the region (relevance rank
+            accuracy; Arras et al. 2022, arXiv:2003.07258).
         area: the region's share of the pixels that the model saw.
     """
 
@@ -44,77 +44,84 @@ class HeatMeasures:
 def measure(
     heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"], view: Bool[Tensor, "h w"], grid: tuple[int, int]
 ) -> HeatMeasures:
-    """Measure one map against one region; the map has heat somewhere, the region has pixels."""
-    inside = int(region.sum())
-    hottest = torch.topk(heat.flatten(), inside).indices
-    near = _widened(region, TOLERANCE)
+    """Measure one map against one region. The map must have some heat and the region some pixels.
+
+    Args:
+        heat: the map at the size of the model's input.
+        region: the object's pixels.
+        view: the pixels that show the picture and not padding.
+        grid: rows and columns of the map before upsampling.
+    """
+    pixels = int(region.sum())
+    hottest = torch.topk(heat.flatten(), pixels).indices
+    near = _dilated(region, TOLERANCE)
     height, width = region.shape
     return HeatMeasures(
         ceiling=ceiling(region, grid),
         hit=bool(near.flatten()[heat.flatten().argmax()]),
         centre_hit=bool(near[height // 2, width // 2]),
         rank=float(region.flatten()[hottest].double().mean()),
-        area=inside / max(1, int(view.sum())),
+        area=pixels / max(1, int(view.sum())),
     )
 
 
 def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int]) -> float:
-    """Return the energy of a map that is as good as its grid allows: the region averaged to it and upsampled."""
+    """Return the energy of the best map that the grid allows: the region averaged to the grid and upsampled."""
     cells = functional.adaptive_avg_pool2d(region.float()[None], grid)
     best = upsample(cells, region.shape)[0].double()
     return float(best[region].sum() / best.sum())
 
 
-def _widened(region: Bool[Tensor, "h w"], pixels: int) -> Bool[Tensor, "h w"]:
+def _dilated(region: Bool[Tensor, "h w"], pixels: int) -> Bool[Tensor, "h w"]:
     width = 2 * pixels + 1
     near = cv2.dilate(region.numpy().view(np.uint8), np.ones((width, width), np.uint8))
     return torch.from_numpy(near.view(np.bool_))
 
 
 def heat_in_cells(region: Bool[Tensor, "h w"], grid: tuple[int, int], extent: Extent) -> Float[np.ndarray, " cells"]:
-    """Return how much heat within a region each cell of a map stands for.
+    """Return, for each cell of a map, the heat that one unit in the cell puts into a region after upsampling.
 
-    Upsampling is linear, so the heat within a region is a sum over the cells: a map's energy E is its heat within the
-    region by that within the whole picture. With these numbers any map can be held against any region without drawing
-    either.
+    Upsampling is linear, so the heat within a region is a weighted sum over the cells. The energy E of a map is its
+    heat within the region divided by its heat within the whole picture. With these weights any map can be compared with
+    any region without upsampling either.
     """
     cells = torch.zeros(1, *grid, requires_grad=True)
     with torch.enable_grad():
-        drawn = enlarge(cells, region.shape, extent)[0]
-        within = torch.autograd.grad(drawn[region].sum(), cells)[0]
+        upsampled = enlarge(cells, region.shape, extent)[0]
+        within = torch.autograd.grad(upsampled[region].sum(), cells)[0]
     return np.asarray(within.double().numpy().ravel())
 
 
 def energies(
     maps: Float[np.ndarray, "n cells"], within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray, " cells"]
 ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Return each map's energy E in its own region, and the shuffled baseline S: that of the other maps, on average.
+    """Return each map's energy E in its own region, and the mean energy S of the other maps in that region.
 
     Args:
-        maps: the positive part of each map, on its grid; every one has heat.
-        within: for each region, the heat within it that each cell stands for.
-        everywhere: the heat that each cell stands for.
+        maps: the positive part of each map, on its grid; each must have some heat.
+        within: for each region, the weights that ``heat_in_cells`` returns.
+        everywhere: the same weights for the whole picture.
 
     Returns:
-        E and S; S is NaN where there is one map alone.
+        E and S. S, the shuffled baseline, is NaN if there is only one map.
     """
     shares = maps / (maps @ everywhere)[:, None]
     own = (shares * within).sum(1)
     if len(maps) < 2:
         return own, np.full(len(maps), np.nan)
-    # The mean over the others of sums is the sum over the mean of the others.
+    # The sum over all maps less the own one: the mean over the others needs no loop over pairs.
     return own, ((within @ shares.sum(0)) - own) / (len(maps) - 1)
 
 
-def room(within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray, " cells"]) -> Float[np.ndarray, " n"]:
-    """Return how much more heat perfect maps have in their own region than in those of other pictures.
+def headroom(within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray, " cells"]) -> Float[np.ndarray, " n"]:
+    """Return how much more heat perfect maps have in their own region than in the regions of other pictures.
 
-    Where objects lie at the same place in every picture that is little, and no map can show whose it is. None at all
-    where there is one region alone, or where no cell of the map stands for a region.
+    If objects lie at the same place in every picture, the headroom is small: no map can show which object it follows.
+    It is 0 if there is only one region, or if no cell of the map reaches a region.
     """
-    found = np.zeros(len(within))
-    some = within.any(1)
-    if some.sum() > 1:
-        own, shuffled = energies(within[some], within[some], everywhere)
-        found[some] = own - shuffled
-    return found
+    gain = np.zeros(len(within))
+    reached = within.any(1)
+    if reached.sum() > 1:
+        own, shuffled = energies(within[reached], within[reached], everywhere)
+        gain[reached] = own - shuffled
+    return gain

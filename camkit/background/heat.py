@@ -1,4 +1,4 @@
-"""The heat of every picture, held against its region: one pass of the model, its rows kept as they come."""
+"""The heat pass: explain every picture once, compare its map with its region, and save a row for each picture."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ import torch
 
 from camkit.background import evidence, hints
 from camkit.background.answers import NO_ANSWER, answers_of
-from camkit.background.data import scaled
+from camkit.background.data import in_pixels
 from camkit.background.experiment import Answer
 from camkit.background.journal import Journal, Row, packed
 from camkit.background.plan import Plan
-from camkit.background.render import outline, picture_size
+from camkit.background.render import object_region, picture_size
 from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
-from camkit.images.regions import seen, shades
+from camkit.images.regions import measure_shades, preprocess_region
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.scores import Scores, Target
 from camkit.types import Failure
 
 
 def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
-    """Explain every picture that has no row yet, and measure its map against its region."""
+    """Explain every picture that has no row in the journal yet, and save its row."""
     todo = [item for item in plan.data.items if item.name not in journal.rows("heat")]
     done = len(plan.data.items) - len(todo)
     progress("heat", done, len(plan.data.items))
     if not todo:
         return
-    waiting: list[Row] = []
+    unsaved: list[Row] = []
     for number, row in enumerate(heat_rows(plan, todo), start=1):
-        waiting.append(row)
-        if len(waiting) >= plan.settings.check.batch_size:
-            journal.append(waiting)
-            waiting = []
+        unsaved.append(row)
+        if len(unsaved) >= plan.settings.check.batch_size:
+            journal.append(unsaved)
+            unsaved = []
             progress("heat", done + number, len(plan.data.items))
-    journal.append(waiting)
+    journal.append(unsaved)
     progress("heat", len(plan.data.items), len(plan.data.items))
 
 
 def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[Row]:
-    """Explain pictures, and measure each map against its region; a row for each, in order."""
-    target = _Recorded([plan.matched.indices[item.label] for item in items])
+    """Explain pictures, compare each map with its region, and yield a row for each picture, in order."""
+    target = _RecordingTarget([plan.matched.indices[item.label] for item in items])
     check = plan.settings.check
-    explained = explain_many(
+    explanations = explain_many(
         plan.model,
         [item.path for item in items],
         check.layer,
@@ -57,80 +57,88 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[Row]:
         batch_size=check.batch_size,
         on_error="yield",
     )
-    for number, (item, found) in enumerate(zip(items, explained, strict=True), start=1):
-        yield _heat_row(plan, item, found, target.answers.get(number))
+    for number, (item, explanation) in enumerate(zip(items, explanations, strict=True), start=1):
+        yield _heat_row(plan, item, explanation, target.answers.get(number))
 
 
-def _heat_row(plan: Plan, item: Item, found: Explanation | Failure, answer: Answer | None) -> Row:
+def _heat_row(plan: Plan, item: Item, explanation: Explanation | Failure, answer: Answer | None) -> Row:
     row: Row = {"kind": "heat", "name": item.name}
     try:
-        if isinstance(found, Failure):
-            raise found.error
+        if isinstance(explanation, Failure):
+            raise explanation.error
         if answer is None or answer["answer"] == NO_ANSWER:
             return {**row, "error": f"{item.name}: the model's output holds NaN or infinity", "broken": True}
-        said = {
+        row |= {
             "answer": answer["answer"],
             "probability": answer["share"],
             "margin": answer["margin"],
-            "status": found.status,
-            "layer": found.layer,
-            "layer_reason": found.layer_reason,
+            "status": explanation.status,
+            "layer": explanation.layer,
+            "layer_reason": explanation.layer_reason,
         }
         if item.objects:
-            return {**row, **said, **_against_region(plan, item, found)}
-        return {**row, **said, **({} if plan.with_regions else hints.row_of(found, plan.settings.check.ring))}
+            return row | _region_measures(plan, item, explanation)
+        if plan.with_regions:
+            return row
+        return row | hints.row_of(explanation, plan.settings.check.ring)
     except CamkitError as error:
-        text = str(error).replace(str(item.path), item.name)  # the same on every machine
-        return {**row, "error": text if item.name in text else f"{item.name}: {text}"}
+        text = str(error).replace(str(item.path), item.name)  # the report must not depend on where the data lies
+        return {
+            "kind": "heat",
+            "name": item.name,
+            "error": text if item.name in text else f"{item.name}: {text}",
+        }
 
 
-def _against_region(plan: Plan, item: Item, found: Explanation) -> Row:
-    """Measure a map against its picture's region, where both have something.
+def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
+    """Compare a map with its picture's region. An empty map has no measures, and neither has a cropped-away object.
 
     Raises:
-        CamkitError: the region cannot be drawn, or not followed through the preprocessing.
+        CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.
     """
     assert plan.model.preprocess is not None
-    original = found.picture if found.box is not None else None  # else it is the model's input that is shown
+    # Without a box, the explanation's picture is the model's input, and the original's size must be read from the file.
+    original = explanation.picture if explanation.box is not None else None
     size = picture_size(item.path) if original is None else (original.shape[1], original.shape[0])
-    region = seen(outline([scaled(one, size) for one in item.objects], size), plan.model.preprocess) > 0.5
+    original_region = object_region([in_pixels(annotation, size) for annotation in item.objects], size)
+    region = preprocess_region(original_region, plan.model.preprocess) > 0.5
     if not bool(region.any()):
         return {"cropped": True}
-    if found.status != "ok" or found.heatmap.ndim != 2:
+    if explanation.status != "ok" or explanation.heatmap.ndim != 2:
         return {}
-    grid = (found.raw.shape[0], found.raw.shape[1])
-    view = shades(plan.model.preprocess, size).view
-    measured = evidence.measure(torch.from_numpy(np.asarray(found.heatmap)), region, view, grid)
-    within = evidence.heat_in_cells(region, grid, found.extent)
+    grid = (explanation.raw.shape[0], explanation.raw.shape[1])
+    view = measure_shades(plan.model.preprocess, size).view
+    measures = evidence.measure(torch.from_numpy(np.asarray(explanation.heatmap)), region, view, grid)
+    within = evidence.heat_in_cells(region, grid, explanation.extent)
     return {
-        **vars(measured),
+        **vars(measures),
         "grid": list(grid),
-        "extent": found.extent,
+        "extent": explanation.extent,
         "size": list(region.shape),
-        "cells": packed(np.maximum(found.raw, 0)),
+        "cells": packed(np.maximum(explanation.raw, 0)),
         "within": packed(within),
     }
 
 
-class _Recorded:
-    """The best of each picture's own outputs, and on the side what the model answered."""
+class _RecordingTarget:
+    """Explains each picture for the best output of its own class, and records what the model answered."""
 
     def __init__(self, classes: Sequence[tuple[int, ...]]) -> None:
-        self._each = EachTarget(tuple(classes))
+        self._own_class = EachTarget(tuple(classes))
         self.answers: dict[int, Answer] = {}
 
     def of_pictures(self, numbers: Sequence[int]) -> Target:
-        """Return the target for a batch of pictures."""
-        target = self._each.of_pictures(numbers)
+        """Return the target for a batch of pictures, given their numbers from 1."""
+        target = self._own_class.of_pictures(numbers)
 
-        def scored(output: Any, batch: int) -> Scores:
+        def record_and_score(output: Any, batch: int) -> Scores:
             logits = logits_of(output, batch).detach().float()
-            classes = [self._each.classes[number - 1] for number in numbers]
+            classes = [self._own_class.classes[number - 1] for number in numbers]
             self.answers |= dict(zip(numbers, answers_of(logits, classes), strict=True))
             return target(output, batch)
 
-        return scored
+        return record_and_score
 
     def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the scores of the first pictures."""
+        """Return the scores of the first ``batch`` pictures."""
         return self.of_pictures(range(1, batch + 1))(output, batch)

@@ -1,7 +1,7 @@
-"""Without regions: what the heat alone hints at. Hints warn and never fail a model.
+"""Hints from the heat alone, for data without regions. A hint warns and never fails a model.
 
-Where most of the heat lies in the outer ring; where one cell is the hottest of picture after picture with the same
-pixels behind it, as a watermark is; and where the heat stays put when the picture is turned left to right.
+There are three: most of the heat lies in the outer ring; in many pictures the same cell is the hottest and the pixels
+behind it are the same, as behind a watermark; or the heat stays in place when the picture is mirrored left to right.
 """
 
 from __future__ import annotations
@@ -16,126 +16,139 @@ from jaxtyping import Float
 
 from camkit.background import edits
 from camkit.background.journal import Row, packed, unpacked
-from camkit.background.statistics import interval, numbered, resampled
+from camkit.background.statistics import bootstrap_sums, group_numbers, interval
 from camkit.background.values import Item
 from camkit.explanation import Explanation
 from camkit.types import Box
 
-LEAST = 10
-"""Pictures that a hint rests on at least."""
+MIN_PICTURES = 10
+"""Pictures that a hint needs."""
 
-SAME_PLACE = 0.5
-"""Share of a class's pictures whose hottest cell is one and the same, above which it is looked at what lies there."""
+SAME_CELL = 0.5
+"""Share of a class's pictures that must have the same hottest cell before the pixels behind it are compared."""
 
 ALIKE = 0.05
-"""Mean difference of brightness (0..1) from their mean up to which pixels behind a cell are the same."""
+"""Mean difference of brightness (0..1) from the mean patch up to which the pixels behind a cell count as the same."""
 
 _PATCH = 8
+"""Rows and columns to which the pixels behind a cell are resized before they are compared."""
+
+_SYMMETRICAL = 0.8
+"""A map that correlates more than this with its own mirror image cannot show whether it followed the picture."""
+
+_MIN_MIRRORED = 5
+"""Maps that the comparison with mirrored pictures needs."""
 
 
 @dataclass(frozen=True)
-class Turned:
-    """How the maps of pictures turned left to right are like the first ones, median correlations.
+class MirrorTest:
+    """What happens to the maps when the pictures are mirrored left to right, as median correlations.
 
-    ``followed`` with the first map turned too, ``stayed`` with the first map as it was.
+    ``followed`` compares the new map with the mirrored first map, ``stayed`` with the first map as it was.
     """
 
     followed: float
     stayed: float
 
 
-def row_of(found: Explanation, share: float) -> Row:
-    """Return what is kept of a map for the hints: heat in the ring, and the pixels behind the hottest cell."""
-    if found.status != "ok" or found.heatmap.ndim != 2 or found.picture is None:
+def row_of(explanation: Explanation, share: float) -> Row:
+    """Return what the hints need of a map: the heat in the outer ring, and the pixels behind the hottest cell.
+
+    ``share`` is the width of the ring as a share of each side.
+    """
+    if explanation.status != "ok" or explanation.heatmap.ndim != 2 or explanation.picture is None:
         return {}
-    outer = edits.ring((found.heatmap.shape[0], found.heatmap.shape[1]), share).numpy()
-    row, column = np.unravel_index(int(found.raw.argmax()), found.raw.shape)
+    heatmap = explanation.heatmap
+    outer = edits.outer_ring((heatmap.shape[0], heatmap.shape[1]), share).numpy()
+    row, column = np.unravel_index(int(explanation.raw.argmax()), explanation.raw.shape)
     return {
-        "ring": float(found.heatmap[outer].sum() / found.heatmap.sum()),
+        "ring": float(heatmap[outer].sum() / heatmap.sum()),
         "ring_area": float(outer.mean()),
         "hottest": [int(row), int(column)],
-        "patch": packed(_behind(found, int(row), int(column))),
+        "patch": packed(_patch_behind(explanation, int(row), int(column))),
     }
 
 
-def _behind(found: Explanation, row: int, column: int) -> Float[np.ndarray, " pixels"]:
-    """Return the picture's brightness behind a cell of the map, a few pixels by a few, 0..1."""
-    assert found.picture is not None
-    spans = []
-    for number, (cell, cells) in enumerate(zip((row, column), found.raw.shape, strict=True)):
-        start, end = found.extent[number] if found.extent else (0.0, 1.0)
-        length = found.picture.shape[number]
-        box = found.box or Box(0, 0, found.picture.shape[1], found.picture.shape[0])
-        first, last = ((box.top, box.bottom), (box.left, box.right))[number]
-        low, high = (first + (last - first) * (at / cells - start) / (end - start) for at in (cell, cell + 1))
+def _patch_behind(explanation: Explanation, row: int, column: int) -> Float[np.ndarray, " pixels"]:
+    """Return the picture's brightness (0..1) behind a cell of the map, resized to _PATCH x _PATCH."""
+    picture = explanation.picture
+    assert picture is not None
+    box = explanation.box or Box(0, 0, picture.shape[1], picture.shape[0])
+    sides = ((box.top, box.bottom), (box.left, box.right))
+    extent = explanation.extent or ((0.0, 1.0), (0.0, 1.0))
+    slices = []
+    for axis, (cell, cells) in enumerate(zip((row, column), explanation.raw.shape, strict=True)):
+        (first, last), (start, end), length = sides[axis], extent[axis], picture.shape[axis]
+        low, high = (first + (last - first) * (edge / cells - start) / (end - start) for edge in (cell, cell + 1))
         begin = min(max(0, round(low)), length - 1)
-        spans.append(slice(begin, min(length, max(begin + 1, round(high)))))
-    patch = found.picture[spans[0], spans[1]].astype(np.float32) / 255
+        slices.append(slice(begin, min(length, max(begin + 1, round(high)))))
+    patch = picture[slices[0], slices[1]].astype(np.float32) / 255
     return np.asarray(cv2.resize(patch, (_PATCH, _PATCH), interpolation=cv2.INTER_AREA)).ravel()
 
 
-def hints(items: Sequence[Item], rows: Mapping[str, Row], turned: Turned | None, seed: int) -> list[str]:
-    """Return what the heat hints at, in words."""
-    known = [(item, rows[item.name]) for item in items if "ring" in rows.get(item.name, {})]
-    found = [*_at_the_border(known, seed), *_on_one_place(known)]
-    if turned is not None and turned.stayed > turned.followed:
-        found.append(
-            "a hint: the heat stays put when pictures are turned left to right (maps correlate by "
-            f"{turned.stayed:.2f} with the first ones, by {turned.followed:.2f} with those turned as well)"
+def hints(items: Sequence[Item], rows: Mapping[str, Row], mirrored: MirrorTest | None, seed: int) -> list[str]:
+    """Return the hints that the heat gives, as sentences."""
+    pairs = [(item, rows[item.name]) for item in items if "ring" in rows.get(item.name, {})]
+    sentences = [*_ring_hints(pairs, seed), *_watermark_hints(pairs)]
+    if mirrored is not None and mirrored.stayed > mirrored.followed:
+        sentences.append(
+            "a hint: the heat stays put when pictures are mirrored left to right (the new maps correlate "
+            f"{mirrored.stayed:.2f} with the first maps and {mirrored.followed:.2f} with the first maps mirrored)"
         )
-    return found
+    return sentences
 
 
-def _at_the_border(known: Sequence[tuple[Item, Row]], seed: int) -> list[str]:
-    if len(known) < LEAST:
+def _ring_hints(pairs: Sequence[tuple[Item, Row]], seed: int) -> list[str]:
+    """Compare the ring's share of the heat with its share of the picture."""
+    if len(pairs) < MIN_PICTURES:
         return []
-    parts = np.array([(row["ring"] - row["ring_area"], row["ring"], row["ring_area"]) for _, row in known])
-    sums = resampled(parts, numbered([item.group for item, _ in known]), [seed, 3]) / len(known)
-    groups = len({item.group for item, _ in known})
-    if not interval(sums[:, 0], float(parts[:, 0].mean()), groups).low > 0:
+    columns = np.array([(row["ring"] - row["ring_area"], row["ring"], row["ring_area"]) for _, row in pairs])
+    draws = bootstrap_sums(columns, group_numbers([item.group for item, _ in pairs]), [seed, 3])[:, 0] / len(pairs)
+    groups = len({item.group for item, _ in pairs})
+    if not interval(draws, float(columns[:, 0].mean()), groups).low > 0:
         return []
-    _, heat, area = parts.mean(0)
+    _, heat, area = columns.mean(0)
     return [f"a hint: {heat:.0%} of the heat lies in the outer ring, which is {area:.0%} of the picture"]
 
 
-def _on_one_place(known: Sequence[tuple[Item, Row]]) -> list[str]:
+def _watermark_hints(pairs: Sequence[tuple[Item, Row]]) -> list[str]:
+    """Find classes with the same hottest cell, and the same pixels behind it, in many pictures."""
     by_class: dict[str, list[Row]] = defaultdict(list)
-    for item, row in known:
+    for item, row in pairs:
         by_class[item.label].append(row)
-    found = []
+    sentences = []
     for label, rows in sorted(by_class.items()):
-        place, count = Counter(tuple(row["hottest"]) for row in rows).most_common(1)[0]
-        if count < LEAST or count < SAME_PLACE * len(rows):
+        cell, count = Counter(tuple(row["hottest"]) for row in rows).most_common(1)[0]
+        if count < MIN_PICTURES or count < SAME_CELL * len(rows):
             continue
-        patches = np.stack([unpacked(row["patch"]) for row in rows if tuple(row["hottest"]) == place])
+        patches = np.stack([unpacked(row["patch"]) for row in rows if tuple(row["hottest"]) == cell])
         if float(np.abs(patches - patches.mean(0)).mean()) <= ALIKE:
-            found.append(
-                f"a hint: {label}: in {count} of {len(rows)} pictures the heat is greatest at one place (row "
-                f"{place[0] + 1}, column {place[1] + 1} of the map), with the same pixels behind it, as of a watermark"
+            sentences.append(
+                f"a hint: {label}: in {count} of {len(rows)} pictures the hottest cell is the same (row {cell[0] + 1}, "
+                f"column {cell[1] + 1} of the map) and shows the same pixels, as a watermark would"
             )
-    return found
+    return sentences
 
 
-def compare_turned(first: Sequence[np.ndarray | None], after: Sequence[np.ndarray | None]) -> Turned | None:
-    """Compare maps with those of the same pictures turned left to right; None where they cannot tell.
+def compare_mirrored(before: Sequence[np.ndarray | None], after: Sequence[np.ndarray | None]) -> MirrorTest | None:
+    """Compare maps with the maps of the same pictures mirrored left to right; None if too few maps can tell.
 
-    A map that is like its own mirror image says nothing.
+    A map that is nearly its own mirror image cannot tell.
     """
     followed, stayed = [], []
-    for one, other in zip(first, after, strict=True):
-        if one is None or other is None or one.ndim != 2 or one.shape != other.shape:
+    for first, second in zip(before, after, strict=True):
+        if first is None or second is None or first.ndim != 2 or first.shape != second.shape:
             continue
-        mirrored = one[:, ::-1]
-        if min(one.std(), other.std()) == 0 or correlation(one, mirrored) > _SYMMETRICAL:
+        flipped = first[:, ::-1]
+        if min(first.std(), second.std()) == 0 or correlation(first, flipped) > _SYMMETRICAL:
             continue
-        followed.append(correlation(other, mirrored))
-        stayed.append(correlation(other, one))
-    return Turned(float(np.median(followed)), float(np.median(stayed))) if len(followed) >= _LEAST_TURNED else None
+        followed.append(correlation(second, flipped))
+        stayed.append(correlation(second, first))
+    if len(followed) < _MIN_MIRRORED:
+        return None
+    return MirrorTest(float(np.median(followed)), float(np.median(stayed)))
 
 
-_SYMMETRICAL, _LEAST_TURNED = 0.8, 5
-
-
-def correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Return how two maps of one grid correlate, cell by cell."""
-    return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
+def correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the correlation of two maps of one grid, cell by cell."""
+    return float(np.corrcoef(first.ravel(), second.ravel())[0, 1])

@@ -1,7 +1,7 @@
-"""Finished rows on disk: a run that was killed goes on where it stopped.
+"""Keep finished rows on disk, so that a killed run can resume.
 
-One line of JSON per row, in the order they were finished. The first line says what the rows are of; rows of anything
-else are never taken up. A line that a kill cut in two is dropped.
+The file has one line of JSON per row, in the order the rows were finished. The first line holds the key of the run; a
+run with another key never reuses the rows. An incomplete last line, left by a kill, is dropped.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """The rows of a run, by kind and name; ``append`` puts them on disk before it returns.
+    """The rows of a run, by kind and name. ``append`` writes them to disk before it returns.
 
     Args:
-        path: of the file; None keeps the rows in memory alone.
-        key: what the rows are of; another key means other data, weights or settings.
-        resume: whether to take up the rows that are there.
+        path: the file; None keeps the rows in memory only.
+        key: identifies the data, the weights and the settings of the run.
+        resume: keep the rows that are in the file. Without it, an existing file is renamed to end in ``.before``.
 
     Raises:
-        InputError: ``resume``, and the file is of another run.
-        OutputError: the file cannot be written.
+        InputError: ``resume`` is set, but the file belongs to a run with another key.
+        OutputError: the file cannot be written, or another run is writing it.
     """
 
     def __init__(self, path: Path | None, key: str, *, resume: bool) -> None:
@@ -58,10 +58,10 @@ class Journal:
             raise
 
     def _open(self, path: Path, key: str, *, resume: bool) -> list[Row]:
-        """Open the file, alone; return the rows that are taken up."""
+        """Lock and open the file; return the rows that are kept."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(path.with_name(f".{path.stem}.lock"))
+            self._lock = _acquire_lock(path.with_name(f".{path.stem}.lock"))
             kept = self._read(path, key) if resume and path.exists() else []
             if not resume and path.exists():
                 path.replace(path.with_suffix(".before"))
@@ -75,11 +75,11 @@ class Journal:
 
     @staticmethod
     def _read(path: Path, key: str) -> list[Row]:
-        rows = _parsed(path)
+        rows = _parse(path)
         if not rows or rows[0].get("key") != key:
             raise InputError(
-                f"{path} is of a run with other weights, data or settings, which cannot be resumed; "
-                "start anew without --resume, or name another --out"
+                f"{path} belongs to a run with other weights, data or settings and cannot be resumed; "
+                "start again without --resume, or choose another --out"
             )
         return rows[1:]
 
@@ -87,14 +87,14 @@ class Journal:
         self._rows.setdefault(row["kind"], {})[row["name"]] = row
 
     def rows(self, kind: str) -> Mapping[str, Row]:
-        """Return the finished rows of a kind, by name."""
+        """Return the finished rows of one kind, by name."""
         return self._rows.get(kind, {})
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Keep rows, each with its "kind" and "name", and put them on disk.
+        """Add rows and write them to disk; each row has a "kind" and a "name".
 
         Raises:
-            OutputError: the disk is full or gone; what was appended before stays.
+            OutputError: the file cannot be written, for example because the disk is full; earlier rows are kept.
         """
         rows = list(rows)
         if self._file is not None and rows:
@@ -107,10 +107,10 @@ class Journal:
                 os.fsync(self._file.fileno())
             except OSError as error:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(self._file.fileno(), before)  # a line cut in two would spoil those after it
+                    os.ftruncate(self._file.fileno(), before)  # half a line would make later lines unreadable
                 raise OutputError(
-                    f"cannot write {self._path}: {error.strerror or error}; what was finished before is kept, "
-                    "and --resume goes on from there"
+                    f"cannot write {self._path}: {error.strerror or error}; finished rows are kept, "
+                    "and --resume continues from there"
                 ) from error
         for row in rows:
             self._keep(row)
@@ -122,7 +122,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the file; its rows stay."""
+        """Close the file and keep its rows."""
         self._close()
 
     def _close(self) -> None:
@@ -130,12 +130,12 @@ class Journal:
             self._file.close()
         if self._lock is not None:
             with contextlib.suppress(OSError):
-                Path(self._lock.name).unlink()  # while it is held
+                Path(self._lock.name).unlink()  # before another run can lock it
             self._lock.close()
 
 
-def _parsed(path: Path) -> list[Row]:
-    """Return the rows of a file, the first of which says what they are of, up to the first that is none."""
+def _parse(path: Path) -> list[Row]:
+    """Return the header and the rows of a file, up to the first line that is incomplete or not a row."""
     rows: list[Row] = []
     for line in path.read_bytes().splitlines(keepends=True):
         if not line.endswith(b"\n"):
@@ -150,44 +150,44 @@ def _parsed(path: Path) -> list[Row]:
     return rows
 
 
-def finished(path: Path) -> dict[str, int]:
-    """Return how many rows of each kind an earlier run left; none where there is no such file."""
+def count_finished(path: Path) -> dict[str, int]:
+    """Return how many rows of each kind an earlier run left; nothing if there is no such file."""
     try:
-        return dict(Counter(str(row["kind"]) for row in _parsed(path)[1:]))
+        return dict(Counter(str(row["kind"]) for row in _parse(path)[1:]))
     except OSError:
         return {}
 
 
-def _locked(path: Path) -> BinaryIO:
-    """Hold a file that says that a run writes here; the system lets go of it when the run ends, however it ends.
+def _acquire_lock(path: Path) -> BinaryIO:
+    """Create and lock a file; the system releases the lock when this process ends, however it ends.
 
     Raises:
-        OutputError: another run holds it.
+        OutputError: another run holds the lock.
     """
     while True:
-        held = path.open("wb")
+        lock = path.open("wb")
         if fcntl is None:
-            return held
+            return lock
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            held.close()
+            lock.close()
             raise OutputError(
-                f"another check is writing into {path.parent}; wait for it, or name another --out"
+                f"another check is writing into {path.parent}; wait until it ends, or choose another --out"
             ) from error
-        except OSError:  # a file system without locks
-            return held
+        except OSError:  # the file system does not support locks
+            return lock
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(held.fileno()), path.stat()):
-                return held
-        held.close()  # it was removed by the run that held it before
+            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                return lock
+        lock.close()  # the run that held the lock has just removed this file: create a new one
 
 
 def packed(array: np.ndarray) -> str:
-    """Return an array's numbers as text, in float32: a tenth of what they take as decimals."""
+    """Return an array as base64 text of its float32 values, a tenth of their size as decimals."""
     return base64.b64encode(array.astype("<f4").tobytes()).decode()
 
 
 def unpacked(text: str) -> Float[np.ndarray, " n"]:
-    """Return the numbers that were packed."""
+    """Return the values of a packed array, flattened."""
     return np.frombuffer(base64.b64decode(text), "<f4").astype(float)

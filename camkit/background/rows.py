@@ -1,11 +1,11 @@
-"""From what is on disk to one row per picture."""
+"""One row per picture, from the journal's rows for the heat and for the edits."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,81 +18,100 @@ from camkit.background.plan import Plan
 from camkit.background.values import Item
 
 _MARGIN_DIGITS = 3
-"""Of logits, whose last digits differ with the number of threads and the size of a batch."""
+"""Digits kept of a change of margin: the last digits of logits differ with the number of threads and the batch size."""
+
+
+class _Energy(NamedTuple):
+    """A map's energy in its own region, the mean energy of the other maps there, and the headroom between the two."""
+
+    own: float
+    shuffled: float
+    headroom: float
 
 
 def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -> list[ImageRow]:
-    """Join what is known of each picture; the maps of one grid are held against each other's regions."""
-    energies: dict[str, tuple[float, float, float]] = {}
-    by_grid: dict[tuple[Any, Any, Any], list[str]] = defaultdict(list)
-    for name in (item.name for item in plan.data.items if item.name in heat):
-        if "cells" in heat[name]:
-            row = heat[name]
-            by_grid[tuple(row["grid"]), tuple(row["size"]), tuple(map(tuple, row["extent"]))].append(name)
-    for (grid, size, extent), names in by_grid.items():
+    """Join what was measured of each picture.
+
+    Args:
+        plan: the check.
+        heat: the journal's heat row of each usable picture, by name.
+        edited: the journal's rows of the experiment, by name.
+    """
+    energies = _energies(plan, heat)
+    items = {item.name: item for item in plan.data.items}
+    return [
+        _image_row(plan, items, item, heat[name], energies.get(name), edited.get(name, {}).get("answers", {}))
+        for name, item in items.items()
+        if name in heat
+    ]
+
+
+def _energies(plan: Plan, heat: Mapping[str, Row]) -> dict[str, _Energy]:
+    """Compare each map with the regions of all pictures whose map has the same grid, size and extent."""
+    by_geometry: dict[tuple[Any, Any, Any], list[str]] = defaultdict(list)
+    for item in plan.data.items:
+        row = heat.get(item.name, {})
+        if "cells" in row:
+            by_geometry[tuple(row["grid"]), tuple(row["size"]), tuple(map(tuple, row["extent"]))].append(item.name)
+    energies: dict[str, _Energy] = {}
+    for (grid, size, extent), names in by_geometry.items():
         maps, within = (np.stack([unpacked(heat[name][part]) for name in names]) for part in ("cells", "within"))
         everywhere = evidence.heat_in_cells(torch.ones(size, dtype=torch.bool), grid, extent)
         own, shuffled = evidence.energies(maps, within, everywhere)
-        room = evidence.room(within, everywhere)
-        energies |= dict(zip(names, zip(own.tolist(), shuffled.tolist(), room.tolist(), strict=True), strict=True))
-    known = {item.name: item for item in plan.data.items}
-    return [
-        _image_row(
-            plan, known, item, heat[item.name], energies.get(item.name), edited.get(item.name, {}).get("answers", {})
-        )
-        for item in plan.data.items
-        if item.name in heat
-    ]
+        headroom = evidence.headroom(within, everywhere)
+        columns = zip(own.tolist(), shuffled.tolist(), headroom.tolist(), strict=True)
+        energies |= {name: _Energy(*values) for name, values in zip(names, columns, strict=True)}
+    return energies
 
 
 def _image_row(
     plan: Plan,
-    known: Mapping[str, Item],
+    items: Mapping[str, Item],
     item: Item,
     heat: Row,
-    energy: tuple[float, float, float] | None,
+    energy: _Energy | None,
     answers: Mapping[str, Answer],
 ) -> ImageRow:
-    own = plan.matched.indices[item.label]
+    own_outputs = plan.matched.indices[item.label]
     by_arm: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     pasted: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
-    for name, answer in answers.items():
-        arm, what, *rest = name.split(".", 3)
+    for edit, answer in answers.items():
+        arm, fill, *rest = edit.split(".", 3)
         if arm in ("same", "other"):
-            background, named = known[rest[1]], plan.name_of(int(answer["answer"]))
+            background, named = items[rest[1]], plan.name_of(int(answer["answer"]))
             if plan.settings.expects_anything(background.label) and named == background.label:
-                continue  # as that class may be recognised by anything
-            pasted[what].append((background.label, background.group, named))
-        by_arm[arm][what].append(int(answer["answer"]) in own)
-    has_both = by_arm["same"].keys() & by_arm["other"].keys()
+                continue  # the config lets anything, also this background, be recognised as that class
+            pasted[fill].append((background.label, background.group, named))
+        by_arm[arm][fill].append(int(answer["answer"]) in own_outputs)
+    fills = sorted(by_arm["same"].keys() & by_arm["other"].keys())
 
-    def fall(name: str) -> float | None:
-        return round(heat["margin"] - answers[name]["margin"], _MARGIN_DIGITS) if name in answers else None
+    def margin_drop(edit: str) -> float | None:
+        return round(heat["margin"] - answers[edit]["margin"], _MARGIN_DIGITS) if edit in answers else None
 
-    def right(name: str) -> bool | None:
-        return int(answers[name]["answer"]) in own if name in answers else None
+    def right(edit: str) -> bool | None:
+        return int(answers[edit]["answer"]) in own_outputs if edit in answers else None
 
-    comparable = energy is not None and math.isfinite(energy[1])
+    comparable = energy is not None and math.isfinite(energy.shuffled)
     return ImageRow(
         name=item.name,
         label=item.label,
         group=item.group,
-        right=heat["answer"] in own,
+        right=heat["answer"] in own_outputs,
         answer=plan.name_of(heat["answer"]),
         probability=heat["probability"],
         status=heat["status"],
-        energy=energy[0] if energy else None,
-        shuffled=energy[1] if energy and comparable else None,
-        room=energy[2] if energy and comparable else None,
+        energy=energy.own if energy else None,
+        shuffled=energy.shuffled if energy and comparable else None,
+        room=energy.headroom if energy and comparable else None,
         grid=tuple(heat["grid"]) if "grid" in heat else None,
-        **{what: heat.get(what) for what in ("ceiling", "hit", "centre_hit", "rank", "area")},
-        same={fill: float(np.mean(by_arm["same"][fill])) for fill in sorted(has_both)},
-        other={fill: float(np.mean(by_arm["other"][fill])) for fill in sorted(has_both)},
-        pasted={fill: tuple(pasted[fill]) for fill in sorted(has_both)},
-        removed={fill: found[0] for fill, found in by_arm["removed"].items()},
+        **{measure: heat.get(measure) for measure in ("ceiling", "hit", "centre_hit", "rank", "area")},
+        same={fill: float(np.mean(by_arm["same"][fill])) for fill in fills},
+        other={fill: float(np.mean(by_arm["other"][fill])) for fill in fills},
+        pasted={fill: tuple(pasted[fill]) for fill in fills},
+        removed={fill: answers_right[0] for fill, answers_right in by_arm["removed"].items()},
         named={fill: plan.name_of(int(answers[f"removed.{fill}"]["answer"])) for fill in by_arm["removed"]},
-        background_change=fall("edited.background"),
-        object_change=fall("edited.object"),
+        background_change=margin_drop("edited.background"),
+        object_change=margin_drop("edited.object"),
         right_with_noise_on_object=right("noise.object"),
         right_with_noise_on_background=right("noise.background"),
     )

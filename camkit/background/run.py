@@ -1,4 +1,4 @@
-"""check(): from arguments to a verdict and its reports; what the command line and a test call."""
+"""``check()``: from arguments to a verdict and its reports. The command line and tests call it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 from torch import nn
 
-from camkit.background.answers import outputs_of
+from camkit.background.answers import count_outputs
 from camkit.background.baseline import check_comparable, check_layer, compare, read_baseline
 from camkit.background.check import CheckResult, run_check
-from camkit.background.classes import class_map_of, match_classes, read_class_map
+from camkit.background.classes import match_classes, parse_class_map, read_class_map
 from camkit.background.config import Settings, read_config, settings_from
 from camkit.background.data import read_data
 from camkit.background.heat import heat_rows
 from camkit.background.journal import Journal
-from camkit.background.plan import SPARE, Plan, content_hash, fingerprint, make_plan
+from camkit.background.plan import SPARE_PICTURES, Plan, content_hash, fingerprint, make_plan
 from camkit.background.report import html, json, junit, markdown, words
 from camkit.background.showcase import strips, thumbnails
 from camkit.background.values import Progress, Stage
@@ -29,9 +29,12 @@ from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
 
 JOURNAL = "unfinished.jsonl"
+"""The file that holds the finished rows while a check runs, so that an interrupted check can be resumed."""
+
 REPORTS = ("report.html", "report.json", "junit.xml", "summary.md")
+
 QUICK = {"per_class": 40, "pastes": 1}
-"""What a smaller sample has at most."""
+"""The most pictures per class and backgrounds per picture of a quick check."""
 
 
 def check(
@@ -49,26 +52,28 @@ def check(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> CheckResult:
-    """Answer whether a classifier may ship, or looks at the background.
+    """Check whether a classifier may ship, or reads the background.
 
     Args:
         model, preprocess, labels: as for ``camkit.explain``.
-        data: a folder with a folder per class, a CSV of path and label, or a folder of pictures whose regions name
-            classes; the config's if None.
-        regions: where the regions are; searched for beside the pictures if None.
-        class_map: from a class of the data to outputs of the model, by index or label; a file of JSON, or a mapping.
+        data: a folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
+            regions name classes. None uses the path in the config.
+        regions: the file or folder with the objects' regions. None searches beside the pictures.
+        class_map: maps classes of the data to outputs of the model, by index or label: a mapping or a JSON file.
         config: a ``camkit.toml``, or its tables as a mapping.
-        out: the folder for the reports; None writes none.
+        out: the folder for the reports. None writes none.
         baseline: an earlier ``report.json`` of the same data and settings, to compare with.
-        quick: a smaller sample.
-        resume: go on with what an interrupted run left in ``out``.
-        progress: told the stage, how many of its steps are done, and how many there are.
+        quick: use a smaller sample.
+        resume: continue an interrupted check from the rows it left in ``out``.
+        progress: called with the stage, the number of steps done, and the number of steps in all.
 
     Returns:
-        The verdict, the measures of each class, a row per picture, and the files written.
+        The verdict, the measures of each class, one row per picture, and the path of the report.
 
     Raises:
-        InputError: something in the call, the config or the data is wrong.
+        InputError: the call, the config or the data is wrong.
+        OutputError: a file cannot be written.
+        RunError: the model answers NaN or infinity to every picture.
 
     Example:
         >>> import camkit  # doctest: +SKIP
@@ -106,35 +111,39 @@ def plan_check(
     quick: bool = False,
     skip: Path | None = None,
 ) -> Plan:
-    """Read everything a check needs, and compute nothing yet; the arguments are those of ``check``."""
+    """Read everything that a check needs, without computing anything. The arguments are those of ``check``.
+
+    ``skip`` is a folder in which no pictures are searched, such as the one for the reports.
+    """
     settings = _settings(config, quick=quick)
     loaded = as_model(model, preprocess=preprocess, labels=labels)
     if loaded.preprocess is None:
-        raise InputError("it is not known how pictures are prepared for this model; pass preprocess=...")
-    where = Path(data) if data is not None else settings.data.path
-    if where is None:
-        raise InputError("name the data: a folder with a folder per class, or a CSV of path and label")
+        raise InputError("the preprocessing of this model is not known; pass preprocess=...")
+    folder = settings.data.path if data is None else Path(data)
+    if folder is None:
+        raise InputError(
+            "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
+        )
     table = _class_map(class_map, settings)
-    named = None if regions is None else Path(regions)
-    found = read_data(
-        where,
-        regions=named or settings.data.regions,
+    dataset = read_data(
+        folder,
+        regions=settings.data.regions if regions is None else Path(regions),
         group=settings.data.group,
         skip=skip,
         only=None if table is None else set(table),
         also={name: settings.also_allowed(name) for name in settings.classes},
     )
-    unknown = [
-        name for name in (*settings.classes, *(one.name for one in settings.waivers)) if name not in found.classes
-    ]
+    configured = (*settings.classes, *(waiver.name for waiver in settings.waivers))
+    unknown = [name for name in configured if name not in dataset.classes]
     if unknown:
-        raise InputError(f"the config speaks of the class {unknown[0]!r}, of which there are no pictures")
-    outputs = outputs_of(loaded, found.items)
-    matched = match_classes(found.classes, loaded.labels, outputs, table)
-    return make_plan(loaded, found, matched, settings, dt.datetime.now(dt.UTC).date())
+        raise InputError(f"the config names class {unknown[0]!r}, but the data has no pictures of it")
+    outputs = count_outputs(loaded, dataset.items)
+    matched = match_classes(dataset.classes, loaded.labels, outputs, table)
+    return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date())
 
 
 def _settings(config: Settings | Mapping[str, Any] | str | Path | None, *, quick: bool) -> Settings:
+    """Read the config. A quick check takes a smaller sample, but no smaller than the limits need."""
     if config is None:
         settings = Settings()
     elif isinstance(config, Settings):
@@ -145,14 +154,15 @@ def _settings(config: Settings | Mapping[str, Any] | str | Path | None, *, quick
         settings = read_config(Path(config))
     if not quick:
         return settings
-    fewer = {name: min(most, getattr(settings.check, name)) for name, most in QUICK.items()}
-    fewer["per_class"] = min(settings.check.per_class, max(fewer["per_class"], settings.limits.least_pictures + SPARE))
-    return settings.model_copy(update={"check": settings.check.model_copy(update=fewer)})
+    smaller = {name: min(most, getattr(settings.check, name)) for name, most in QUICK.items()}
+    testable = settings.limits.least_pictures + SPARE_PICTURES
+    smaller["per_class"] = min(settings.check.per_class, max(smaller["per_class"], testable))
+    return settings.model_copy(update={"check": settings.check.model_copy(update=smaller)})
 
 
 def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings) -> Mapping[str, Any] | None:
     if isinstance(given, Mapping):
-        return class_map_of(given, "class_map")
+        return parse_class_map(given, "class_map")
     file = settings.data.class_map if given is None else Path(given)
     return None if file is None else read_class_map(file)
 
@@ -166,18 +176,19 @@ def finish_check(
     progress: Progress = _silent,
     inconclusive: Literal["pass", "fail"] = "pass",
 ) -> CheckResult:
-    """Make a planned check, and write its reports."""
+    """Run a planned check, and write its reports. The arguments and errors are those of ``check``.
+
+    ``inconclusive`` says whether an INCONCLUSIVE verdict is a failure in the JUnit XML.
+    """
     hashes = fingerprint(plan)
-    earlier = None if baseline is None else read_baseline(_found_again(baseline, out) if resume else baseline)
-    if earlier is not None and baseline is not None:
-        check_comparable(earlier, hashes, baseline)
-        first = next(heat_rows(plan, plan.data.items[:1]))
-        if "layer" in first:
-            check_layer(earlier, first["layer"], first.get("grid"))
+    earlier = None
+    if baseline is not None:
+        earlier = read_baseline(_baseline_of_resumed(baseline, out) if resume else baseline)
+        _refuse_other_run(plan, earlier, hashes, baseline)
     journal = None if out is None else out / JOURNAL
     with Journal(journal, " ".join([words.VERSION, *hashes.values()]), resume=resume) as rows:
         if out is not None:
-            _put_aside(out)
+            _set_aside_reports(out)
         result = run_check(plan, rows, progress, hashes)
         if earlier is not None:
             contents = {item.name: content_hash(item.path) for item in plan.data.items}
@@ -185,20 +196,33 @@ def finish_check(
             change = compare(earlier, result.images, contents, result.layer, result.grids, seed)
             result = replace(result, change=change, warnings=(*result.warnings, *change.worse))
         if out is not None and journal is not None:
-            result = replace(result, report=out / "report.html")
+            result = replace(result, report=out / REPORTS[0])
             write_reports(result, out, inconclusive)
             journal.unlink(missing_ok=True)
     return result
 
 
-def _found_again(baseline: Path, out: Path | None) -> Path:
-    """Return where a baseline is that the interrupted check put aside before it began."""
-    aside = baseline.with_name(f"before-{baseline.name}")
-    return aside if out is not None and baseline == out / REPORTS[1] and not baseline.exists() else baseline
+def _refuse_other_run(plan: Plan, earlier: Mapping[str, Any], hashes: Mapping[str, str], baseline: Path) -> None:
+    """Refuse a baseline of other data, settings, layer or grid, at the cost of one picture.
+
+    Raises:
+        InputError: the two runs cannot be compared.
+    """
+    check_comparable(earlier, hashes, baseline)
+    first = next(heat_rows(plan, plan.data.items[:1]))
+    if "layer" in first:
+        check_layer(earlier, first["layer"], first.get("grid"))
 
 
-def _put_aside(out: Path) -> None:
-    """Rename the reports of an earlier check: where this one breaks off, no old verdict must pass for its own."""
+def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
+    """Return where a baseline is now: the interrupted check may have renamed it before it began."""
+    if out is not None and baseline == out / REPORTS[1] and not baseline.exists():
+        return baseline.with_name(f"before-{baseline.name}")
+    return baseline
+
+
+def _set_aside_reports(out: Path) -> None:
+    """Rename the reports of an earlier check: if this one is interrupted, no old verdict must look like its own."""
     try:
         for name in REPORTS:
             if (out / name).exists():
@@ -208,9 +232,9 @@ def _put_aside(out: Path) -> None:
 
 
 def write_reports(result: CheckResult, out: Path, inconclusive: Literal["pass", "fail"] = "pass") -> None:
-    """Write every form of the report into a folder, each whole or not at all.
+    """Write the report in every format into a folder. An interrupted write leaves no partial file.
 
-    ``inconclusive`` says whether such a verdict is a failure in the JUnit XML.
+    ``inconclusive`` says whether an INCONCLUSIVE verdict is a failure in the JUnit XML.
 
     Raises:
         OutputError: a file cannot be written.

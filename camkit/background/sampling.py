@@ -1,4 +1,4 @@
-"""Which pictures the experiment is made with: a stratified random sample, the same for the same seed."""
+"""Draw the experiment's pictures: a stratified random sample that is the same for the same seed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from camkit.background.values import Item
 
 
 def stratified(items: Sequence[Item], per_class: int, most: int, seed: int) -> list[Item]:
-    """Draw up to so many pictures of each class, and at most so many in all, in equal shares, of each at least one.
+    """Draw at most ``per_class`` pictures of each class and about ``most`` in total, with equal shares.
 
-    A picture's place in the draw depends on its name and the seed alone: adding others does not exchange it.
+    Each class keeps at least one picture, even if the total then exceeds ``most``. A picture's rank depends only on its
+    name and the seed, so adding pictures does not reshuffle the others.
     """
     by_class: dict[str, list[Item]] = defaultdict(list)
     for item in items:
@@ -20,11 +21,11 @@ def stratified(items: Sequence[Item], per_class: int, most: int, seed: int) -> l
     if not by_class:
         return []
     share = max(1, min(per_class, most // len(by_class)))
-    chosen = [
-        one for of_class in by_class.values() for one in sorted(of_class, key=lambda one: _lot(one, seed))[:share]
+    sample = [
+        item for members in by_class.values() for item in sorted(members, key=lambda item: _rank(item, seed))[:share]
     ]
-    return sorted(chosen, key=lambda item: (item.label, item.name))
+    return sorted(sample, key=lambda item: (item.label, item.name))
 
 
-def _lot(item: Item, seed: int) -> tuple[int, str]:
+def _rank(item: Item, seed: int) -> tuple[int, str]:
     return zlib.crc32(f"{seed} {item.name}".encode(errors="surrogateescape")), item.name

@@ -1,4 +1,4 @@
-"""Whether the heat can be trusted: another method must agree, and a network of other weights must not."""
+"""Whether the heat can be trusted: another method must give similar maps, and random weights must not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from camkit.background.classes import Matched
+from camkit.background.classes import ClassMatch
 from camkit.background.config import Settings
-from camkit.background.hints import Turned, compare_turned, correlation
+from camkit.background.hints import MirrorTest, compare_mirrored, correlation
 from camkit.background.sampling import stratified
 from camkit.background.values import Item
 from camkit.explainer import explain_many
@@ -19,72 +19,79 @@ from camkit.explanation import Explanation
 from camkit.models.loaded import LoadedModel
 from camkit.targets import EachTarget
 
-PICTURES = 16
-"""How many are explained again."""
+SANITY_PICTURES = 16
+"""Pictures that are explained again."""
 
-LEAST_AGREEMENT = 0.5
-"""Median correlation with HiResCAM (Draelos and Carin 2020) below which the two tell different stories."""
+MIN_AGREEMENT = 0.5
+"""Median correlation with HiResCAM (Draelos and Carin 2020) below which the two methods contradict each other."""
 
-MOST_ALIKE = 0.95
-"""Median correlation with the maps of a network of random weights above which maps do not depend on the weights."""
+MAX_RANDOM_CORRELATION = 0.95
+"""Median correlation with the maps of random weights above which the maps do not depend on the weights."""
 
 
 @dataclass(frozen=True)
 class Sanity:
-    """How well the maps agree with HiResCAM's, how like they are to those of random weights, and what follows.
+    """How far the heat can be trusted.
 
-    ``turned`` says whether maps follow pictures that are turned left to right; None if that is not known.
+    Attributes:
+        agreement: median correlation of the maps with HiResCAM's; None if there were no maps to compare.
+        randomised: median correlation of the maps with those of random weights; None if there were none.
+        problems: why the heat cannot be trusted.
+        remarks: what the reader should know, without consequence for the verdict.
+        mirrored: whether the maps follow mirrored pictures; None if that is not known.
     """
 
     agreement: float | None
     randomised: float | None
     problems: tuple[str, ...]
     remarks: tuple[str, ...] = ()
-    turned: Turned | None = None
+    mirrored: MirrorTest | None = None
 
 
-def sane(
-    model: LoadedModel, items: Sequence[Item], matched: Matched, settings: Settings, *, turning: bool = False
+def check_sanity(
+    model: LoadedModel, items: Sequence[Item], matched: ClassMatch, settings: Settings, *, mirror: bool = False
 ) -> Sanity:
     """Explain a few pictures by another method, and with random weights (Adebayo et al. 2018, arXiv:1810.03292).
 
-    ``turning`` also explains them turned left to right.
+    ``mirror`` also explains them mirrored left to right.
     """
     check = settings.check
-    chosen = stratified(items, PICTURES, PICTURES, check.seed)[:PICTURES]
-    first = _maps(model, chosen, matched, settings, check.method)
-    second = _maps(model, chosen, matched, settings, "hirescam")
+    chosen = stratified(items, SANITY_PICTURES, SANITY_PICTURES, check.seed)[:SANITY_PICTURES]
+    maps = _maps(model, chosen, matched, settings, check.method)
+    hirescam_maps = _maps(model, chosen, matched, settings, "hirescam")
     remarks: list[str] = []
     try:
-        random = _maps(_with_random_weights(model, check.seed), chosen, matched, settings, check.method)
+        random_maps = _maps(_with_random_weights(model, check.seed), chosen, matched, settings, check.method)
     except Exception as error:  # noqa: BLE001 - some modules cannot be copied
-        random = [None] * len(chosen)
-        remarks.append(f"maps of random weights could not be made: {type(error).__name__}: {error}")
-    agreement, randomised = _median_correlation(first, second), _median_correlation(first, random)
+        random_maps = [None] * len(chosen)
+        remarks.append(f"the maps could not be compared with those of random weights: {type(error).__name__}: {error}")
+    agreement, randomised = _median_correlation(maps, hirescam_maps), _median_correlation(maps, random_maps)
     problems: list[str] = []
-    if agreement is not None and agreement < LEAST_AGREEMENT:
-        remarks.append(f"{check.method} and hirescam disagree: their maps correlate by {agreement:.2f} (median)")
-    if randomised is not None and randomised > MOST_ALIKE:
+    if agreement is not None and agreement < MIN_AGREEMENT:
+        remarks.append(f"{check.method} and hirescam disagree: the median correlation of their maps is {agreement:.2f}")
+    if randomised is not None and randomised > MAX_RANDOM_CORRELATION:
         problems.append(
-            f"maps of random weights are like the model's own (correlation {randomised:.2f}), so the heat says little "
-            "about what was learned"
+            f"with random weights the maps are nearly the same (correlation {randomised:.2f}), so the heat says little "
+            "about what the model learned"
         )
-    after = _maps(_turning(model), chosen, matched, settings, check.method) if turning else []
-    turned = compare_turned(first, after) if turning else None
-    return Sanity(agreement, randomised, tuple(problems), tuple(remarks), turned)
+    mirrored = None
+    if mirror:
+        mirrored = compare_mirrored(maps, _maps(_mirroring(model), chosen, matched, settings, check.method))
+    return Sanity(agreement, randomised, tuple(problems), tuple(remarks), mirrored)
 
 
-def _turning(model: LoadedModel) -> LoadedModel:
-    """Return the model with its pictures turned left to right."""
-    straight = model.preprocess
-    assert straight is not None
-    return replace(model, preprocess=lambda picture: straight(picture).flip(-1))
+def _mirroring(model: LoadedModel) -> LoadedModel:
+    """Return the model with its pictures mirrored left to right."""
+    preprocess = model.preprocess
+    assert preprocess is not None
+    return replace(model, preprocess=lambda picture: preprocess(picture).flip(-1))
 
 
 def _maps(
-    model: LoadedModel, items: Sequence[Item], matched: Matched, settings: Settings, method: str
+    model: LoadedModel, items: Sequence[Item], matched: ClassMatch, settings: Settings, method: str
 ) -> list[np.ndarray | None]:
-    rows = explain_many(
+    """Return the positive part of each picture's map; None if the picture cannot be explained or its map is empty."""
+    explanations = explain_many(
         model,
         [item.path for item in items],
         settings.check.layer,
@@ -94,24 +101,27 @@ def _maps(
         batch_size=settings.check.batch_size,
         on_error="yield",
     )
-    return [np.maximum(row.raw, 0) if isinstance(row, Explanation) and row.status == "ok" else None for row in rows]
+    return [
+        np.maximum(explanation.raw, 0) if isinstance(explanation, Explanation) and explanation.status == "ok" else None
+        for explanation in explanations
+    ]
 
 
 def _median_correlation(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
-    found = [
+    correlations = [
         correlation(one, other)
         for one, other in zip(first, second, strict=True)
         if one is not None and other is not None and one.shape == other.shape and one.std() > 0 and other.std() > 0
     ]
-    return float(np.median(found)) if found else None
+    return float(np.median(correlations)) if correlations else None
 
 
 def _with_random_weights(model: LoadedModel, seed: int) -> LoadedModel:
-    """Return a copy whose layers' weights are shuffled among themselves: as large as before, and without meaning."""
+    """Return a copy with the entries of each weight tensor shuffled: the same sizes as before, but no meaning."""
     module = copy.deepcopy(model.module)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in module.parameters():  # also those that a parametrisation makes the weights of
+        for weight in module.parameters():  # includes the parameters from which a parametrisation computes a weight
             if weight.dim() > 1:
                 order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
                 weight.copy_(weight.detach().flatten()[order].reshape(weight.shape))

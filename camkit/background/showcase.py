@@ -1,9 +1,9 @@
-"""What a person is shown: pictures with their regions first, then the worst offenders, edit by edit."""
+"""The pictures of the report: first some pictures with their regions, then the worst offenders with every edit."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import cv2
@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.background.answers import ask
+from camkit.background.answers import answer_batch
 from camkit.background.check import CheckResult
-from camkit.background.experiment import Partners, Seen
+from camkit.background.experiment import Partners, PreparedPicture
 from camkit.background.measures import ImageRow
-from camkit.background.plan import Plan, load_seen
+from camkit.background.plan import Plan, load_prepared
 from camkit.background.sampling import stratified
-from camkit.background.trial import edits_of, loader, partners_of
+from camkit.background.trial import LoadPicture, cached_loader, list_edits, partners_of
 from camkit.background.values import Item
 from camkit.drawing import overlay
 from camkit.errors import CamkitError
@@ -28,13 +28,27 @@ from camkit.targets import EachTarget
 from camkit.types import Pixels
 
 THUMBNAILS = 12
+"""Pictures shown with their outline: enough to notice that the regions are shifted."""
+
+OFFENDERS = 12
+"""Worst offenders shown."""
+
+_MIN_PER_CLASS = 2
+"""Offenders of a class shown before the next class follows."""
+
+_WITHOUT_OBJECT_WEIGHT = 0.5
+"""How much a right answer without the object counts beside the gap when offenders are ranked."""
+
 _SIDE = 224
+"""Pixels along the longer side to which small pictures are roughly enlarged, so that an outline is visible."""
+
 _LINE = (255, 60, 160)
+"""The outline's colour, RGB: a pink that stands out in most photographs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One picture of a strip: what it is, and the probability the model gives the picture's class."""
+    """One picture of a strip, with the model's answer and the probability it gives to the picture's own class."""
 
     title: str
     pixels: Pixels
@@ -44,109 +58,136 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Strip:
-    """One picture and what the model says to its edits."""
+    """One picture, its heat and its edits, with what the model answers to each."""
 
     row: ImageRow
     panels: tuple[Panel, ...]
-    sentence: str
+
+    @property
+    def title(self) -> str:
+        """The picture's name and class."""
+        return f"{self.row.name}, class {self.row.label}"
+
+    @property
+    def sentence(self) -> str:
+        """The answers in words."""
+        answers = [
+            f"{panel.title}: {panel.answer} ({panel.probability:.0%} {self.row.label})"
+            for panel in self.panels
+            if panel.answer
+        ]
+        return "; ".join([self.title, *answers])
 
 
 def thumbnails(plan: Plan) -> list[Panel]:
-    """Draw a few pictures of different classes with their regions, as the model sees them."""
-    drawn = stratified(plan.data.items, THUMBNAILS, THUMBNAILS * len(plan.data.classes), plan.settings.check.seed)
-    turns = Counter[str]()
-    order = []
-    for item in drawn:  # one of each class in turn, until there are enough
-        turns[item.label] += 1
-        order.append((turns[item.label], item.label, item))
-    found: list[Panel] = []
-    for _, _, item in sorted(order, key=lambda one: one[:2]):
-        if len(found) == THUMBNAILS:
+    """Draw a few pictures of every class in turn with their regions, as the model sees them."""
+    sample = stratified(plan.data.items, THUMBNAILS, THUMBNAILS * len(plan.data.classes), plan.settings.check.seed)
+    panels: list[Panel] = []
+    for item in _classes_in_turn(sample):
+        if len(panels) == THUMBNAILS:
             break
         try:
-            picture = load_seen(plan, item)
+            picture = load_prepared(plan, item)
         except CamkitError:
             continue
-        found.append(Panel(f"{item.label}: {item.name}", _annotated(picture)))
-    return found
+        panels.append(Panel(f"{item.label}: {item.name}", _with_outline(picture)))
+    return panels
 
 
-def strips(result: CheckResult, most: int = 12) -> list[Strip]:
-    """Draw the worst offenders: those whose answer changed most with the background, of every class in turn."""
+def _classes_in_turn(items: Sequence[Item]) -> list[Item]:
+    """Return the first picture of each class, then the second of each, and so on."""
+    counts = Counter[str]()
+    keyed = []
+    for item in items:
+        counts[item.label] += 1
+        keyed.append((counts[item.label], item.label, item))
+    return [item for _, _, item in sorted(keyed, key=lambda entry: entry[:2])]
+
+
+def strips(result: CheckResult, most: int = OFFENDERS) -> list[Strip]:
+    """Draw the worst offenders: the pictures whose answer changed most with the background, the worst classes first."""
     plan = result.plan
-    by_name = {item.name: item for item in plan.data.items}
-    order = sorted((row for row in result.images if row.same), key=lambda row: (-_offence(row), row.name))
-    chosen: list[ImageRow] = []
-    for label in sorted(
-        result.classes, key=lambda name: -max((_offence(row) for row in order if row.label == name), default=0)
-    ):
-        chosen += [row for row in order if row.label == label and _offence(row) > 0][
-            : max(2, most // len(result.classes))
-        ]
-    items = [by_name[row.name] for row in chosen[:most]]
-    load = loader(plan)
+    items = {item.name: item for item in plan.data.items}
+    load = cached_loader(plan)
     partners = partners_of(plan)
-    drawn = [_strip(plan, row, item, partners[item], load) for row, item in zip(chosen[:most], items, strict=True)]
-    return [one for one in drawn if one is not None]
+    rows = _offenders(result, most)
+    drawn = [_strip(plan, row, items[row.name], partners[items[row.name]], load) for row in rows]
+    return [strip for strip in drawn if strip is not None]
+
+
+def _offenders(result: CheckResult, most: int) -> list[ImageRow]:
+    """Return the worst offenders, a few of each class, the classes in the order of their worst one."""
+    by_class: dict[str, list[ImageRow]] = defaultdict(list)
+    for row in sorted((row for row in result.images if row.same), key=lambda row: (-_offence(row), row.name)):
+        by_class[row.label].append(row)
+    worst_first = sorted(result.classes, key=lambda name: -max((_offence(row) for row in by_class[name]), default=0))
+    per_class = max(_MIN_PER_CLASS, most // len(result.classes))
+    offenders: list[ImageRow] = []
+    for name in worst_first:
+        offenders += [row for row in by_class[name] if _offence(row) > 0][:per_class]
+    return offenders[:most]
 
 
 def _offence(row: ImageRow) -> float:
     """Return how much a picture speaks against the model: its gap, and whether it was right without the object."""
     gap = min((row.same[fill] - row.other[fill] for fill in row.same), default=0.0)
-    return gap + 0.5 * all(row.removed.values()) * bool(row.removed)
+    right_without_object = bool(row.removed) and all(row.removed.values())
+    return gap + _WITHOUT_OBJECT_WEIGHT * right_without_object
 
 
-def _strip(
-    plan: Plan, row: ImageRow, item: Item, partners: Partners, load: Callable[[Item], Seen | None]
-) -> Strip | None:
-    edits = edits_of(plan, item, partners, 1, load)
+def _strip(plan: Plan, row: ImageRow, item: Item, partners: Partners, load: LoadPicture) -> Strip | None:
+    """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
+    edits = list_edits(plan, item, partners, 1, load)
     picture = load(item)
     if not edits or picture is None:
         return None
-    labels = {one.name: one.label for one in (*partners.same, *partners.other)}
-    made = {title: tensor for name, edit in edits if (title := _title(name, labels)) and (tensor := edit()) is not None}
-    answers = ask(plan, torch.stack(list(made.values())), [plan.matched.indices[item.label]] * len(made))
-    panels = [Panel("picture and region", _annotated(picture), row.probability, row.answer), _heat(plan, item, picture)]
-    for (title, tensor), answer in zip(made.items(), answers, strict=True):
-        panels.append(
-            Panel(title, _pixels(picture, tensor), float(answer["share"]), plan.name_of(int(answer["answer"])))
-        )
-    sentence = f"{item.name} is {item.label}; " + "; ".join(
-        f"{panel.title}: {panel.answer} ({panel.probability:.0%} {item.label})" for panel in panels if panel.answer
-    )
-    return Strip(row, tuple(panels), sentence)
+    labels = {partner.name: partner.label for partner in (*partners.same, *partners.other)}
+    shown = {
+        title: tensor
+        for name, make_edit in edits
+        if (title := _title(name, labels)) and (tensor := make_edit()) is not None
+    }
+    answers = answer_batch(plan, torch.stack(list(shown.values())), [plan.matched.indices[item.label]] * len(shown))
+    edited = [
+        Panel(title, _pixels(picture, tensor), float(answer["share"]), plan.name_of(int(answer["answer"])))
+        for (title, tensor), answer in zip(shown.items(), answers, strict=True)
+    ]
+    unedited = Panel("picture and region", _with_outline(picture), row.probability, row.answer)
+    return Strip(row, (unedited, _heat_panel(plan, item, picture), *edited))
 
 
 def _title(edit: str, labels: Mapping[str, str]) -> str:
-    """Return what an edit is called in a strip; nothing where it is not shown. ``labels`` are the backgrounds'."""
+    """Return the title of an edit in a strip; "" if it is not shown. ``labels`` are the classes of the backgrounds."""
     arm, fill, *rest = edit.split(".", 3)
     if arm == "removed" and fill != "blur":
         return "middle removed" if fill == "ring" else "object removed"
     if arm in ("same", "other") and fill != "blur":
-        whose = labels[rest[1]]
-        return f"in the ring of {whose}" if fill == "ring" else f"on a background of {whose}"
+        label = labels[rest[1]]
+        return f"with the ring of a {label} picture" if fill == "ring" else f"on the background of a {label} picture"
     return ""
 
 
-def _heat(plan: Plan, item: Item, picture: Seen) -> Panel:
+def _heat_panel(plan: Plan, item: Item, picture: PreparedPicture) -> Panel:
     check = plan.settings.check
     target = EachTarget((plan.matched.indices[item.label],))
-    (found,) = explain_many(plan.model, [item.path], check.layer, method=check.method, target=target, on_error="yield")
-    if not isinstance(found, Explanation):
+    (explanation,) = explain_many(
+        plan.model, [item.path], check.layer, method=check.method, target=target, on_error="yield"
+    )
+    if not isinstance(explanation, Explanation):
         return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
-    drawn = overlay.render(_pixels(picture, picture.tensor), found.heatmap, None)
-    return Panel(f"heat of {item.label}" + ("" if found.status == "ok" else ": none"), drawn)
+    drawn = overlay.render(_pixels(picture, picture.tensor), explanation.heatmap, None)
+    return Panel(f"heat for {item.label}" + ("" if explanation.status == "ok" else ": no evidence"), drawn)
 
 
-def _pixels(picture: Seen, tensor: Float[Tensor, "c h w"]) -> Pixels:
+def _pixels(picture: PreparedPicture, tensor: Float[Tensor, "c h w"]) -> Pixels:
     """Return a model's input as a picture."""
     levels = (picture.shades.pixels(tensor) * 255).round().to(torch.uint8)
     colours = levels[:3] if len(levels) >= 3 else levels[:1].expand(3, -1, -1)
     return colours.permute(1, 2, 0).numpy().copy()
 
 
-def _annotated(picture: Seen) -> Pixels:
-    """Draw the region's outline onto the picture, enlarged first where it is small."""
+def _with_outline(picture: PreparedPicture) -> Pixels:
+    """Draw the region's outline onto the picture. A small picture is enlarged first."""
     pixels = _pixels(picture, picture.tensor)
     factor = max(1, round(_SIDE / max(pixels.shape[:2])))
     pixels = cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)

@@ -1,4 +1,4 @@
-"""The experiment over a sample: edits made ahead, shown to the model in full batches, rows kept as they come."""
+"""The experiment over the sample: threads make edits, the model sees full batches, each picture's row is saved."""
 
 from __future__ import annotations
 
@@ -9,51 +9,56 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from camkit.background import experiment
-from camkit.background.answers import ask
-from camkit.background.experiment import Answer, Background, Partners, Seen
+from camkit.background.answers import answer_batch
+from camkit.background.experiment import Answer, Background, Partners, PreparedPicture
 from camkit.background.journal import Journal
-from camkit.background.plan import Plan, load_seen
+from camkit.background.plan import Plan, load_prepared
 from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
 
 _WORKERS = min(4, os.cpu_count() or 1)
-_KEPT_BYTES, _LEAST_KEPT = 1 << 29, 16
-"""Pictures kept in memory, since each is a background of others: how much of it, and at least how many."""
+"""Threads that make edits while the model answers earlier ones."""
+
+_CACHE_BYTES, _MIN_CACHED = 1 << 29, 16
+"""Memory for loaded pictures, each of which is a background of several others, and the least number kept."""
 
 _COPIES = 3
-"""Of a picture: itself, and with its objects filled in either way."""
+"""Tensors kept of each picture: itself, and one for each way of filling the holes of its objects."""
 
-_TRIES = 20
+_PROBED = 20
+"""Pictures of the sample that are tried when the size of a loaded picture is measured: the first may be unreadable."""
+
+LoadPicture = Callable[[Item], PreparedPicture | None]
+"""Returns a picture as the model sees it; None if it cannot be read."""
 
 
-def run_trial(plan: Plan, journal: Journal, progress: Progress, usable: Callable[[Item], bool]) -> None:
-    """Show the edits of every picture of the sample that has no row yet, of those that could be used before."""
+def run_experiment(plan: Plan, journal: Journal, progress: Progress, usable: Callable[[Item], bool]) -> None:
+    """Run the experiment on every usable picture of the sample that has no row in the journal yet."""
     done = journal.rows("edits")
     sample = [item for item in plan.sample if usable(item)]
     todo = [item for item in sample if item.name not in done]
     progress("experiment", len(sample) - len(todo), len(sample))
-    for count, (item, answers) in enumerate(answered(plan, todo), start=len(sample) - len(todo) + 1):
+    for count, (item, answers) in enumerate(answer_edits(plan, todo), start=len(sample) - len(todo) + 1):
         journal.append([{"kind": "edits", "name": item.name, "answers": answers}])
         progress("experiment", count, len(sample))
 
 
-def answered(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict[str, Answer]]]:
-    """Show the edits of some pictures of the sample; give the answers picture by picture."""
+def answer_edits(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict[str, Answer]]]:
+    """Show the edits of some pictures of the sample to the model, and yield the answers picture by picture."""
     check = plan.settings.check
     partners = partners_of(plan)
-    load = loader(plan)
+    load = cached_loader(plan)
 
     def make(number: int) -> list[tuple[str, Tensor]]:
-        made = (
-            (name, edit()) for name, edit in edits_of(plan, items[number], partners[items[number]], check.pastes, load)
-        )
+        edits = list_edits(plan, items[number], partners[items[number]], check.pastes, load)
+        made = ((name, make_edit()) for name, make_edit in edits)
         return [(name, tensor) for name, tensor in made if tensor is not None]
 
-    def answer(batch: Tensor, of: list[int]) -> list[Answer]:
-        return ask(plan, batch, [plan.matched.indices[items[number].label] for number in of])
+    def answer(batch: Tensor, numbers: list[int]) -> list[Answer]:
+        return answer_batch(plan, batch, [plan.matched.indices[items[number].label] for number in numbers])
 
-    for number, found in experiment.run(range(len(items)), make, answer, check.batch_size, _WORKERS):
-        yield items[number], found
+    for number, answers in experiment.run(range(len(items)), make, answer, check.batch_size, _WORKERS):
+        yield items[number], answers
 
 
 def partners_of(plan: Plan) -> dict[Item, Partners]:
@@ -62,42 +67,30 @@ def partners_of(plan: Plan) -> dict[Item, Partners]:
     return experiment.draw_partners(plan.sample, plan.backgrounds, check.pastes, check.seed)
 
 
-def loader(plan: Plan) -> Callable[[Item], Seen | None]:
-    """Return what loads a picture as the model sees it, None where it cannot be read; the last ones are kept."""
+def cached_loader(plan: Plan) -> LoadPicture:
+    """Return a function that loads a picture as the model sees it, and keeps the last ones in memory."""
 
-    def load(item: Item) -> Seen | None:
+    def load(item: Item) -> PreparedPicture | None:
         try:
-            return load_seen(plan, item)
+            return load_prepared(plan, item)
         except CamkitError:
             return None
 
-    size = next((seen.tensor.nbytes for item in plan.sample[:_TRIES] if (seen := load(item)) is not None), _KEPT_BYTES)
-    return functools.lru_cache(maxsize=max(_LEAST_KEPT, _KEPT_BYTES // (_COPIES * size)))(load)
+    loaded = (load(item) for item in plan.sample[:_PROBED])
+    size = next((picture.tensor.nbytes for picture in loaded if picture is not None), _CACHE_BYTES)
+    return functools.lru_cache(maxsize=max(_MIN_CACHED, _CACHE_BYTES // (_COPIES * size)))(load)
 
 
-def edits_of(
-    plan: Plan, item: Item, partners: Partners, wanted: int, load: Callable[[Item], Seen | None]
-) -> list[experiment.Edit]:
-    """List a picture's edits; none where it cannot be read, has nothing beside its object, or no partner serves."""
+def list_edits(plan: Plan, item: Item, partners: Partners, wanted: int, load: LoadPicture) -> list[experiment.Edit]:
+    """List a picture's edits, with up to ``wanted`` backgrounds of either kind.
+
+    The list is empty if the picture cannot be read, or has regions but no object or no background beside it.
+    """
     picture = load(item)
-    if picture is None or (plan.with_regions and not _has_both(picture)):
+    if picture is None or (plan.with_regions and not _has_object_and_background(picture)):
         return []
-
-    def chosen(candidates: Sequence[Item]) -> list[Background]:
-        found: list[Background] = []
-        for one in candidates:
-            if len(found) == wanted:
-                break
-            seen = load(one)
-            if (
-                seen is not None
-                and seen.tensor.shape == picture.tensor.shape
-                and (not plan.with_regions or seen.has_rest)
-            ):
-                found.append((one.name, seen))
-        return found
-
-    same, other = chosen(partners.same), chosen(partners.other)
+    same = _first_usable(plan, picture, partners.same, wanted, load)
+    other = _first_usable(plan, picture, partners.other, wanted, load)
     check = plan.settings.check
     if not plan.with_regions:
         return experiment.ring_edits(picture, same, other, check.ring)
@@ -105,6 +98,21 @@ def edits_of(
     return experiment.region_edits(picture, same, other, own_seed)
 
 
-def _has_both(picture: Seen) -> bool:
-    """Whether there is an object, and something beside it."""
-    return picture.region is not None and picture.has_rest and bool((picture.region > 0.5).any())
+def _first_usable(
+    plan: Plan, picture: PreparedPicture, candidates: Sequence[Item], wanted: int, load: LoadPicture
+) -> list[Background]:
+    """Return the first candidates that can be read, have the picture's size and, with regions, a background."""
+    backgrounds: list[Background] = []
+    for candidate in candidates:
+        if len(backgrounds) == wanted:
+            break
+        background = load(candidate)
+        if background is None or background.tensor.shape != picture.tensor.shape:
+            continue
+        if not plan.with_regions or background.has_background:
+            backgrounds.append((candidate.name, background))
+    return backgrounds
+
+
+def _has_object_and_background(picture: PreparedPicture) -> bool:
+    return picture.region is not None and picture.has_background and bool((picture.region > 0.5).any())

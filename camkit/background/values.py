@@ -1,4 +1,4 @@
-"""What the check's rooms pass to each other: frozen, without behaviour beyond reading themselves."""
+"""The frozen values that the modules of the check pass to each other."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from camkit.types import Box
 
 Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]
 Progress: TypeAlias = Callable[[Stage, int, int], None]
-"""Told the stage, how many of its steps are done, and how many there are."""
+"""Called with the stage, the number of finished steps and the number of all steps."""
 Verdict: TypeAlias = Literal["FAIL", "WARN", "PASS", "INCONCLUSIVE"]
 RegionKind: TypeAlias = Literal["mask", "box"]
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectAnnotation:
-    """One annotated object of a picture: its box in the picture's pixels and, where it is known, its outline.
+    """One annotated object of a picture.
 
-    ``category`` is "" where the annotation names none. ``outline`` is what COCO calls a segmentation (polygons or a
-    run-length encoding), or the file of a mask. ``shares`` where coordinates are shares of the picture, not pixels.
-    A ``crowd`` is no object to explain, but is removed with them. ``size`` is the width and height of the picture it is
-    an object of, where they are stated.
+    Attributes:
+        category: the category; "" if the annotation names none.
+        box: the box in pixels of the picture; None if only an outline is known.
+        outline: a COCO segmentation (polygons or a run-length encoding) or the file of a mask; None if only a box is
+            known.
+        shares: True if the coordinates are shares of the picture's width and height instead of pixels.
+        crowd: True for a COCO crowd. The check removes crowds with the objects, but does not explain them.
+        size: width and height of the annotated picture, if the annotation states them.
     """
 
     category: str
@@ -35,18 +39,18 @@ class ObjectAnnotation:
 
     @property
     def kind(self) -> RegionKind:
-        """Whether its outline is known, or only its box."""
+        """Return "mask" if the outline is known, "box" if only the box is."""
         return "box" if self.outline is None else "mask"
 
 
 @dataclass(frozen=True, eq=False)
 class Annotations:
-    """What a source of regions says: the objects of each picture, by the name it gives the picture.
+    """The annotated objects of one source, such as a COCO file, by the name the source gives each picture.
 
-    ``problems`` counts what was left out, each kind with a few of the pictures.
+    ``problems`` lists, for each kind of problem, the pictures or annotations that have it.
     """
 
-    form: str
+    format: str
     source: str
     objects: Mapping[str, tuple[ObjectAnnotation, ...]]
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -54,10 +58,15 @@ class Annotations:
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One labelled picture: its file, class, group, and the objects it is about.
+    """One labelled picture with its file, class, group and objects.
 
-    ``name`` is the file's path below the data's folder, with forward slashes. ``objects`` are the objects of its class,
-    ``others`` those of the other classes that are checked.
+    Attributes:
+        name: the file's path relative to the data folder, with forward slashes.
+        path: the file.
+        label: the class.
+        group: pictures with the same group belong together; without groups it is the name.
+        objects: the objects of the picture's class.
+        others: the crowds of the picture's class, and the objects of other checked classes.
     """
 
     name: str
@@ -70,14 +79,18 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """The pictures that are checked, and what was understood of them, for a person to read.
+    """The pictures to check.
 
-    ``facts`` are sentences; ``left_out`` names what was not used and why.
+    Attributes:
+        root: the data folder.
+        items: the pictures.
+        classes: the classes, sorted by name.
+        facts: sentences for the user about what was found.
+        left_out: what is not used, by reason.
     """
 
     root: Path
     items: tuple[Item, ...]
     classes: tuple[str, ...]
-    form: str
     facts: tuple[str, ...] = ()
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""``camkit check`` and ``camkit check init``, and the check's demonstration."""
+"""``camkit check``, ``camkit check init``, and the demonstration of the check."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from camkit.errors import InputError
 if TYPE_CHECKING:
     from camkit.background.values import Stage
 
-checks = App(
-    name="check", help="Answer whether a classifier may ship, or looks at the background.", console=QuietConsole()
-)
+checks = App(name="check", help="Check whether a classifier may ship, or reads the background.", console=QuietConsole())
 
 
 @checks.default
@@ -37,34 +35,36 @@ def check(
     inconclusive: Literal["pass", "fail"] = "pass",
     tensorboard: Path | None = None,
 ) -> int:
-    """Answer whether a classifier may ship, or looks at the background.
+    """Check whether a classifier may ship, or reads the background.
 
-    Exit codes: 0 may ship, 1 FAIL, 2 the call, the config or the data is wrong, 3 INCONCLUSIVE with
-    --inconclusive=fail, 4 the model or the program failed.
+    Exit codes: 0 may ship; 1 FAIL; 2 the call, the config or the data is wrong; 3 INCONCLUSIVE with
+    --inconclusive=fail; 4 the model or the program failed.
 
     Args:
-        data: A folder with a folder per class, a CSV of path and label, or pictures whose regions name classes.
+        data: A folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
+            regions name classes.
         source: The model.
-        config: A camkit.toml; the one of this folder, or pyproject.toml's [tool.camkit], if not given.
-        regions: Where the objects' regions are; searched for beside the pictures if not given.
-        class_map: A JSON file from the data's classes to the model's outputs.
+        config: A camkit.toml. Without it, camkit uses the camkit.toml of this folder, or [tool.camkit] in its
+            pyproject.toml.
+        regions: The file or folder with the objects' regions. Without it, camkit searches beside the pictures.
+        class_map: A JSON file that maps the data's classes to the model's outputs.
         out: The folder for the reports.
         baseline: An earlier report.json to compare with.
-        quick: A smaller sample.
-        resume: Go on with an interrupted check.
-        inconclusive: Whether INCONCLUSIVE ends with 0 or 3.
-        tensorboard: A folder for event files with the measures and the worst pictures.
+        quick: Use a smaller sample.
+        resume: Continue an interrupted check.
+        inconclusive: Whether INCONCLUSIVE counts as a pass (exit code 0) or as a failure (exit code 3).
+        tensorboard: A folder for TensorBoard event files with the measures and the worst offenders.
     """
     from camkit.background.config import Settings, find_config, read_config
-    from camkit.background.cost import estimate
-    from camkit.background.journal import finished
+    from camkit.background.cost import estimate_cost
+    from camkit.background.journal import count_finished
     from camkit.background.report import console as check_console
     from camkit.background.report import markdown
     from camkit.background.run import JOURNAL, finish_check, plan_check
     from camkit.images.files import check_folder
 
-    file = config or find_config(Path())
-    settings = Settings() if file is None else read_config(file)
+    config_file = config or find_config(Path())
+    settings = Settings() if config_file is None else read_config(config_file)
     check_folder(out)
     plan = plan_check(
         (source or CheckedSource()).settled(settings),
@@ -76,8 +76,10 @@ def check(
         skip=out,
     )
     console = printer()
-    console.print(check_console.understood(plan))
-    console.print(check_console.announced(plan, estimate(plan, finished(out / JOURNAL) if resume else None)))
+    console.print(check_console.data_summary(plan))
+    console.print(
+        check_console.cost_notice(plan, estimate_cost(plan, count_finished(out / JOURNAL) if resume else None))
+    )
     with events_into(tensorboard) as events:
         with stages() as progress:
             result = finish_check(
@@ -104,34 +106,39 @@ def init(
     class_map: Path | None = None,
     file: Path = Path("camkit.toml"),
 ) -> int:
-    """Write a commented camkit.toml from what is found.
+    """Write a camkit.toml with comments that fits the data.
 
     Args:
         data: The pictures, as for the check.
         model: The model, as for the check.
-        regions: Where the objects' regions are; searched for beside the pictures if not given.
-        class_map: A JSON file from the data's classes to the model's outputs.
-        file: The config to write; an older one is kept.
+        regions: The file or folder with the objects' regions. Without it, camkit searches beside the pictures.
+        class_map: A JSON file that maps the data's classes to the model's outputs.
+        file: The config to write. An existing file is not overwritten.
     """
     from camkit.background.classes import read_class_map
     from camkit.background.data import read_data
-    from camkit.background.starter import starter
+    from camkit.background.starter import starter_config
     from camkit.images.files import write_file
 
     if file.exists():
-        raise InputError(f"{file} is there already; name another with --file, or remove it")
+        raise InputError(f"{file} exists already; name another file with --file, or remove it")
     only = None if class_map is None else set(read_class_map(class_map))
-    found = read_data(data, regions=regions, only=only)
-    beside = [None if path is None else _seen_from(file, path) for path in (regions, class_map)]
-    text = starter(found, where=_seen_from(file, data), model=model, regions=beside[0], class_map=beside[1])
+    dataset = read_data(data, regions=regions, only=only)
+    text = starter_config(
+        dataset,
+        where=_relative_to_config(file, data),
+        model=model,
+        regions=None if regions is None else _relative_to_config(file, regions),
+        class_map=None if class_map is None else _relative_to_config(file, class_map),
+    )
     write_file(file, text.encode())
-    printer().print("\n".join(found.facts), markup=False)
+    printer().print("\n".join(dataset.facts), markup=False)
     printer().print(f"wrote {file}", markup=False)
     return 0
 
 
-def _seen_from(file: Path, path: Path) -> Path:
-    """Return a path as a config means it: counted from where the config lies."""
+def _relative_to_config(file: Path, path: Path) -> Path:
+    """Return a path relative to the folder of the config, as a config gives it."""
     try:
         return Path(os.path.relpath(path, file.parent))
     except ValueError:  # on another drive
@@ -139,7 +146,7 @@ def _seen_from(file: Path, path: Path) -> Path:
 
 
 def demo_check(out: Path) -> int:
-    """Check both demo networks; the demonstration ends with 0 whatever the verdicts are."""
+    """Check both demo networks. The exit code is 0 whatever the verdicts are."""
     from camkit.background.report import console as check_console
     from camkit.demo.checked import run
     from camkit.images.files import check_folder
@@ -152,7 +159,7 @@ def demo_check(out: Path) -> int:
             say(f"checking {name}")
             return bars.enter_context(stages())
 
-        found = run(out, progress)
-    for result in found.values():
+        results = run(out, progress)
+    for result in results.values():
         printer().print(check_console.verdict(result))
     return 0

@@ -88,7 +88,7 @@ class Asked:
 
     def _mask(self, pictures: Sequence[Path], preprocess: Preprocess | None) -> Any:
         """Return the mask as the model's input shows it, resized and cropped as its picture is."""
-        from camkit.images.regions import seen
+        from camkit.images.regions import preprocess_region
 
         assert self.mask is not None
         mask = open_picture(self.mask).convert("L")
@@ -97,7 +97,7 @@ class Asked:
         size = open_picture(pictures[0]).size
         if mask.size != size:
             raise InputError(f"the mask is {mask.width}x{mask.height} pixels and the picture {size[0]}x{size[1]}")
-        inside = seen(np.asarray(mask) > _HALF, preprocess) > 0.5
+        inside = preprocess_region(np.asarray(mask) > _HALF, preprocess) > 0.5
         if not bool(inside.any()):
             raise InputError(f"no white of {self.mask} is in the part of the picture that the model sees")
         return inside.numpy()

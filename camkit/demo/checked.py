@@ -1,4 +1,4 @@
-"""The check's demonstration: both demo networks, asked about scenes drawn on the spot."""
+"""The demonstration of the check: run the background check on both demo networks, with freshly drawn scenes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from camkit.demo.scenes import HOME, INPUT_SIZE, THINGS, draw
 from camkit.models import DEMO_MODELS
 
 PER_CLASS = 40
+"""Scenes per class: a few more than the 30 that the check needs by default."""
+
 _SEED = 11
+
+_CONFIG = {"check": {"pastes": 1}}
+"""One background of either kind per picture instead of two, to save time."""
 
 
 def write_scenes(folder: Path, per_class: int = PER_CLASS) -> Path:
-    """Draw scenes, every object on its usual background, as a user keeps them: a folder per class, and masks.
+    """Draw scenes with every object on its usual background, and write them as one folder per class, with masks.
 
     Returns:
-        The pictures' folder.
+        The folder of the pictures. The masks lie in a folder beside it.
     """
     for number, thing in enumerate(THINGS):
         for count in range(per_class):
             scene = draw(np.random.default_rng([_SEED, number, count]), thing, HOME[thing], INPUT_SIZE)
-            for place, pixels in (("pictures", scene.image), ("masks", scene.mask)):
-                file = folder / place / thing / f"{count:03d}.png"
+            for kind, pixels in (("pictures", scene.image), ("masks", scene.mask)):
+                file = folder / kind / thing / f"{count:03d}.png"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels).save(file)
     return folder / "pictures"
@@ -39,15 +44,12 @@ def run(out: Path, progress: Callable[[str], Progress]) -> dict[str, CheckResult
     """Check both networks on the same drawn scenes, and write a report for each.
 
     Args:
-        out: the folder of the reports; each network has its own below it.
-        progress: from a network's name to what is told how far its check is.
+        out: the folder for the reports; each network gets a folder of its own in it.
+        progress: returns the progress callback for a network's check, given the network's name.
     """
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
         pictures = write_scenes(Path(folder))
         for name in DEMO_MODELS:
-            found[name] = check(name, pictures, out=out / name, config=_CONFIG, progress=progress(name))
-    return found
-
-
-_CONFIG = {"check": {"pastes": 1}}
+            results[name] = check(name, pictures, out=out / name, config=_CONFIG, progress=progress(name))
+    return results

@@ -1,4 +1,4 @@
-"""Regions of a picture, followed through a preprocessing to the model's input."""
+"""Follow regions of a picture through a preprocessing to the model's input."""
 
 from __future__ import annotations
 
@@ -19,112 +19,118 @@ from camkit.errors import InputError
 from camkit.types import Preprocess
 
 _LEAST_CONTRAST = 1e-12
+"""Keeps divisions by the contrast finite where the model sees padding: there black and white look the same."""
 
-
-_KEPT = 64
-"""Sizes of pictures for which it is remembered what a preprocessing makes of black and white."""
-
+_CACHED_SIZES = 64
+"""Sizes of pictures for which the shades of a preprocessing are kept."""
 
 _REPEATS = 8
+"""Repetitions that tell a random preprocessing from a fixed one: a flip with probability 1/2 shows in all but 0.4 %."""
+
+_TOLERANCE = 0.5
+"""How far a region may overshoot 0 and 1. Bicubic and Lanczos resizing overshoot by less."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shades:
-    """What a preprocessing makes of black and of white: (C, H, W) each; every picture's pixel lies between the two."""
+    """The tensors (C, H, W) into which a preprocessing turns a black and a white picture.
+
+    If the preprocessing only resizes, crops, pads and changes colours, every pixel of a picture lies between the two.
+    """
 
     black: Float[Tensor, "c h w"]
     white: Float[Tensor, "c h w"]
 
     @functools.cached_property
     def contrast(self) -> Float[Tensor, "c h w"]:
-        """How far white is from black."""
+        """The difference between white and black."""
         return self.white - self.black
 
     @functools.cached_property
     def view(self) -> Bool[Tensor, "h w"]:
-        """Where the model sees the picture, and not padding."""
+        """True where the model sees the picture, False where it sees padding."""
         contrast = self.contrast.abs().amax(0)
         return contrast > 0.5 * contrast.amax()
 
     @functools.cached_property
-    def size_of_contrast(self) -> Float[Tensor, "h w"]:
-        """The squares of the channels' contrasts, added up, and never zero."""
+    def squared_contrast(self) -> Float[Tensor, "h w"]:
+        """The squared contrast, summed over the channels; never zero."""
         return self.contrast.square().sum(0).clamp_min(_LEAST_CONTRAST)
 
     def pixels(self, tensor: Float[Tensor, "c h w"]) -> Float[Tensor, "c h w"]:
-        """Return a model's input as brightness 0..1, padding black."""
+        """Return a model's input as brightness from 0 to 1, with black padding."""
         contrast = torch.where(self.contrast == 0, 1, self.contrast)
         return ((tensor - self.black) / contrast * self.view).clamp(0, 1)
 
 
-_known: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], Shades]] = weakref.WeakKeyDictionary()
+_cache: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], Shades]] = weakref.WeakKeyDictionary()
+_cache_lock = threading.Lock()
 
 
-_lock = threading.Lock()
-
-
-def shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
-    """Return what a preprocessing makes of black and white pictures of ``size`` (width, height).
+def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
+    """Return what a preprocessing makes of a black and a white picture of ``size`` (width, height).
 
     Raises:
-        InputError: it makes the same of both, or draws random numbers, so regions cannot be followed through it.
+        InputError: regions cannot be followed, because both become the same or the preprocessing is random.
     """
     try:
-        with _lock:
-            known = _known.setdefault(preprocess, {})
-    except TypeError:  # cannot be weakly referenced, so is not remembered
-        known = {}
-    found = known.get(size)
-    if found is None:
+        with _cache_lock:
+            by_size = _cache.setdefault(preprocess, {})
+    except TypeError:  # the object does not support weak references, so its shades are not kept
+        by_size = {}
+    shades = by_size.get(size)
+    if shades is None:
         before = generators()
-        black, white = (_made(preprocess, Image.new("RGB", size, shade)) for shade in ("black", "white"))
+        black, white = (_apply(preprocess, Image.new("RGB", size, colour)) for colour in ("black", "white"))
         finite = bool(torch.isfinite(black).all() and torch.isfinite(white).all())
         if black.shape != white.shape or not finite or not bool((black != white).any()):
             raise InputError(
-                "regions cannot be followed through this preprocessing: it makes the same of black and of white"
+                "regions cannot be followed through this preprocessing: black and white pictures become the same"
             )
-        if generators() != before and not _is_steady(preprocess, size):
+        if generators() != before and not _is_deterministic(preprocess, size):
             raise InputError(
-                "regions cannot be followed through this preprocessing: it does another thing each time; pass the one "
-                "for evaluation, without random changes"
+                "regions cannot be followed through this preprocessing: its result is random; pass the preprocessing "
+                "for evaluation, without augmentation"
             )
-        found = Shades(black, white)
-        with _lock:
-            while len(known) >= _KEPT:
-                known.pop(next(iter(known)))
-            known[size] = found
-    return found
+        shades = Shades(black, white)
+        with _cache_lock:
+            while len(by_size) >= _CACHED_SIZES:
+                by_size.pop(next(iter(by_size)))
+            by_size[size] = shades
+    return shades
 
 
-def _is_steady(preprocess: Preprocess, size: tuple[int, int]) -> bool:
-    """Whether a preprocessing makes the same of a picture without symmetry each time."""
+def _is_deterministic(preprocess: Preprocess, size: tuple[int, int]) -> bool:
+    """Return whether repeated calls with a picture without symmetry give the same result."""
     across, down = np.meshgrid(*(np.linspace(0, end, side) for end, side in zip((155, 100), size, strict=True)))
     picture = Image.fromarray((across + down).astype(np.uint8)).convert("RGB")
-    first = _made(preprocess, picture)
-    return all(torch.equal(first, _made(preprocess, picture)) for _ in range(_REPEATS))
+    first = _apply(preprocess, picture)
+    return all(torch.equal(first, _apply(preprocess, picture)) for _ in range(_REPEATS))
 
 
-def _made(preprocess: Preprocess, picture: Image.Image) -> Float[Tensor, "c h w"]:
+def _apply(preprocess: Preprocess, picture: Image.Image) -> Float[Tensor, "c h w"]:
     tensor: Tensor = preprocess(picture)
     return (tensor[0] if tensor.dim() == 4 else tensor).detach().float().cpu()
 
 
-def seen(region: Bool[np.ndarray, "H W"], preprocess: Preprocess) -> Float[Tensor, "h w"]:
-    """Return how much of each pixel of the model's input a region of the picture covers, 0..1.
+def preprocess_region(region: Bool[np.ndarray, "H W"], preprocess: Preprocess) -> Float[Tensor, "h w"]:
+    """Return how much of each pixel of the model's input a region of the picture covers, from 0 to 1.
 
-    The region goes through the preprocessing itself, as a picture of black and white.
+    The region passes through the preprocessing itself, as a black and white picture.
 
     Raises:
         InputError: the preprocessing does more than resize, crop, pad and change colours.
     """
     size = (region.shape[1], region.shape[0])
-    known = shades(preprocess, size)
-    shown = _made(preprocess, Image.fromarray(np.where(region, 255, 0).astype(np.uint8)).convert("RGB"))
-    if shown.shape != known.black.shape:
+    shades = measure_shades(preprocess, size)
+    tensor = _apply(preprocess, Image.fromarray(np.where(region, 255, 0).astype(np.uint8)).convert("RGB"))
+    if tensor.shape != shades.black.shape:
         raise InputError("regions cannot be followed through this preprocessing: the size of its output varies")
-    share = ((shown - known.black) * known.contrast).sum(0) / known.size_of_contrast
-    if float(share.min()) < -0.5 or float(share.max()) > 1.5 or not bool(torch.isfinite(share).all()):
+    share = ((tensor - shades.black) * shades.contrast).sum(0) / shades.squared_contrast
+    overshoots = float(share.min()) < -_TOLERANCE or float(share.max()) > 1 + _TOLERANCE
+    if overshoots or not bool(torch.isfinite(share).all()):
         raise InputError(
-            "regions cannot be followed through this preprocessing: it does more than resize, crop and change colours"
+            "regions cannot be followed through this preprocessing: it does more than resize, crop, pad and change "
+            "colours"
         )
-    return share.clamp(0, 1) * known.view
+    return share.clamp(0, 1) * shades.view

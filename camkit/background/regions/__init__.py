@@ -1,4 +1,4 @@
-"""Where the objects are: COCO, Pascal VOC, YOLO, mask pictures or a CSV of boxes, found by themselves."""
+"""Find and read the regions of objects: COCO, Pascal VOC, YOLO, mask pictures or a CSV of boxes."""
 
 from __future__ import annotations
 
@@ -6,38 +6,49 @@ from pathlib import Path
 
 from camkit.background.regions import boxes, coco, masks, voc, yolo
 from camkit.background.regions.masks import is_mask
-from camkit.background.regions.table import FORMS, Form
+from camkit.background.regions.table import FORMATS, RegionFormat
 from camkit.background.values import Annotations
 from camkit.errors import InputError
 
-__all__ = ["FORMS", "Form", "boxes", "coco", "find_regions", "is_mask", "masks", "read_regions", "voc", "yolo"]
+__all__ = [
+    "FORMATS",
+    "RegionFormat",
+    "boxes",
+    "coco",
+    "find_regions",
+    "is_mask",
+    "masks",
+    "read_regions",
+    "voc",
+    "yolo",
+]
+
+_BY_EXTENSION = {".json": "coco", ".xml": "voc", ".csv": "boxes"}
 
 
 def find_regions(folder: Path) -> list[Annotations]:
-    """Read what regions there are below a folder of pictures, or beside it."""
-    return [form.read(file) for form in FORMS.values() for file in form.find(folder)]
+    """Read all regions that are in a folder of pictures or beside it."""
+    return [known.read(file) for known in FORMATS.values() for file in known.find(folder)]
 
 
 def read_regions(source: Path) -> list[Annotations]:
-    """Read the regions that somebody named: a file, or a folder of files.
+    """Read the regions that the user named: a file, or a folder of files.
 
     Raises:
-        InputError: there is nothing there, or nothing that is understood.
+        InputError: there are no regions in a known format.
     """
+    regions: list[Annotations] = []
     if source.is_dir():
-        inside = source.resolve()
-        files = [(form, file) for form in FORMS.values() for file in form.find(source)]
-        found = [form.read(file) for form, file in files if file.resolve().is_relative_to(inside)]
-        found = found or ([masks.read(source)] if any(source.rglob("*.png")) else [])
-    elif source.suffix.lower() in _BY_ENDING:
-        found = [FORMS[_BY_ENDING[source.suffix.lower()]].read(source)]
-    else:
-        found = []
-    if not found:
+        files = [(known.read, file) for known in FORMATS.values() for file in known.find(source)]
+        inside = source.resolve()  # a format also looks beside the folder, but only this one was named
+        regions = [read(file) for read, file in files if file.resolve().is_relative_to(inside)]
+        if not regions and any(source.rglob("*.png")):
+            regions = [masks.read(source)]
+    elif source.suffix.lower() in _BY_EXTENSION:
+        regions = [FORMATS[_BY_EXTENSION[source.suffix.lower()]].read(source)]
+    if not regions:
         raise InputError(
-            f"no regions were found in {source}: camkit reads COCO's JSON, VOC's XML, YOLO's text, masks, and CSV boxes"
+            f"no regions found in {source}; camkit reads COCO JSON, Pascal VOC XML, YOLO text, mask pictures and CSV "
+            "files of boxes"
         )
-    return found
-
-
-_BY_ENDING = {".json": "coco", ".xml": "voc", ".csv": "boxes"}
+    return regions

@@ -1,4 +1,4 @@
-"""A CSV of boxes: a picture and its corners on each line, named by the first line."""
+"""Read a CSV of boxes: each row has a picture and the corners of a box, in columns that the header names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import math
 from pathlib import Path
 
-from camkit.background.regions.table import Collected, register
+from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
 from camkit.errors import InputError
 from camkit.types import Box
@@ -24,82 +24,86 @@ _SIDES = {
     "y": ("y", "bbox_y"),
 }
 
-
-_MOST_OF_SHARES = 1.5
-"""A table none of whose numbers reaches this is of shares: as pixels all its boxes would lie in a corner."""
-
-
-def columns(header: list[str], wanted: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    """Return which column of a table is which, by the names that are usual."""
-    known = {name.strip().lower(): name for name in header}
-    found = {what: next((known[name] for name in names if name in known), None) for what, names in wanted.items()}
-    return {what: name for what, name in found.items() if name is not None}
+_LARGEST_SHARE = 1.5
+"""If no number in a table reaches this, they are shares of the picture: as pixels, all boxes would lie in a corner."""
 
 
-def _understood(header: list[str]) -> dict[str, str] | None:
-    found = columns(header, {"picture": _PICTURE, "class": _CLASS, **_SIDES})
-    corners = {"left", "top", "right", "bottom"} <= found.keys()
-    sized = {"width", "height"} <= found.keys() and ({"x", "y"} <= found.keys() or {"left", "top"} <= found.keys())
-    return found if "picture" in found and (corners or sized) else None
+def find_columns(header: list[str], names: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    """Return the column of a table for each meaning, by the usual names; a meaning without column is left out."""
+    by_name = {column.strip().lower(): column for column in header}
+    columns = {
+        meaning: next((by_name[name] for name in usual if name in by_name), None) for meaning, usual in names.items()
+    }
+    return {meaning: column for meaning, column in columns.items() if column is not None}
+
+
+def _box_columns(header: list[str]) -> dict[str, str] | None:
+    """Return the columns of a table of boxes; None if there is no picture or no complete box."""
+    columns = find_columns(header, {"picture": _PICTURE, "class": _CLASS, **_SIDES})
+    corners = {"left", "top", "right", "bottom"} <= columns.keys()
+    sized = {"width", "height"} <= columns.keys() and (
+        {"x", "y"} <= columns.keys() or {"left", "top"} <= columns.keys()
+    )
+    return columns if "picture" in columns and (corners or sized) else None
 
 
 def find(folder: Path) -> list[Path]:
-    """List the CSV files beside the pictures whose first line names a picture and a box."""
-    found = []
+    """List the CSV files in a folder whose header names a picture and a box."""
+    files = []
     for file in sorted(folder.glob("*.csv")):
         try:
             with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
-                if _understood(next(csv.reader(lines), [])):
-                    found.append(file)
+                if _box_columns(next(csv.reader(lines), [])):
+                    files.append(file)
         except (OSError, csv.Error):
             continue
-    return found
+    return files
 
 
 @register("boxes", find)
 def read(file: Path) -> Annotations:
-    """Read a table of boxes in pixels, or in shares of the picture as Open Images has them.
+    """Read a table of boxes in pixels, or in shares of the picture as in Open Images.
 
     Raises:
-        InputError: the columns are not understood, or a number is none.
+        InputError: a column is missing, or a row has no picture or no valid box.
     """
-    collected = Collected()
+    collector = AnnotationCollector()
     rows: list[tuple[str, str, Box]] = []
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             table = csv.DictReader(lines)
-            found = _understood(list(table.fieldnames or ()))
-            if found is None:
+            columns = _box_columns(list(table.fieldnames or ()))
+            if columns is None:
                 raise InputError(
-                    f"{file} has no columns for a picture and its box, such as path, xmin, ymin, xmax, ymax"
+                    f"{file} needs columns for a picture and its box, such as path, xmin, ymin, xmax and ymax"
                 )
             for row in table:
                 if any(row.get(None, ())):
-                    raise ValueError("it has more values than the first line has names")  # noqa: TRY301
-                picture, category = (row.get(found.get(what, "")) or "" for what in ("picture", "class"))
+                    raise ValueError("it has more values than the header has columns")  # noqa: TRY301
+                picture, category = (row.get(columns.get(name, "")) or "" for name in ("picture", "class"))
                 if not picture.strip():
                     raise ValueError("it names no picture")  # noqa: TRY301
-                rows.append((picture.strip(), category.strip(), _box(row, found)))
-            shares = all(max(box) < _MOST_OF_SHARES for _, _, box in rows)
+                rows.append((picture.strip(), category.strip(), _parse_box(row, columns)))
+            shares = all(max(box) < _LARGEST_SHARE for _, _, box in rows)
             for picture, category, box in rows:
-                collected.add(picture, category, box, shares=shares)
+                collector.add(picture, category, box, shares=shares)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"the boxes in {file} cannot be read: {error}") from error
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{file}, line {table.line_num}: a picture and a box of numbers are expected: {error}"
+            f"{file}, line {table.line_num}: expected a picture and four numbers for its box: {error}"
         ) from error
-    return collected.done("CSV boxes", file)
+    return collector.finish("CSV boxes", file)
 
 
-def _box(row: dict[str, str], found: dict[str, str]) -> Box:
-    def number(what: str) -> float:
-        value = float(row[found[what]])
+def _parse_box(row: dict[str, str], columns: dict[str, str]) -> Box:
+    def number(side: str) -> float:
+        value = float(row[columns[side]])
         if not math.isfinite(value):
-            raise ValueError(f"{value} is no place in a picture")
+            raise ValueError(f"{value} is not a finite number")
         return value
 
-    left, top = (number("left"), number("top")) if "left" in found else (number("x"), number("y"))
-    if "right" in found:
+    left, top = (number("left"), number("top")) if "left" in columns else (number("x"), number("y"))
+    if "right" in columns:
         return Box(left, top, number("right"), number("bottom"))
     return Box(left, top, left + number("width"), top + number("height"))

@@ -1,4 +1,4 @@
-"""COCO JSON: boxes, polygons, run-length encodings; crowds are only removed (Lin et al. 2014, arXiv:1405.0312)."""
+"""Read COCO JSON: boxes, polygons, run-length encodings and crowds (Lin et al. 2014, arXiv:1405.0312)."""
 
 from __future__ import annotations
 
@@ -13,31 +13,37 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from camkit.background.regions.table import Collected, register
+from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
 from camkit.errors import InputError
 from camkit.types import Box
 
 _FOLDERS = ("", "annotations", "../annotations")
-_NAMED = re.compile(r"coco|instances|annotation", re.IGNORECASE)
+_USUAL_NAME = re.compile(r"coco|instances|annotation", re.IGNORECASE)
+
 _MOST_PIXELS = 1 << 30
-_BROKEN = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading a file that is not what it should be may raise."""
+"""Largest picture of a run-length encoding: a damaged file must not make camkit allocate terabytes."""
+
+_LONGEST_VALUE = 80
+"""Characters of a wrong value that an error quotes, at most."""
+
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading a malformed file may raise."""
 
 
 def find(folder: Path) -> list[Path]:
-    """List the JSON files beside the pictures, or in ``annotations``, that look like COCO's."""
+    """List the JSON files in a folder, or in ``annotations`` in or beside it, that look like COCO."""
     files = [file for part in _FOLDERS for file in sorted((folder / part).glob("*.json"))]
-    return [file for file in files if _looks_like_it(file)]
+    return [file for file in files if _looks_like_coco(file)]
 
 
-def _looks_like_it(file: Path) -> bool:
+def _looks_like_coco(file: Path) -> bool:
     try:
-        found = json.loads(file.read_text(encoding="utf-8-sig"))
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
-        # Broken; by its name it may be meant for one, and reading it says what is wrong.
-        return file.parent.name == "annotations" or _NAMED.search(file.stem) is not None
-    return isinstance(found, dict) and {"images", "annotations"} <= found.keys()
+        # A broken file with a usual name counts, so that reading it tells the user what is wrong.
+        return file.parent.name == "annotations" or _USUAL_NAME.search(file.stem) is not None
+    return isinstance(content, dict) and {"images", "annotations"} <= content.keys()
 
 
 @register("coco", find)
@@ -45,144 +51,154 @@ def read(file: Path) -> Annotations:
     """Read a COCO file of instances.
 
     Raises:
-        InputError: it is not one.
+        InputError: the file is not a valid COCO file of instances.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8-sig"))
-        pictures = _by_id(found["images"], "file_name")
-        categories = _by_id(found.get("categories", ()), "name")
-        collected = Collected()
-        for row in found["images"]:
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
+        pictures = _names_by_id(content["images"], "file_name")
+        categories = _names_by_id(content.get("categories", ()), "name")
+        collector = AnnotationCollector()
+        for row in content["images"]:
             if row.get("width") and row.get("height"):
-                width, height = numbers([row["width"], row["height"]], 2)
-                collected.sizes[str(row["file_name"])] = (int(width), int(height))
-        for row in found["annotations"]:
-            _add(collected, row, pictures, categories)
+                width, height = parse_numbers([row["width"], row["height"]], 2)
+                collector.sizes[str(row["file_name"])] = (int(width), int(height))
+        for row in content["annotations"]:
+            _add_annotation(collector, row, pictures, categories)
     except OSError as error:
         raise InputError(f"the regions in {file} cannot be read: {error}") from error
-    except _BROKEN as error:
-        raise InputError(f"{file} is not COCO's JSON of instances: {type(error).__name__}: {error}") from error
-    return collected.done("COCO", file)
+    except _MALFORMED as error:
+        raise InputError(f"{file} is not a COCO file of instances: {type(error).__name__}: {error}") from error
+    return collector.finish("COCO", file)
 
 
-def _by_id(rows: list[dict[str, Any]], what: str) -> dict[Any, str]:
-    """Return what each id stands for; one that stands for two objects is an error."""
-    known: dict[Any, str] = {}
-    for row in rows:
-        name = str(row[what])
-        if known.setdefault(row["id"], name) != name:
-            raise ValueError(f"the id {row['id']!r} stands for {known[row['id']]!r} and for {name!r}")
-    return known
-
-
-def numbers(found: Any, count: int | None = None) -> list[float]:
-    """Return a list of finite numbers, of a length if one is given.
+def _names_by_id(rows: list[dict[str, Any]], field: str) -> dict[Any, str]:
+    """Return the name for each id.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: one id has two names.
     """
-    proper = isinstance(found, list) and all(type(one) in (int, float) and math.isfinite(one) for one in found)
-    if not proper or (count is not None and len(found) != count):
-        shown = repr(found)
-        raise ValueError(
-            f"{'' if count is None else f'{count} '}numbers are expected, not {shown[:80]}{'...' * (len(shown) > 80)}"
-        )
-    return [float(one) for one in found]
+    names: dict[Any, str] = {}
+    for row in rows:
+        name = str(row[field])
+        if names.setdefault(row["id"], name) != name:
+            raise ValueError(f"the id {row['id']!r} is used for {names[row['id']]!r} and for {name!r}")
+    return names
 
 
-def _add(collected: Collected, row: dict[str, Any], pictures: dict[Any, str], categories: dict[Any, str]) -> None:
+def parse_numbers(value: Any, count: int | None = None) -> list[float]:
+    """Return a list of finite numbers; ``count`` is the length it must have.
+
+    Raises:
+        ValueError: the value is not such a list.
+    """
+    valid = isinstance(value, list) and all(type(one) in (int, float) and math.isfinite(one) for one in value)
+    if not valid or (count is not None and len(value) != count):
+        shown = repr(value)
+        shown = shown[:_LONGEST_VALUE] + "..." * (len(shown) > _LONGEST_VALUE)
+        raise ValueError(f"expected {'' if count is None else f'{count} '}numbers, not {shown}")
+    return [float(one) for one in value]
+
+
+def _add_annotation(
+    collector: AnnotationCollector, row: dict[str, Any], pictures: dict[Any, str], categories: dict[Any, str]
+) -> None:
+    """Add one annotation, or record the problem that it has."""
     name = pictures.get(row["image_id"])
     if name is None:
-        collected.problems["annotations of a picture that the file does not list"].append(str(row.get("id")))
+        collector.problems["annotations of a picture that the file does not list"].append(str(row.get("id")))
         return
     category = categories.get(row.get("category_id"))
     if category is None:
-        collected.problems["annotations of a category that the file does not list"].append(str(row.get("id")))
+        collector.problems["annotations of a category that the file does not list"].append(str(row.get("id")))
         return
-    outline = _outline(row.get("segmentation") or None)
+    outline = _parse_segmentation(row.get("segmentation") or None)
     box = None
     if row.get("bbox"):
-        left, top, width, height = numbers(row["bbox"], 4)
+        left, top, width, height = parse_numbers(row["bbox"], 4)
         box = Box(left, top, left + width, top + height)
     elif outline is not None:
-        box = _around(outline)
+        box = _bounding_box(outline)
     if box is None:
-        collected.problems["annotations with neither box nor outline"].append(name)
+        collector.problems["annotations with neither box nor outline"].append(name)
         return
     crowd = bool(row.get("iscrowd"))
     if crowd:
-        collected.problems["crowds, removed but not explained"].append(name)
-    collected.add(name, category, box, outline, crowd=crowd)
+        collector.problems["crowds, removed but not explained"].append(name)
+    collector.add(name, category, box, outline, crowd=crowd)
 
 
-def _outline(found: Any) -> list[list[float]] | dict[str, Any] | None:
-    """Return polygons of three corners and more, or a run-length encoding that fills its picture.
+def _parse_segmentation(value: Any) -> list[list[float]] | dict[str, Any] | None:
+    """Return the polygons with at least three corners, or a valid run-length encoding; None if there is neither.
 
     Raises:
-        KeyError, TypeError, ValueError: it is neither.
+        KeyError, TypeError, ValueError: the value is malformed.
     """
-    if isinstance(found, dict):
-        _runs(found)
-        return found
-    if found is not None and not isinstance(found, list):
-        raise ValueError(f"a segmentation is a list of polygons or a run-length encoding, not {found!r}")
-    polygons = [numbers(part) for part in found or ()]
-    odd = next((part for part in polygons if len(part) % 2), None)
+    if isinstance(value, dict):
+        _parse_runs(value)
+        return value
+    if value is not None and not isinstance(value, list):
+        raise ValueError(f"a segmentation must be a list of polygons or a run-length encoding, not {value!r}")
+    polygons = [parse_numbers(part) for part in value or ()]
+    odd = next((polygon for polygon in polygons if len(polygon) % 2), None)
     if odd is not None:
-        raise ValueError(f"a polygon has as many x as y, not {len(odd)} numbers")
-    return [part for part in polygons if len(part) >= 6] or None
+        raise ValueError(f"a polygon must have pairs of x and y, not {len(odd)} numbers")
+    return [polygon for polygon in polygons if len(polygon) >= 6] or None
 
 
-def _around(outline: list[list[float]] | dict[str, Any]) -> Box:
+def _bounding_box(outline: list[list[float]] | dict[str, Any]) -> Box:
     if isinstance(outline, dict):
-        rows, columns = (np.flatnonzero(decoded(outline).any(axis)) for axis in (1, 0))
+        rows, columns = (np.flatnonzero(decode_runs(outline).any(axis)) for axis in (1, 0))
         if not len(rows):
             return Box(0, 0, 0, 0)
         return Box(int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
-    across, down = ([side for part in outline for side in part[start::2]] for start in (0, 1))
+    across, down = ([side for polygon in outline for side in polygon[start::2]] for start in (0, 1))
     return Box(min(across), min(down), max(across), max(down))
 
 
-def decoded(encoding: Mapping[str, Any]) -> Bool[np.ndarray, "h w"]:
-    """Return the region of a run-length encoding, compressed or not: runs of outside and inside, column by column.
+def decode_runs(encoding: Mapping[str, Any]) -> Bool[np.ndarray, "h w"]:
+    """Decode a run-length encoding, compressed or not: alternating runs of outside and inside, column by column.
 
-    Written out here because pycocotools leaves memory as it was where the runs end before the picture does.
+    pycocotools is not used because it leaves memory uninitialised if the runs end before the picture does.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none, or its runs do not fill its picture.
+        KeyError, TypeError, ValueError: the encoding is malformed, or its runs do not fill the picture.
     """
-    runs = _runs(encoding)
+    runs = _parse_runs(encoding)
     height, width = map(int, encoding["size"])
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
 
 
-def _runs(encoding: Mapping[str, Any]) -> list[int]:
-    height, width = numbers(encoding["size"], 2)
+def _parse_runs(encoding: Mapping[str, Any]) -> list[int]:
+    height, width = parse_numbers(encoding["size"], 2)
     counts = encoding["counts"]
-    runs = _unpacked(counts) if isinstance(counts, str) else [int(one) for one in numbers(counts)]
+    runs = _decompress_runs(counts) if isinstance(counts, str) else [int(run) for run in parse_numbers(counts)]
     if runs != counts and not isinstance(counts, str):
-        raise ValueError("the runs of an encoding are whole numbers")
+        raise ValueError("the runs of an encoding must be whole numbers")
     if min(runs, default=0) < 0 or sum(runs) != height * width or not 0 < height * width <= _MOST_PIXELS:
-        raise ValueError(f"the runs of an encoding fill {sum(runs)} pixels, and its size is {encoding['size']}")
+        raise ValueError(f"the runs of an encoding fill {sum(runs)} pixels, but its size is {encoding['size']}")
     return runs
 
 
-def _unpacked(text: str) -> list[int]:
-    """Return the runs that COCO packs into text: 5 bits a sign, lowest first; from the fourth on as differences."""
+def _decompress_runs(text: str) -> list[int]:
+    """Return the runs that COCO compresses into text.
+
+    Each character holds 5 bits of a number, the lowest first, and a flag that more follow. From the fourth run on, a
+    number is the difference to the run before the previous one.
+    """
     runs: list[int] = []
-    signs = iter(text)
-    for first in signs:
+    characters = iter(text)
+    for first in characters:
         value, shift = 0, 0
-        for sign in itertools.chain(first, signs):
-            bits = ord(sign) - 48
+        for character in itertools.chain(first, characters):
+            bits = ord(character) - 48
             if not 0 <= bits < 64:
-                raise ValueError(f"{sign!r} is no sign of a packed encoding")
+                raise ValueError(f"{character!r} is not allowed in a compressed encoding")
             value |= (bits & 31) << shift
             shift += 5
             if not bits & 32:
                 break
         else:
-            raise ValueError("a packed encoding ends within a number")
+            raise ValueError("a compressed encoding ends within a number")
         value -= (bits & 16) and 1 << shift
         runs.append(value + (runs[-2] if len(runs) > 2 else 0))
     return runs

@@ -1,45 +1,49 @@
-"""Mask pictures: white, or any colour but black, where the object is; one per picture, named after it."""
+"""Find mask pictures: one per picture, named after it, with the object in white or in any colour but black."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from camkit.background.regions.table import Collected, register
+from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
 
 _FOLDERS = ("masks", "mask", "segmentations", "SegmentationClass", "SegmentationObject")
-_ENDING = re.compile(r"[._-](mask|segmentation_mask|seg)$", re.IGNORECASE)
-_KINDS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-_PICTURES = (".jpg", ".jpeg", *_KINDS)
+_MASK_SUFFIX = re.compile(r"[._-](mask|segmentation_mask|seg)$", re.IGNORECASE)
+_MASK_EXTENSIONS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+_PICTURE_EXTENSIONS = (".jpg", ".jpeg", *_MASK_EXTENSIONS)
 
 
 def is_mask(file: Path) -> bool:
-    """Whether a file among pictures is by its name the mask of one: ``dog-mask.png``, ``dog_seg.png`` beside ``dog``.
+    """Return whether a file among pictures is the mask of one: ``dog-mask.png`` or ``dog_seg.png`` beside ``dog.jpg``.
 
-    Without that picture it is one itself, of somebody with a mask.
+    If there is no such picture beside it, the file is itself a picture, perhaps of somebody who wears a mask.
     """
-    if file.suffix.lower() not in _KINDS or _ENDING.search(file.stem) is None:
+    if file.suffix.lower() not in _MASK_EXTENSIONS or _MASK_SUFFIX.search(file.stem) is None:
         return False
-    of = file.with_name(f"{_ENDING.sub('', file.stem)}.any")
-    return any(of.with_suffix(ending).is_file() for kind in _PICTURES for ending in (kind, kind.upper()))
+    picture = file.with_name(f"{_MASK_SUFFIX.sub('', file.stem)}.any")
+    extensions = (variant for extension in _PICTURE_EXTENSIONS for variant in (extension, extension.upper()))
+    return any(picture.with_suffix(extension).is_file() for extension in extensions)
 
 
 def find(folder: Path) -> list[Path]:
-    """Return the folder of masks beside the pictures, or the pictures' own where masks lie among them."""
-    for place in (*(folder / name for name in _FOLDERS), *(folder.parent / name for name in _FOLDERS)):
-        if place.is_dir() and any(file.suffix.lower() in _KINDS for file in place.rglob("*")):
-            return [place]
-    return [folder] if any(is_mask(file) for file in folder.rglob("*") if file.suffix.lower() in _KINDS) else []
+    """Return the folder of masks in or beside a folder of pictures, or the latter itself if it contains masks."""
+    for masks in (*(folder / name for name in _FOLDERS), *(folder.parent / name for name in _FOLDERS)):
+        if masks.is_dir() and _possible_masks(masks):
+            return [masks]
+    return [folder] if any(map(is_mask, _possible_masks(folder))) else []
+
+
+def _possible_masks(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in _MASK_EXTENSIONS]
 
 
 @register("masks", find)
-def read(place: Path) -> Annotations:
-    """List every mask below a folder: those named as masks where there are any, else all pictures."""
-    collected = Collected()
-    files = [file for file in sorted(place.rglob("*")) if file.suffix.lower() in _KINDS]
-    named = [file for file in files if is_mask(file)]
-    for file in named or files:
-        picture = file.relative_to(place).with_suffix("").as_posix()
-        collected.add(_ENDING.sub("", picture) or picture, "", None, file)
-    return collected.done("mask pictures", place)
+def read(folder: Path) -> Annotations:
+    """List the masks in a folder: the files named as masks or, if there are none, all pictures."""
+    collector = AnnotationCollector()
+    files = _possible_masks(folder)
+    for file in [file for file in files if is_mask(file)] or files:
+        name = file.relative_to(folder).with_suffix("").as_posix()
+        collector.add(_MASK_SUFFIX.sub("", name) or name, "", None, file)
+    return collector.finish("mask pictures", folder)

@@ -1,4 +1,4 @@
-"""The table of region formats: each finds its files below a folder and reads them."""
+"""The table of region formats. Each format finds its files below a folder and reads them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ Finder = Callable[[Path], list[Path]]
 
 
 @dataclass(frozen=True)
-class Form:
-    """A format: how its files are found below a folder of pictures, and how one of them is read."""
+class RegionFormat:
+    """A format: ``find`` lists its files or folders for a folder of pictures, and ``read`` reads one of these."""
 
-    name: str
     find: Finder
     read: Reader
 
 
-FORMS: dict[str, Form] = {}
+FORMATS: dict[str, RegionFormat] = {}
 
 
 def register(name: str, find: Finder) -> Callable[[Reader], Reader]:
-    """Enter a reader into the table."""
+    """Return a decorator that adds a reader to the table of formats."""
 
-    def enter(read: Reader) -> Reader:
-        FORMS[name] = Form(name, find, read)
+    def add(read: Reader) -> Reader:
+        FORMATS[name] = RegionFormat(find, read)
         return read
 
-    return enter
+    return add
 
 
 @dataclass
-class Collected:
-    """Objects and problems while a source is read."""
+class AnnotationCollector:
+    """Collects objects, picture sizes and problems while a source is read."""
 
     objects: dict[str, list[ObjectAnnotation]] = field(default_factory=lambda: defaultdict(list))
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -56,46 +55,53 @@ class Collected:
         shares: bool = False,
         crowd: bool = False,
     ) -> None:
-        """Add an object, or say why not: its box must have an area, and lie in its picture where the size is known.
+        """Add an object, or record a problem if its box has no area or lies outside its picture.
 
         Raises:
-            ValueError: no picture is named, or a side of the box is no finite number.
+            ValueError: no picture is named, or a side of the box is not finite.
         """
         if not Path(picture).name:
             raise ValueError(f"an object must name its picture, not {picture!r}")
         if box is not None and not all(map(math.isfinite, box)):
             raise ValueError(f"the sides of a box must be finite, not {tuple(box)}")
-        where = None if box is None else placed(box, (1, 1) if shares else self.sizes.get(picture))
-        if box is not None and where is None:
+        clipped = None if box is None else clip_box(box, _UNIT_SQUARE if shares else self.sizes.get(picture))
+        if box is not None and clipped is None:
             empty = box.right <= box.left or box.bottom <= box.top
             self.problems["boxes without an area" if empty else "boxes outside their picture"].append(picture)
             return
-        if where is not None and where != box:
-            self.problems["boxes that reach out of their picture, cut"].append(picture)
-        self.objects[picture].append(ObjectAnnotation(category, where, outline, shares, crowd, self.sizes.get(picture)))
+        if clipped is not None and clipped != box:
+            self.problems["boxes clipped to their picture"].append(picture)
+        size = self.sizes.get(picture)
+        self.objects[picture].append(ObjectAnnotation(category, clipped, outline, shares, crowd, size))
 
-    def done(self, form: str, source: Path) -> Annotations:
+    def finish(self, format_name: str, source: Path) -> Annotations:
         """Return what was collected."""
         return Annotations(
-            form,
+            format_name,
             str(source),
-            {name: tuple(found) for name, found in self.objects.items()},
-            {what: tuple(names) for what, names in self.problems.items()},
+            {picture: tuple(objects) for picture, objects in self.objects.items()},
+            {problem: tuple(names) for problem, names in self.problems.items()},
         )
 
 
+_UNIT_SQUARE = (1, 1)
+"""The size of a picture in shares of its sides."""
+
 _SLACK = 1.0
-"""Pixels by which a box may reach out of its picture without a word: annotation tools round."""
+"""Pixels by which a box may reach out of its picture without being clipped: annotation tools round coordinates."""
+
+_SLACK_OF_SHARES = 0.01
+"""The same for boxes in shares of the picture."""
 
 
-def placed(box: Box, size: tuple[int, int] | None) -> Box | None:
-    """Return the part of a box within its picture; None where there is none, or the box has no area."""
+def clip_box(box: Box, size: tuple[int, int] | None) -> Box | None:
+    """Return the part of a box inside its picture; None if there is none or the box has no area."""
     if not (box.right > box.left and box.bottom > box.top):
         return None
     if size is None:
         return box
-    cut = Box(max(box.left, 0), max(box.top, 0), min(box.right, size[0]), min(box.bottom, size[1]))
-    if cut.right <= cut.left or cut.bottom <= cut.top:
+    clipped = Box(max(box.left, 0), max(box.top, 0), min(box.right, size[0]), min(box.bottom, size[1]))
+    if clipped.right <= clipped.left or clipped.bottom <= clipped.top:
         return None
-    slack = _SLACK if size != (1, 1) else _SLACK / 100
-    return box if max(abs(a - b) for a, b in zip(cut, box, strict=True)) <= slack else cut
+    slack = _SLACK if size != _UNIT_SQUARE else _SLACK_OF_SHARES
+    return box if max(abs(a - b) for a, b in zip(clipped, box, strict=True)) <= slack else clipped

@@ -1,28 +1,29 @@
-"""Pascal VOC XML: one file of boxes per picture, named as the picture is (Everingham et al. 2010)."""
+"""Read Pascal VOC XML: one file of boxes per picture, named after it (Everingham et al. 2010)."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from torchvision.datasets import VOCDetection
 
-from camkit.background.regions.table import Collected, register
+from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
 from camkit.errors import InputError
 from camkit.types import Box
 
 
 def find(folder: Path) -> list[Path]:
-    """Return the folder that holds the files: that of the pictures, or ``Annotations``."""
+    """Return the folder that holds the XML files: the pictures' own, or ``Annotations`` in or beside it."""
     for place in (folder, folder / "Annotations", folder / "annotations", folder.parent / "Annotations"):
-        if any(_may_be_one(file) for file in place.rglob("*.xml")):
+        if any(_may_be_voc(file) for file in place.rglob("*.xml")):
             return [place]
     return []
 
 
-def _may_be_one(file: Path) -> bool:
-    """Whether a file is not plainly something else, such as a report of tests; a broken one may be meant for one."""
+def _may_be_voc(file: Path) -> bool:
+    """Return whether a file is VOC or broken; other XML, such as a test report, is neither."""
     try:
         return bool(ElementTree.parse(file).getroot().tag == "annotation")
     except (OSError, ElementTree.ParseError, ValueError, LookupError):
@@ -30,32 +31,34 @@ def _may_be_one(file: Path) -> bool:
 
 
 @register("voc", find)
-def read(place: Path) -> Annotations:
-    """Read every XML file of annotations below a folder, or one.
+def read(source: Path) -> Annotations:
+    """Read one XML file, or all XML files of annotations in a folder.
 
     Raises:
-        InputError: a file is not VOC's.
+        InputError: a file is not a valid VOC annotation.
     """
-    collected = Collected()
-    for file in sorted(filter(_may_be_one, place.rglob("*.xml"))) if place.is_dir() else [place]:
+    collector = AnnotationCollector()
+    for file in sorted(filter(_may_be_voc, source.rglob("*.xml"))) if source.is_dir() else [source]:
         try:
-            tree = VOCDetection.parse_voc_xml(ElementTree.parse(file).getroot())["annotation"]
-            named = tree.get("filename") or file.stem
+            annotation = VOCDetection.parse_voc_xml(ElementTree.parse(file).getroot())["annotation"]
+            picture = annotation.get("filename") or file.stem
         except (OSError, ElementTree.ParseError, KeyError, AttributeError, ValueError, LookupError) as error:
-            raise InputError(f"{file} is not an annotation of Pascal VOC: {error}") from error
-        # Pictures of two folders may have one name; the annotation lies in a folder of the same name as its picture.
-        beside = file.relative_to(place).parent if place.is_dir() else Path()
-        name = (beside / str(named)).as_posix()
+            raise InputError(f"{file} is not a Pascal VOC annotation: {error}") from error
+        # Pictures in two folders may share a name. Their annotations then lie in folders with the same names.
+        subfolder = file.relative_to(source).parent if source.is_dir() else Path()
         try:
-            size = tree.get("size", {})
-            if int(size.get("width", 0)) > 0 and int(size.get("height", 0)) > 0:
-                collected.sizes[name] = (int(size["width"]), int(size["height"]))
-            objects = tree.get("object", [])
-            for row in objects if isinstance(objects, list) else [objects]:
-                corners = (float(row["bndbox"][side]) for side in ("xmin", "ymin", "xmax", "ymax"))
-                left, top, right, bottom = corners
-                # VOC counts pixels from 1, and its corners are inside.
-                collected.add(name, str(row["name"]), Box(left - 1, top - 1, right, bottom))
+            _add_objects(collector, (subfolder / str(picture)).as_posix(), annotation)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{file} has a size or an object without a proper box: {error}") from error
-    return collected.done("Pascal VOC", place)
+            raise InputError(f"{file} has an invalid size, or an object without a valid box: {error}") from error
+    return collector.finish("Pascal VOC", source)
+
+
+def _add_objects(collector: AnnotationCollector, picture: str, annotation: dict[str, Any]) -> None:
+    size = annotation.get("size", {})
+    if int(size.get("width", 0)) > 0 and int(size.get("height", 0)) > 0:
+        collector.sizes[picture] = (int(size["width"]), int(size["height"]))
+    objects = annotation.get("object", [])
+    for row in objects if isinstance(objects, list) else [objects]:
+        left, top, right, bottom = (float(row["bndbox"][side]) for side in ("xmin", "ymin", "xmax", "ymax"))
+        # VOC counts pixels from 1, and the right and bottom pixels belong to the box.
+        collector.add(picture, str(row["name"]), Box(left - 1, top - 1, right, bottom))

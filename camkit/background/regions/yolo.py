@@ -1,4 +1,4 @@
-"""YOLO's text files: a class and a box, or a polygon, on each line, as shares of the picture."""
+"""Read YOLO text files: each line has a class and a box or a polygon, in shares of the picture."""
 
 from __future__ import annotations
 
@@ -8,105 +8,118 @@ from typing import Any
 import numpy as np
 import yaml
 
-from camkit.background.regions.table import Collected, register
+from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
 from camkit.errors import InputError
 from camkit.types import Box
 
-_NAMES = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml")
-_OTHER = {"readme.txt", "requirements.txt", "labels.txt", *_NAMES}
-
-
-def _files(place: Path) -> list[Path]:
-    return [file for file in sorted(place.rglob("*.txt")) if file.name.lower() not in _OTHER]
+_CLASS_FILES = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml")
+_OTHER_FILES = {"readme.txt", "requirements.txt", "labels.txt", *_CLASS_FILES}
 
 
 def find(folder: Path) -> list[Path]:
-    """Return the folder that holds the files: ``labels``, that beside ``images``, or that of the pictures."""
-    parts = list(folder.parts)
-    if "images" in parts:
-        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    beside = Path(*parts)
-    for place in dict.fromkeys((folder / "labels", folder.parent / "labels", beside, folder)):
-        files = _files(place) if place.is_dir() else []
-        if any(map(_is_of_numbers, files)):
+    """Return the folder that holds the text files: ``labels`` in or beside the pictures' folder, or that folder."""
+    for place in dict.fromkeys((folder / "labels", folder.parent / "labels", _labels_of_images(folder), folder)):
+        if place.is_dir() and any(map(_looks_like_yolo, _text_files(place))):
             return [place]
     return []
 
 
-def _is_of_numbers(file: Path) -> bool:
+def _labels_of_images(folder: Path) -> Path:
+    """Return a path with its last ``images`` replaced by ``labels``."""
+    parts = list(folder.parts)
+    if "images" in parts:
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    return Path(*parts)
+
+
+def _text_files(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.rglob("*.txt")) if file.name.lower() not in _OTHER_FILES]
+
+
+def _looks_like_yolo(file: Path) -> bool:
     try:
-        rows = _rows(file)
+        rows = _read_rows(file)
     except (OSError, ValueError):
         return False
     return bool(rows) and all(len(row) >= 5 for row in rows)
 
 
-def _rows(file: Path) -> list[list[float]]:
+def _read_rows(file: Path) -> list[list[float]]:
     lines = file.read_text(encoding="utf-8-sig").splitlines()
     return [[float(part) for part in line.split()] for line in lines if line.strip()]
 
 
 @register("yolo", find)
-def read(place: Path) -> Annotations:
-    """Read every text file below a folder; ``classes.txt`` or ``data.yaml`` beside or above it names the classes.
+def read(folder: Path) -> Annotations:
+    """Read all text files in a folder; ``classes.txt`` or ``data.yaml`` in or above it names the classes.
 
     Raises:
         InputError: a line is not a class and a box or polygon.
     """
-    names = _names(place)
-    collected = Collected()
-    for file in _files(place):
+    class_names = _find_class_names(folder)
+    collector = AnnotationCollector()
+    for file in _text_files(folder):
         try:
-            rows = _rows(file)
+            rows = _read_rows(file)
         except (OSError, ValueError) as error:
-            raise InputError(f"{file} is not an annotation of YOLO: {error}") from error
-        picture = file.relative_to(place).with_suffix("").as_posix()
+            raise InputError(f"{file} is not a YOLO annotation: {error}") from error
+        picture = file.relative_to(folder).with_suffix("").as_posix()
         for row in rows:
-            if len(row) < 5 or (len(row) > 6 and len(row) % 2 == 0) or not np.isfinite(row).all():
-                raise InputError(f"{file}: a line is a class and a box (5 numbers) or a polygon, not {row}")
-            if row[0] < 0 or row[0] % 1:
-                raise InputError(f"{file}: a class is a whole number from 0, not {row[0]:g}")
-            category = names.get(int(row[0]), "") if names else str(int(row[0]))
-            if not category:
-                collected.problems["objects of a class that the file of names does not list"].append(picture)
-                continue
-            if len(row) > 6:
-                across, down = row[1::2], row[2::2]
-                around = Box(min(across), min(down), max(across), max(down))
-                collected.add(picture, category, around, [row[1:]], shares=True)
+            _check_row(file, row)
+            category = class_names.get(int(row[0]), "") if class_names else str(int(row[0]))
+            if category:
+                _add_object(collector, picture, category, row[1:])
             else:
-                x, y, width, height = row[1:5]
-                box = Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-                collected.add(picture, category, box, shares=True)
-    return collected.done("YOLO", place)
+                collector.problems["objects of a class that the file of class names does not list"].append(picture)
+    return collector.finish("YOLO", folder)
 
 
-def _names(place: Path) -> dict[int, str]:
-    """Return the names of the classes by number, as the nearest file that lists them says."""
-    for folder in (place, place.parent, place.parent.parent):
-        for name in _NAMES:
-            file = folder / name
+def _check_row(file: Path, row: list[float]) -> None:
+    """Refuse a row that is not a class with a box (perhaps with a confidence) or with a polygon."""
+    if len(row) < 5 or (len(row) > 6 and len(row) % 2 == 0) or not np.isfinite(row).all():
+        raise InputError(f"{file}: each line must be a class and a box (5 numbers) or a polygon, not {row}")
+    if row[0] < 0 or row[0] % 1:
+        raise InputError(f"{file}: a class must be a whole number from 0, not {row[0]:g}")
+
+
+def _add_object(collector: AnnotationCollector, picture: str, category: str, coordinates: list[float]) -> None:
+    if len(coordinates) > 5:
+        across, down = coordinates[::2], coordinates[1::2]
+        bounds = Box(min(across), min(down), max(across), max(down))
+        collector.add(picture, category, bounds, [coordinates], shares=True)
+    else:  # the fifth number is a detector's confidence
+        x, y, width, height = coordinates[:4]
+        box = Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+        collector.add(picture, category, box, shares=True)
+
+
+def _find_class_names(folder: Path) -> dict[int, str]:
+    """Return the class names by number from the nearest file that lists them; nothing if there is none."""
+    for place in (folder, folder.parent, folder.parent.parent):
+        for name in _CLASS_FILES:
+            file = place / name
             if not file.is_file():
                 continue
             try:
-                found = _listed(file)
+                names = _read_class_names(file)
             except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
                 raise InputError(f"the classes in {file} cannot be read: {error}") from error
-            if found is not None:
-                return found
+            if names is not None:
+                return names
     return {}
 
 
-def _listed(file: Path) -> dict[int, str] | None:
+def _read_class_names(file: Path) -> dict[int, str] | None:
+    """Return the names in a text file (one per line) or a YAML file; None for YAML without names."""
     text = file.read_text(encoding="utf-8-sig")
     if file.suffix not in (".yaml", ".yml"):
         return {number: line.strip() for number, line in enumerate(text.splitlines())}
-    found: Any = (yaml.safe_load(text) or {}).get("names")
-    if isinstance(found, list):
-        return {number: str(one) for number, one in enumerate(found)}
-    if isinstance(found, dict):
-        return {int(number): str(one) for number, one in found.items()}
-    if found is not None:
-        raise ValueError(f"names must be a list, or a table from number to name, not {found!r}")
+    names: Any = (yaml.safe_load(text) or {}).get("names")
+    if isinstance(names, list):
+        return {number: str(name) for number, name in enumerate(names)}
+    if isinstance(names, dict):
+        return {int(number): str(name) for number, name in names.items()}
+    if names is not None:
+        raise ValueError(f"names must be a list or a table from number to name, not {names!r}")
     return None

@@ -1,1 +1,1 @@
-"""The check's verdict for people and programs: one file per form."""
+"""The reports of a check, one module for each format."""

@@ -1,4 +1,4 @@
-"""A check as one HTML file that needs nothing else: no network, no fonts, no scripts of others."""
+"""A check as one HTML file that loads nothing else: no network, no fonts, no foreign scripts."""
 
 from __future__ import annotations
 
@@ -12,42 +12,60 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from camkit.background.check import CheckResult
-from camkit.background.measures import Measures, Tested, weakest
+from camkit.background.measures import MeasuredEffect, Measures, weakest
 from camkit.background.report import words
 from camkit.background.showcase import Panel, Strip
 from camkit.background.statistics import Estimate
-from camkit.background.verdict import Judged
+from camkit.background.verdict import Judgement
 from camkit.drawing.encode import encode
 from camkit.types import Pixels
 
-_MOST_REASONS = 8
-_MOST_FAILURES = 50
-_MOST_WHY = 100
+_MAX_REASONS = 8
+"""Reasons at the top of the page; all of them follow below the table."""
+
+_MAX_FAILURES = 50
+"""Unusable pictures that are listed, to keep the page readable."""
+
+_MAX_EXPLAINED = 100
+"""Classes whose reasons are listed, to keep the page readable."""
+
+_VERDICT_ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, "WARN": 2, "PASS": 3}
+
+_SORTS_FIRST = -9.0
+"""The sort key of a missing number: below every share and difference of shares."""
+
+_SMALLER_SHOWN = "With regions, holes are filled in two ways; the smaller value is shown."
 
 _COLUMNS = (
-    ("class", "the class of the pictures"),
-    ("verdict", "FAIL, INCONCLUSIVE, WARN or PASS"),
-    ("pictures", "pictures with a map; below, how many took part in the experiment"),
-    ("accuracy", "share of right answers, with its 95 % interval"),
-    ("background gap", "accuracy on backgrounds of its own class minus that on others'; of the fill that shows less"),
-    ("own / others'", "the two accuracies"),
+    ("class", "The class of the pictures."),
+    ("verdict", "FAIL, INCONCLUSIVE, WARN or PASS."),
+    ("pictures", "Pictures that the model answered. Below: how many took part in the experiment."),
+    ("accuracy", "Share of right answers to the unedited pictures. Below, as for all effects: the 95% interval."),
+    (
+        "background gap",
+        f"Accuracy on backgrounds of the object's own class minus accuracy on those of other classes. {_SMALLER_SHOWN}",
+    ),
+    ("own / other", "The two accuracies behind the gap: on backgrounds of the own class, and of other classes."),
     (
         "attraction",
-        "how often other classes' objects are named so on its backgrounds, minus how often elsewhere; of the fill that "
-        "shows less",
+        "How often objects of other classes get this class's name on its backgrounds, minus how often they get it on "
+        f"other backgrounds. {_SMALLER_SHOWN}",
     ),
-    ("", "how far right answers without the object are above chance; of the fill that shows less"),
-    ("skill", "0: heat lies on the object no more than by chance; 1: as good as the grid allows"),
-    ("energy", "share of the heat on the object; below, that of a blind map and of a perfect one"),
+    ("", f"How far the accuracy without the object is above chance. {_SMALLER_SHOWN}"),
+    ("skill", "0: the heat lies on the object no more than by chance. 1: as much as the grid of the heatmap allows."),
+    ("energy", "Share of the heat on the object. Below: the share that a blind map and a perfect map would have."),
 )
+"""Title and explanation of each column; the empty title depends on what the experiment removes."""
 
 
 @dataclass(frozen=True)
 class _Cell:
+    """A cell of the table: its text, its sort key, the small print below it, and the CSS class of a verdict."""
+
     text: str
     sort: float | int | str | None = None
-    range: str = ""
-    mark: str = ""
+    small_print: str = ""
+    verdict: str = ""
 
 
 def render(result: CheckResult, thumbnails: list[Panel], strips: list[Strip]) -> str:
@@ -56,38 +74,37 @@ def render(result: CheckResult, thumbnails: list[Panel], strips: list[Strip]) ->
         loader=PackageLoader("camkit.background.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     script = environment.get_template("check.js").render()
+    plan = result.plan
+    removed = words.without_object(plan)
     page: str = environment.get_template("check.html").render(
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         verdict=result.verdict,
-        model=result.plan.model.name,
-        data=result.plan.data.root.name,
+        model=plan.model.name,
+        data=plan.data.root.name,
         sentence=words.sentence(result),
-        reasons=result.reasons[:_MOST_REASONS],
-        reasons_left=max(0, len(result.reasons) - _MOST_REASONS),
-        since=words.since(result),
-        outlined=result.plan.with_regions,
-        why=[
-            (name, [reason.text for reason in one.reasons])
-            for name, one in result.judged.items()
-            if name and one.verdict != "PASS"
-        ][:_MOST_WHY],
+        reasons=result.reasons[:_MAX_REASONS],
+        reasons_left=max(0, len(result.reasons) - _MAX_REASONS),
+        change=words.change_since_baseline(result),
+        outlined=plan.with_regions,
+        reasons_by_class=[
+            (name, [reason.text for reason in judgement.reasons])
+            for name, judgement in result.judged.items()
+            if name and judgement.verdict != "PASS"
+        ][:_MAX_EXPLAINED],
         thumbnails=[{"title": panel.title, "image": _embedded(panel.pixels)} for panel in thumbnails],
-        facts=[
-            *result.plan.data.facts,
-            f"classes were matched {result.plan.matched.how}",
-            *words.left_out(result.plan),
-        ],
+        facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *words.left_out(plan)],
         warnings=[*result.warnings, *result.sanity.remarks],
-        columns=[{"title": title or words.without_object(result.plan), "help": text} for title, text in _COLUMNS],
-        rows=[_row(one, result.judged[name]) for name, one in result.classes.items()],
+        columns=[{"title": title or removed, "help": explanation} for title, explanation in _COLUMNS],
+        rows=[_row(measures, result.judged[name]) for name, measures in result.classes.items()],
         total=_row(result.overall, result.judged[""]),
-        explained=_explained(result),
+        rule=_rule(result),
         strips=[_strip(strip) for strip in strips],
         references=words.REFERENCES,
         caveat=words.CAVEAT,
         details=_details(result),
-        failures=list(result.failures.items())[:_MOST_FAILURES],
+        failures=list(result.failures.items())[:_MAX_FAILURES],
+        failures_left=max(0, len(result.failures) - _MAX_FAILURES),
     )
     return page
 
@@ -99,79 +116,89 @@ def _embedded(pixels: Pixels) -> str:
 def _strip(strip: Strip) -> dict[str, Any]:
     panels = []
     for panel in strip.panels:
-        says = "" if panel.probability is None else f"{panel.answer}; {strip.row.label} {panel.probability:.0%}"
-        alt = f"{panel.title} of {strip.row.name}" + (f": the model says {says}" if says else "")
-        share = 0 if panel.probability is None else round(100 * panel.probability)
+        answer = "" if panel.probability is None else f"{panel.answer}; {strip.row.label} {panel.probability:.0%}"
+        alt = f"{panel.title} of {strip.row.name}" + (f": the model answers {answer}" if answer else "")
+        percent = 0 if panel.probability is None else round(100 * panel.probability)
         panels.append(
-            {"title": panel.title, "image": _embedded(panel.pixels), "says": says, "alt": alt, "share": share}
+            {"title": panel.title, "image": _embedded(panel.pixels), "answer": answer, "alt": alt, "percent": percent}
         )
-    return {"title": strip.sentence.split(";")[0], "panels": panels}
+    return {"title": strip.title, "panels": panels}
 
 
-def _row(one: Measures, judged: Judged) -> list[_Cell]:
-    gap, removed = weakest(one.gap), weakest(one.sufficiency)
-    order = {"FAIL": 0, "INCONCLUSIVE": 1, "WARN": 2, "PASS": 3}[judged.verdict]
-    accuracies = words.NONE if gap is None else " / ".join(words.share(part) for part in gap.accuracies)
+def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
+    gap = weakest(measures.gap)
+    verdict = judgement.verdict
+    accuracies = words.NONE if gap is None else " / ".join(words.share(share) for share in gap.accuracies)
+    skill, energy = measures.skill, measures.energy
     return [
-        _Cell(words.shown_name(one)),
-        _Cell(judged.verdict, order, f"waived: {judged.waived}" if judged.waived else "", judged.verdict),
-        _Cell(str(one.pictures), one.pictures, f"{one.tested} tested"),
-        _Cell(words.share(one.accuracy.value), _sortable(one.accuracy.value), _range(one.accuracy, percent=True)),
-        _effect(gap),
-        _Cell(accuracies, -9.0 if gap is None else gap.accuracies[1]),
-        _effect(weakest(one.attraction)),
-        _effect(removed),
+        _Cell(words.class_title(measures)),
+        _Cell(verdict, _VERDICT_ORDER[verdict], f"waived: {judgement.waived}" if judgement.waived else "", verdict),
+        _Cell(str(measures.pictures), measures.pictures, f"{measures.tested} tested"),
         _Cell(
-            words.number(None if one.skill is None else one.skill.value),
-            -9.0 if one.skill is None else one.skill.value,
-            "" if one.skill is None else _range(one.skill),
+            words.share(measures.accuracy.value),
+            _sort_key(measures.accuracy.value),
+            _interval(measures.accuracy, percent=True),
         ),
-        _Cell(
-            words.number(one.energy),
-            -9.0 if one.energy is None else one.energy,
-            "" if one.energy is None else f"{words.number(one.shuffled)} … {words.number(one.ceiling)}",
+        _effect(gap),
+        _Cell(accuracies, _SORTS_FIRST if gap is None else gap.accuracies[1]),
+        _effect(weakest(measures.attraction)),
+        _effect(weakest(measures.sufficiency)),
+        _Cell(words.NONE, _SORTS_FIRST)
+        if skill is None
+        else _Cell(words.number(skill.value), skill.value, _interval(skill)),
+        _Cell(words.NONE, _SORTS_FIRST)
+        if energy is None
+        else _Cell(
+            words.number(energy), energy, f"{words.number(measures.shuffled)} to {words.number(measures.ceiling)}"
         ),
     ]
 
 
-def _effect(tested: Tested | None) -> _Cell:
-    if tested is None:
-        return _Cell(words.NONE, -9.0)
-    return _Cell(words.number(tested.effect.value), tested.effect.value, _range(tested.effect))
+def _effect(measured: MeasuredEffect | None) -> _Cell:
+    if measured is None:
+        return _Cell(words.NONE, _SORTS_FIRST)
+    return _Cell(words.number(measured.effect.value), measured.effect.value, _interval(measured.effect))
 
 
-def _sortable(value: float) -> float:
-    """Return a value that can be sorted by: those without a number come first."""
-    return value if math.isfinite(value) else -9.0
+def _sort_key(value: float) -> float:
+    """Return a value to sort by; NaN and infinity come first."""
+    return value if math.isfinite(value) else _SORTS_FIRST
 
 
-def _range(estimate: Estimate, *, percent: bool = False) -> str:
+def _interval(estimate: Estimate, *, percent: bool = False) -> str:
     show = words.share if percent else words.number
     low, high = show(estimate.low), show(estimate.high)
-    return "" if words.NONE in (low, high) else f"{low} … {high}"
+    return "" if words.NONE in (low, high) else f"{low} to {high}"
 
 
-def _explained(result: CheckResult) -> str:
-    limits = result.plan.settings.limits
-    return (
-        f"Small figures are 95 % intervals. A model fails where a gap is above {limits.gap:g}, an attraction above "
-        f"{limits.attraction:g}, or where, over all classes, answers without the object are right by more than "
-        f"{limits.sufficiency:g} above chance: each by more than chance explains ({limits.alpha:.0%}, all classes "
-        "considered at once) and with every way of filling the hole. Heat alone never fails a model."
+def _rule(result: CheckResult) -> str:
+    """Return the rule of the verdict as a paragraph."""
+    settings, with_regions = result.plan.settings, result.plan.with_regions
+    limits = settings.limits
+    without = "without the object" if with_regions else "without the middle of the picture"
+    both = ", and both ways of filling the hole must show it" if with_regions else ""
+    rule = (
+        f"A model fails if the gap of a class, or of all classes together, is above {limits.gap:g}; if the attraction "
+        f"of a class is above {limits.attraction:g}; or if, over all classes, the accuracy {without} is more than "
+        f"{limits.sufficiency:g} above chance. The excess must be significant (at {limits.alpha:.0%}, corrected for "
+        f"the number of tests){both}. The heat alone never fails a model."
     )
+    if with_regions or settings.check.ring_is_background:
+        return rule
+    return f"{rule} Because this data has no regions, such an effect only warns, unless ring_is_background is set."
 
 
 def _details(result: CheckResult) -> list[tuple[str, str]]:
     check, sanity = result.plan.settings.check, result.sanity
     heat, edits = result.plan.forwards
     return [
-        ("layer", f"{result.layer} ({result.layer_reason})"),
+        ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
         ("method", check.method),
-        ("pictures through the model", f"{heat} for the heat, up to {edits} for the experiment"),
-        ("agreement with hirescam", words.number(sanity.agreement)),
+        ("pictures shown to the model", f"{heat} for the heat, up to {edits} for the experiment"),
+        ("correlation with HiResCAM's maps", words.number(sanity.agreement)),
         ("correlation with random weights' maps", words.number(sanity.randomised)),
         ("seed", str(check.seed)),
-        ("weights", result.hashes.get("weights", "")[:16]),
-        ("pictures", result.hashes.get("data", "")[:16]),
+        ("hash of the weights", result.hashes.get("weights", "")[:16]),
+        ("hash of the pictures", result.hashes.get("data", "")[:16]),
         ("camkit", words.VERSION),
     ]

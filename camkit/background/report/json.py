@@ -1,7 +1,7 @@
-"""A check as JSON, with a versioned schema: the same input and seed give the same file, byte for byte.
+"""A check as JSON with a versioned schema. The same input and seed give the same file, byte for byte.
 
-Numbers are rounded to six digits after the point, since sums differ in the last bits with the number of threads and the
-size of batches. No time, path or host is in it.
+Numbers have six digits after the point, because the last bits of sums depend on the number of threads and the size of
+batches. The file holds no time, path or host.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from camkit.background.check import CheckResult
 from camkit.background.measures import ImageRow, Measures
 from camkit.background.plan import content_hash
 from camkit.background.report import words
-from camkit.background.verdict import Judged
+from camkit.background.verdict import Judgement
 
 SCHEMA = 1
+"""The version of the format."""
+
 DIGITS = 6
+"""Digits after the point; see above."""
 
 
 def render(result: CheckResult) -> str:
@@ -27,7 +30,7 @@ def render(result: CheckResult) -> str:
 
 
 def as_dict(result: CheckResult) -> dict[str, Any]:
-    """Return the report as plain values, not rounded."""
+    """Return the report as plain values, without rounding."""
     plan = result.plan
     hashes = {item.name: content_hash(item.path) for item in plan.data.items}
     return {
@@ -48,25 +51,24 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "data": {
             "facts": list(plan.data.facts),
             "classes_matched": plan.matched.how,
-            "left_out": {what: list(names) for what, names in plan.data.left_out.items()},
+            "left_out": {kind: list(names) for kind, names in plan.data.left_out.items()},
             "failures": result.failures,
         },
         "warnings": [*result.warnings, *result.sanity.remarks],
         "sanity": {"agreement_with_hirescam": result.sanity.agreement, "like_random_weights": result.sanity.randomised},
         "overall": _measures(result.overall, result.judged[""]),
-        "classes": {name: _measures(one, result.judged[name]) for name, one in result.classes.items()},
+        "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
         "change": None if result.change is None else asdict(result.change),
         "images": [_image(row, hashes[row.name]) for row in result.images],
         "caveat": words.CAVEAT,
     }
 
 
-def _measures(one: Measures, judged: Judged) -> dict[str, Any]:
-    reasons = [reason.text for reason in judged.reasons]
+def _measures(measures: Measures, judgement: Judgement) -> dict[str, Any]:
     return {
-        **asdict(judged),
-        "reasons": reasons,
-        **{name: value for name, value in asdict(one).items() if name != "name"},
+        **asdict(judgement),
+        "reasons": [reason.text for reason in judgement.reasons],
+        **{name: value for name, value in asdict(measures).items() if name != "name"},
     }
 
 
@@ -75,10 +77,11 @@ def _image(row: ImageRow, content: str) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
+    """Round every number in a nested value. JSON has no NaN and no infinity, so they become null."""
     if isinstance(value, float):
-        return round(value, DIGITS) + 0.0 if math.isfinite(value) else None
+        return round(value, DIGITS) + 0.0 if math.isfinite(value) else None  # adding 0.0 turns -0.0 into 0.0
     if isinstance(value, dict):
-        return {str(name): _rounded(one) for name, one in value.items()}
+        return {str(name): _rounded(entry) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(one) for one in value]
+        return [_rounded(entry) for entry in value]
     return value

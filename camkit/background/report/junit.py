@@ -1,4 +1,4 @@
-"""A check as JUnit XML: one case per class, one for all together."""
+"""A check as JUnit XML: one test case per class, and one for all classes together."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from camkit.background.check import CheckResult
-from camkit.background.verdict import Judged
+from camkit.background.verdict import Judgement
 
 
 def render(result: CheckResult, inconclusive: Literal["pass", "fail"] = "pass") -> str:
-    """Return the XML; WARN passes with its reasons as output, waived classes are skipped.
+    """Return the XML. WARN passes, with its reasons as output. Waived classes are skipped.
 
-    INCONCLUSIVE classes are skipped too, or fail where that is asked for.
+    INCONCLUSIVE classes are skipped too, or fail if ``inconclusive`` is "fail".
     """
     suite = TestSuite(_printable(f"camkit check of {result.plan.model.name}"))
     for name in [*result.classes, ""]:
@@ -23,25 +23,26 @@ def render(result: CheckResult, inconclusive: Literal["pass", "fail"] = "pass") 
         case = TestCase(_printable(name), "pictures")
         case.result = [Skipped(_printable(f"could not be used: {error}"))]
         suite.add_testcase(case)
-    xml = JUnitXml()
-    xml.add_testsuite(suite)
-    written: bytes = xml.tostring()
-    return written.decode()
+    document = JUnitXml()
+    document.add_testsuite(suite)
+    xml: bytes = document.tostring()
+    return xml.decode()
 
 
 def _printable(text: str) -> str:
-    """Return text without what XML cannot hold."""
+    """Return text with "?" for every character that XML does not allow."""
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
 
 
-def _case(name: str, judged: Judged, inconclusive: Literal["pass", "fail"], *, is_all: bool) -> TestCase:
+def _case(name: str, judgement: Judgement, inconclusive: Literal["pass", "fail"], *, is_all: bool) -> TestCase:
     case = TestCase(_printable(name), "background")
-    why = _printable("; ".join(reason.text for reason in judged.reasons))
-    if judged.verdict in ("FAIL", "INCONCLUSIVE") and judged.waived:
-        case.result = [Skipped(_printable(f"waived: {judged.waived}: {why}"))]
-    elif judged.verdict == "FAIL" or (judged.verdict == "INCONCLUSIVE" and inconclusive == "fail"):
+    verdict = judgement.verdict
+    why = _printable("; ".join(reason.text for reason in judgement.reasons))
+    if verdict in ("FAIL", "INCONCLUSIVE") and judgement.waived:
+        case.result = [Skipped(_printable(f"waived: {judgement.waived}: {why}"))]
+    elif verdict == "FAIL" or (verdict == "INCONCLUSIVE" and inconclusive == "fail"):
         case.result = [Failure(why, "background")]
-    elif judged.verdict == "INCONCLUSIVE" and not is_all:
+    elif verdict == "INCONCLUSIVE" and not is_all:
         case.result = [Skipped(why)]
-    case.system_out = f"{judged.verdict}: {why}"
+    case.system_out = f"{verdict}: {why}"
     return case

@@ -1,4 +1,4 @@
-"""A check as Markdown, for a pull request; and as annotations, where GitHub runs it."""
+"""A check as Markdown for a pull request, and as annotations for a workflow on GitHub."""
 
 from __future__ import annotations
 
@@ -7,74 +7,80 @@ import re
 from camkit.background.check import CheckResult
 from camkit.background.measures import Measures, weakest
 from camkit.background.report import words
-from camkit.background.verdict import Judged
+from camkit.background.verdict import Judgement
 
 _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
-_MOST_REASONS = 6
+
+_MAX_REASONS = 6
+"""Reasons in the summary; the rest are in report.html."""
 
 
 def render(result: CheckResult) -> str:
-    """Return the summary: the verdict, why, and a line per class."""
-    lines = [f"## {_SIGNS[result.verdict]} {result.verdict}: {_plain(words.sentence(result))}", ""]
-    lines += [f"- {_plain(reason)}" for reason in result.reasons[:_MOST_REASONS]]
-    if len(result.reasons) > _MOST_REASONS:
-        lines.append(f"- and {len(result.reasons) - _MOST_REASONS} more, in report.html")
-    lines += [_plain(since)] if (since := words.since(result)) else []
+    """Return the summary: the verdict, the reasons, and a table with a row per class."""
+    lines = [f"## {_SIGNS[result.verdict]} {result.verdict}: {_escaped(words.sentence(result))}", ""]
+    lines += [f"- {_escaped(reason)}" for reason in result.reasons[:_MAX_REASONS]]
+    if len(result.reasons) > _MAX_REASONS:
+        lines.append(f"- and {len(result.reasons) - _MAX_REASONS} more, in report.html")
+    lines += [_escaped(change)] if (change := words.change_since_baseline(result)) else []
     lines += [
         "",
         "| class | verdict | pictures | accuracy | background gap | attraction "
         f"| {words.without_object(result.plan)} | skill |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
-        *(_line(one, result.judged[name]) for name, one in result.classes.items()),
-        _line(result.overall, result.judged[""]),
+        *(_row(measures, result.judged[name]) for name, measures in result.classes.items()),
+        _row(result.overall, result.judged[""]),
         "",
-        *(f"- {_plain(warning)}" for warning in (*result.warnings, *result.sanity.remarks)),
+        *(f"- {_escaped(warning)}" for warning in (*result.warnings, *result.sanity.remarks)),
         "",
         words.CAVEAT,
         "",
-        *(f"- {_plain(line)}" for line in words.REFERENCES),
+        *(f"- {_escaped(line)}" for line in words.REFERENCES),
         "",
     ]
     return "\n".join(lines)
 
 
-def _line(one: Measures, judged: Judged) -> str:
-    gap, drawn, removed = weakest(one.gap), weakest(one.attraction), weakest(one.sufficiency)
+def _row(measures: Measures, judgement: Judgement) -> str:
+    gap, attraction, removed = (
+        weakest(by_fill) for by_fill in (measures.gap, measures.attraction, measures.sufficiency)
+    )
+    number = words.number
     cells = [
-        _plain(words.shown_name(one)),
-        judged.verdict + (" (waived)" if judged.waived else ""),
-        f"{one.pictures} ({one.tested} tested)",
-        words.share(one.accuracy.value),
+        _escaped(words.class_title(measures)),
+        judgement.verdict + (" (waived)" if judgement.waived else ""),
+        f"{measures.pictures} ({measures.tested} tested)",
+        words.share(measures.accuracy.value),
         words.NONE
         if gap is None
-        else f"{words.number(gap.effect.value)} [{words.number(gap.effect.low)}, {words.number(gap.effect.high)}]",
-        words.NONE if drawn is None else words.number(drawn.effect.value),
-        words.NONE if removed is None else words.number(removed.effect.value),
-        words.NONE if one.skill is None else words.number(one.skill.value),
+        else f"{number(gap.effect.value)} [{number(gap.effect.low)}, {number(gap.effect.high)}]",
+        words.NONE if attraction is None else number(attraction.effect.value),
+        words.NONE if removed is None else number(removed.effect.value),
+        words.NONE if measures.skill is None else number(measures.skill.value),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _plain(text: str) -> str:
-    """Return text that Markdown shows as it is, on one line."""
+def _escaped(text: str) -> str:
+    """Return text on one line, so escaped that Markdown shows it literally."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))
 
 
 def workflow_commands(result: CheckResult) -> list[str]:
-    """Return the workflow commands that GitHub turns into annotations: an error per failing class, else a warning."""
-    found = []
-    for name, judged in result.judged.items():
-        if judged.verdict == "PASS":
+    """Return GitHub's workflow commands: an error for each FAIL, a warning for each other verdict but PASS."""
+    commands = []
+    for name, judgement in result.judged.items():
+        if judgement.verdict == "PASS":
             continue
-        kind = "error" if judged.verdict == "FAIL" and not judged.waived else "warning"
-        why = "; ".join(reason.text for reason in judged.reasons)
-        found.append(f"::{kind} title={_property(f'camkit: {judged.verdict} {name}'.rstrip())}::{_data(why)}")
-    return found
+        level = "error" if judgement.verdict == "FAIL" and not judgement.waived else "warning"
+        title = f"camkit: {judgement.verdict} {name}".rstrip()
+        why = "; ".join(reason.text for reason in judgement.reasons)
+        commands.append(f"::{level} title={_as_property(title)}::{_as_message(why)}")
+    return commands
 
 
-def _data(text: str) -> str:
+def _as_message(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _as_property(text: str) -> str:
+    return _as_message(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,7 +1,8 @@
-"""What every form of a check's report says: the verdict in a sentence, the caveat, what to compare with."""
+"""The words that all reports of a check share: the verdict in a sentence, the caveat, reference values, numbers."""
 
 from __future__ import annotations
 
+import math
 from importlib.metadata import version
 
 from camkit.background.check import CheckResult
@@ -9,81 +10,87 @@ from camkit.background.measures import Measures
 from camkit.background.plan import Plan
 
 NONE = "-"
-"""What stands where there is no number."""
+"""Printed if there is no number."""
 
 VERSION = version("camkit")
 
-_NAMES = 3
+_MAX_NAMES = 3
+"""Names of pictures that a line lists as examples."""
+
+_MAX_CLASSES = 5
+"""Failing classes that the headline lists."""
 
 CAVEAT = (
-    "A pass does not prove the absence of shortcuts. It says that, on these pictures, answers did not depend on the "
-    "background by more than the limits, as far as pasting, removing and heat can show. A shortcut that lies on the "
-    "object itself, or that these pictures do not have, is not seen."
+    "A pass does not prove the absence of shortcuts. It says that, on these pictures, the answers did not depend on "
+    "the background by more than the limits, as far as pasting, removing and heatmaps can show. The check cannot see a "
+    "shortcut that lies on the object itself, or one that is absent from these pictures."
 )
 
 REFERENCES = (
-    "ResNet-50 on ImageNet-9 has a background gap of 0.07, trained on mixed backgrounds 0.002 (Xiao et al. 2020, "
-    "arXiv:2006.09994)",
-    "skill 0: heat lies on the object no more than any other picture's heat does; 1: as well as the map's grid allows",
+    "Background gap: ResNet-50 has 0.07 on ImageNet-9, and 0.002 after training on mixed backgrounds (Xiao et al. "
+    "2020, arXiv:2006.09994).",
+    "Skill: 0 means that the heat lies on the object no more than the heat of other pictures does; 1 means as much as "
+    "the grid of the heatmap allows.",
 )
 
 
 def sentence(result: CheckResult) -> str:
-    """Return the verdict in words, without the word itself."""
+    """Return the verdict as a sentence, without the word itself."""
     model, worst = result.plan.model.name, result.worst
     failing = [name for name, one in result.judged.items() if one.verdict == "FAIL" and name and not one.waived]
     if result.verdict == "FAIL" and failing:
-        listed = ", ".join(failing[:5]) + (f" and {len(failing) - 5} more" if len(failing) > 5 else "")
+        more = len(failing) - _MAX_CLASSES
+        listed = ", ".join(failing[:_MAX_CLASSES]) + (f" and {more} more" if more > 0 else "")
         return f"{model} reads the background for {listed}"
     if result.verdict == "FAIL":
         return f"{model} reads the background"
     if result.verdict == "WARN":
-        return f"{model} may ship, but look at {worst or 'the reasons'}"
+        return f"{model} may ship, but look at {f'class {worst}' if worst else 'the reasons'} first"
     if result.verdict == "PASS":
-        return f"no sign that {model} needs the background"
-    return f"it cannot be said whether {model} reads the background"
+        return f"no sign that {model} reads the background"
+    return f"the check could not tell whether {model} reads the background"
 
 
-def since(result: CheckResult) -> str:
-    """Return what changed since the baseline; nothing without one."""
+def change_since_baseline(result: CheckResult) -> str:
+    """Return what changed since the baseline; "" without a baseline."""
     change = result.change
     if change is None:
         return ""
     parts = [
-        f"{what} {one.value:+.2f} ({number(one.low)} to {number(one.high)})"
-        for what, one in (("gap", change.gap), ("skill", change.skill))
+        f"{name} {one.value:+.2f} (95% interval {number(one.low)} to {number(one.high)})"
+        for name, one in (("gap", change.gap), ("skill", change.skill))
         if one is not None
     ]
-    return f"since the baseline, on {change.pictures} pictures: {', '.join(parts) or 'nothing to compare'}"
+    return f"change since the baseline, on {change.pictures} pictures: {', '.join(parts) or 'nothing to compare'}"
 
 
 def without_object(plan: Plan) -> str:
-    """Return what is taken from a picture to see whether the rest is enough."""
+    """Return what the experiment removes from a picture to see whether the rest is enough."""
     return "object removed" if plan.with_regions else "middle removed"
 
 
 def left_out(plan: Plan) -> list[str]:
-    """Return what was not used, each kind with a few of its names."""
+    """Return what the check does not use, a line for each kind with a few examples."""
     return [
-        f"{len(names)} {what}: {', '.join(names[:_NAMES])}{', ...' if len(names) > _NAMES else ''}"
-        for what, names in plan.data.left_out.items()
+        f"{len(names)} {kind}: {', '.join(names[:_MAX_NAMES])}{', ...' if len(names) > _MAX_NAMES else ''}"
+        for kind, names in plan.data.left_out.items()
     ]
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Return a number as it is printed; a dash where there is none.
+    """Return a number as it is printed; a dash for None and NaN.
 
     >>> number(0.1234), number(None), number(float("nan"))
     ('0.12', '-', '-')
     """
-    return NONE if value is None or value != value else f"{value:.{digits}f}"  # noqa: PLR0124 - only NaN is not itself
+    return NONE if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
 def share(value: float | None) -> str:
-    """Return a share in percent; a dash where there is none."""
-    return NONE if value is None or value != value else f"{value:.0%}"  # noqa: PLR0124 - only NaN is not itself
+    """Return a share in percent; a dash for None and NaN."""
+    return NONE if value is None or math.isnan(value) else f"{value:.0%}"
 
 
-def shown_name(one: Measures) -> str:
-    """Return a class's name, or what all of them are called."""
-    return one.name or "all classes"
+def class_title(measures: Measures) -> str:
+    """Return the name of a class, or "all classes"."""
+    return measures.name or "all classes"

@@ -1,0 +1,311 @@
+"""From rows to measures: for each class and for all classes together, with intervals and p-values."""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from camkit.background.measures import OVERALL, ImageRow, Limits, MeasuredEffect, Measures
+from camkit.background.statistics import Estimate, bootstrap_sums, group_numbers, interval, p_above, wilson
+
+
+def _seed_of(name: str) -> int:
+    """Return a seed for a class name, the same on every machine."""
+    return zlib.crc32(name.encode(errors="surrogateescape"))
+
+
+def measure_all(
+    rows: Sequence[ImageRow], limits: Limits, seed: int, excluded: Collection[str] = (), classes: Collection[str] = ()
+) -> dict[str, Measures]:
+    """Measure each class and, under OVERALL, all classes together.
+
+    Args:
+        rows: one per usable picture.
+        limits: what the p-values test against.
+        seed: the seed of the bootstrap.
+        excluded: classes left out of the measures of all classes together, and of the attraction of others.
+        classes: classes that must have measures even if none of their pictures could be used.
+    """
+    by_class: dict[str, list[ImageRow]] = defaultdict(list, {name: [] for name in classes})
+    for row in rows:
+        by_class[row.label].append(row)
+    counted = [row for row in rows if row.label not in excluded]
+    fills = sorted({fill for row in rows for fill in row.removed})
+    false_shares = {fill: _false_shares(rows, fill) for fill in fills}
+    attractions = _attractions(counted, limits.attraction, seed)
+    measures = {}
+    for name, class_rows in sorted(by_class.items()):
+        chances = {fill: _constant(shares[name]) for fill, shares in false_shares.items() if name in shares}
+        own = _measure(name, class_rows, limits, seed, chances)
+        measures[name] = replace(own, attraction=attractions.get(name, {}))
+    overall_chances = {fill: _share_of_answer(fill, _class_shares(counted, fill)) for fill in fills}
+    measures[OVERALL] = _measure(OVERALL, counted, limits, seed, overall_chances)
+    return measures
+
+
+Chance = Callable[[ImageRow], float]
+"""Returns how often an answer without the object would be right by chance."""
+
+
+def _constant(value: float) -> Chance:
+    return lambda _: value
+
+
+def _share_of_answer(fill: str, shares: Mapping[str, float]) -> Chance:
+    return lambda row: shares.get(row.named[fill], 0.0)
+
+
+def _false_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
+    """Return, by class, how often pictures of other classes get its name with their object removed.
+
+    This is the chance level of one class: a model that always names the same class if it sees nothing is not above it.
+    Its own error is neglected, because it rests on many more pictures than the class has. A class without others is
+    left out.
+    """
+    tested = [row for row in rows if fill in row.removed]
+    labels, named = Counter(row.label for row in tested), Counter(row.named[fill] for row in tested)
+    right = Counter(row.label for row in tested if row.named[fill] == row.label)
+    others = {name: len(tested) - count for name, count in labels.items()}
+    return {name: (named[name] - right[name]) / count for name, count in others.items() if count}
+
+
+def _class_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
+    """Return each class's share of the pictures tested with a fill.
+
+    This is the chance level of all classes together: if the answers were dealt to the pictures at random, an answer
+    would be right as often as pictures are of the class it names. Its own error is neglected too.
+    """
+    tested = [row for row in rows if fill in row.removed]
+    return {name: count / len(tested) for name, count in Counter(row.label for row in tested).items()}
+
+
+class _Pair(NamedTuple):
+    """An object of another class on a class's background; ``attracted`` if the model named that class."""
+
+    picture: str
+    group: str
+    background_group: str
+    attracted: bool
+
+
+def _attractions(rows: Sequence[ImageRow], limit: float, seed: int) -> dict[str, dict[str, MeasuredEffect]]:
+    """Return, by class and fill, how much a class's backgrounds attract the answers to objects of other classes.
+
+    The rate on other backgrounds is taken as exact, because it rests on many more pictures.
+    """
+    attractions: dict[str, dict[str, MeasuredEffect]] = defaultdict(dict)
+    for fill in sorted({fill for row in rows for fill in row.pasted}):
+        pairs_on: dict[str, list[_Pair]] = defaultdict(list)
+        involving, named_elsewhere = Counter[str](), Counter[str]()  # pairs whose object or background is of the class
+        total = 0
+        for row in rows:
+            for background, background_group, answer in row.pasted.get(fill, ()):
+                if background != row.label:
+                    pairs_on[background].append(_Pair(row.name, row.group, background_group, answer == background))
+                total += 1
+                involving.update({background, row.label})
+                named_elsewhere.update({answer} - {background, row.label})
+        for name, pairs in pairs_on.items():
+            elsewhere = total - involving[name]
+            if elsewhere:
+                rate_elsewhere = named_elsewhere[name] / elsewhere
+                attractions[name][fill] = _attraction(name, pairs, rate_elsewhere, limit, seed)
+    return attractions
+
+
+def _attraction(name: str, pairs: Sequence[_Pair], rate_elsewhere: float, limit: float, seed: int) -> MeasuredEffect:
+    """Test the attraction of one class, over the groups of the objects and over those of its backgrounds."""
+    terms = np.array([(float(pair.attracted), rate_elsewhere, 1.0) for pair in pairs])
+    by_object, by_background = (
+        _measured_effect(
+            bootstrap_sums(terms, group_numbers(groups), [seed, _seed_of(name), number]), terms, groups, limit
+        )
+        for number, groups in enumerate(([pair.group for pair in pairs], [pair.background_group for pair in pairs]))
+    )
+    pictures = len({pair.picture for pair in pairs})
+    return _less_certain(replace(by_object, pictures=pictures), by_background)
+
+
+def _less_certain(by_object: MeasuredEffect, by_background: MeasuredEffect) -> MeasuredEffect:
+    """Join a test over objects with a test over backgrounds: the wider interval and the larger p-value count.
+
+    An effect that a few objects or a few backgrounds make must not decide.
+    """
+    first, second = by_object.effect, by_background.effect
+    low, high = np.minimum(first.low, second.low), np.maximum(first.high, second.high)  # NaN if either is NaN
+    effect = Estimate(first.value, float(low), float(high), min(first.groups, second.groups))
+    return replace(by_object, effect=effect, p=max(by_object.p, by_background.p))
+
+
+def _gap_by_background(
+    name: str, rows: Sequence[ImageRow], fill: str, limit: float, seed: int
+) -> MeasuredEffect | None:
+    """Test a gap by resampling the backgrounds of either kind separately; None if either kind has none."""
+    same: list[tuple[str, bool]] = []
+    other: list[tuple[str, bool]] = []
+    for row in rows:
+        for background, group, answer in row.pasted.get(fill, ()):
+            (same if background == row.label else other).append((group, answer == row.label))
+    if not same or not other:
+        return None
+    shares, draws = [], []
+    for number, arm in enumerate((same, other)):
+        terms = np.array([(float(right), 1.0) for _, right in arm])
+        sums = bootstrap_sums(terms, group_numbers([group for group, _ in arm]), [seed, _seed_of(name), 2 + number])
+        draws.append(sums[:, 0] / np.where(sums[:, 1] > 0, sums[:, 1], np.nan))
+        shares.append(float(terms[:, 0].mean()))
+    groups = min(len({group for group, _ in arm}) for arm in (same, other))
+    gap = draws[0] - draws[1]
+    effect = interval(gap, shares[0] - shares[1], groups)
+    return MeasuredEffect(effect, p_above(gap, limit, groups), (shares[0], shares[1]), len(rows))
+
+
+def _mean(values: Sequence[float | bool | None]) -> float | None:
+    """Return the mean of the values that are not None; None if all are."""
+    numbers = [float(value) for value in values if value is not None]
+    return float(np.mean(numbers)) if numbers else None
+
+
+def _measure(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance]) -> Measures:
+    """Measure everything but the attraction."""
+    if not rows:
+        return Measures(name, 0, 0, Estimate(math.nan, math.nan, math.nan, 0), 0.0)
+    right = sum(row.right for row in rows)
+    low, high = wilson(right, len(rows))
+    skilled = [row for row in rows if row.skilled]
+    effects = _effects(name, rows, limits, seed, chances)
+    return Measures(
+        name=name,
+        pictures=len(rows),
+        tested=sum(bool(row.same) for row in rows),
+        accuracy=Estimate(right / len(rows), low, high, len({row.group for row in rows})),
+        empty=float(np.mean([row.status != "ok" for row in rows])),
+        energy=_mean([row.energy for row in skilled]),
+        shuffled=_mean([row.shuffled for row in skilled]),
+        ceiling=_mean([row.ceiling for row in skilled]),
+        room=_mean([row.room for row in skilled]),
+        skill=effects.skill,
+        hits=_mean([row.hit for row in rows]),
+        centre_hits=_mean([row.centre_hit for row in rows]),
+        rank=_mean([row.rank for row in rows]),
+        area=_mean([row.area for row in rows]),
+        gap=effects.gap,
+        sufficiency=effects.sufficiency,
+        foreground_sensitivity=_foreground_sensitivity(
+            _mean([row.right_with_noise_on_object for row in rows]),
+            _mean([row.right_with_noise_on_background for row in rows]),
+        ),
+        background_change=_mean([row.background_change for row in rows]),
+        object_change=_mean([row.object_change for row in rows]),
+    )
+
+
+def _foreground_sensitivity(on_object: float | None, on_background: float | None) -> float | None:
+    """Return the relative foreground sensitivity (Moayeri et al. 2022, arXiv:2201.10766, Eq. 1).
+
+    The arguments are the accuracies with noise on the object and with noise on the background.
+    """
+    if on_object is None or on_background is None:
+        return None
+    mean = (on_object + on_background) / 2
+    return None if mean in (0, 1) else (on_background - on_object) / (2 * min(mean, 1 - mean))
+
+
+@dataclass
+class _Effects:
+    skill: Estimate | None = None
+    gap: dict[str, MeasuredEffect] = field(default_factory=dict)
+    sufficiency: dict[str, MeasuredEffect] = field(default_factory=dict)
+
+
+def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance]) -> _Effects:
+    """Measure the gap, the sufficiency and the skill on the same resamples.
+
+    Each is a ratio of sums over the pictures that have it, so each adds three columns of terms to one resampling.
+    """
+    terms: dict[tuple[str, str], Float[np.ndarray, "n 3"]] = {}
+    for fill in sorted({fill for row in rows for fill in row.same.keys() & row.other.keys()}):
+        terms["gap", fill] = _terms_of(rows, functools.partial(_gap_terms, fill))
+    for fill, chance in chances.items():
+        terms["sufficiency", fill] = _terms_of(rows, functools.partial(_sufficiency_terms, fill, chance))
+    terms["skill", ""] = _terms_of(rows, _skill_terms)
+    terms = {key: columns for key, columns in terms.items() if columns.any()}
+    if not terms:
+        return _Effects()
+    all_sums = bootstrap_sums(
+        np.hstack(list(terms.values())), group_numbers([row.group for row in rows]), [seed, _seed_of(name)]
+    )
+    effects = _Effects()
+    for number, ((what, fill), columns) in enumerate(terms.items()):
+        sums = all_sums[:, 3 * number : 3 * number + 3]
+        groups = [row.group for row, (_, second, count) in zip(rows, columns, strict=True) if count or second]
+        if what == "skill":
+            effects.skill = _skill(sums, columns, groups)
+        elif what == "sufficiency":
+            effects.sufficiency[fill] = _measured_effect(sums, columns, groups, limits.sufficiency)
+        else:
+            by_object = _measured_effect(sums, columns, groups, limits.gap)
+            by_background = _gap_by_background(name, rows, fill, limits.gap, seed)
+            effects.gap[fill] = by_object if by_background is None else _less_certain(by_object, by_background)
+    return effects
+
+
+def _skill(sums: Float[np.ndarray, "b 3"], terms: Float[np.ndarray, "n 3"], groups: Sequence[str]) -> Estimate:
+    """Return sum(E - S) / sum(C - S) with its interval; NaN if the denominator is not positive."""
+    gained, possible, _ = sums.T
+    total = terms.sum(0)
+    value = float(total[0] / total[1]) if total[1] > 0 else float("nan")
+    return interval(gained / np.where(possible > 0, possible, np.nan), value, len(set(groups)))
+
+
+def _measured_effect(
+    sums: Float[np.ndarray, "b 3"], terms: Float[np.ndarray, "n 3"], groups: Sequence[str], limit: float
+) -> MeasuredEffect:
+    """Test a difference of two shares.
+
+    Args:
+        sums: over each resample, the sum of the first share, of the second share, and the count.
+        terms: the same three for each picture.
+        groups: the group of each picture that counts.
+        limit: what the difference is tested against.
+    """
+    first, second, count = sums.T
+    total = terms.sum(0)
+    draws = (first - second) / np.where(count > 0, count, np.nan)
+    shares = (float(total[0] / total[2]), float(total[1] / total[2]))
+    group_count = len(set(groups))
+    pictures = int(np.count_nonzero(terms[:, 2]))
+    effect = interval(draws, shares[0] - shares[1], group_count)
+    return MeasuredEffect(effect, p_above(draws, limit, group_count), shares, pictures)
+
+
+_Terms = tuple[float, float, float]
+"""What a picture adds to the sums of an effect: two shares, or numerator and denominator, and 1 if it counts."""
+
+_NOTHING: _Terms = (0.0, 0.0, 0.0)
+
+
+def _terms_of(rows: Sequence[ImageRow], of_row: Callable[[ImageRow], _Terms]) -> Float[np.ndarray, "n 3"]:
+    return np.array([of_row(row) for row in rows]).reshape(-1, 3)
+
+
+def _gap_terms(fill: str, row: ImageRow) -> _Terms:
+    return (row.same[fill], row.other[fill], 1.0) if fill in row.same and fill in row.other else _NOTHING
+
+
+def _sufficiency_terms(fill: str, chance: Chance, row: ImageRow) -> _Terms:
+    return (float(row.removed[fill]), chance(row), 1.0) if fill in row.removed else _NOTHING
+
+
+def _skill_terms(row: ImageRow) -> _Terms:
+    if row.energy is None or row.shuffled is None or row.ceiling is None:
+        return _NOTHING
+    return row.energy - row.shuffled, row.ceiling - row.shuffled, 1.0
