@@ -89,16 +89,17 @@ class Explainer:
     """Explains pictures with one model, and keeps what it finds out about the model.
 
     The layer is chosen once for each size of input. A change of the model's structure (another submodule, hook or
-    switch, another type or device) is noticed, and the layer is chosen again. The model comes back from each call exactly
-    as it went in. Several threads may use one Explainer.
+    switch, another type or device) is noticed, and the layer is chosen again. The model comes back from each call
+    exactly as it went in. Several threads may use one Explainer.
 
     Args:
         model: a module, or a name as ``camkit.load_model`` takes it (``resnet50``, ``timm:NAME``, ``hf:NAME``,
             ``file.py:factory``, ``demo-fair``).
         target_layer: None to have the layer chosen; a name such as ``"layer4"`` (``"relu#2"``: its second call), a
             pattern, a type, a module, or a ``TargetLayer``. Several are fused.
-        method: a name from ``camkit.METHODS``, or a function ``(activations, gradients) -> weights``. None is "gradcam",
-            and "hirescam" for the boxes of a detector: Grad-CAM weights whole channels, which many boxes share.
+        method: a name from ``camkit.METHODS``, or a function ``(activations, gradients) -> weights``. None is
+            "gradcam", and "hirescam" for the boxes of a detector: Grad-CAM weights whole channels, which many boxes
+            share.
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
         labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
         device: where a model loaded by name runs; a module stays where it is.
@@ -233,8 +234,8 @@ class Explainer:
 
         Args:
             images: what ``explainer(img)`` takes, and batches (N, C, H, W).
-            target: as for one picture, or a list of targets, each of which is explained for every picture at the cost of
-                one forward pass.
+            target: as for one picture, or a list of targets, each of which is explained for every picture; together
+                they cost one forward pass.
             batch_size: pictures per pass; halved if memory runs out.
 
         Returns:
@@ -278,8 +279,8 @@ class Explainer:
         Args:
             images: any iterable of what ``batch`` takes; it is read only as fast as the results are taken.
             target, batch_size: as for ``batch``.
-            on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure`` there and
-                go on.
+            on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure``
+                there and go on.
 
         Returns:
             An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
@@ -412,9 +413,9 @@ class Explainer:
             return run((layer,)), (layer,)
         layers = self._named(modules, inputs)
         if layers is None:
-            layers, captured = self._first_look(modules, inputs, run)
-            if captured is not None:
-                return captured, layers
+            layers, first = self._first_look(modules, inputs, run)
+            if first is not None:
+                return first, layers
         captured = run(layers)
         if _fits(captured, layers):
             return captured, layers
@@ -784,8 +785,8 @@ def explain(
             or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
         target_layer: None to have it chosen, a name, a pattern, a type, a module or a TargetLayer; several are fused.
         **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision`` and ``fuse`` as for ``Explainer``;
-            ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class, a
-            class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
+            ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class,
+            a class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
 
     Returns:
         One Explanation for one picture and one target; otherwise a list, picture by picture, target by target within.
@@ -850,8 +851,8 @@ def explain_many(
     Args:
         model, target_layer, **options: as for ``explain``.
         images: any iterable of what ``explain`` takes; it is read only as fast as the results are taken.
-        on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure`` there and go
-            on.
+        on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure`` there and
+            go on.
 
     Returns:
         An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from camkit.drawing import overlay
 from camkit.drawing.canvas import GREY, Canvas, fitting
 from camkit.drawing.encode import encode
-from camkit.engine.passes import quiet_pass
 from camkit.engine.grid import to_grid
 from camkit.engine.nested import feature_tensor
+from camkit.engine.passes import quiet_pass
 from camkit.errors import InputError, LayerError, OutputError
 from camkit.hooks import record
 from camkit.images.files import write_file
@@ -148,7 +148,9 @@ def feature_maps(
         img = img[0]
     prepared = prepare(img, loaded.preprocess, source, spatial_rank(module))
     inputs = prepared.tensor[None].detach().to(device_of(module), dtype_of(module))
-    chosen = decide(module, inputs).chosen() if layer is None else _looked_at(module, inputs, _only_layer(module, layer))
+    chosen = (
+        decide(module, inputs).chosen() if layer is None else _looked_at(module, inputs, _only_layer(module, layer))
+    )
     maps = _maps(module, inputs, chosen)
     strengths = np.nan_to_num(np.abs(maps).mean(axis=(1, 2)), nan=-1.0, posinf=float(np.finfo(np.float32).max))
     order = np.argsort(-strengths, kind="stable")[:top]

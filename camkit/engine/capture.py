@@ -23,7 +23,7 @@ from camkit.targets.scores import Expands, Scores, Target
 from camkit.types import Extent, LayerRef, Layout, Precision
 
 _SAME_FP32, _SAME_AUTOCAST = 1e-4, 2e-2
-"""How far a linear layer's input may differ from the mean of the feature maps, as a share of the mean's largest value."""
+"""How far a linear layer's input may differ from the mean of the feature maps, as a share of the largest mean."""
 
 ReadLayout: TypeAlias = Callable[[tuple[int, ...], int, tuple[int, ...]], "Layout | None"]
 """``read(shape, batch, size)`` returns how an output of this shape is laid out, or None if it is no grid."""
@@ -41,7 +41,6 @@ class Pass:
         precision: "bf16" and "fp16" run under autocast.
         memory_format: of the copy of the inputs that the model gets.
         record: of the model, if one is prepared.
-        resizes: whether to watch for a model that resizes and pads its input itself.
     """
 
     modules: Mapping[LayerRef, nn.Module]

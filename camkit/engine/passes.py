@@ -89,8 +89,8 @@ def faster_format(
     """Return the memory format in which a batch should be given to a model.
 
     Convolutions on a CPU are faster with the channels last, without any change to the model; ``docs/benchmarks.md`` has
-    the figures. Small batches gain little. A model that relies on the ordinary format, and so answers differently in the
-    other, gets the ordinary one.
+    the figures. Small batches gain little. A model that relies on the ordinary format, and so answers differently in
+    the other, gets the ordinary one.
 
     Args:
         model: as in ``quiet_pass``.

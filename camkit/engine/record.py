@@ -28,7 +28,7 @@ class ModelRecord:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = [weakref.ref(module) for module in modules]
         self._types = list(map(type, modules))
-        self._forwards = {kind: kind.forward for kind in dict.fromkeys(self._types)}
+        self._forwards = {kind: _forward_of(kind) for kind in dict.fromkeys(self._types)}
         self._children = _children(modules)
         self._tensors = _tensors(modules)
         self._hooks = _users_hooks(modules)
@@ -66,7 +66,7 @@ class ModelRecord:
         return (
             len(modules) == len(self._modules)
             and list(map(type, modules)) == self._types
-            and all(kind.forward is forward for kind, forward in self._forwards.items())
+            and all(_forward_of(kind) is forward for kind, forward in self._forwards.items())
             and _children(modules) == self._children
             and _are_same(_tensors(modules), self._tensors)
             and _users_hooks(modules) == self._hooks
@@ -84,18 +84,22 @@ class ModelRecord:
             return False
 
 
+def _forward_of(kind: type[nn.Module]) -> Any:
+    return kind.forward
+
+
 def _is_pytorchs(kind: type[nn.Module]) -> bool:
     """Tell whether PyTorch wrote a class's forward pass, which then sets no attributes."""
     return str(getattr(kind.forward, "__module__", "")).startswith("torch.nn.modules")
 
 
-def _children(modules: list[nn.Module]) -> list[Any]:
+def _children(modules: Sequence[nn.Module]) -> list[Any]:
     """Return the names and identities of all modules inside others."""
     inside = [module._modules for module in modules]
     return [*itertools.chain.from_iterable(inside), *map(id, itertools.chain.from_iterable(map(dict.values, inside)))]
 
 
-def _tensors(modules: list[nn.Module]) -> list[Tensor | None]:
+def _tensors(modules: Sequence[nn.Module]) -> list[Tensor | None]:
     """Return all parameters and buffers."""
     parameters = itertools.chain.from_iterable([module._parameters.values() for module in modules])
     buffers = itertools.chain.from_iterable([module._buffers.values() for module in modules])
@@ -106,7 +110,7 @@ def _are_same(tensors: list[Tensor | None], others: list[Tensor | None]) -> bool
     return len(tensors) == len(others) and all(map(operator.is_, tensors, others))
 
 
-def _users_hooks(modules: list[nn.Module]) -> list[int]:
+def _users_hooks(modules: Sequence[nn.Module]) -> list[int]:
     """Return the numbers of all hooks on forward passes but camkit's; PyTorch gives each hook a number of its own."""
     return [
         number

@@ -13,7 +13,7 @@ from camkit.types import Layout
 
 
 def twins(graph: Graph, best: Call, fit: Sequence[Call], layouts: Mapping[Call, Layout | None]) -> list[Call]:
-    """Return the branches beside the best layer that have its grid and are not computed from one another, and that layer.
+    """Return the branches beside the best layer that have its grid and do not depend on one another, and that layer.
 
     Empty if nothing is beside it: most networks end in one place.
     """

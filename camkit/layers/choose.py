@@ -1,7 +1,7 @@
 """The last stage: the layer to explain, the deepest one with a spatial grid whose cells still influence the score.
 
-``decide`` runs all stages on a model and one image: a pass that is traced, the layouts of its outputs, where their cells
-lie, and which of them the score depends on. Nothing is decided by a module's name.
+``decide`` runs all stages on a model and one image: a pass that is traced, the layouts of its outputs, where their
+cells lie, and which of them the score depends on. Nothing is decided by a module's name.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Decision:
             names = ", ".join(repr(str(row.ref)) for row in self.equals)
             options = " ".join(f"--layer {row.ref}" for row in self.equals)
             raise LayerError(
-                f"the model ends in {len(self.equals)} branches that are equally deep: {listed}; name one, or fuse all: "
-                f"target_layer=[{names}] ({options})"
+                f"the model ends in {len(self.equals)} branches that are equally deep: {listed}; name one, or fuse "
+                f"all: target_layer=[{names}] ({options})"
             )
         if self.layer is None and any(row.verdict == ELSEWHERE for row in self.rows):
             raise LayerError(
@@ -112,8 +112,8 @@ class Decision:
         row = self.row_of(ref)
         if row is not None and row.verdict == ELSEWHERE:
             raise LayerError(
-                f"layer {str(row.ref)!r} returned shape {row.shape}, but its cells lie elsewhere in the input than that "
-                "shape says, so no map can be drawn; choose another (camkit layers --model NAME lists them)"
+                f"layer {str(row.ref)!r} returned shape {row.shape}, but its cells lie elsewhere in the input than "
+                "that shape says, so no map can be drawn; choose another (camkit layers --model NAME lists them)"
             )
         unsure = row is not None and row.unsure
         layout = None if row is None else row.layout

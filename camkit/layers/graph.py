@@ -1,7 +1,7 @@
 """What was computed from what: the autograd graph of a pass as a frozen record.
 
-Operations are numbered so that an operation comes after those it was computed from. Sets of operations are integers with
-one bit for each, which makes questions about ancestors cheap.
+Operations are numbered so that an operation comes after those it was computed from. Sets of operations are integers
+with one bit for each, which makes questions about ancestors cheap.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The second stage: how each output could be a grid, read from its shape, the input's size and what it was computed from.
+"""The second stage: how each output could be a grid.
 
-Whatever a layer returns becomes (N, C, *grid).
+That is read from its shape, the input's size and what it was computed from. Whatever a layer returns becomes
+(N, C, *grid).
 """
 
 from __future__ import annotations

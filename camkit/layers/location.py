@@ -4,9 +4,9 @@ A shape tells how many cells there are, not where they lie: tokens may be in ano
 before it, or in no place at all. So one half of the input is exchanged for noise, and then the other half. If an output
 is read rightly, the cells over the exchanged parts change more than they do the other time.
 
-The first convolution, whose cells see few pixels each, shows what a model does to its input before it: padding and crops
-are found, and if the input is moved in another way, that is reported. The cells of a grid that convolutions made lie
-where those of the first convolution do, however wide their fields are. For tokens, the measurement is all there is.
+The first convolution, whose cells see few pixels each, shows what a model does to its input before it: padding and
+crops are found, and if the input is moved in another way, that is reported. The cells of a grid that convolutions made
+lie where those of the first convolution do, however wide their fields are. For tokens, the measurement is all there is.
 
 Nothing is measured where every operation so far leaves cells in their places, as in a network of convolutions,
 normalisations and poolings.
@@ -195,7 +195,7 @@ def _changed_part(changes: Tensor) -> Extent:
 
 
 def exchange(image: Float[Tensor, "1 c *size"]) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Return the two halves of an image that are exchanged one after the other, and the noise they are exchanged for."""
+    """Return the two halves of an image to exchange one after the other, and the noise to exchange them for."""
     part = _exchanged(tuple(image.shape[2:])).to(image.device)
     return (part, ~part), _noise(image)
 

@@ -21,7 +21,7 @@ from camkit.layers.trace import OperationNames
 from camkit.types import LayerRef, Precision, TargetLayer
 
 _MOST_SIZES = 32
-"""Sizes of inputs for which decisions are kept. Models that see more of them are rare, and a decision is made in a second."""
+"""Sizes of inputs for which decisions are kept: few models see more, and a decision takes a second at most."""
 
 InputKind: TypeAlias = tuple[object, ...]
 """What of an input a decision depends on: its shape without the batch, and its type."""

@@ -250,7 +250,7 @@ class OperationNames(TorchDispatchMode):
     """Notes the names of all operations that run, as PyTorch's dispatcher calls them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.others: set[str] = set()
 
     def __torch_dispatch__(
@@ -264,7 +264,7 @@ class OperationNames(TorchDispatchMode):
 
 
 def _widens(weight: Tensor, _: Any, __: Any, padding: Sequence[int], dilation: Sequence[int], transposed: bool) -> bool:
-    """Tell whether a convolution adds more edge than its kernel uses up, or is transposed: its cells may lie elsewhere."""
+    """Tell whether a convolution may move cells: it adds more edge than its kernel uses up, or is transposed."""
     reach = (step * (side - 1) for step, side in zip(dilation, weight.shape[2:], strict=False))
     return transposed or any(2 * edge > far for edge, far in zip(padding, reach, strict=False))
 
@@ -486,7 +486,7 @@ def _geometry(module: nn.Module, arguments: list[Tensor], dimensions: int) -> Co
 
 def _outputs(model: nn.Module, image: Tensor, wanted: set[Key]) -> dict[Key, Tensor]:
     """Run the model and return what some calls returned."""
-    modules = {name: module for name, module in model.named_modules()}
+    modules = dict(model.named_modules())
     counts: dict[nn.Module, int] = {}
     names = {modules[name]: name for name, _ in wanted}
     outputs: dict[Key, Tensor] = {}
