@@ -591,7 +591,7 @@ def test_no_method_leaves_a_trace_of_an_exception(method: str, error: type[BaseE
     calls = iter(range(5))
 
     def fail_late(module: nn.Module, args: tuple[Tensor]) -> None:
-        if next(calls) == 3:  # the probe's three passes succeed, the capture does not
+        if next(calls) == 1:  # the pass that chooses the layer succeeds, the one that explains does not
             raise error("as planned")
 
     model.head.register_forward_pre_hook(fail_late)
@@ -621,7 +621,7 @@ def test_the_callers_mode_changes_neither_result_nor_state(surroundings: str, me
     assert [[e.raw.tobytes() for e in each] for each in found] == 2 * [[e.raw.tobytes() for e in expected]]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-forced", "fp16"])
 @pytest.mark.parametrize("method", ["gradcam", "cam"])
 def test_weights_still_learn_after_an_explanation_inside_the_callers_autocast(method: str, precision: str) -> None:
     model = copy.deepcopy(trained("resnet18")).requires_grad_()

@@ -145,20 +145,62 @@ class BufferCopier:
         self._joined = [numbers for numbers in groups.values() if len(numbers) > 1]
         self._single = [numbers[0] for numbers in groups.values() if len(numbers) == 1]
         self._views = [[self.tensors[number].detach().view(-1) for number in numbers] for numbers in self._joined]
-        self._addresses = self._where()
+        self._sizes = [list(map(Tensor.numel, views)) for views in self._views]
+        self._addresses = self._current_addresses()
 
-    def _where(self) -> list[int]:
+    def _current_addresses(self) -> list[int]:
         return [self.tensors[number].data_ptr() for numbers in self._joined for number in numbers]
 
-    def copies(self) -> list[Tensor]:
-        """Return a copy of each buffer, flat where several were copied together."""
-        if self._where() != self._addresses:  # a buffer was given other memory through ``.data``
-            return [tensor.detach().clone() for tensor in self.tensors]
-        copies = list(self.tensors)
-        for number in self._single:
-            copies[number] = self.tensors[number].detach().clone()
-        for numbers, views in zip(self._joined, self._views, strict=True):
-            parts = torch.cat(views).split(list(map(Tensor.numel, views)))
-            for number, part in zip(numbers, parts, strict=True):
-                copies[number] = part
-        return copies
+    def copy(self) -> BufferCopies:
+        """Return copies of all buffers."""
+        if self._current_addresses() != self._addresses:  # a buffer was given other memory through ``.data``
+            return BufferCopies([], [], [], dict(enumerate(tensor.detach().clone() for tensor in self.tensors)))
+        single = {number: self.tensors[number].detach().clone() for number in self._single}
+        return BufferCopies(self._joined, self._sizes, [torch.cat(views) for views in self._views], single)
+
+    def are_equal(self, copies: BufferCopies) -> bool:
+        """Tell whether buffers on the CPU still have the values that were copied.
+
+        PyTorch's batch normalisation, ``.data`` and NumPy write into buffers without raising their version. On other
+        devices a comparison would wait for the device, so it is left out there.
+        """
+        if self._current_addresses() != self._addresses or len(copies.flat) != len(self._views):
+            return False
+        joined = all(
+            flat.device.type != "cpu" or torch.equal(flat, torch.cat(views))
+            for flat, views in zip(copies.flat, self._views, strict=True)
+        )
+        return joined and all(
+            self.tensors[number].layout is torch.strided
+            and (values.device.type != "cpu" or same_values(self.tensors[number], values))
+            for number, values in copies.single.items()
+        )
+
+
+class BufferCopies:
+    """The values of a model's buffers, several of them in one flat tensor."""
+
+    def __init__(
+        self, joined: list[list[int]], sizes: list[list[int]], flat: list[Tensor], single: dict[int, Tensor]
+    ) -> None:
+        self._joined = joined
+        self._sizes = sizes
+        self.flat = flat
+        self.single = single
+
+    def values(self) -> dict[int, Tensor]:
+        """Return the values of each buffer, by its number; those that were copied together are flat."""
+        values = dict(self.single)
+        for numbers, flat, sizes in zip(self._joined, self.flat, self._sizes, strict=True):
+            values.update(zip(numbers, flat.split(sizes), strict=True))
+        return values
+
+
+def same_values(tensor: Tensor, values: Tensor) -> bool:
+    """Tell whether a tensor has some values; NaN equals NaN."""
+    if tensor.shape != values.shape:
+        return False
+    if torch.equal(tensor, values):
+        return True
+    both_nan = tensor.isnan() & values.isnan()
+    return torch.equal(tensor.masked_fill(both_nan, 0), values.masked_fill(both_nan, 0))

@@ -9,12 +9,12 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from camkit.engine.record import ModelRecord
+from camkit.engine.record import ModelRecord, same_values
 
 _PYTORCHS = frozenset(vars(nn.Module()))
 """Attributes that belong to PyTorch, such as the hooks. Other threads may set them in the meantime."""
@@ -50,67 +50,60 @@ class _Buffers:
     """The buffers of a model: which tensors they are, and copies of their values."""
 
     def __init__(self, record: ModelRecord, modules: list[nn.Module], authored: list[nn.Module]) -> None:
+        self._copier = record.buffers
         self._tensors = record.buffers.tensors
-        self._copies = record.buffers.copies()
-        self._shapes = [tensor.shape for tensor in self._tensors]
-        self._versions = list(map(_version, self._tensors))
-        self._required = [tensor.requires_grad for tensor in self._tensors]
+        self._copies = record.buffers.copy()
+        self._states = list(map(_state, self._tensors))
         mutable = set(map(id, authored))
         self._holders = [(m, dict(m._buffers)) for m in modules if m._buffers or id(m) in mutable]
-        # PyTorch's own modules raise a buffer's version when they write into it. Code of others may write through
-        # ``.data`` or NumPy, which does not. On a GPU a comparison would wait for the device, so it is left out there.
-        written = {id(buffer) for module in authored for buffer in module._buffers.values()}
-        self._compared = [
-            id(tensor) in written and tensor.device.type == "cpu" and tensor.layout is torch.strided
-            for tensor in self._tensors
-        ]
 
     def restore(self) -> None:
-        replaced = {}
-        for number, tensor in enumerate(self._tensors):
-            if not self._is_unchanged(number, tensor):
-                replaced[id(tensor)] = self._restored(number, tensor)
+        states = list(map(_state, self._tensors))
+        restored: dict[int, Tensor] = {}
+        if states != self._states or not self._copier.are_equal(self._copies):
+            restored = self._restored(states)
         for module, buffers in self._holders:
-            if replaced:
-                buffers.update({name: replaced.get(id(buffer), buffer) for name, buffer in buffers.items()})
+            if restored:
+                buffers.update({name: restored.get(id(buffer), buffer) for name, buffer in buffers.items()})
             if not _same_items(module._buffers, buffers):
                 module._buffers.clear()
                 module._buffers.update(buffers)
 
-    def _is_unchanged(self, number: int, tensor: Tensor) -> bool:
-        return (
-            _version(tensor) == self._versions[number]
-            and tensor.requires_grad == self._required[number]
-            and tensor.shape == self._shapes[number]
-            and (not self._compared[number] or _same_values(tensor, self._values(number)))
-        )
-
-    def _values(self, number: int) -> Tensor:
-        return self._copies[number].view(self._shapes[number])
-
-    def _restored(self, number: int, tensor: Tensor) -> Tensor:
-        """Return a buffer with the values it had; the same tensor wherever it can still hold them."""
-        values, required = self._values(number), self._required[number]
-        try:
-            if tensor.shape != values.shape:
-                tensor.resize_(values.shape)
-            tensor.copy_(values)
-            if tensor.requires_grad and not required:
-                tensor.detach_()
-        except Exception:  # the model made it into something that cannot be written to
-            return values.clone().requires_grad_(required)
-        return tensor
+    def _restored(self, states: list[_State]) -> dict[int, Tensor]:
+        """Return, for the identity of each buffer that was changed, a tensor with the values it had."""
+        restored: dict[int, Tensor] = {}
+        for number, values in self._copies.values().items():
+            tensor, state = self._tensors[number], self._states[number]
+            before = values.view(state.shape) if values.layout is torch.strided else values
+            on_cpu = tensor.device.type == "cpu" and tensor.layout is torch.strided
+            if states[number] != state or (on_cpu and not same_values(tensor, before)):
+                restored[id(tensor)] = _with_values(tensor, before, required=state.requires_grad)
+        return restored
 
 
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+class _State(NamedTuple):
+    """What tells, besides its values, whether a buffer was changed."""
+
+    version: int
+    requires_grad: bool
+    shape: torch.Size
 
 
-def _same_values(tensor: Tensor, values: Tensor) -> bool:
-    if torch.equal(tensor, values):
-        return True
-    both_nan = tensor.isnan() & values.isnan()
-    return torch.equal(tensor.masked_fill(both_nan, 0), values.masked_fill(both_nan, 0))
+def _state(tensor: Tensor) -> _State:
+    return _State(-1 if tensor.is_inference() else tensor._version, tensor.requires_grad, tensor.shape)
+
+
+def _with_values(tensor: Tensor, values: Tensor, *, required: bool) -> Tensor:
+    """Return a buffer with the values it had; the same tensor wherever it can still hold them."""
+    try:
+        if tensor.shape != values.shape:
+            tensor.resize_(values.shape)
+        tensor.copy_(values)
+        if tensor.requires_grad and not required:
+            tensor.detach_()
+    except Exception:  # the model made it into something that cannot be written to
+        return values.clone().requires_grad_(required)
+    return tensor
 
 
 def _same_items(these: dict[str, Any], those: dict[str, Any]) -> bool:
