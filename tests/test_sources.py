@@ -16,7 +16,7 @@ from torch import nn
 
 import camkit
 from camkit import cli
-from camkit.cli.targets import Asked
+from camkit.cli.targets import TargetOptions
 from camkit.errors import InputError, ModelError
 from camkit.models import load_model, read_labels
 
@@ -261,7 +261,7 @@ def test_text_is_needed_where_pictures_are_compared_with_it_and_nowhere_else(com
         load_model(str(comparer))
     assert_one_sentence(caught.value)
     for name in (str(classifier), "resnet18", "demo-fair"):
-        with pytest.raises(ModelError, match="takes pictures alone") as caught:
+        with pytest.raises(ModelError, match="takes pictures only") as caught:
             load_model(name, text="a dog", pretrained=False)
         assert_one_sentence(caught.value)
 
@@ -273,9 +273,9 @@ def test_a_hugging_face_model_that_cannot_be_had_is_one_sentence(tmp_path, monke
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     for name, said in (
-        ("hf:nobody/nothing", "cannot be had"),
-        (str(tmp_path / "bert"), "no image classifier"),
-        (str(tmp_path / "broken"), "cannot be had"),
+        ("hf:nobody/nothing", "cannot be loaded"),
+        (str(tmp_path / "bert"), "not an image classifier"),
+        (str(tmp_path / "broken"), "cannot be loaded"),
     ):
         with pytest.raises(ModelError, match=said) as caught:
             load_model(name)
@@ -331,7 +331,7 @@ def exported():
     return torch.export.export(alone().eval(), (torch.randn(1, 3, 16, 16),))
 
 def told():
-    from camkit.types import LoadedModel
+    from camkit.models.loaded import LoadedModel
     return LoadedModel(alone(), "told", prepare, ("left", "right"), activation="sigmoid")
 """
 
@@ -366,7 +366,7 @@ def test_a_factory_in_a_module_beside_where_one_stands(own, monkeypatch):
 
 def test_a_module_without_preprocessing_asks_for_it_and_takes_it(own):
     name = f"{own / 'own.py'}:alone"
-    with pytest.raises(InputError, match="how its pictures are prepared"):
+    with pytest.raises(InputError, match="how to prepare pictures"):
         camkit.explain(load_model(name), PLANE)
     with pytest.raises(ModelError, match="all three"):
         load_model(name, size=32)
@@ -392,7 +392,7 @@ def test_weights_fill_the_callers_own_module(own, tmp_path):
     ("name", "said"),
     [
         ("{}:alon", "alone"),
-        ("{}:number", "gave a int"),
+        ("{}:number", "returned int"),
         ("{}:script", "ended the program"),
         ("{}:needs", "needs arguments"),
         ("{}:exported", "exported program"),
@@ -424,7 +424,7 @@ def test_size_mean_and_deviation_replace_a_presets(tmp_path):
         ({"size": (3, 0)}, "height and width"),
         ({"std": [0.0] * 3}, "positive"),
         ({"mean": [0.1], "std": [0.1] * 3}, "per channel"),
-        ({"mean": [0.1, 0.2]}, "one number or one for red"),
+        ({"mean": [0.1, 0.2]}, "one number, or one each for red"),
     ):
         with pytest.raises(InputError, match=said):
             load_model("resnet18", pretrained=False, **options)
@@ -487,7 +487,7 @@ def test_the_command_line_hands_everything_on(own, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "said"),
     [
         ({"top_k": 2, "above": 0.5}, "--top-k and --above exclude each other"),
         ({"box": 1, "near": (0.0, 0.0, 9.0, 9.0)}, "--box and --near exclude"),
@@ -500,9 +500,9 @@ def test_the_command_line_hands_everything_on(own, tmp_path, capfd):
         ({"direction": "up", "target": ["cat"]}, "one number"),
     ],
 )
-def test_options_that_contradict_each_other_are_one_sentence(asked, said):
+def test_options_that_contradict_each_other_are_one_sentence(options, said):
     with pytest.raises(InputError, match=said):
-        Asked(**asked).check()
+        TargetOptions(**options).check()
 
 
 def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
@@ -513,8 +513,8 @@ def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
     picture.save(tmp_path / "picture.png")
     Image.fromarray(mask).save(tmp_path / "mask.png")
 
-    asked = Asked(target=["1"], mask=tmp_path / "mask.png")
-    (target,) = asked.targets([tmp_path / "picture.png"], shown)
+    options = TargetOptions(target=["1"], mask=tmp_path / "mask.png")
+    (target,) = options.targets([tmp_path / "picture.png"], shown)
 
     rows, columns = np.nonzero(target.mask)
     left, top = (146 - 64) / 2, (73 - 64) / 2  # of the half-sized picture
@@ -525,11 +525,11 @@ def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
     Image.fromarray(mask * (np.arange(292) < 20).astype(np.uint8)).save(tmp_path / "aside.png")
     for name, pictures, said in (
         ("mask.png", ["picture.png", "picture.png"], "one picture"),
-        ("small.png", ["picture.png"], "the mask is 100x146 pixels and the picture 292x146"),
-        ("aside.png", ["picture.png"], "no white"),
+        ("small.png", ["picture.png"], "the mask has 100x146 pixels, but the picture has 292x146"),
+        ("aside.png", ["picture.png"], "no white pixel"),
     ):
         with pytest.raises(InputError, match=said):
-            Asked(target=["1"], mask=tmp_path / name).targets([tmp_path / one for one in pictures], shown)
+            TargetOptions(target=["1"], mask=tmp_path / name).targets([tmp_path / one for one in pictures], shown)
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_pictures_without_the_box_asked_for_are_said_and_the_others_explained():
     both = list(camkit.explain_many(net, [with_car], target=[box(0), box(3)], labels=NAMES, on_error="yield"))
     assert [isinstance(row, camkit.Failure) for row in both] == [False, True]
     assert len(camkit.explain(net, with_car, target=top(3), labels=NAMES)) == 1  # the best, as many as there are
-    with pytest.raises(TargetError, match="there is no box 3: so many were not found"):
+    with pytest.raises(TargetError, match="no box 3: the detector found only 1 box,"):
         camkit.explain(net, without, target=box(3))
     with pytest.raises(InputError, match="3 labels were given, but the model found class"):
         camkit.explain(net, with_car, labels=["a", "b", "c"])
@@ -384,7 +384,7 @@ WRONG = {
     "twice": (lambda: [1, "b"], r"target 1 \(b\) is in the list twice"),
     "box": (lambda: box(0), "not a detector"),
     "box of two kinds": (lambda: box(0, label=1), "one of the three"),
-    "box without an inside": (lambda: box(near=(5, 5, 5, 9)), "inside"),
+    "box without an area": (lambda: box(near=(5, 5, 5, 9)), "area inside"),
     "segment": (lambda: segment(1), "no maps"),
     "threshold": (lambda: above(1.5), "probability"),
 }
