@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification
 
 import camkit
-from camkit.drawing.overlay import COLORMAPS, STYLES, blend, colorize, place
+from camkit.drawing.overlay import COLORMAPS, STYLES, blend, colorize, stretch
 from camkit.errors import InputError, OutputError
 from camkit.types import Box
 
@@ -163,7 +163,7 @@ def test_the_blend_changes_neither_picture_nor_map(explanation, photo):
 def test_a_ramp_is_stretched_over_its_box_pixel_centre_to_pixel_centre(box):
     ramp = np.tile((np.arange(64, dtype=np.float32) + 0.5) / 64, (64, 1))
 
-    placed = place(ramp, box, (48, 60))
+    placed = stretch(ramp, box, (48, 60))
 
     columns = np.arange(60) + 0.5
     expected = (columns - box.left) / (box.right - box.left)

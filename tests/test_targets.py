@@ -325,9 +325,9 @@ def test_of_several_outputs_that_mean_the_same_the_best_is_explained(net, images
 @pytest.mark.parametrize(
     ("classes", "sentence"),
     [
-        ([1, 2], "there are 2 targets for at least 3 pictures"),
-        ([], "each() takes one class or more for each picture, and got none"),
-        ([1, (), 2], "each() takes one class or more for each picture, and got none"),
+        ([1, 2], "each() has classes for 2 pictures, but there are 3 or more"),
+        ([], "each() needs at least one class for each picture"),
+        ([1, (), 2], "each() needs at least one class for each picture"),
         ([1, 2, 7], "target 7 is out of range: the model has classes 0 to 4"),
         ([1, "bird", 2], "'bird'"),
     ],
