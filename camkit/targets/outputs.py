@@ -41,8 +41,8 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
     if candidates:
         shapes = " and ".join(str(tuple(candidate.shape)) for candidate in candidates)
         raise TargetError(
-            f"the model returned several tensors that could hold class scores, of shapes {shapes}; pass a function as "
-            "target, for example lambda output: output[1][:, 3] for class 3 of the second"
+            f"the model returned several tensors that could hold class scores, of shapes {shapes}; choose one, "
+            "for example by target=lambda output: output[1][:, 3] for class 3 of the second"
         )
     scores = main_tensor(output)
     if isinstance(scores, Tensor) and scores.is_floating_point():
@@ -53,8 +53,8 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
         if scores.shape[:1] == (batch,) and scores.dim() >= 2 and scores.numel() == batch * scores.shape[1] > 0:
             return scores.flatten(1)
     raise TargetError(
-        f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); pass as target a "
-        "function that takes this output and returns one score per image"
+        f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); pass "
+        "target=FUNCTION, which takes this output and returns one score per image"
     )
 
 
