@@ -682,6 +682,6 @@ class TestOfTheUser:
             (torch.zeros(2, 3, 1, 1, device="meta"), "not torch.float32 on meta"),
         ],
     )
-    def test_what_is_no_tensor_of_weights_is_refused(self, weights: Any, said: str) -> None:
+    def test_weights_of_a_wrong_type_are_refused(self, weights: Any, said: str) -> None:
         with pytest.raises(MethodError, match=said):
             check_weights(find_method(gradient_size), weights, torch.zeros(2, 3, 4, 5))

@@ -92,7 +92,7 @@ def test_published_timm_weights_come_from_the_hubs_cache(tmp_path, monkeypatch):
     ("name", "said"),
     [("timm:resnet8", "did you mean"), ("timm:zzz", "no model 'zzz'"), ("timm:resnet18", "--weights FILE")],
 )
-def test_a_timm_model_that_cannot_be_had_is_one_sentence(name, said, monkeypatch):
+def test_a_timm_model_that_cannot_be_loaded_is_one_sentence(name, said, monkeypatch):
     pytest.importorskip("timm")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=said) as caught:
@@ -256,7 +256,7 @@ def test_a_classifier_of_flattened_patches_gets_pictures_in_their_own_shape(pict
     assert_one_sentence(caught.value)
 
 
-def test_text_is_needed_where_pictures_are_compared_with_it_and_nowhere_else(comparer, classifier):
+def test_only_models_that_compare_pictures_with_texts_take_text(comparer, classifier):
     with pytest.raises(ModelError, match="--text") as caught:
         load_model(str(comparer))
     assert_one_sentence(caught.value)
@@ -266,7 +266,7 @@ def test_text_is_needed_where_pictures_are_compared_with_it_and_nowhere_else(com
         assert_one_sentence(caught.value)
 
 
-def test_a_hugging_face_model_that_cannot_be_had_is_one_sentence(tmp_path, monkeypatch):
+def test_a_hugging_face_model_that_cannot_be_loaded_is_one_sentence(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     transformers.BertConfig(num_hidden_layers=1).save_pretrained(tmp_path / "bert")
@@ -359,7 +359,7 @@ def test_a_factory_in_a_file_gives_module_and_preprocessing(own, attribute):
     assert sys.path == before
 
 
-def test_a_factory_in_a_module_beside_where_one_stands(own, monkeypatch):
+def test_a_factory_in_a_module_of_the_current_folder(own, monkeypatch):
     monkeypatch.chdir(own)
     assert isinstance(load_model("own:ready", pretrained=False).module, nn.Sequential)
 
@@ -400,7 +400,7 @@ def test_weights_fill_the_callers_own_module(own, tmp_path):
         ("no.such:f", "no Python module"),
     ],
 )
-def test_what_is_wrong_with_the_callers_own_is_one_sentence(own, name, said):
+def test_an_error_in_the_callers_own_model_is_one_sentence(own, name, said):
     with pytest.raises(ModelError, match=said) as caught:
         load_model(name.format(own / "own.py"))
     assert_one_sentence(caught.value)
@@ -415,7 +415,7 @@ def test_a_factory_may_say_what_its_logits_mean(own):
 # --- overrides and labels ---------------------------------------------------------------------------------------------
 
 
-def test_size_mean_and_deviation_replace_a_presets(tmp_path):
+def test_size_mean_and_deviation_replace_those_of_a_preset(tmp_path):
     usual = load_model("resnet18", pretrained=False).preprocess
     changed = load_model("resnet18", pretrained=False, size=112, mean=[0.5] * 3).preprocess
     assert (changed.crop_size, changed.resize_size) == ([112], [128])
@@ -453,7 +453,7 @@ def test_labels_are_read_from_lines_and_json(tmp_path, name, text):
 @pytest.mark.parametrize(
     ("name", "text"), [("l.txt", ""), ("l.txt", "a\n\nb"), ("l.json", "{"), ("l.json", "[]"), ("l.json", '{"1": "a"}')]
 )
-def test_labels_that_are_none_are_one_sentence(tmp_path, name, text):
+def test_invalid_labels_are_one_sentence(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError) as caught:
         read_labels(tmp_path / name)
@@ -462,7 +462,7 @@ def test_labels_that_are_none_are_one_sentence(tmp_path, name, text):
         read_labels(tmp_path / "gone.txt")
 
 
-def test_the_command_line_hands_everything_on(own, tmp_path, capfd):
+def test_the_command_line_passes_everything_on(own, tmp_path, capfd):
     (tmp_path / "labels.txt").write_text("left\nright\n")
     name = f"{own / 'own.py'}:alone"
     options = ["--size", "16x32", "--mean", "0.1,0.1,0.1", "--std", "1,1,1", "--labels", str(tmp_path / "labels.txt")]

@@ -16,6 +16,7 @@ import camkit
 from camkit.demo import scenes
 from camkit.demo.scenes import LABELS, draw
 from camkit.errors import InputError, LayerError, TargetError
+from camkit.models.scene_net import MEAN, STD
 from camkit.targets import above, box, contrast, direction, segment, similar_to, top
 
 NAMES = ("__background__", *LABELS)
@@ -85,7 +86,7 @@ def beside(*things: tuple[str, str, int]) -> tuple[Tensor, list[np.ndarray]]:
         whole[:, number * SIDE : (number + 1) * SIDE] = mask
         masks.append(whole)
     tensor = torch.from_numpy(picture.copy()).permute(2, 0, 1).float() / 255
-    mean, std = (torch.tensor(values)[:, None, None] for values in (scenes.network.MEAN, scenes.network.STD))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     return (tensor - mean) / std, masks
 
 
@@ -116,7 +117,7 @@ def test_the_heat_for_a_class_lies_on_it_and_not_on_another(method, how):
         assert share(found.heatmap, other) < 0.3
 
 
-def test_what_is_asked_of_a_segmentation_is_the_mean_logit_over_its_cells():
+def test_the_score_of_a_segmentation_is_the_mean_logit_over_its_cells():
     net = Segmenting().eval()
     image, (plane, car) = beside(("plane", "sea", 1), ("car", "wood", 2))
     features = net.features(image[None]).detach().requires_grad_()
@@ -162,7 +163,7 @@ def test_without_a_target_the_class_that_covers_most_is_explained_and_not_the_ba
 
 
 @pytest.mark.parametrize("mask", [np.zeros((8, 8), bool), np.ones(4), "mask.png"])
-def test_a_mask_that_is_none_is_one_sentence(mask):
+def test_an_invalid_mask_is_one_sentence(mask):
     image, _ = beside(("ship", "road", 4))
     with pytest.raises(TargetError, match="mask"):
         camkit.explain(Segmenting().eval(), image, target=segment(1, mask))
@@ -188,7 +189,7 @@ def test_each_boxs_heat_lies_on_it_and_differs_from_the_others():
     assert np.corrcoef(found[0].heatmap.ravel(), found[1].heatmap.ravel())[0, 1] < 0.2
 
 
-def test_a_box_is_found_by_label_by_place_and_as_the_best():
+def test_a_box_is_found_by_label_by_position_and_as_the_best():
     net = Detecting().eval()
     image, _ = beside(("plane", "sea", 1), ("car", "wood", 2))
     both = camkit.explain(net, image, target=top(2), labels=NAMES)
@@ -203,7 +204,7 @@ def test_a_box_is_found_by_label_by_place_and_as_the_best():
     assert camkit.explain(net, image, labels=NAMES).detection == both[0].detection
 
 
-def test_pictures_without_the_box_asked_for_are_said_and_the_others_explained():
+def test_pictures_without_the_box_are_reported_and_the_others_explained():
     net = Detecting().eval()
     with_car, _ = beside(("car", "wood", 2))
     without, _ = beside(("ship", "sea", 3))
@@ -416,7 +417,7 @@ def test_layers_are_fused_after_scaling(how):
     assert fused.raw.shape == (8, 12)
 
 
-def test_a_detector_without_a_grid_is_told_so():
+def test_a_detector_without_a_grid_is_refused():
     class Empty(nn.Module):
         def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
             return [{"boxes": torch.zeros(0, 4), "scores": torch.zeros(0)} for _ in images]

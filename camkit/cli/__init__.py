@@ -84,7 +84,7 @@ def explain(
         above: Explain every class of a multi-label model whose probability (sigmoid) is above this.
         versus: Explain the target rather than this class.
         direction: Explain what raises or lowers one number of the output (one-logit model, regression).
-        box: Explain the box of a detector with this number, from 0.
+        box: Explain the detector's box with this number; numbers start at 0.
         near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
         mask: Explain the target of a segmentation network inside the white part of this picture.
         everywhere: Explain the target of a segmentation network everywhere, not only where it is predicted.

@@ -30,23 +30,23 @@ def load(request: Request) -> LoadedModel:
     """Build a network with published weights, with weights from a file, or with none."""
     request.refuse_text()
     name, weights = request.name, request.weights
-    known = torchvision.models.get_model_weights(name)
+    published = torchvision.models.get_model_weights(name)
     if weights is None and not request.pretrained:
-        recipe = known.DEFAULT
+        recipe = published.DEFAULT
         return LoadedModel(_build(name, None, {}), name, _prepared(recipe, request), tuple(recipe.meta["categories"]))
     if weights is None:
-        return _published(request, known.DEFAULT)
-    if str(weights) in known.__members__:
-        return _published(request, known[str(weights)])
+        return _published(request, published.DEFAULT)
+    if str(weights) in published.__members__:
+        return _published(request, published[str(weights)])
     path = Path(weights)
     if not path.is_file():
         raise ModelError(
-            f"there is no weights file {path}{did_you_mean(str(weights), known.__members__)}; "
-            f"{name} has the published weights {', '.join(known.__members__)}"
+            f"there is no weights file {path}{did_you_mean(str(weights), published.__members__)}; "
+            f"{name} has the published weights {', '.join(published.__members__)}"
         )
     state = read_state_dict(path)
     # torchvision's own files are recognised by name; any other is assumed to be trained with the first recipe.
-    recipe = next((entry for entry in known if Path(entry.url).name == path.name), next(iter(known)))
+    recipe = next((entry for entry in published if Path(entry.url).name == path.name), next(iter(published)))
     labels = tuple(recipe.meta["categories"])
     classes = _own_class_count(name, state, len(labels))
     module = _build(name, classes, state)

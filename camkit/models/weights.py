@@ -44,7 +44,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     state = _innermost(state)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise ModelError(f"{path} is not a state dict; save one with torch.save(model.state_dict(), ...)")
-    while prefix := next((known for known in _PREFIXES if all(key.startswith(known) for key in state)), None):
+    while prefix := next((start for start in _PREFIXES if all(key.startswith(start) for key in state)), None):
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state
 
