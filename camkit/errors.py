@@ -61,6 +61,10 @@ class RunError(CamkitError, RuntimeError):
     """The model or the program failed while running."""
 
 
+_SIMILAR = 0.6
+"""difflib's usual threshold: one mistyped letter in a short name stays above it."""
+
+
 def did_you_mean(word: str, choices: Iterable[str], limit: int = 3) -> str:
     """Return ``"; did you mean 'a' or 'b'?"`` with the nearest choices, or an empty string if none is similar.
 
@@ -68,5 +72,5 @@ def did_you_mean(word: str, choices: Iterable[str], limit: int = 3) -> str:
     "; did you mean 'resnet50'?"
     """
     by_folded = {choice.lower(): choice for choice in choices}
-    nearest = difflib.get_close_matches(word.lower(), list(by_folded), n=limit, cutoff=0.6)
+    nearest = difflib.get_close_matches(word.lower(), list(by_folded), n=limit, cutoff=_SIMILAR)
     return f"; did you mean {' or '.join(repr(by_folded[name]) for name in nearest)}?" if nearest else ""

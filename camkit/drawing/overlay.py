@@ -23,6 +23,8 @@ STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap")
 _CROPPED_BRIGHTNESS = 0.45
 """Brightness of the part of a picture that the preprocessing cropped away: the model did not see it."""
 _DARKENED = (np.arange(256) * _CROPPED_BRIGHTNESS).astype(np.uint8)
+_OUTLINE_WIDTH = 1 / 200
+"""Width of a detection's outline, as a share of the picture's shorter side."""
 
 
 def check(style: str, colormap: str, alpha: float) -> None:
@@ -132,7 +134,7 @@ def outlined(pixels: Pixels, box: Box) -> Pixels:
     height, width = pixels.shape[:2]
     start = max(round(box.left), 0), max(round(box.top), 0)
     end = min(round(box.right), width) - 1, min(round(box.bottom), height) - 1
-    line = max(1, round(min(height, width) / 200))
+    line = max(1, round(min(height, width) * _OUTLINE_WIDTH))
     cv2.rectangle(drawn, start, end, (0, 0, 0), line + 2)
     cv2.rectangle(drawn, start, end, (255, 255, 255), line)
     return drawn

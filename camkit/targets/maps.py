@@ -17,6 +17,10 @@ from camkit.targets.outputs import describe, maps_of
 from camkit.targets.scores import Scores
 from camkit.types import Activation
 
+_MASKED = 0.5
+"""Cells that the mask covers at least this much count, as a share of the cell it covers most: a small mask may cover no
+cell fully."""
+
 
 def class_on_map(
     maps: Float[Tensor, "n k h w"], indices: Int[Tensor, " n"], mask: Bool[Tensor, "height width"] | None
@@ -39,7 +43,7 @@ def class_on_map(
         covered = interpolate(mask[None, None].to(maps), size=maps.shape[2:], mode="area")[0]
         if not bool(covered.any()):
             raise TargetError("the mask covers no part of the picture")
-        inside = (covered >= 0.5 * covered.amax()).expand(len(maps), -1, -1)
+        inside = (covered >= _MASKED * covered.amax()).expand(len(maps), -1, -1)
     cells = inside.to(class_maps)
     logits = maps.detach().float()
     probabilities = (logits.sigmoid() if is_binary else logits.softmax(1))[images, indices]
