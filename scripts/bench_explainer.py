@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import cProfile
+import io
 import json
 import platform
 import pstats

@@ -3,9 +3,9 @@
     python scripts/bench_peers.py --json bench.json --markdown docs/benchmarks.md
     python scripts/bench_peers.py --device cuda --batch 256 --markdown docs/benchmarks.md
 
-Time: all contenders run in turn in one process, round after round, so that a slow moment of the machine meets each of
-them. Memory: a fresh process for each; on a CPU this needs Linux, whose kernel keeps count. All get the same images,
-the same class for each image and the same layer, and end with one map of the input's size per image.
+Time: all contenders take turns in one process, round after round, so that a slow moment of the machine affects all of
+them. Memory: each contender gets a fresh process; on a CPU this needs Linux, whose kernel records the peak. All get the
+same images, the same class for each image and the same layer, and return one map of the input's size per image.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ import camkit
 PEERS = {"grad-cam": "pytorch_grad_cam", "torchcam": "torchcam", "captum": "captum"}
 
 CPU_BATCHES = {"vgg16": 4}
-"""Images at most, for models whose full graph, which the peers keep, takes gigabytes of the main memory."""
+"""The most images for models whose full graph, which the peers keep, takes gigabytes of memory."""
 
 STEADY_HEAP = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""Makes glibc hand freed tensors back to the system, so that the resident set is what is really in use."""
+"""Makes glibc return freed tensors to the system, so that the resident set shows what is really in use."""
 
 COLUMNS = (
     ("title", "", ""),
@@ -61,22 +61,22 @@ COLUMNS = (
     ("least", "least", ".5f"),
     ("empty", "empty", "d"),
 )
-"""Key in a contender's results, heading, format."""
+"""The key in a contender's results, the heading and the format of each column."""
 
 NOTE = """\
-ms is the median of the rounds, its ratio the median, with the quartiles, of the rounds' own ratios. Extra MiB is the \
-most one call holds beyond what its process held before, by {how}. The correlation (Pearson) is with camkit's map, the \
-mean over the images and the least; every map is cut at zero on the grid and enlarged bilinearly, and how it is scaled \
-does not matter. Empty counts maps without a positive value. The first call on a model includes finding the layer. \
-On a CPU camkit hands the model its images with the channels last, which plain inference can do as well: it is the \
-second row."""
+"ms" is the median of the rounds. "x plain" is the median of the ratios to plain inference within each round, and \
+"from" and "to" are their quartiles. "Extra MiB" is the most memory that one call holds beyond what its process held \
+before, measured by {how}. "Correlation" is Pearson's, with camkit's map: the mean over the images, and the least. \
+Every map is cut at zero on the grid and enlarged bilinearly; its scale does not matter. "Empty" counts maps without a \
+positive value. The first call on a model includes the choice of the layer. On a CPU camkit gives the model its images \
+with the channels last. Plain inference can do that too; see the second row."""
 
 Run: TypeAlias = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What any process needs to build the same model and images."""
+    """Everything that a process needs to build the same model and images."""
 
     model: str
     batch: int
@@ -88,7 +88,7 @@ class Case:
 
 
 def pictures(count: int, size: int) -> Tensor:
-    """Return seeded images (N, 3, H, W): large shapes, so that maps differ from place to place, and a little noise."""
+    """Return seeded images (N, 3, H, W): large shapes, so that maps vary over the image, and a little noise."""
     generator = torch.Generator().manual_seed(count)
     shapes = interpolate(torch.randn(count, 3, 7, 7, generator=generator), (size, size), mode="bilinear")
     return shapes + 0.1 * torch.randn(count, 3, size, size, generator=generator)
@@ -97,7 +97,7 @@ def pictures(count: int, size: int) -> Tensor:
 def load(case: Case) -> tuple[nn.Module, Tensor]:
     """Build the model, with seeded weights and batch norm statistics of four images, and its images (N, 3, H, W).
 
-    Without those statistics the features of a random MobileNetV3 shrink to 1e-10, where a peer's epsilon blanks maps.
+    Without these statistics the features of a random MobileNetV3 shrink to 1e-10, and a peer's epsilon blanks its maps.
     """
     torch.set_num_threads(case.threads)
     torch.manual_seed(0)
@@ -131,7 +131,7 @@ def _camkit(case: Case, module: nn.Module, images: Tensor, *, fresh: bool = Fals
 
 @contextmanager
 def _grad_cam(case: Case, module: nn.Module, images: Tensor) -> Iterator[Run]:
-    from pytorch_grad_cam import GradCAM  # noqa: PLC0415 - a peer is imported only where it is measured
+    from pytorch_grad_cam import GradCAM  # noqa: PLC0415 - a peer is imported only while it is measured
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget  # noqa: PLC0415
 
     targets = [ClassifierOutputTarget(index) for index in case.classes]
@@ -167,7 +167,7 @@ def _captum(case: Case, module: nn.Module, images: Tensor) -> Iterator[Run]:
 
 
 class Contender(NamedTuple):
-    """``open(case, module, images)`` sets up, unmeasured, and gives the call to measure; leaving it tidies up."""
+    """``open(case, module, images)`` is a context that yields the call to time; set-up and clean-up are not timed."""
 
     title: str
     open: Callable[[Case, nn.Module, Tensor], AbstractContextManager[Run]]
@@ -180,7 +180,7 @@ CONTENDERS = {
     "plain": Contender("plain inference_mode", _plain, maps=False),
     "plain-last": Contender("plain, channels last", partial(_plain, channels_last=True), maps=False),
     "camkit": Contender("camkit", _camkit),
-    "auto": Contender("camkit, finds layer and class", _unaided),
+    "auto": Contender("camkit, chooses layer and class", _unaided),
     "first": Contender("camkit, first call on a model", partial(_unaided, fresh=True)),
     "top5": Contender("camkit, top-5 targets", partial(_camkit, target=camkit.targets.top(5)), maps=False),
     "plusplus": Contender("camkit, Grad-CAM++", partial(_camkit, method="gradcam++"), maps=False),
@@ -195,7 +195,7 @@ CONTENDERS = {
 def measure_time(
     case: Case, module: nn.Module, images: Tensor, names: Sequence[str], rounds: int, warm_ups: int = 2
 ) -> dict[str, list[float]]:
-    """Return each contender's seconds per round. Every round begins with another one, every second runs backwards."""
+    """Return each contender's seconds per round. The order rotates every round, and every second round is reversed."""
     wait: Callable[[], object] = torch.cuda.synchronize if images.is_cuda else lambda: None
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(warm_ups + rounds):
@@ -212,13 +212,13 @@ def measure_time(
 
 
 def _resident(field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return 1024 * int(found[1])
+    match = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 def measure_memory(case: Case, name: str) -> tuple[int, str]:
-    """Return the most bytes that one call, after a warm-up with one image, holds beyond those held before it."""
+    """Return the most bytes that one call adds to what the process held before it, after a warm-up with one image."""
     (module, images), contender = load(case), CONTENDERS[name]
     with contender.open(replace(case, classes=case.classes[:1]), module, images[:1]) as run:
         run()
@@ -229,14 +229,14 @@ def measure_memory(case: Case, name: str) -> tuple[int, str]:
             before = torch.cuda.memory_allocated()
             run()
             return torch.cuda.max_memory_allocated() - before, "torch.cuda.max_memory_allocated"
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = _resident("VmRSS")
         run()
-        return _resident("VmHWM") - before, "the high-water mark of the resident set"
+        return _resident("VmHWM") - before, "the peak of the resident set"
 
 
 def measure_growth(case: Case, calls: int) -> list[dict[str, int]]:
-    """Return what a process holds after a tenth of the calls and after all of them."""
+    """Return the memory that a process holds after a tenth of the calls and after all of them."""
     (module, images), held = load(case), []
     for call in range(1, calls + 1):
         camkit.explain(module, images)
@@ -249,7 +249,7 @@ def measure_growth(case: Case, calls: int) -> list[dict[str, int]]:
 
 
 def in_own_process(task: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function of this script returns in a fresh process."""
+    """Run a function of this script in a fresh process and return its result."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(task, *arguments).result()
 
@@ -257,35 +257,35 @@ def in_own_process(task: Callable[..., Any], *arguments: Any) -> Any:
 def as_maps(result: Any) -> np.ndarray:
     """Return a contender's result as maps (N, H, W)."""
     if not isinstance(result, (np.ndarray, Tensor)):
-        result = [one.heatmap for one in (result if isinstance(result, list) else [result])]
+        result = [explanation.heatmap for explanation in (result if isinstance(result, list) else [result])]
     return np.asarray(result, dtype=np.float64)
 
 
 def agreement(maps: np.ndarray, others: np.ndarray) -> dict[str, float]:
     """Compare maps (N, H, W) with others, image by image.
 
-    The correlation of an image is 0 where one of its maps alone is flat; one where both are does not count.
+    If one map of an image is flat, the correlation is 0; if both are flat, the image does not count.
     """
-    found = []
-    for one, other in zip(maps, others, strict=True):
-        flat = (np.ptp(one) == 0, np.ptp(other) == 0)
+    correlations = []
+    for own, other in zip(maps, others, strict=True):
+        flat = (np.ptp(own) == 0, np.ptp(other) == 0)
         if not all(flat):
-            found.append(0.0 if any(flat) else float(np.corrcoef(one.ravel(), other.ravel())[0, 1]))
-    measured = {"correlation": statistics.fmean(found), "least": min(found)} if found else {}
-    return {**measured, "empty": sum(not one.any() for one in others)}
+            correlations.append(0.0 if any(flat) else float(np.corrcoef(own.ravel(), other.ravel())[0, 1]))
+    summary = {"correlation": statistics.fmean(correlations), "least": min(correlations)} if correlations else {}
+    return {**summary, "empty": sum(not other.any() for other in others)}
 
 
 def measure(case: Case, names: Sequence[str], rounds: int, memory_of: Sequence[str]) -> dict[str, Any]:
-    """Measure one model: time, extra memory and agreement of each contender, where it has them.
+    """Measure the time, the extra memory and the agreement of each contender on one model.
 
-    What they explain is each image's best class, at the layer that camkit finds.
+    They explain each image's best class, at the layer that camkit chooses.
     """
     module, images = load(case)
     with torch.inference_mode():
         classes = tuple(module(images).argmax(1).tolist())
     case = replace(case, layer=next(camkit.explain_many(module, images[:1])).layer, classes=classes)
     if "#" in case.layer:
-        raise SystemExit(f"layer {case.layer} of {case.model} is one of several calls, which no peer can tell apart")
+        raise SystemExit(f"layer {case.layer} of {case.model} is one of several calls, and no peer can name a call")
     rows: dict[str, dict[str, Any]] = {}
     for name, seconds in measure_time(case, module, images, names, rounds).items():
         ratios = np.divide(seconds, rows["plain"]["seconds"] if rows else seconds)
@@ -307,13 +307,13 @@ def measure(case: Case, names: Sequence[str], rounds: int, memory_of: Sequence[s
 
 
 def processor(device: str) -> tuple[str, list[str]]:
-    """Return the processor's name and those of its units that matter here."""
+    """Return the processor's name and its units for fast arithmetic."""
     if device.startswith("cuda"):
         units = ["bf16"] if torch.cuda.get_device_capability(device) >= (8, 0) else []
         return torch.cuda.get_device_name(device), units
-    about = Path("/proc/cpuinfo").read_text()
-    name = re.search(r"^model name\s*:\s*(.+)$", about, re.MULTILINE)
-    units = [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if re.search(rf"\b{unit}\b", about)]
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    units = [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if re.search(rf"\b{unit}\b", cpuinfo)]
     return name[1] if name else platform.machine(), units
 
 
@@ -351,7 +351,7 @@ def render(report: dict[str, Any]) -> str:
 
 
 def with_section(page: str, key: str, section: str) -> str:
-    """Return the page with this key's section replaced, or added at the end; all else stays as it is."""
+    """Return the page with this key's section replaced, or added at the end; the rest does not change."""
     begin, end = f"<!-- bench_peers: {key} -->", f"<!-- end of bench_peers: {key} -->"
     block = f"{begin}\n\n{section.strip()}\n\n{end}"
     if begin in page and end in page:
@@ -360,7 +360,7 @@ def with_section(page: str, key: str, section: str) -> str:
 
 
 def options() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     default = ["resnet50", "mobilenet_v3_large", "vgg16"]
     add = partial(parser.add_argument, metavar="N", type=int)
@@ -368,18 +368,20 @@ def options() -> argparse.Namespace:
     add("--batch", default=16, help="images per call; on a CPU VGG-16 gets at most 4")
     add("--size", default=224, help="height and width of the images")
     add("--rounds", default=11, help="how often each contender's time is measured")
-    add("--calls", default=1000, help="over how many calls the growth of memory is measured")
-    add("--threads", default=torch.get_num_threads(), help="of PyTorch on the CPU")
+    add("--calls", default=1000, help="calls over which the growth of memory is measured")
+    add("--threads", default=torch.get_num_threads(), help="threads of PyTorch on the CPU")
     parser.add_argument("--device", default="cpu", help="cpu or a CUDA device")
-    parser.add_argument("--bf16", action="store_true", help="also where the processor has no units for it")
+    parser.add_argument("--bf16", action="store_true", help="measure bf16 even if the processor has no units for it")
     parser.add_argument("--quick", action="store_true", help="3 rounds, 40 calls, memory of plain inference and camkit")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write everything measured")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="a page whose section on this processor to renew")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for all measurements")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="page in which to update the section of this processor"
+    )
     return parser.parse_args()
 
 
-def measured(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure what was asked for."""
+def measure_all(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure everything that the options name."""
     rounds, calls = (3, 40) if given.quick else (given.rounds, given.calls)
     name, units = processor(given.device)
     versions = {peer: importlib.metadata.version(peer) for peer, module in PEERS.items() if find_spec(module)}
@@ -411,9 +413,9 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write the files asked for."""
+    """Measure, print, and write the files that the options name."""
     given = options()
-    report = measured(given)
+    report = measure_all(given)
     text = render(report)
     print(text)
     if given.json:

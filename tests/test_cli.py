@@ -282,7 +282,7 @@ class TestInProcess:
         assert main([str(plane), "--out", str(tmp_path / "out"), *wrong]) == 2
         assert not (tmp_path / "out").exists()
 
-    def test_how_pictures_are_prepared_for_local_weights_is_said_once(
+    def test_the_preprocessing_for_local_weights_is_reported_once(
         self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         state = torchvision.models.squeezenet1_1(num_classes=3).state_dict()

@@ -598,7 +598,7 @@ def mixture(folder: Path, pattern: np.ndarray) -> list[Any]:
 
 @pytest.mark.parametrize("batch_size", [1, 2, 32])
 @pytest.mark.parametrize("layer", ["features", None])
-def test_failures_stand_in_their_place_and_the_others_are_as_if_alone(net, tmp_path, pattern, batch_size, layer):
+def test_failures_keep_their_place_and_the_others_are_as_if_alone(net, tmp_path, pattern, batch_size, layer):
     images = mixture(tmp_path, pattern)
 
     rows = list(camkit.explain_many(net, images, layer, preprocess=PRESET, on_error="yield", batch_size=batch_size))
@@ -651,7 +651,7 @@ def test_a_failure_as_json(tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 32])
-def test_an_error_is_raised_in_its_place_after_those_before(net, tmp_path, pattern, batch_size):
+def test_an_error_is_raised_after_the_results_before_it(net, tmp_path, pattern, batch_size):
     images = [pattern, pattern[::-1], pattern[:, ::-1], tmp_path / "gone.png", pattern]
     stream = camkit.explain_many(net, images, "features", preprocess=PRESET, batch_size=batch_size)
 
@@ -798,7 +798,7 @@ def test_a_camera_may_write_each_frame_into_the_same_array(net, pattern):
     assert [np.unique(row.picture).tolist() for row in rows] == [[level * 20] for level in range(12)]
 
 
-def test_reading_ahead_and_asking_for_boxes_leaves_the_consumers_random_numbers_alone(net):
+def test_reading_ahead_and_measuring_boxes_leaves_the_consumers_random_numbers_alone(net):
     expected = torch.rand(120, generator=torch.Generator().manual_seed(5)).tolist()
     preprocess = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])
     pictures = (np.full((200 + number, 300, 3), 90, np.uint8) for number in range(24))
@@ -949,7 +949,7 @@ TWISTED = {
 
 @pytest.mark.parametrize("size", [(500, 400), (999, 1000)])
 @pytest.mark.parametrize("case", TWISTED)
-def test_what_is_no_resize_and_crop_gives_no_box_rather_than_a_wrong_one(case, size):
+def test_other_changes_than_resize_and_crop_give_no_box_rather_than_a_wrong_one(case, size):
     explanation = camkit.explain(TinyNet(), Image.new("RGB", size), "features", preprocess=TWISTED[case])
 
     assert explanation.box is None
@@ -988,7 +988,7 @@ def test_erased_parts_do_not_move_the_box(value):
     assert box is None or box == pytest.approx((0, 0, 500, 400), abs=2)
 
 
-def test_asking_for_the_box_leaves_the_callers_random_numbers_alone():
+def test_measuring_the_box_leaves_the_callers_random_numbers_alone():
     crop = to_v1(transforms.RandomCrop(60))
     picture = blob((90, 80), 40, 40, 10)
     torch.manual_seed(3)
@@ -1000,7 +1000,7 @@ def test_asking_for_the_box_leaves_the_callers_random_numbers_alone():
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_a_preprocessing_without_a_hash_is_asked_too():
+def test_a_preprocessing_without_a_hash_is_measured_too():
     class Unhashable:
         __hash__ = None
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 from oracles import (
     ORACLES,
     as_float64,
@@ -128,6 +129,12 @@ def test_every_oracle_has_a_method_that_says_what_it_is() -> None:
         assert method.needs == ("head" if name == "cam" else "gradients")
         assert method.title
         assert method.paper
+
+
+@pytest.mark.parametrize("name", GRADIENT_NAMES)
+def test_shapes_are_checked_although_the_methods_do_not_import_torch(name: str) -> None:
+    with pytest.raises(TypeCheckError):
+        METHODS[name].weights(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -682,6 +689,6 @@ class TestOfTheUser:
             (torch.zeros(2, 3, 1, 1, device="meta"), "not torch.float32 on meta"),
         ],
     )
-    def test_what_is_no_tensor_of_weights_is_refused(self, weights: Any, said: str) -> None:
+    def test_weights_of_a_wrong_type_are_refused(self, weights: Any, said: str) -> None:
         with pytest.raises(MethodError, match=said):
             check_weights(find_method(gradient_size), weights, torch.zeros(2, 3, 4, 5))

@@ -338,7 +338,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(typed, meant):
     assert_one_sentence(caught.value)
 
 
-def test_a_name_like_no_other_is_answered_with_what_there_is():
+def test_a_name_unlike_any_other_is_answered_with_the_choices():
     with pytest.raises(ModelError, match="torchvision") as caught:
         camkit.explain("zzzz", torch.zeros(3, 32, 32))
 
@@ -548,7 +548,7 @@ def test_a_module_stays_where_it_is(picture):
     assert camkit.explain(Tiny(), picture, device="cpu").status
 
 
-def test_a_loaded_model_on_another_device_than_asked_for_is_said(picture):
+def test_a_loaded_model_on_another_device_is_refused(picture):
     with pytest.raises(ModelError):
         camkit.explain(load_model("demo-fair", device="cpu"), torch.zeros(3, 64, 64), device="meta")
 

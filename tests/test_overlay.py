@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification
 
 import camkit
-from camkit.drawing.overlay import COLORMAPS, STYLES, blend, colorize, place
+from camkit.drawing.overlay import COLORMAPS, STYLES, blend, colorize, stretch
 from camkit.errors import InputError, OutputError
 from camkit.types import Box
 
@@ -75,7 +75,7 @@ def assert_one_sentence(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("colormap", sorted(COLORMAPS))
-def test_every_colour_map_of_opencv_is_there_in_rgb(colormap):
+def test_every_colour_map_of_opencv_is_available_in_rgb(colormap):
     ramp = np.linspace(0, 1, 256, dtype=np.float32)[None]
 
     found = colorize(ramp, colormap)
@@ -85,7 +85,7 @@ def test_every_colour_map_of_opencv_is_there_in_rgb(colormap):
     assert np.array_equal(found, cv2.cvtColor(expected, cv2.COLOR_BGR2RGB))
 
 
-def test_jet_is_blue_where_there_is_nothing_and_red_where_there_is_most():
+def test_jet_is_blue_at_zero_and_red_at_the_maximum():
     blue, red = colorize(np.array([[0.0, 1.0]], np.float32), "jet")[0].tolist()
 
     assert blue[2] > 100 > blue[0]
@@ -130,7 +130,7 @@ def test_alpha_out_of_range_is_one_sentence(explanation, alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
-def test_a_map_without_evidence_leaves_what_was_seen_untouched(photo, alpha):
+def test_a_map_without_evidence_leaves_the_visible_part_untouched(photo, alpha):
     empty = np.zeros((32, 32), np.float32)
     box = Box(10, 8, 50, 40)
 
@@ -141,7 +141,7 @@ def test_a_map_without_evidence_leaves_what_was_seen_untouched(photo, alpha):
     assert (found[unseen] <= photo[unseen]).all()
 
 
-def test_what_was_not_seen_is_darkened_and_keeps_its_hue(explanation, photo):
+def test_the_cropped_part_is_darkened_and_keeps_its_hue(explanation, photo):
     unseen = outside(explanation.box, photo.shape)
 
     found = explanation.overlay()
@@ -163,7 +163,7 @@ def test_the_blend_changes_neither_picture_nor_map(explanation, photo):
 def test_a_ramp_is_stretched_over_its_box_pixel_centre_to_pixel_centre(box):
     ramp = np.tile((np.arange(64, dtype=np.float32) + 0.5) / 64, (64, 1))
 
-    placed = place(ramp, box, (48, 60))
+    placed = stretch(ramp, box, (48, 60))
 
     columns = np.arange(60) + 0.5
     expected = (columns - box.left) / (box.right - box.left)
@@ -369,7 +369,7 @@ def test_repr_is_one_line(explanation):
 # --- statuses ---------------------------------------------------------------------------------------------------------
 
 
-def test_evidence_against_alone_is_said_and_not_drawn(photo):
+def test_evidence_against_the_target_alone_is_reported_and_not_drawn(photo):
     found = camkit.explain(Signed(-1.0), photo, "cells", preprocess=PRESET)
 
     assert found.status == "no_positive_evidence"
@@ -390,7 +390,7 @@ def test_a_score_that_does_not_change_is_no_evidence(photo):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_map_that_is_not_finite_is_said_and_not_drawn(photo, value):
+def test_a_map_that_is_not_finite_is_reported_and_not_drawn(photo, value):
     found = camkit.explain(Signed(1.0, spoil=value), photo, "cells", preprocess=PRESET)
 
     assert found.status == "non_finite"

@@ -56,11 +56,13 @@ def test_every_target_of_the_readme_exists() -> None:
 
 def test_the_python_example_names_what_exists() -> None:
     """The README's attributes, on a network that needs no download."""
-    found = camkit.explain("demo-fair", scene_paths()["plane-sky"])
+    explanation = camkit.explain("demo-fair", scene_paths()["plane-sky"])
     block = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     assert block
-    for attribute in set(re.findall(r"found\.(\w+)", block[1])):
-        assert hasattr(found, attribute), attribute
+    attributes = set(re.findall(r"\bwhy\.(\w+)", block[1])) - {"png"}
+    assert len(attributes) >= 7
+    for attribute in attributes:
+        assert hasattr(explanation, attribute), attribute
 
 
 def test_the_example_of_a_method_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

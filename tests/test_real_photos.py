@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 import camkit
-from camkit.drawing.overlay import place
+from camkit.drawing.overlay import stretch
 from camkit.engine.heatmap import to_heatmap
 from camkit.models.loaded import LoadedModel
 
@@ -130,7 +130,7 @@ def seen(row: camkit.Explanation) -> np.ndarray:
 
 def energy_inside(row: camkit.Explanation, region: np.ndarray) -> float:
     """Return the share of the heat, laid over the original picture, that falls into a region of it."""
-    heat = np.nan_to_num(place(row.heatmap, row.box, row.picture.shape[:2]))
+    heat = np.nan_to_num(stretch(row.heatmap, row.box, row.picture.shape[:2]))
     return float(heat[region].sum() / heat.sum())
 
 

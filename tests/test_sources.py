@@ -16,7 +16,7 @@ from torch import nn
 
 import camkit
 from camkit import cli
-from camkit.cli.targets import Asked
+from camkit.cli.targets import TargetOptions
 from camkit.errors import InputError, ModelError
 from camkit.models import load_model, read_labels
 
@@ -92,7 +92,7 @@ def test_published_timm_weights_come_from_the_hubs_cache(tmp_path, monkeypatch):
     ("name", "said"),
     [("timm:resnet8", "did you mean"), ("timm:zzz", "no model 'zzz'"), ("timm:resnet18", "--weights FILE")],
 )
-def test_a_timm_model_that_cannot_be_had_is_one_sentence(name, said, monkeypatch):
+def test_a_timm_model_that_cannot_be_loaded_is_one_sentence(name, said, monkeypatch):
     pytest.importorskip("timm")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=said) as caught:
@@ -256,26 +256,26 @@ def test_a_classifier_of_flattened_patches_gets_pictures_in_their_own_shape(pict
     assert_one_sentence(caught.value)
 
 
-def test_text_is_needed_where_pictures_are_compared_with_it_and_nowhere_else(comparer, classifier):
+def test_only_models_that_compare_pictures_with_texts_take_text(comparer, classifier):
     with pytest.raises(ModelError, match="--text") as caught:
         load_model(str(comparer))
     assert_one_sentence(caught.value)
     for name in (str(classifier), "resnet18", "demo-fair"):
-        with pytest.raises(ModelError, match="takes pictures alone") as caught:
+        with pytest.raises(ModelError, match="takes pictures only") as caught:
             load_model(name, text="a dog", pretrained=False)
         assert_one_sentence(caught.value)
 
 
-def test_a_hugging_face_model_that_cannot_be_had_is_one_sentence(tmp_path, monkeypatch):
+def test_a_hugging_face_model_that_cannot_be_loaded_is_one_sentence(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     transformers.BertConfig(num_hidden_layers=1).save_pretrained(tmp_path / "bert")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     for name, said in (
-        ("hf:nobody/nothing", "cannot be had"),
-        (str(tmp_path / "bert"), "no image classifier"),
-        (str(tmp_path / "broken"), "cannot be had"),
+        ("hf:nobody/nothing", "cannot be loaded"),
+        (str(tmp_path / "bert"), "not an image classifier"),
+        (str(tmp_path / "broken"), "cannot be loaded"),
     ):
         with pytest.raises(ModelError, match=said) as caught:
             load_model(name)
@@ -331,7 +331,7 @@ def exported():
     return torch.export.export(alone().eval(), (torch.randn(1, 3, 16, 16),))
 
 def told():
-    from camkit.types import LoadedModel
+    from camkit.models.loaded import LoadedModel
     return LoadedModel(alone(), "told", prepare, ("left", "right"), activation="sigmoid")
 """
 
@@ -359,14 +359,14 @@ def test_a_factory_in_a_file_gives_module_and_preprocessing(own, attribute):
     assert sys.path == before
 
 
-def test_a_factory_in_a_module_beside_where_one_stands(own, monkeypatch):
+def test_a_factory_in_a_module_of_the_current_folder(own, monkeypatch):
     monkeypatch.chdir(own)
     assert isinstance(load_model("own:ready", pretrained=False).module, nn.Sequential)
 
 
 def test_a_module_without_preprocessing_asks_for_it_and_takes_it(own):
     name = f"{own / 'own.py'}:alone"
-    with pytest.raises(InputError, match="how its pictures are prepared"):
+    with pytest.raises(InputError, match="how to prepare pictures"):
         camkit.explain(load_model(name), PLANE)
     with pytest.raises(ModelError, match="all three"):
         load_model(name, size=32)
@@ -392,7 +392,7 @@ def test_weights_fill_the_callers_own_module(own, tmp_path):
     ("name", "said"),
     [
         ("{}:alon", "alone"),
-        ("{}:number", "gave a int"),
+        ("{}:number", "returned int"),
         ("{}:script", "ended the program"),
         ("{}:needs", "needs arguments"),
         ("{}:exported", "exported program"),
@@ -400,7 +400,7 @@ def test_weights_fill_the_callers_own_module(own, tmp_path):
         ("no.such:f", "no Python module"),
     ],
 )
-def test_what_is_wrong_with_the_callers_own_is_one_sentence(own, name, said):
+def test_an_error_in_the_callers_own_model_is_one_sentence(own, name, said):
     with pytest.raises(ModelError, match=said) as caught:
         load_model(name.format(own / "own.py"))
     assert_one_sentence(caught.value)
@@ -415,7 +415,7 @@ def test_a_factory_may_say_what_its_logits_mean(own):
 # --- overrides and labels ---------------------------------------------------------------------------------------------
 
 
-def test_size_mean_and_deviation_replace_a_presets(tmp_path):
+def test_size_mean_and_deviation_replace_those_of_a_preset(tmp_path):
     usual = load_model("resnet18", pretrained=False).preprocess
     changed = load_model("resnet18", pretrained=False, size=112, mean=[0.5] * 3).preprocess
     assert (changed.crop_size, changed.resize_size) == ([112], [128])
@@ -424,7 +424,7 @@ def test_size_mean_and_deviation_replace_a_presets(tmp_path):
         ({"size": (3, 0)}, "height and width"),
         ({"std": [0.0] * 3}, "positive"),
         ({"mean": [0.1], "std": [0.1] * 3}, "per channel"),
-        ({"mean": [0.1, 0.2]}, "one number or one for red"),
+        ({"mean": [0.1, 0.2]}, "one number, or one each for red"),
     ):
         with pytest.raises(InputError, match=said):
             load_model("resnet18", pretrained=False, **options)
@@ -453,7 +453,7 @@ def test_labels_are_read_from_lines_and_json(tmp_path, name, text):
 @pytest.mark.parametrize(
     ("name", "text"), [("l.txt", ""), ("l.txt", "a\n\nb"), ("l.json", "{"), ("l.json", "[]"), ("l.json", '{"1": "a"}')]
 )
-def test_labels_that_are_none_are_one_sentence(tmp_path, name, text):
+def test_invalid_labels_are_one_sentence(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError) as caught:
         read_labels(tmp_path / name)
@@ -462,7 +462,7 @@ def test_labels_that_are_none_are_one_sentence(tmp_path, name, text):
         read_labels(tmp_path / "gone.txt")
 
 
-def test_the_command_line_hands_everything_on(own, tmp_path, capfd):
+def test_the_command_line_passes_everything_on(own, tmp_path, capfd):
     (tmp_path / "labels.txt").write_text("left\nright\n")
     name = f"{own / 'own.py'}:alone"
     options = ["--size", "16x32", "--mean", "0.1,0.1,0.1", "--std", "1,1,1", "--labels", str(tmp_path / "labels.txt")]
@@ -487,7 +487,7 @@ def test_the_command_line_hands_everything_on(own, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "said"),
     [
         ({"top_k": 2, "above": 0.5}, "--top-k and --above exclude each other"),
         ({"box": 1, "near": (0.0, 0.0, 9.0, 9.0)}, "--box and --near exclude"),
@@ -500,9 +500,9 @@ def test_the_command_line_hands_everything_on(own, tmp_path, capfd):
         ({"direction": "up", "target": ["cat"]}, "one number"),
     ],
 )
-def test_options_that_contradict_each_other_are_one_sentence(asked, said):
+def test_options_that_contradict_each_other_are_one_sentence(options, said):
     with pytest.raises(InputError, match=said):
-        Asked(**asked).check()
+        TargetOptions(**options).check()
 
 
 def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
@@ -513,8 +513,8 @@ def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
     picture.save(tmp_path / "picture.png")
     Image.fromarray(mask).save(tmp_path / "mask.png")
 
-    asked = Asked(target=["1"], mask=tmp_path / "mask.png")
-    (target,) = asked.targets([tmp_path / "picture.png"], shown)
+    options = TargetOptions(target=["1"], mask=tmp_path / "mask.png")
+    (target,) = options.targets([tmp_path / "picture.png"], shown)
 
     rows, columns = np.nonzero(target.mask)
     left, top = (146 - 64) / 2, (73 - 64) / 2  # of the half-sized picture
@@ -525,11 +525,11 @@ def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
     Image.fromarray(mask * (np.arange(292) < 20).astype(np.uint8)).save(tmp_path / "aside.png")
     for name, pictures, said in (
         ("mask.png", ["picture.png", "picture.png"], "one picture"),
-        ("small.png", ["picture.png"], "the mask is 100x146 pixels and the picture 292x146"),
-        ("aside.png", ["picture.png"], "no white"),
+        ("small.png", ["picture.png"], "the mask has 100x146 pixels, but the picture has 292x146"),
+        ("aside.png", ["picture.png"], "no white pixel"),
     ):
         with pytest.raises(InputError, match=said):
-            Asked(target=["1"], mask=tmp_path / name).targets([tmp_path / one for one in pictures], shown)
+            TargetOptions(target=["1"], mask=tmp_path / name).targets([tmp_path / one for one in pictures], shown)
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_a_wrong_target_is_refused_before_and_after_a_right_one_alike(net, image
     [True, False, np.bool_(True), 1.0, np.float64(2), 1j, b"dog", object(), {"dog": 1}, {1, 2}, np.array([1, 2])],
     ids=lambda value: f"{type(value).__name__}",
 )
-def test_what_is_no_target_is_one_sentence(net, images, target):
+def test_an_invalid_target_is_one_sentence(net, images, target):
     with pytest.raises(TargetError) as caught:
         explain(net, images, target, labels=LABELS)
 
@@ -314,7 +314,7 @@ def test_each_picture_may_have_a_class_of_its_own(net, images, batch_size):
         np.testing.assert_allclose(row.raw, single.raw, rtol=1e-5, atol=1e-8)
 
 
-def test_of_several_outputs_that_mean_the_same_the_best_is_explained(net, images):
+def test_the_best_of_several_classes_that_mean_the_same_is_explained(net, images):
     logits = net(images)
 
     found = camkit.explain(net, images, target=camkit.targets.each([(1, 3)] * 3))
@@ -325,9 +325,9 @@ def test_of_several_outputs_that_mean_the_same_the_best_is_explained(net, images
 @pytest.mark.parametrize(
     ("classes", "sentence"),
     [
-        ([1, 2], "there are 2 targets for at least 3 pictures"),
-        ([], "each() takes one class or more for each picture, and got none"),
-        ([1, (), 2], "each() takes one class or more for each picture, and got none"),
+        ([1, 2], "each() has classes for 2 pictures, but there are 3 or more"),
+        ([], "each() needs at least one class for each picture"),
+        ([1, (), 2], "each() needs at least one class for each picture"),
         ([1, 2, 7], "target 7 is out of range: the model has classes 0 to 4"),
         ([1, "bird", 2], "'bird'"),
     ],
@@ -492,7 +492,7 @@ def test_logits_that_are_not_finite_still_give_strict_json(images, value):
 # --- the parts --------------------------------------------------------------------------------------------------------
 
 
-def test_targets_are_made_from_what_is_passed():
+def test_targets_are_made_from_every_kind_of_argument():
     assert as_targets(None) == [TopTarget(1)]
     assert as_targets([2, "dog"], LABELS) == [ClassTarget(2), ClassTarget(1)]
     assert as_targets(margin) == [FunctionTarget(margin)]

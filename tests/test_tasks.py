@@ -16,6 +16,7 @@ import camkit
 from camkit.demo import scenes
 from camkit.demo.scenes import LABELS, draw
 from camkit.errors import InputError, LayerError, TargetError
+from camkit.models.scene_net import MEAN, STD
 from camkit.targets import above, box, contrast, direction, segment, similar_to, top
 
 NAMES = ("__background__", *LABELS)
@@ -85,7 +86,7 @@ def beside(*things: tuple[str, str, int]) -> tuple[Tensor, list[np.ndarray]]:
         whole[:, number * SIDE : (number + 1) * SIDE] = mask
         masks.append(whole)
     tensor = torch.from_numpy(picture.copy()).permute(2, 0, 1).float() / 255
-    mean, std = (torch.tensor(values)[:, None, None] for values in (scenes.network.MEAN, scenes.network.STD))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     return (tensor - mean) / std, masks
 
 
@@ -116,7 +117,7 @@ def test_the_heat_for_a_class_lies_on_it_and_not_on_another(method, how):
         assert share(found.heatmap, other) < 0.3
 
 
-def test_what_is_asked_of_a_segmentation_is_the_mean_logit_over_its_cells():
+def test_the_score_of_a_segmentation_is_the_mean_logit_over_its_cells():
     net = Segmenting().eval()
     image, (plane, car) = beside(("plane", "sea", 1), ("car", "wood", 2))
     features = net.features(image[None]).detach().requires_grad_()
@@ -162,7 +163,7 @@ def test_without_a_target_the_class_that_covers_most_is_explained_and_not_the_ba
 
 
 @pytest.mark.parametrize("mask", [np.zeros((8, 8), bool), np.ones(4), "mask.png"])
-def test_a_mask_that_is_none_is_one_sentence(mask):
+def test_an_invalid_mask_is_one_sentence(mask):
     image, _ = beside(("ship", "road", 4))
     with pytest.raises(TargetError, match="mask"):
         camkit.explain(Segmenting().eval(), image, target=segment(1, mask))
@@ -188,7 +189,7 @@ def test_each_boxs_heat_lies_on_it_and_differs_from_the_others():
     assert np.corrcoef(found[0].heatmap.ravel(), found[1].heatmap.ravel())[0, 1] < 0.2
 
 
-def test_a_box_is_found_by_label_by_place_and_as_the_best():
+def test_a_box_is_found_by_label_by_position_and_as_the_best():
     net = Detecting().eval()
     image, _ = beside(("plane", "sea", 1), ("car", "wood", 2))
     both = camkit.explain(net, image, target=top(2), labels=NAMES)
@@ -203,7 +204,7 @@ def test_a_box_is_found_by_label_by_place_and_as_the_best():
     assert camkit.explain(net, image, labels=NAMES).detection == both[0].detection
 
 
-def test_pictures_without_the_box_asked_for_are_said_and_the_others_explained():
+def test_pictures_without_the_box_are_reported_and_the_others_explained():
     net = Detecting().eval()
     with_car, _ = beside(("car", "wood", 2))
     without, _ = beside(("ship", "sea", 3))
@@ -215,7 +216,7 @@ def test_pictures_without_the_box_asked_for_are_said_and_the_others_explained():
     both = list(camkit.explain_many(net, [with_car], target=[box(0), box(3)], labels=NAMES, on_error="yield"))
     assert [isinstance(row, camkit.Failure) for row in both] == [False, True]
     assert len(camkit.explain(net, with_car, target=top(3), labels=NAMES)) == 1  # the best, as many as there are
-    with pytest.raises(TargetError, match="there is no box 3: so many were not found"):
+    with pytest.raises(TargetError, match="no box 3: the detector found only 1 box,"):
         camkit.explain(net, without, target=box(3))
     with pytest.raises(InputError, match="3 labels were given, but the model found class"):
         camkit.explain(net, with_car, labels=["a", "b", "c"])
@@ -384,7 +385,7 @@ WRONG = {
     "twice": (lambda: [1, "b"], r"target 1 \(b\) is in the list twice"),
     "box": (lambda: box(0), "not a detector"),
     "box of two kinds": (lambda: box(0, label=1), "one of the three"),
-    "box without an inside": (lambda: box(near=(5, 5, 5, 9)), "inside"),
+    "box without an area": (lambda: box(near=(5, 5, 5, 9)), "area inside"),
     "segment": (lambda: segment(1), "no maps"),
     "threshold": (lambda: above(1.5), "probability"),
 }
@@ -416,7 +417,7 @@ def test_layers_are_fused_after_scaling(how):
     assert fused.raw.shape == (8, 12)
 
 
-def test_a_detector_without_a_grid_is_told_so():
+def test_a_detector_without_a_grid_is_refused():
     class Empty(nn.Module):
         def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
             return [{"boxes": torch.zeros(0, 4), "scores": torch.zeros(0)} for _ in images]

@@ -1,4 +1,4 @@
-"""The command line: parses arguments and hands them on. PyTorch is imported by the commands that need it."""
+"""The command line: parses arguments and passes them on. Each command imports what it needs only when it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from camkit.scale.folder import Drawing, Written
     from camkit.types import Failure
 
-_A_FEW = 3
+_MOST_WITHOUT_BAR = 3
+"""Up to this many pictures are explained before a progress bar would be read."""
+
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+"""Exit codes of every shell: 128 plus the number of the signal (SIGINT, SIGPIPE)."""
 
 app = App(
     name="camkit",
@@ -66,87 +71,89 @@ def explain(
     json: Annotated[bool, Parameter(negative=())] = False,
     tensorboard: Path | None = None,
 ) -> int:
-    """Explain pictures: what each shows to the model, and which pixels it used.
+    """Explain pictures: what the model sees in each, and which pixels it used.
 
     Args:
         pictures: Files, folders or quoted glob patterns.
         source: The model.
-        method: How feature maps are weighted; "camkit methods" lists them. gradcam if not given, for boxes hirescam.
-        layer: The layer to explain, chosen by itself if not given; several are fused. "camkit layers" lists them.
-        fuse: How several layers become one map.
-        target: The class to explain, by label or index; may be given several times. The best class if not given.
+        method: How to weight the feature maps; "camkit methods" lists all. Default: gradcam, and hirescam for boxes.
+        layer: The layer to explain; several are fused. "camkit layers" lists all. Default: camkit chooses.
+        fuse: How to combine several layers into one map.
+        target: The class to explain, by label or index; repeat it for several. Default: the best class.
         top_k: Explain the K best classes, or boxes, of each picture.
-        above: Explain every class whose probability (sigmoid) is above this, of a multi-label model.
+        above: Explain every class of a multi-label model whose probability (sigmoid) is above this.
         versus: Explain the target rather than this class.
-        direction: Explain what raises or lowers one number of the output, of a one-logit model or a regression.
-        box: Explain a detector's box by its number, from 0.
+        direction: Explain what raises or lowers one number of the output (one-logit model, regression).
+        box: Explain the detector's box with this number; numbers start at 0.
         near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
-        mask: Explain the target of a segmentation network within this picture's white part.
+        mask: Explain the target of a segmentation network inside the white part of this picture.
         everywhere: Explain the target of a segmentation network everywhere, not only where it is predicted.
-        similar_to: Explain how similar the embedding is to that of this picture.
-        precision: Of the computation; bf16 and fp16 are faster on hardware made for them.
-        batch_size: Pictures per pass; halved by itself when memory runs out.
+        similar_to: Explain what makes the embedding similar to that of this picture.
+        precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them.
+        batch_size: Pictures per pass; halved automatically if memory runs out.
         out: The folder for the drawn pictures.
         style: overlay, side-by-side or heatmap.
-        colormap: One of OpenCV's: turbo, jet, viridis, inferno, ...
-        alpha: Weight of the colours over the picture, 0 to 1.
+        colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
+        alpha: The weight of the colours over the picture, 0 to 1.
         json: Print one JSON object per picture and target instead of text.
-        tensorboard: A folder for event files with the drawn pictures.
+        tensorboard: A folder for TensorBoard event files with the drawn pictures.
     """
     if not pictures:
         raise InputError("name at least one picture: camkit image.jpg --model resnet50 (or try: camkit demo)")
-    from camkit.cli.targets import Asked
+    from camkit.cli.targets import TargetOptions
     from camkit.images.files import find_pictures
     from camkit.methods import find_method
     from camkit.scale.folder import Drawing, explain_files
 
     drawing = Drawing(style, colormap, alpha)
-    if method is not None and ":" not in source.model:  # the file behind mine.py:build may register its own methods
+    if method is not None and ":" not in source.model:  # mine.py:build may register methods
         find_method(method)
     corners = None if near is None else numbers("near", near)
     if corners is not None and len(corners) != 4:
         raise InputError(f"--near takes left,top,right,bottom, not {near!r}")
-    asked = Asked(tuple(target or ()), top_k, above, versus, direction, box, corners, mask, everywhere, similar_to)
-    asked.check()
-    found = find_pictures(pictures, skip=out)
+    targets = TargetOptions(
+        tuple(target or ()), top_k, above, versus, direction, box, corners, mask, everywhere, similar_to
+    )
+    targets.check()
+    files = find_pictures(pictures, skip=out)
     loaded = source.load()
     if loaded.note:
         say(loaded.note)
     rows = explain_files(
         loaded,
-        found,
+        files,
         out,
         drawing,
         method=method,
         layers=layer,
-        targets=asked.targets(found, loaded.preprocess),
+        targets=targets.targets(files, loaded.preprocess),
         precision=precision,
         batch_size=batch_size,
         fuse=fuse,
     )
     with events_into(tensorboard) as events:
-        return _report(rows if events is None else _noted(rows, events, drawing), len(found), as_json=json)
+        return _report(rows if events is None else _with_events(rows, events, drawing), len(files), as_json=json)
 
 
-def _noted(rows: Iterator[Written | Failure], events: Any, drawing: Drawing) -> Iterator[Written | Failure]:
-    """Write each row's picture as an event, under the name of its file; what can't be written is raised in the end."""
+def _with_events(rows: Iterator[Written | Failure], events: Any, drawing: Drawing) -> Iterator[Written | Failure]:
+    """Pass the rows on and write each picture as an event too; a failure to write is raised after the last row."""
     from camkit.tensorboard import write_explanation
     from camkit.types import Failure
 
-    failed: OutputError | None = None
+    first_error: OutputError | None = None
     for row in rows:
-        if failed is None and not isinstance(row, Failure):
+        if first_error is None and not isinstance(row, Failure):
             try:
                 write_explanation(row.explanation, events, tag=f"explain/{row.file.stem}", **vars(drawing))
             except OutputError as error:
-                failed = error
+                first_error = error
         yield row
-    if failed is not None:
-        raise failed
+    if first_error is not None:
+        raise first_error
 
 
 def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) -> int:
-    """Print each row as it is finished, over a progress bar when there are many; return the exit code."""
+    """Print each row when it is finished, above a progress bar if there are many; return the exit code."""
     from rich.progress import Progress
 
     from camkit.cli import json_lines as lines
@@ -157,7 +164,9 @@ def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) 
     code = 0
     finished: set[str | None] = set()
     bar = QuietConsole(stderr=True)
-    with Progress(console=bar, transient=True, disable=pictures <= _A_FEW or not bar.is_terminal) as progress:
+    with Progress(
+        console=bar, transient=True, disable=pictures <= _MOST_WITHOUT_BAR or not bar.is_terminal
+    ) as progress:
         task = progress.add_task("explaining", total=pictures)
         for row in rows:
             if isinstance(row, Failure):
@@ -175,7 +184,7 @@ def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) 
 
 @app.command
 def methods() -> int:
-    """List the methods with their papers."""
+    """List all methods with their papers."""
     from camkit.cli import text
     from camkit.methods import METHODS
 
@@ -188,10 +197,10 @@ def methods() -> int:
 
 @app.command
 def layers(*, source: Source) -> int:
-    """List a model's layers in execution order, what each costs, and which one would be explained, and why.
+    """List a model's layers in execution order, what each costs, and which one camkit would explain and why.
 
-    Parameters, multiply-adds for one picture and the memory of what a layer returns are counted by torchinfo. The
-    layers are the same with any weights, so none are loaded unless some are named.
+    torchinfo counts the parameters, the multiply-adds for one picture, and the memory of each output. The layers are
+    the same with any weights, so camkit loads none unless you name some.
 
     Args:
         source: The model.
@@ -200,11 +209,11 @@ def layers(*, source: Source) -> int:
     from camkit.cli.layers import decide_on, model_costs
 
     loaded = source.load(pretrained=source.weights is not None)
-    found, counted = decide_on(loaded), model_costs(loaded)
-    console, table = printer(), text.layers(found, counted)
+    decision, costs = decide_on(loaded), model_costs(loaded)
+    console, table = printer(), text.layers(decision, costs)
     text.wide(table, console).print(table)
-    console.print(text.total(counted))
-    console.print(text.choice(found))
+    console.print(text.total(costs))
+    console.print(text.choice(decision))
     return 0
 
 
@@ -212,11 +221,11 @@ def layers(*, source: Source) -> int:
 def demo(
     *, out: Path = Path("camkit-out"), check: Annotated[bool, Parameter(name="--check", negative=())] = False
 ) -> int:
-    """Explain the same plane with a network that looks at the sky and one that looks at the plane.
+    """Explain one plane with two networks: one looks at the sky, the other at the plane.
 
     Args:
-        out: The folder for the picture, or the reports.
-        check: Ask instead of each network whether it may ship, with scenes drawn on the spot.
+        out: The folder for the picture, or for the reports.
+        check: Run the background check on both networks instead, with scenes drawn on the spot.
     """
     if check:
         return demo_check(out)
@@ -228,13 +237,14 @@ def demo(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 2 the call or a file is wrong, 4 something failed.
+    """Run the command line and return its exit code.
 
-    As everywhere, 130 means interrupted, and 141 that what read the output went away before its end.
+    0 means done, 2 that the call or a file is wrong, 4 that the model or the program failed. As in every shell, 130
+    means interrupted, and 141 that the reader of the output closed it early.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack letters of a name
     typed = sys.argv[1:] if arguments is None else list(arguments)
     try:
         result: Any = app(typed or ["--help"], exit_on_error=False, result_action="return_value")
@@ -245,14 +255,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         fail("interrupted")
-        return 130
+        return _INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return _BROKEN_PIPE
     except Exception as error:
         if os.environ.get("CAMKIT_TRACEBACK"):
             raise
-        what = (str(error).splitlines() or [""])[0]
-        fail(f"the model or the program failed: {type(error).__name__}: {what} (CAMKIT_TRACEBACK=1 shows where)")
+        first_line = (str(error).splitlines() or [""])[0]
+        fail(f"the model or the program failed: {type(error).__name__}: {first_line} (CAMKIT_TRACEBACK=1 shows where)")
         return CamkitError.exit_code
     return result if isinstance(result, int) else 0

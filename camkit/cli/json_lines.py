@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def render(row: Written | Failure) -> str:
-    """Return one row as one line of strict JSON, in ASCII, which every terminal and pipe can carry."""
+    """Return one row as one line of strict JSON, in ASCII so that any terminal and pipe can carry it."""
     return json.dumps(row.to_dict(), allow_nan=False)

@@ -1,4 +1,4 @@
-"""A model loaded by name, looked at with one drawn scene."""
+"""Probes a model that was loaded by name, with a drawn scene as its input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from camkit.models.loaded import LoadedModel
 
 
 def decide_on(model: LoadedModel) -> Decision:
-    """Look at a model loaded by name with one picture, a drawn scene prepared as the model wants it."""
+    """Choose the layer of a model that was loaded by name, with a drawn scene that its own preprocessing prepares."""
     inputs = _example(model)
     try:
         return decide(model.module, inputs)
@@ -27,15 +27,15 @@ def decide_on(model: LoadedModel) -> Decision:
 
 
 def model_costs(model: LoadedModel) -> Costs:
-    """Return what the layers of a model loaded by name cost for that picture."""
+    """Return what the layers of a model cost for the same picture."""
     return costs(model.module, _example(model))
 
 
 def _example(model: LoadedModel) -> torch.Tensor:
     if model.preprocess is None:
         raise ModelError(
-            f"it is not known how pictures are prepared for {model.name}: give --size, --mean and --std, or a factory "
-            "that returns the module and the function that prepares a PIL picture for it"
+            f"camkit does not know how to prepare pictures for {model.name}; pass --size, --mean and --std, or let the "
+            "factory return the module and the function that prepares a PIL picture for it"
         )
     picture: Image.Image = open_picture(next(iter(scene_paths().values())))
     return model.preprocess(picture)[None].to(device_of(model.module))

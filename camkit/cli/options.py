@@ -1,4 +1,4 @@
-"""The options that name a model, shared by the commands."""
+"""The options that name a model, shared by all commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preparing:
-    """Where a model's weights are, and what to change in how its pictures are prepared.
+class ModelOptions:
+    """A model's weights, and changes to its preprocessing.
 
     Attributes:
-        weights: A local state dict (.pth, .pt, .safetensors), or a name such as IMAGENET1K_V1. Without it the published
-            weights are used, and downloaded the first time.
-        device: cpu, cuda, cuda:1, mps; the best there is if not given.
-        size: Side of the model's input in pixels, or height x width: 224, 224x336.
-        mean: Mean of each channel, of values 0..1: 0.485,0.456,0.406.
-        std: Standard deviation of each channel: 0.229,0.224,0.225.
-        labels: A file with the names of the classes: one a line, or JSON.
-        text: A class of a CLIP-like model, as text; given once for each.
+        weights: A local state dict (.pth, .pt, .safetensors), or a name such as IMAGENET1K_V1. Default: the published
+            weights, downloaded the first time.
+        device: cpu, cuda, cuda:1, mps. Default: the first available of cuda, mps and cpu.
+        size: The side of the model's input in pixels, or height x width: 224, 224x336.
+        mean: The mean of each channel, of values 0..1: 0.485,0.456,0.406.
+        std: The standard deviation of each channel: 0.229,0.224,0.225.
+        labels: A file with the names of the classes: one per line, or JSON.
+        text: A class of a CLIP-like model, as text; repeat it for each class.
     """
 
     weights: str | None = None
@@ -63,11 +63,11 @@ class Preparing:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Source(Preparing):
-    """Which model, and what to change in how its pictures are prepared.
+class Source(ModelOptions):
+    """The model to load, and changes to its preprocessing.
 
     Attributes:
-        model: A network of torchvision (resnet50, vit_b_16, ...), timm:NAME, hf:NAME or a Hugging Face folder,
+        model: A torchvision network (resnet50, vit_b_16, ...), timm:NAME, hf:NAME or a Hugging Face folder,
             file.py:factory or package.module:factory, demo-biased or demo-fair.
     """
 
@@ -80,62 +80,61 @@ class Source(Preparing):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class CheckedSource(Preparing):
-    """Which model is checked; the config's where none is named.
+class CheckedSource(ModelOptions):
+    """The model to check; by default the one that the config names.
 
     Attributes:
-        model: As for explaining pictures; the config's if not given.
+        model: As for explaining pictures. Default: the model of the config.
     """
 
     model: str | None = None
 
     def settled(self, settings: Settings) -> LoadedModel:
-        """Load the model that is named here or, option by option, in the config."""
-        part = settings.model
-        name = self.model or part.name
+        """Load the model; each option that is not given comes from the config, if that names the same model."""
+        config = settings.model
+        name = self.model or config.name
         if name is None:
             raise InputError("name the model: camkit check DATA --model resnet50, or [model] name in camkit.toml")
-        if self.model is not None and self.model != part.name:
+        if self.model is not None and self.model != config.name:
             return self.load_named(name)
-        size = part.size if isinstance(part.size, int) or part.size is None else "x".join(map(str, part.size))
-        there = {
-            "weights": part.weights,
-            "device": part.device,
+        size = config.size if isinstance(config.size, int) or config.size is None else "x".join(map(str, config.size))
+        options: dict[str, Any] = {
+            "weights": config.weights,
+            "device": config.device,
             "size": None if size is None else str(size),
-            "mean": None if part.mean is None else ",".join(map(str, part.mean)),
-            "std": None if part.std is None else ",".join(map(str, part.std)),
-            "labels": part.labels,
-            "text": part.text,
+            "mean": None if config.mean is None else ",".join(map(str, config.mean)),
+            "std": None if config.std is None else ",".join(map(str, config.std)),
+            "labels": config.labels,
+            "text": config.text,
         }
-        given = {key: value for key, value in vars(self).items() if key in there and value is not None}
-        settled = CheckedSource(**{**there, **given})
-        return settled.load_named(name)
+        options |= {key: value for key, value in vars(self).items() if key in options and value is not None}
+        return CheckedSource(**options).load_named(name)
 
 
 @contextmanager
 def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
-    """Open a writer of TensorBoard's event files, before anything is computed for it; None where none is asked for."""
+    """Open a writer of TensorBoard event files before anything is computed; yield None if there is no folder."""
     if folder is None:
         yield None
         return
     from camkit.tensorboard.events import opened
 
-    printed = threading.excepthook
-    threading.excepthook = lambda failed: None if _is_writer(failed) else printed(failed)
+    usual_hook = threading.excepthook
+    threading.excepthook = lambda failed: None if _is_writer(failed) else usual_hook(failed)
     try:
         with opened(folder) as events:
             yield events
     finally:
-        threading.excepthook = printed
+        threading.excepthook = usual_hook
 
 
 def _is_writer(failed: threading.ExceptHookArgs) -> bool:
-    """Tell whether TensorBoard's own thread couldn't write, which is said in one sentence when events are closed."""
+    """Return whether TensorBoard's own thread failed to write; closing the events reports that in one sentence."""
     return isinstance(failed.exc_value, OSError) and type(failed.thread).__module__.startswith("tensorboard.")
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
-    """Read an option of numbers separated by commas."""
+    """Parse an option of numbers separated by commas."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:

@@ -1,11 +1,11 @@
-"""What a command line asks to have explained."""
+"""The options of the command line that choose what to explain."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -14,12 +14,15 @@ from camkit.images.read import open_picture
 from camkit.targets import TargetLike, above, box, contrast, direction, segment, similar_to, top
 from camkit.types import Preprocess
 
-_HALF = 127
+_MASK_THRESHOLD = 127
+"""A pixel of a mask counts as white above this level, the middle of 0..255."""
+_COVERED = 0.5
+"""A pixel of the model's input belongs to the mask if more than this share of it does."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a command line asks to have explained; the best class where it asks for nothing."""
+class TargetOptions:
+    """The options that choose what to explain; without any, each picture's best class."""
 
     target: Sequence[str] = ()
     top_k: int | None = None
@@ -33,78 +36,78 @@ class Asked:
     similar_to: Path | None = None
 
     def check(self) -> None:
-        """Check that the options go together.
+        """Check that the options fit together.
 
         Raises:
-            InputError: options that exclude each other, or one that needs another.
+            InputError: two options exclude each other, or one needs another.
         """
-        kinds = ("top_k", "above", "direction", "box", "near", "similar_to")
-        given = [f"--{name.replace('_', '-')}" for name in kinds if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise InputError(f"{' and '.join(given)} exclude each other")
-        if given and given != ["--direction"] and self.target:
-            raise InputError(f"{given[0]} and --target exclude each other")
-        of_one = {"--versus": self.versus, "--mask": self.mask, "--everywhere": self.everywhere or None}
-        of_one = {name: value for name, value in of_one.items() if value is not None}
-        if len(of_one) > 1 or (of_one and self.direction is not None):
-            raise InputError(f"{' and '.join([*of_one, *given])} exclude each other")
-        if of_one and len(self.target) != 1:
-            raise InputError(f"{next(iter(of_one))} needs one --target")
+        kinds = [f"--{name.replace('_', '-')}" for name in _KINDS if getattr(self, name) is not None]
+        refinements = [f"--{name}" for name in _REFINEMENTS if getattr(self, name) not in (None, False)]
+        if len(kinds) > 1:
+            raise InputError(f"{' and '.join(kinds)} exclude each other")
+        if kinds and kinds != ["--direction"] and self.target:
+            raise InputError(f"{kinds[0]} and --target exclude each other")
+        if len(refinements) > 1 or (refinements and self.direction is not None):
+            raise InputError(f"{' and '.join([*refinements, *kinds])} exclude each other")
+        if refinements and len(self.target) != 1:
+            raise InputError(f"{refinements[0]} needs one --target")
         if self.direction is not None:
-            self._number()
+            self._direction_target()
 
     def targets(self, pictures: Sequence[Path], preprocess: Preprocess | None) -> list[TargetLike] | None:
-        """Return the targets.
+        """Return the targets; None for each picture's best class.
 
         Args:
-            pictures: that are explained; a mask is of one.
-            preprocess: of the model, which the mask goes through as its picture does.
+            pictures: the pictures to explain; a mask belongs to a single one.
+            preprocess: the model's preprocessing, which crops the mask as it crops the picture.
 
         Raises:
-            InputError: as ``check``, or a mask that does not belong to the picture.
+            InputError: as ``check``, or the mask does not fit the picture.
         """
         self.check()
         if self.direction is not None:
-            return [self._number()]
+            return [self._direction_target()]
         if self.target:
-            return [self._class(one, pictures, preprocess) for one in self.target]
-        makers: dict[str, Callable[[Any], Any]] = {
-            "top_k": top,
-            "above": above,
-            "box": box,
-            "near": lambda near: box(near=near),
-            "similar_to": similar_to,
-        }
-        found = next(
-            (make(getattr(self, name)) for name, make in makers.items() if getattr(self, name) is not None), None
-        )
-        return found if found is None or isinstance(found, list) else [found]
+            return [self._class_target(name, pictures, preprocess) for name in self.target]
+        if self.top_k is not None:
+            return [*top(self.top_k)]
+        if self.above is not None:
+            return [above(self.above)]
+        if self.box is not None or self.near is not None:
+            return [box(self.box, near=self.near)]
+        return None if self.similar_to is None else [similar_to(self.similar_to)]
 
-    def _number(self) -> TargetLike:
-        """Return a target for one number of the output, the first if none is named."""
-        if len(self.target) > 1 or not all(one.isdecimal() for one in self.target):
-            raise InputError("--direction is of one number of the output: --target takes its index")
+    def _direction_target(self) -> TargetLike:
+        """Return a target for one number of the output, by default the first."""
+        if len(self.target) > 1 or not all(index.isdecimal() for index in self.target):
+            raise InputError("--direction explains one number of the output, so --target takes one index")
         return direction("+" if self.direction == "up" else "-", int(self.target[0]) if self.target else 0)
 
-    def _mask(self, pictures: Sequence[Path], preprocess: Preprocess | None) -> Any:
-        """Return the mask as the model's input shows it, resized and cropped as its picture is."""
-        from camkit.images.regions import preprocess_region
-
-        assert self.mask is not None
-        mask = open_picture(self.mask).convert("L")
-        if len(pictures) != 1 or preprocess is None:
-            raise InputError("--mask is of one picture")
-        size = open_picture(pictures[0]).size
-        if mask.size != size:
-            raise InputError(f"the mask is {mask.width}x{mask.height} pixels and the picture {size[0]}x{size[1]}")
-        inside = preprocess_region(np.asarray(mask) > _HALF, preprocess) > 0.5
-        if not bool(inside.any()):
-            raise InputError(f"no white of {self.mask} is in the part of the picture that the model sees")
-        return inside.numpy()
-
-    def _class(self, name: str, pictures: Sequence[Path], preprocess: Preprocess | None) -> TargetLike:
+    def _class_target(self, name: str, pictures: Sequence[Path], preprocess: Preprocess | None) -> TargetLike:
         if self.versus is not None:
             return contrast(name, self.versus)
         if self.mask is not None:
-            return segment(name, self._mask(pictures, preprocess))
+            return segment(name, _mask_on_input(self.mask, pictures, preprocess))
         return segment(name, everywhere=True) if self.everywhere else name
+
+
+_KINDS = ("top_k", "above", "direction", "box", "near", "similar_to")
+"""Options that each choose another kind of target."""
+_REFINEMENTS = ("versus", "mask", "everywhere")
+"""Options that refine one --target."""
+
+
+def _mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess | None) -> np.ndarray:
+    """Return a mask (h, w) over the model's input, resized and cropped in the same way as its picture."""
+    from camkit.images.regions import preprocess_region
+
+    mask = open_picture(file).convert("L")
+    if len(pictures) != 1 or preprocess is None:
+        raise InputError("--mask belongs to one picture; explain that picture alone")
+    size = open_picture(pictures[0]).size
+    if mask.size != size:
+        raise InputError(f"the mask has {mask.width}x{mask.height} pixels, but the picture has {size[0]}x{size[1]}")
+    inside = preprocess_region(np.asarray(mask) > _MASK_THRESHOLD, preprocess) > _COVERED
+    if not bool(inside.any()):
+        raise InputError(f"no white pixel of {file} lies in the part of the picture that the model sees")
+    return inside.numpy()

@@ -1,4 +1,4 @@
-"""What every command says on a terminal, and how."""
+"""Consoles, messages and progress bars for all commands."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ if TYPE_CHECKING:
 
 
 class QuietConsole(Console):
-    """A console that leaves what to do about a closed pipe to the program."""
+    """A console that raises BrokenPipeError if the reader of its output goes away."""
 
     def on_broken_pipe(self) -> None:
-        """Raise what an ordinary write would."""
-        raise BrokenPipeError  # rich would end the program by itself
+        """Raise what an ordinary write would raise."""
+        raise BrokenPipeError  # rich would exit the program here
 
 
 def printer(*, stderr: bool = False) -> Console:
-    """Return a console that neither colours words by itself nor breaks lines."""
+    """Return a console that neither highlights words nor breaks lines."""
     return QuietConsole(stderr=stderr, highlight=False, soft_wrap=True)
 
 
 def say(message: str, style: str = "bold") -> None:
-    """Tell the person, beside the results."""
+    """Print a message to stderr, apart from the results."""
     printer(stderr=True).print(Text.assemble(("camkit: ", style), message))
 
 
 def fail(message: str) -> None:
-    """Tell the person what went wrong."""
+    """Print an error to stderr."""
     say(message, "bold red")
 
 
 @contextlib.contextmanager
 def stages() -> Iterator[Callable[[Stage, int, int], None]]:
-    """Show how far a check is, a bar per stage, on a terminal; elsewhere a line per stage."""
+    """Show the progress of a check: a bar per stage on a terminal, elsewhere one line per stage."""
     from rich.progress import Progress
 
-    bar = QuietConsole(stderr=True)
+    console = QuietConsole(stderr=True)
     tasks: dict[str, Any] = {}
-    with Progress(console=bar, transient=True, disable=not bar.is_terminal) as shown:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
 
         def progress(stage: Stage, done: int, of: int) -> None:
             if stage not in tasks:
-                tasks[stage] = shown.add_task(stage, total=of)
-                if not bar.is_terminal:
+                tasks[stage] = bars.add_task(stage, total=of)
+                if not console.is_terminal:
                     say(f"{stage}: {of - done} to do")
-            shown.update(tasks[stage], completed=done)
+            bars.update(tasks[stage], completed=done)
 
         yield progress

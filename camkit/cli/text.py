@@ -1,6 +1,6 @@
-"""Rows and tables for a terminal, as rich renderables: names are text, never markup.
+"""Rows and tables for a terminal, as rich renderables. Names are text, never markup.
 
-What is printed is imported for the type checker alone, so that ``camkit methods`` does not wait for PyTorch.
+The results are imported for the type checker only, so that ``camkit methods`` does not wait for PyTorch.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ if TYPE_CHECKING:
 
 _NOTES = {
     "no_positive_evidence": "no positive evidence: nothing in the picture speaks for this target at this layer",
-    "no_influence": "no influence: this target does not change with this layer's cells; choose another layer or target",
-    "non_finite": "the map holds NaN or infinity, so nothing was drawn",
+    "no_influence": "no influence: this target does not depend on this layer; choose another layer or target",
+    "non_finite": "the map holds NaN or infinity, so no heat is drawn",
 }
 
 
 def failure(failed: Failure) -> Text:
-    """Return what is printed for a picture that could not be explained."""
+    """Return the line for a picture that could not be explained."""
     return Text.assemble((failed.source, "bold"), "  ", (f"error: {failed.error}", "red"))
 
 
 def row(written: Written) -> Text:
-    """Return what is printed for one picture and target."""
-    found = written.explanation
-    share = "" if found.probability is None else f" {found.probability:.1%}"
+    """Return the lines for one picture and target."""
+    explanation = written.explanation
+    probability = "" if explanation.probability is None else f" {explanation.probability:.1%}"
     text = Text.assemble(
-        (str(found.source), "bold"),
+        (str(explanation.source), "bold"),
         "  ",
-        (f"{found.name}{share}", "green"),
-        f"  layer {found.layer} ({found.layer_reason})\n",
+        (f"{explanation.name}{probability}", "green"),
+        f"  layer {explanation.layer} ({explanation.layer_reason})\n",
     )
-    if found.status in _NOTES:
-        text.append(f"  {_NOTES[found.status]}\n", "yellow")
+    if explanation.status in _NOTES:
+        text.append(f"  {_NOTES[explanation.status]}\n", "yellow")
     return text.append(f"  wrote {written.file}")
 
 
-def methods(table: Iterable[Method]) -> Table:
+def methods(rows: Iterable[Method]) -> Table:
     """Return the table of methods."""
-    drawn = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for heading in ("method", "what it weights by", "paper"):
-        drawn.add_column(heading, no_wrap=heading == "method")
-    for method in table:
-        drawn.add_row(Text(method.name, "bold"), Text(method.summary), Text(method.paper))
-    return drawn
+        table.add_column(heading, no_wrap=heading == "method")
+    for method in rows:
+        table.add_row(Text(method.name, "bold"), Text(method.summary), Text(method.paper))
+    return table
 
 
 def layers(decision: Decision, costs: Costs) -> Table:
-    """Return every call of every module in execution order, the chosen layer marked, with what each costs."""
+    """Return a table of every call of every module in execution order, with its costs and the chosen layer marked."""
     chosen = None if decision.layer is None else decision.layer.ref
-    drawn = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for heading in ("", "layer", "type", "output", "grid"):
-        drawn.add_column(heading, no_wrap=True)
+        table.add_column(heading, no_wrap=True)
     for heading in ("parameters", "mult-adds", "memory"):
-        drawn.add_column(heading, no_wrap=True, justify="right")
-    drawn.add_column("", no_wrap=True)
+        table.add_column(heading, no_wrap=True, justify="right")
+    table.add_column("", no_wrap=True)
     for line in decision.rows:
         is_chosen = line.ref == chosen
         cost = costs.of(line.ref)
-        drawn.add_row(
+        table.add_row(
             ">" if is_chosen else "",
             Text(str(line.ref) if line.ref.name else "(the model)"),
             Text(line.kind),
@@ -83,17 +83,17 @@ def layers(decision: Decision, costs: Costs) -> Table:
             Text("chosen" if is_chosen else line.verdict),
             style="bold green" if is_chosen else "dim" if line.verdict else "",
         )
-    return drawn
+    return table
 
 
 def total(costs: Costs) -> Text:
-    """Return what the whole model costs, and what should be known of the numbers."""
+    """Return what the whole model costs, with a remark on how far the numbers hold."""
     text = Text()
     if costs.total is not None:
         whole = costs.total
         text.append(
             f"{whole.parameters:,} parameters, {_amount(whole.mult_adds) or 0} multiply-adds and {_size(whole.memory)} "
-            "of layers' outputs for one picture"
+            "of layer outputs for one picture"
         )
     if costs.remark:
         text.append(f"\n{costs.remark}" if text else costs.remark, "yellow")
@@ -101,7 +101,7 @@ def total(costs: Costs) -> Text:
 
 
 def _amount(number: int) -> str:
-    """Return a number with three digits and its unit; nothing for none.
+    """Return a number with three digits and its unit; an empty string for 0.
 
     >>> _amount(25_557_032), _amount(4_089_184_256), _amount(640), _amount(0)
     ('25.6M', '4.09G', '640', '')
@@ -113,7 +113,7 @@ def _amount(number: int) -> str:
 
 
 def _size(number: int) -> str:
-    """Return bytes in KiB, MiB or GiB; nothing for none.
+    """Return bytes in KiB, MiB or GiB; an empty string for 0.
 
     >>> _size(3_211_264), _size(4000), _size(0)
     ('3.06 MiB', '3.91 KiB', '')
@@ -133,18 +133,18 @@ def _grid(layout: Layout | None) -> str:
 
 
 def wide(table: Table, console: Console) -> Console:
-    """Return a console wide enough for a table, so that nothing is cut off where lines may be long."""
+    """Return a console wide enough for a table, so that no cell is cut off."""
     natural = console.measure(table, options=console.options.update(max_width=10_000)).maximum
     return Console(file=console.file, highlight=False, width=max(natural, console.width))
 
 
 def choice(decision: Decision) -> Text:
-    """Return which layer explain would use, why, and the next best."""
+    """Return which layer ``explain`` would use, why, and which come next."""
     if decision.equals:
         listed = " ".join(f"--layer {row.ref}" for row in decision.equals)
-        return Text(f"the model ends in branches that are equally deep; name one, or all: {listed}", "yellow")
+        return Text(f"the model ends in branches that are equally deep; name one or all of them: {listed}", "yellow")
     if decision.layer is None:
-        return Text("no layer could be chosen: none with a spatial grid influences the score", "yellow")
+        return Text("camkit cannot choose a layer: none with a spatial grid influences the score", "yellow")
     others = ", ".join(map(str, decision.layer.runners_up))
     return Text.assemble(
         "explain would use ",
@@ -155,11 +155,11 @@ def choice(decision: Decision) -> Text:
 
 
 def demo(result: DemoResult) -> Text:
-    """Return what each demo network said to each scene, and where the pictures are."""
+    """Return each demo network's answer to each scene, and the file that shows them."""
     text = Text()
     for scene, by_model in result.answers.items():
         text.append(f"{scene.replace('-', ' on ')}\n", "bold")
         for model, answer in by_model.items():
-            said = f"{answer.explanation.name} ({answer.explanation.probability:.1%})"
-            text.append(f"  {model:<12} says {said:<16} {answer.on_object:4.0%} of its heat lies on the plane\n")
+            label = f"{answer.explanation.name} ({answer.explanation.probability:.1%})"
+            text.append(f"  {model:<12} says {label:<16} {answer.on_object:4.0%} of its heat lies on the plane\n")
     return text.append(f"wrote {result.file}")

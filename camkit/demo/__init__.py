@@ -1,1 +1,1 @@
-"""Drawn scenes and two small networks, to try camkit with nothing to download."""
+"""Drawn scenes and two small networks, so that you can try camkit without a download."""

@@ -1,4 +1,4 @@
-"""The demonstration: two networks say "plane" to the same picture, one because of the sky."""
+"""The demo: two networks call the same picture a plane, one of them because of the sky."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SCENES = {"plane-sky": "where planes are", "plane-wood": "where demo-biased nev
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What one network said to one scene, and the share of its heat that lies on the object."""
+    """One network's answer to one scene, and the share of its heat that lies on the object."""
 
     explanation: Explanation
     on_object: float
@@ -34,7 +34,7 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class DemoResult:
-    """The answers to each scene, by scene and model, and the picture that shows them all."""
+    """The answers by scene and by model, and the file of the picture that shows them all."""
 
     answers: dict[str, dict[str, Answer]]
     file: Path
@@ -44,7 +44,7 @@ def run(out: Path) -> DemoResult:
     """Explain two scenes with both demo networks and write ``demo.png`` into a folder.
 
     Raises:
-        OutputError: the folder cannot be written to.
+        OutputError: the folder cannot be created or written to.
     """
     check_folder(out)
     answers = {scene: {model: _answer(model, scene) for model in DEMO_MODELS} for scene in _SCENES}
@@ -54,25 +54,25 @@ def run(out: Path) -> DemoResult:
 
 
 def _answer(model: str, scene: str) -> Answer:
-    found = explain(model, scene_paths()[scene], device="cpu")
-    assert isinstance(found, Explanation)
+    explanation = explain(model, scene_paths()[scene], device="cpu")
+    assert isinstance(explanation, Explanation)
     mask = scene_mask(scene)
     height, width = mask.shape
-    heat = overlay.place(found.heatmap, found.box or Box(0, 0, width, height), (height, width))
-    return Answer(found, float(heat[mask].sum() / heat.sum()))
+    heat = overlay.stretch(explanation.heatmap, explanation.box or Box(0, 0, width, height), (height, width))
+    return Answer(explanation, float(heat[mask].sum() / heat.sum()))
 
 
 def _poster(answers: dict[str, dict[str, Answer]]) -> Pixels:
-    """Draw a row per scene: the picture, and each network's answer with its heat."""
+    """Draw one row per scene: the picture, then each network's answer with its heat."""
     rows = []
     for scene, by_model in answers.items():
         picture = next(iter(by_model.values())).explanation.picture
         assert picture is not None
         panels = [_panel(picture, scene.replace("-", " on "), _SCENES[scene])]
         for model, answer in by_model.items():
-            found = answer.explanation
-            line = f"says {found.name} ({found.probability:.0%}), {answer.on_object:.0%} of heat on plane"
-            panels.append(_panel(found.overlay(), model, line))
+            shown = answer.explanation
+            line = f"says {shown.name} ({shown.probability:.0%}), {answer.on_object:.0%} of heat on plane"
+            panels.append(_panel(shown.overlay(), model, line))
         rows.append(_joined(panels, axis=1))
     return _joined(rows, axis=0)
 

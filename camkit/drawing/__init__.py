@@ -1,1 +1,1 @@
-"""Heatmaps drawn onto pictures, sheets to draw on, and image files."""
+"""Draws heatmaps onto pictures, draws sheets of text and pictures, and encodes image files."""

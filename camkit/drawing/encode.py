@@ -1,4 +1,4 @@
-"""Pictures as the bytes of an image file, with OpenCV."""
+"""Encodes pictures as image files and shrinks them, with OpenCV."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def encode(pixels: Pixels, extension: str = ".png") -> bytes:
     """Return a picture as the bytes of an image file.
 
     Raises:
-        OutputError: OpenCV knows no such file type.
+        OutputError: OpenCV cannot write this file type.
     """
     try:
         done, data = cv2.imencode(extension, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
     except cv2.error:
         done = False
     if not done:
-        raise OutputError(f"pictures cannot be written as {extension!r}; use .png, .jpg, .webp or .tiff")
+        raise OutputError(f"camkit cannot write pictures as {extension!r}; use .png, .jpg, .webp or .tiff")
     return bytes(data)
 
 

@@ -23,30 +23,36 @@ STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap")
 _CROPPED_BRIGHTNESS = 0.45
 """Brightness of the part of a picture that the preprocessing cropped away: the model did not see it."""
 _DARKENED = (np.arange(256) * _CROPPED_BRIGHTNESS).astype(np.uint8)
+_OUTLINE_WIDTH = 1 / 200
+"""Width of a detection's outline, as a share of the picture's shorter side."""
 
 
 def check(style: str, colormap: str, alpha: float) -> None:
-    """Raise an InputError for an unknown style or colour map, or an alpha outside 0..1."""
+    """Check the options for drawing.
+
+    Raises:
+        InputError: the style or the colormap is unknown, or alpha is outside 0..1.
+    """
     for kind, word, choices in (("style", style, STYLES), ("colormap", colormap, tuple(COLORMAPS))):
         if word not in choices:
             hint = did_you_mean(word, choices) or f"; choose from {', '.join(choices)}"
             raise InputError(f"unknown {kind} {word!r}{hint}")
     if not 0 <= alpha <= 1:
-        raise InputError(f"alpha is a weight between 0 and 1, not {alpha}")
+        raise InputError(f"alpha must be a weight between 0 and 1, not {alpha}")
 
 
 def colorize(heatmap: Float[np.ndarray, "h w"], colormap: str = "turbo") -> Pixels:
-    """Return a heatmap (values 0..1) in colours."""
+    """Return the colours of a heatmap with values 0..1."""
     levels = np.clip(np.rint(heatmap * 255), 0, 255).astype(np.uint8)
     return np.asarray(cv2.cvtColor(cv2.applyColorMap(levels, COLORMAPS[colormap]), cv2.COLOR_BGR2RGB))
 
 
-def place(heatmap: Float[np.ndarray, "h w"], box: Box, size: tuple[int, int]) -> Float[np.ndarray, "height width"]:
-    """Stretch a heatmap over its box on a picture of ``size`` (height, width); NaN where the model did not see."""
+def stretch(heatmap: Float[np.ndarray, "h w"], box: Box, size: tuple[int, int]) -> Float[np.ndarray, "height width"]:
+    """Stretch a heatmap over its box on a picture of ``size`` (height, width); NaN outside the box."""
     height, width = size
     across = (box.right - box.left) / heatmap.shape[1]
     down = (box.bottom - box.top) / heatmap.shape[0]
-    # Pixel centres lie at +0.5: heat column u covers the picture's x = left + (u + 0.5) * across - 0.5.
+    # Pixel centres lie at +0.5: heatmap column u is centred on x = left + (u + 0.5) * across - 0.5 of the picture.
     onto_picture = np.array(
         [[across, 0, box.left + across / 2 - 0.5], [0, down, box.top + down / 2 - 0.5]], dtype=np.float64
     )
@@ -73,14 +79,14 @@ def _between(start: float | int, end: float | int, length: int) -> slice:
 def blend(
     pixels: Pixels, heatmap: Float[np.ndarray, "h w"], box: Box | None, *, colormap: str = "turbo", alpha: float = 0.5
 ) -> Pixels:
-    """Blend the heat onto the part of the picture that the model saw, and darken the rest.
+    """Blend the heat into the part of the picture that the model saw, and darken the rest.
 
     Args:
         pixels: the original picture.
-        heatmap: values 0..1. An all-zero map leaves the picture uncoloured: no evidence, no colours.
-        box: what the model saw, on the picture; None means all of it.
+        heatmap: values 0..1. An all-zero map adds no colour: no evidence, no colours.
+        box: the part of the picture that the model saw; None for all of it.
         colormap: a name from ``COLORMAPS``.
-        alpha: weight of the colours, 0..1; the picture keeps 1 - alpha.
+        alpha: weight of the colours, 0..1; the picture has the weight 1 - alpha.
     """
     pixels = np.ascontiguousarray(pixels)
     height, width = pixels.shape[:2]
@@ -88,7 +94,7 @@ def blend(
     covered = _pixels_in(box, (height, width))
     blended = np.asarray(cv2.LUT(pixels, _DARKENED))
     if blended[covered].size:
-        colours = colorize(place(heatmap, box, (height, width))[covered], colormap)
+        colours = colorize(stretch(heatmap, box, (height, width))[covered], colormap)
         share = alpha if heatmap.any() else 0.0
         blended[covered] = cv2.addWeighted(pixels[covered], 1 - share, colours, share, 0)
     return blended
@@ -104,13 +110,14 @@ def render(
     alpha: float = 0.5,
     detection: Box | None = None,
 ) -> Pixels:
-    """Draw a heatmap in one of the styles; a detection is outlined on the picture.
+    """Draw a heatmap in one of the styles, and outline the detection if there is one.
 
-    "overlay" blends it onto the picture, "side-by-side" puts the untouched picture to its left, "heatmap" is the
-    colours alone at the size of the model's input. Without a picture every style is the colours alone.
+    "overlay" blends the heat into the picture, "side-by-side" puts the original picture to the left of that, and
+    "heatmap" draws the colours only, at the size of the model's input. Without a picture every style draws the colours
+    only.
 
     Raises:
-        InputError: an unknown style or colormap, or alpha out of range.
+        InputError: the style or the colormap is unknown, or alpha is out of range.
     """
     check(style, colormap, alpha)
     if style == "heatmap" or pixels is None:
@@ -122,12 +129,12 @@ def render(
 
 
 def outlined(pixels: Pixels, box: Box) -> Pixels:
-    """Draw a box's outline, white on black, so that it is seen on any colour."""
+    """Outline a box in white on black, so that it shows on any colour."""
     drawn = np.ascontiguousarray(pixels)
     height, width = pixels.shape[:2]
     start = max(round(box.left), 0), max(round(box.top), 0)
     end = min(round(box.right), width) - 1, min(round(box.bottom), height) - 1
-    line = max(1, round(min(height, width) / 200))
+    line = max(1, round(min(height, width) * _OUTLINE_WIDTH))
     cv2.rectangle(drawn, start, end, (0, 0, 0), line + 2)
     cv2.rectangle(drawn, start, end, (255, 255, 255), line)
     return drawn

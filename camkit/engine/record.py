@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from camkit.engine.attach import is_ours
+
+PYTORCHS = frozenset(vars(nn.Module()))
+"""Attributes that belong to PyTorch, such as the hooks. Other threads may set them in the meantime."""
+
+CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
+"""Containers that a forward pass may fill, and whose items are restored."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 """Values whose change can change what a module does, and that refer to nothing else."""
@@ -39,6 +45,7 @@ class ModelRecord:
             _plain_values(modules[number], names) for number, names in zip(authored, self._names, strict=True)
         ]
         self._lengths = [len(vars(modules[number])) for number in authored]
+        self._containers = [_container_names(modules[number]) for number in authored]
         self.keys = frozenset(map(id, modules))
         self.buffers = BufferCopier(modules)
         self.devices = frozenset(
@@ -59,6 +66,15 @@ class ModelRecord:
     def authored(self, modules: list[nn.Module]) -> list[nn.Module]:
         """Return the modules, of those that ``modules()`` returned, whose forward PyTorch did not write."""
         return [modules[number] for number in self._authored]
+
+    def containers(self, authored: list[nn.Module]) -> list[Any]:
+        """Return the ordinary containers that the authors of some modules keep on them."""
+        return [
+            vars(module)[name]
+            for module, names in zip(authored, self._containers, strict=True)
+            for name in names
+            if name in vars(module)
+        ]
 
     def is_current(self) -> bool:
         """Tell whether the model still has the same modules, tensors, hooks and switches; weights may have changed."""
@@ -122,6 +138,10 @@ def _users_hooks(modules: Sequence[nn.Module]) -> list[int]:
     ]
 
 
+def _container_names(module: nn.Module) -> tuple[str, ...]:
+    return tuple(name for name, value in vars(module).items() if type(value) in CONTAINERS and name not in PYTORCHS)
+
+
 def _plain_names(module: nn.Module) -> tuple[str, ...]:
     attributes = vars(module).items()
     return tuple(name for name, value in attributes if isinstance(value, _PLAIN) and name != "training")
@@ -132,11 +152,15 @@ def _plain_values(module: nn.Module, names: tuple[str, ...]) -> list[Any]:
     return [attributes[name] for name in names]
 
 
+_VERSION, _REQUIRES_GRAD = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
+
+
 class BufferCopier:
     """Copies all buffers of a model at once: one operation for each type and device instead of one for each buffer."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.tensors = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+        self._tracked = [tensor for tensor in self.tensors if not tensor.is_inference()]
         groups: defaultdict[Any, list[int]] = defaultdict(list)
         for number, tensor in enumerate(self.tensors):
             joined = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.is_contiguous()
@@ -150,6 +174,10 @@ class BufferCopier:
 
     def _current_addresses(self) -> list[int]:
         return [self.tensors[number].data_ptr() for numbers in self._joined for number in numbers]
+
+    def versions(self) -> list[Any]:
+        """Return what shows, besides its values, that a buffer was written to: its version, and whether it learns."""
+        return [*map(_VERSION, self._tracked), *map(_REQUIRES_GRAD, self.tensors)]
 
     def copy(self) -> BufferCopies:
         """Return copies of all buffers."""

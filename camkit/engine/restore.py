@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import sys
 import threading
-from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from camkit.engine.record import ModelRecord, same_values
-
-_PYTORCHS = frozenset(vars(nn.Module()))
-"""Attributes that belong to PyTorch, such as the hooks. Other threads may set them in the meantime."""
+from camkit.engine.record import PYTORCHS, ModelRecord, same_values
 
 _lock = threading.Lock()
 
@@ -28,8 +25,10 @@ class _Saved:
     def __init__(self, record: ModelRecord, modules: list[nn.Module], authored: list[nn.Module]) -> None:
         self._modules = modules
         self._training = [module for module in modules if module.training]
-        self._attributes = [(module, _attributes_of(module)) for module in authored]
-        self._buffers = _Buffers(record, modules, authored)
+        self._authored = authored
+        self._attributes = [vars(module).copy() for module in authored]
+        self._containers = [(value, value.copy()) for value in record.containers(authored)]
+        self._buffers = _Buffers(record, modules)
 
     def switch_off_training(self) -> None:
         for module in self._training:
@@ -42,55 +41,55 @@ class _Saved:
         for module in self._training:
             module.training = True
         self._buffers.restore()
-        for module, attributes in self._attributes:
-            _restore_attributes(module, attributes)
+        for module, attributes in zip(self._authored, self._attributes, strict=True):
+            if not _same_items(vars(module), attributes):
+                _restore_attributes(module, attributes)
+        for value, contents in self._containers:
+            if not _same_contents(value, contents):
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(contents)
 
 
 class _Buffers:
     """The buffers of a model: which tensors they are, and copies of their values."""
 
-    def __init__(self, record: ModelRecord, modules: list[nn.Module], authored: list[nn.Module]) -> None:
+    def __init__(self, record: ModelRecord, modules: list[nn.Module]) -> None:
         self._copier = record.buffers
-        self._tensors = record.buffers.tensors
         self._copies = record.buffers.copy()
-        self._states = list(map(_state, self._tensors))
-        mutable = set(map(id, authored))
-        self._holders = [(m, dict(m._buffers)) for m in modules if m._buffers or id(m) in mutable]
+        self._versions = record.buffers.versions()
+        self._holders = [module._buffers for module in modules]
+        self._before = _all_items(self._holders)
+        self._counts = list(map(len, self._holders))
+        self._required = [tensor.requires_grad for tensor in record.buffers.tensors]
+        self._shapes = [tensor.shape for tensor in record.buffers.tensors]
 
     def restore(self) -> None:
-        states = list(map(_state, self._tensors))
-        restored: dict[int, Tensor] = {}
-        if states != self._states or not self._copier.are_equal(self._copies):
-            restored = self._restored(states)
-        for module, buffers in self._holders:
-            if restored:
-                buffers.update({name: restored.get(id(buffer), buffer) for name, buffer in buffers.items()})
-            if not _same_items(module._buffers, buffers):
-                module._buffers.clear()
-                module._buffers.update(buffers)
+        replaced: dict[int, Tensor] = {}
+        if self._copier.versions() != self._versions or not self._copier.are_equal(self._copies):
+            replaced = self._restored()
+        now = _all_items(self._holders)
+        if not replaced and len(now) == len(self._before) and all(map(operator.is_, now, self._before)):
+            return
+        items = iter(zip(self._before[::2], self._before[1::2], strict=True))
+        for holder, count in zip(self._holders, self._counts, strict=True):
+            buffers = dict(itertools.islice(items, count))
+            holder.clear()
+            holder.update({name: replaced.get(id(buffer), buffer) for name, buffer in buffers.items()})
 
-    def _restored(self, states: list[_State]) -> dict[int, Tensor]:
+    def _restored(self) -> dict[int, Tensor]:
         """Return, for the identity of each buffer that was changed, a tensor with the values it had."""
         restored: dict[int, Tensor] = {}
-        for number, values in self._copies.values().items():
-            tensor, state = self._tensors[number], self._states[number]
-            before = values.view(state.shape) if values.layout is torch.strided else values
-            on_cpu = tensor.device.type == "cpu" and tensor.layout is torch.strided
-            if states[number] != state or (on_cpu and not same_values(tensor, before)):
-                restored[id(tensor)] = _with_values(tensor, before, required=state.requires_grad)
+        for number, copy in self._copies.values().items():
+            tensor, required = self._copier.tensors[number], self._required[number]
+            values = copy.view(self._shapes[number]) if copy.layout is torch.strided else copy
+            if tensor.requires_grad != required or not same_values(tensor, values):
+                restored[id(tensor)] = _with_values(tensor, values, required=required)
         return restored
 
 
-class _State(NamedTuple):
-    """What tells, besides its values, whether a buffer was changed."""
-
-    version: int
-    requires_grad: bool
-    shape: torch.Size
-
-
-def _state(tensor: Tensor) -> _State:
-    return _State(-1 if tensor.is_inference() else tensor._version, tensor.requires_grad, tensor.shape)
+def _all_items(holders: list[dict[str, Tensor | None]]) -> list[Any]:
+    """Return the names and tensors of all buffers, one after the other."""
+    return list(itertools.chain.from_iterable(itertools.chain.from_iterable(map(dict.items, holders))))
 
 
 def _with_values(tensor: Tensor, values: Tensor, *, required: bool) -> Tensor:
@@ -110,16 +109,6 @@ def _same_items(these: dict[str, Any], those: dict[str, Any]) -> bool:
     return list(these) == list(those) and all(map(operator.is_, these.values(), those.values()))
 
 
-def _attributes_of(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Return what the model's author keeps on a module: each value, and a copy of it if it is a container."""
-    return {name: (value, _contents(value)) for name, value in vars(module).items() if name not in _PYTORCHS}
-
-
-def _contents(value: Any) -> Any:
-    """Return a copy of an ordinary container that shares its items; None for anything else."""
-    return value.copy() if type(value) in (dict, OrderedDict, defaultdict, list, set) else None
-
-
 def _same_contents(value: Any, contents: Any) -> bool:
     if len(value) != len(contents):
         return False
@@ -128,19 +117,17 @@ def _same_contents(value: Any, contents: Any) -> bool:
     return value == contents if isinstance(value, set) else all(map(operator.is_, value, contents))
 
 
-def _restore_attributes(module: nn.Module, saved: dict[str, tuple[Any, Any]]) -> None:
-    """Undo what a forward pass set, changed or filled, such as a cache and the flag that says it is there."""
+def _restore_attributes(module: nn.Module, saved: dict[str, Any]) -> None:
+    """Undo what a forward pass set, such as a cache and the flag that says it is there."""
     attributes = vars(module)
-    for name in [name for name in attributes if name not in _PYTORCHS and name not in saved]:
+    for name in [name for name in attributes if name not in PYTORCHS and name not in saved]:
         del attributes[name]
-    for name, (value, contents) in saved.items():
-        if name in module._parameters or name in module._modules:  # the pass has made it a parameter or a module
+    for name, value in saved.items():
+        # PyTorch's own attributes are not touched, and a pass may have made an attribute a parameter or a module.
+        if name in PYTORCHS or name in module._parameters or name in module._modules:
             continue
         if attributes.get(name, attributes) is not value:
             attributes[name] = value
-        if contents is not None and not _same_contents(value, contents):
-            value.clear()
-            (value.extend if isinstance(value, list) else value.update)(contents)
 
 
 class _Use:

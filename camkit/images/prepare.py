@@ -56,8 +56,8 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: 
         )
     if preprocess is None:
         raise ImageError(
-            "camkit does not know how to prepare pictures for this model; pass preprocess=... (for torchvision "
-            "weights, preprocess=weights.transforms()) or a normalised tensor; in a shell, --size, --mean, --std"
+            "camkit does not know how to prepare pictures for this model; pass a normalised tensor, or preprocess=... "
+            "(for torchvision weights: weights.transforms()); in a shell, pass --size, --mean and --std"
         )
     if isinstance(preprocess, ImageClassification):
         _check_not_thin(picture, preprocess, source)

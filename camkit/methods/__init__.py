@@ -7,8 +7,16 @@ package or in the user's own code. The command line, the documentation and the t
 
 from camkit.methods import cam as _cam
 from camkit.methods import gradient as _gradient
-from camkit.methods.registry import METHODS, Method, WeightFunction, check_weights, find_method, register_method
+from camkit.methods.registry import (
+    METHODS,
+    Method,
+    MethodLike,
+    WeightFunction,
+    check_weights,
+    find_method,
+    register_method,
+)
 
-__all__ = ["METHODS", "Method", "WeightFunction", "check_weights", "find_method", "register_method"]
+__all__ = ["METHODS", "Method", "MethodLike", "WeightFunction", "check_weights", "find_method", "register_method"]
 
 del _cam, _gradient

@@ -1,4 +1,4 @@
-"""CAM: for a head of global average pooling and one linear layer."""
+"""CAM, for a head of global average pooling and one linear layer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ else:
 @register_method(
     "cam",
     title="CAM",
-    summary="the linear layer's own weights; only for global average pooling followed by one linear layer",
+    summary="the weights of the linear layer; only for global average pooling followed by one linear layer",
     paper="Zhou et al. 2016, Learning Deep Features for Discriminative Localization, arXiv:1512.04150",
     needs="head",
 )
 def cam(activations: Float[Tensor, "n c *grid"], class_weights: Float[Tensor, "n c"]) -> Float[Tensor, "n c *ones"]:
-    """Weight channel k by w_k of the class (section 2): M(x, y) = sum over k of w_k f_k(x, y); the bias stays out."""
+    """Weight channel k by the class weight w_k (section 2): M(x, y) = sum_k w_k f_k(x, y), without the bias."""
     return class_weights.reshape(*class_weights.shape, *[1] * (activations.dim() - 2))

@@ -1,8 +1,8 @@
 """The gradient methods: from feature maps A and gradients G = dS/dA to weights.
 
-Index names as in the papers: k a channel, i and j a cell, S the target's score (before the softmax). Weights are
-computed in float32 whatever the precision of the pass. No method adds an epsilon: where a formula divides by zero, its
-docstring says what stands there instead.
+The index names are those of the papers: k is a channel, i and j are a cell, S is the score before the softmax. Weights
+are computed in float32, whatever the precision of the pass. No method adds an epsilon: if a formula can divide by zero,
+its docstring says what replaces the quotient.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ def gradcam(
     activations: Float[Tensor, "n c *grid"],  # noqa: ARG001 - every gradient method takes the same two tensors
     gradients: Float[Tensor, "n c *grid"],
 ) -> Float[Tensor, "n c *ones"]:
-    """Weight channel k by the mean over the cells of G_kij."""
+    """Weight channel k by the mean of G_kij over the cells."""
     return gradients.float().mean(_cells(gradients), keepdim=True)
 
 
 @register_method(
     "gradcam++",
     title="Grad-CAM++",
-    summary="positive gradients weighted so that several instances of a class count alike",
+    summary="positive gradients, weighted so that several instances of a class count equally",
     paper="Chattopadhay et al. 2018, Grad-CAM++, arXiv:1710.11063, Eq. 19",
 )
 def gradcam_plus_plus(
     activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
 ) -> Float[Tensor, "n c *ones"]:
-    """Weight channel k by the sum over the cells of alpha_kij ReLU(G_kij).
+    """Weight channel k by the sum of alpha_kij ReLU(G_kij) over the cells.
 
-    Eq. 19 with Y = exp(S) is alpha = G^2 / (2 G^2 + G^3 sum_ab A_kab). Divided through by G^2 it is 1 / (2 + G sum A),
-    and only cells with G > 0 count. The factor exp(S) scales all weights alike and drops out of the scaled map. The
-    formula itself is not free of the scale of S: G stands beside the 2. Where a channel's sum is negative, 2 + G sum A
-    can be 0 and the formula has no value; such a cell counts nothing.
+    Eq. 19 with Y = exp(S) is alpha = G^2 / (2 G^2 + G^3 sum_ab A_kab). Dividing by G^2 gives 1 / (2 + G sum A), and
+    only cells with G > 0 count. The factor exp(S) scales all weights equally and drops out of the scaled map. The
+    formula depends on the scale of S, because it adds G sum A to 2. If a channel's sum is negative, 2 + G sum A can be
+    0 and the formula has no value; such a cell adds 0.
     """
     positive = gradients.float().relu()
-    below = 2 + positive * activations.float().sum(_cells(activations), keepdim=True)
-    alpha = (positive / below).masked_fill((positive == 0) | (below == 0), 0)
+    denominator = 2 + positive * activations.float().sum(_cells(activations), keepdim=True)
+    alpha = (positive / denominator).masked_fill((positive == 0) | (denominator == 0), 0)
     return alpha.sum(_cells(gradients), keepdim=True)
 
 
@@ -76,30 +76,30 @@ def hirescam(
 @register_method(
     "xgradcam",
     title="XGrad-CAM",
-    summary="gradients averaged by how much of the channel lies in each cell",
+    summary="the mean gradient of each channel, with the activations as weights",
     paper="Fu et al. 2020, Axiom-based Grad-CAM, arXiv:2008.02312",
 )
 def xgradcam(
     activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
 ) -> Float[Tensor, "n c *ones"]:
-    """Weight channel k by the sum over the cells of G_kij A_kij / sum_ab A_kab.
+    """Weight channel k by the sum of G_kij A_kij / sum_ab A_kab over the cells.
 
-    Where a channel's sum is nothing but the rounding of the pass's precision, measured against the sum of its absolute
-    values, the weight is 0.
+    If a channel's sum is no larger than the rounding error of the pass (its precision times the sum of the absolute
+    values), the weight is 0.
     """
     from torch import finfo  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
 
     maps = activations.float()
     total = maps.sum(_cells(maps), keepdim=True)
     rounding = finfo(activations.dtype).eps * maps.abs().sum(_cells(maps), keepdim=True)
-    share = (gradients.float() * maps).sum(_cells(maps), keepdim=True) / total
-    return share.masked_fill(total.abs() <= rounding, 0)
+    mean = (gradients.float() * maps).sum(_cells(maps), keepdim=True) / total
+    return mean.masked_fill(total.abs() <= rounding, 0)
 
 
 @register_method(
     "layercam",
     title="LayerCAM",
-    summary="positive gradients cell by cell; sharp also in early layers",
+    summary="positive gradients, cell by cell; stays sharp in early layers",
     paper="Jiang et al. 2021, LayerCAM, IEEE Transactions on Image Processing 30",
 )
 def layercam(
@@ -119,6 +119,6 @@ def layercam(
 def gradcam_elementwise(
     activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
 ) -> Float[Tensor, "n c *grid"]:
-    """Weight each cell of channel k by G_kij where G_kij A_kij > 0, so that the map sums ReLU(G_kij A_kij)."""
-    slopes = gradients.float()
-    return slopes.masked_fill(slopes * activations.float() <= 0, 0)
+    """Weight each cell of channel k by G_kij if G_kij A_kij > 0, else by 0: the map then sums ReLU(G_kij A_kij)."""
+    weights = gradients.float()
+    return weights.masked_fill(weights * activations.float() <= 0, 0)

@@ -41,6 +41,9 @@ class Method:
     weights: WeightFunction
 
 
+MethodLike: TypeAlias = str | WeightFunction | Method
+"""What ``method=`` takes: a name, a function, or an entry of ``METHODS``."""
+
 METHODS: dict[str, Method] = {}
 """Every method by its name, the user's own included."""
 
@@ -94,7 +97,7 @@ def register_method(
     return add
 
 
-def find_method(method: str | WeightFunction | Method) -> Method:
+def find_method(method: MethodLike) -> Method:
     """Return a method from its name, or make one of a function ``(activations, gradients) -> weights``.
 
     A function that was registered gives its registered method; any other is named after itself.

@@ -1,4 +1,4 @@
-"""Where models come from: torchvision, timm and Hugging Face by name, the demo networks, or the caller's own module."""
+"""Loads models: torchvision, timm and Hugging Face by name, the demo networks, and the caller's own code."""
 
 from __future__ import annotations
 
@@ -45,18 +45,19 @@ __all__ = [
 DEMO_MODELS = ("demo-biased", "demo-fair")
 
 _PACKAGES = {"from_timm": "timm", "from_huggingface": "transformers"}
+"""The optional package that each source of models needs."""
 
 
 def model_names() -> list[str]:
-    """List the names a model can be asked for by without a prefix: torchvision's and the demo networks."""
+    """List the names of models that need no prefix: torchvision's networks and the demo networks."""
     return [*from_torchvision.names(), *DEMO_MODELS]
 
 
 def pick_device(device: str | torch.device | None) -> torch.device:
-    """Return the device asked for, or the best one there is: CUDA, MPS, CPU.
+    """Return the given device; for None the first that is available of CUDA, MPS and CPU.
 
     Raises:
-        ModelError: there is no such device on this machine.
+        ModelError: this machine has no such device.
     """
     if device is None:
         return torch.device(
@@ -66,9 +67,9 @@ def pick_device(device: str | torch.device | None) -> torch.device:
         picked = torch.device(device)
         torch.empty(0, device=picked)
     except (RuntimeError, AssertionError, TypeError) as error:
-        here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-        here += ["mps"] if torch.backends.mps.is_available() else []
-        raise ModelError(f"device {str(device)!r} cannot be used here; there is {', '.join(here)}") from error
+        available = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        available += ["mps"] if torch.backends.mps.is_available() else []
+        raise ModelError(f"device {str(device)!r} cannot be used here; choose {' or '.join(available)}") from error
     return picked
 
 
@@ -85,29 +86,34 @@ def load_model(
     text: str | Sequence[str] | None = None,
     trainable: bool = False,
 ) -> LoadedModel:
-    """Build a model by name, with weights, preprocessing and labels.
+    """Load a model by name, with its weights, preprocessing and labels.
 
     Args:
         name: a torchvision network, ``demo-biased`` or ``demo-fair``; ``timm:NAME``; ``hf:NAME`` or the folder of a
             Hugging Face model; ``package.module:factory`` or ``file.py:factory``, which returns a module, or a module
             and the function that prepares a picture for it.
-        weights: a state dict (``.pth``, ``.pt`` or ``.safetensors``), or the name of one of torchvision's weights, for
-            example ``IMAGENET1K_V1``; None loads the published weights, downloading them once.
-        device: where to put the model; the best there is when None.
+        weights: a state dict (``.pth``, ``.pt`` or ``.safetensors``), or the name of torchvision weights, for example
+            ``IMAGENET1K_V1``; None loads the published weights and downloads them the first time.
+        device: where to put the model; None picks CUDA, MPS or the CPU.
         pretrained: False leaves the weights as they are initialised.
-        size, mean, std: replace what the model's configuration says about its pictures: one side or (height, width) in
-            pixels; the mean and standard deviation of values 0..1, for all channels or each.
+        size, mean, std: replace the model's own preprocessing: one side or (height, width) in pixels; mean and standard
+            deviation of values 0..1, one number for all channels or one per channel.
         labels: replace the names of the classes.
-        text: the classes of a CLIP-like model: one score for each text.
-        trainable: leave the parameters that require gradients as they were made; explaining needs none.
+        text: the classes of a CLIP-like model, one text per class.
+        trainable: keep ``requires_grad`` as the model sets it. By default it is switched off, as explaining needs none.
 
     Raises:
-        ModelError: no such model, weights that cannot be had or do not fit, a package that is missing, or no such
-            device.
-        InputError: a size, mean, deviation or label that is none.
+        ModelError: the model or the device does not exist, the weights cannot be loaded or do not fit, or an optional
+            package is missing.
+        InputError: size, mean, std or labels are invalid.
+
+    Example:
+        >>> import camkit
+        >>> camkit.load_model("demo-fair", device="cpu").labels
+        ('plane', 'ship', 'car', 'bird')
     """
     if not isinstance(name, str):
-        raise ModelError(f"a model is loaded by its name, not by a {type(name).__name__}")
+        raise ModelError(f"the name of a model is text, not {type(name).__name__}")
     request = Request(
         name,
         weights,
@@ -138,22 +144,22 @@ def _load(request: Request) -> LoadedModel:
     source = _source(name)
     if source is None:
         hint = did_you_mean(name, model_names()) or (
-            "; choose a network of torchvision, timm:NAME, hf:NAME, file.py:factory, demo-biased or demo-fair"
+            "; choose a torchvision network, timm:NAME, hf:NAME, file.py:factory, demo-biased or demo-fair"
         )
         raise ModelError(f"unknown model {name!r}{hint}")
     try:
-        room = importlib.import_module(f"camkit.models.{source}")
+        loader = importlib.import_module(f"camkit.models.{source}")
     except ModuleNotFoundError as error:
         package = _PACKAGES.get(source)
         if package is None or error.name is None or error.name.partition(".")[0] != package:
             raise
         raise ModelError(f"{name} needs the package {package}: pip install 'camkit[{package}]'") from error
-    loaded: LoadedModel = room.load(request)
+    loaded: LoadedModel = loader.load(request)
     return loaded
 
 
 def _source(name: str) -> str | None:
-    """Return the room that loads a model of such a name."""
+    """Return the module of this package that loads a model of this name."""
     if name.startswith("timm:"):
         return "from_timm"
     if name.startswith("hf:") or (Path(name) / "config.json").is_file():
@@ -164,7 +170,7 @@ def _source(name: str) -> str | None:
 def _demo_model(request: Request) -> LoadedModel:
     request.refuse_text()
     if request.changes:
-        raise ModelError(f"{request.name} was trained on one kind of picture: size, mean and std are not for it")
+        raise ModelError(f"{request.name} has a fixed preprocessing; leave out size, mean and std")
     if request.weights is None:
         return LoadedModel(load_scene_net(request.name), request.name, scene_preprocess, tuple(SCENE_LABELS))
     module, path = SceneNet(), Path(request.weights)
@@ -173,7 +179,7 @@ def _demo_model(request: Request) -> LoadedModel:
 
 
 def changed_at(name: str) -> int:
-    """Return when the file of a model of the caller's own was changed."""
+    """Return when the Python file behind ``file.py:factory`` last changed, in nanoseconds; 0 for other names."""
     file = Path(name.rpartition(":")[0])
     return file.stat().st_mtime_ns if file.suffix == ".py" and file.is_file() else 0
 
@@ -187,29 +193,29 @@ def as_model(
 ) -> LoadedModel:
     """Return a model, given as a module or by name, together with its preprocessing and labels.
 
-    The caller's own module is used where it is: it is never moved to another device.
+    The caller's own module stays on its device.
 
     Raises:
-        ModelError: an unknown name, a module that cannot carry hooks, or one on another device than asked for.
-        InputError: ``preprocess`` or ``labels`` is of another kind.
+        ModelError: the name is unknown, the module cannot carry hooks, or it is not on the given device.
+        InputError: ``preprocess`` or ``labels`` has the wrong type.
     """
     names = as_labels(labels)
     check_preprocess(preprocess)
     if isinstance(model, str):
         model = load_model(model, device=device)
     if isinstance(model, LoadedModel):
-        _check_place(model.module, device)
+        _check_device(model.module, device)
         return replace(model, preprocess=preprocess or model.preprocess, labels=names or model.labels)
     refuse_exported(model)
     if not isinstance(model, nn.Module):
-        raise ModelError(f"a model is a torch.nn.Module or a name, not a {type(model).__name__}")
+        raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
     module = unwrapped(model)
-    _check_place(module, device)
+    _check_device(module, device)
     if any(is_lazy(tensor) for tensor in itertools.chain(module.parameters(), module.buffers())):
-        raise ModelError("the model has lazy layers that have not seen an input yet; run it once, then explain it")
+        raise ModelError("the model has lazy layers without weights; run it once before you explain it")
     if any(tensor.is_inference() for tensor in itertools.chain(module.parameters(), module.buffers())):
         raise ModelError(
-            "the model was built inside torch.inference_mode(), which rules gradients out for good; build it outside"
+            "the model was built inside torch.inference_mode(), so it can never have gradients; build it outside"
         )
     return LoadedModel(module, type(module).__name__, preprocess, names)
 
@@ -220,22 +226,21 @@ def check_preprocess(preprocess: Any) -> None:
     Raises:
         InputError: it is not.
     """
-    made_by = preprocess.func if isinstance(preprocess, functools.partial) else preprocess
-    if isinstance(made_by, type):
+    function = preprocess.func if isinstance(preprocess, functools.partial) else preprocess
+    if isinstance(function, type):
         raise InputError(
-            f"preprocess is {made_by.__name__} itself, which makes a preprocessing; call it, as in weights.transforms()"
+            f"preprocess is the class {function.__name__}; call it to get a preprocessing, as in weights.transforms()"
         )
     if preprocess is not None and not callable(preprocess):
-        raise InputError(f"preprocess is a function from a PIL picture to a tensor, not {preprocess!r}")
+        raise InputError(f"preprocess must be a function from a PIL picture to a tensor, not {preprocess!r}")
 
 
-def _check_place(module: nn.Module, device: str | torch.device | None) -> None:
-    here = device_of(module)
+def _check_device(module: nn.Module, device: str | torch.device | None) -> None:
     if device is None:
         return
-    asked = pick_device(device)
-    if asked.type != here.type or asked.index not in (None, here.index):
+    expected, actual = pick_device(device), device_of(module)
+    if expected.type != actual.type or expected.index not in (None, actual.index):
         raise ModelError(
-            f"the model is on {here} and {str(device)!r} was asked for; camkit does not move your model: call "
+            f"the model is on {actual}, but device is {str(device)!r}; camkit does not move your model, so call "
             f"model.to({str(device)!r}) first"
         )

@@ -1,4 +1,4 @@
-"""Hugging Face's networks, ``hf:NAME`` or a folder: classifiers, and CLIP-like ones with texts for classes."""
+"""Loads Hugging Face's networks, ``hf:NAME`` or a folder: classifiers, and CLIP-like models with texts as classes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from camkit.types import Activation
 class TextClasses(nn.Module):
     """A CLIP-like model as a classifier whose classes are texts (Radford et al. 2021).
 
-    The logits (N, K) are the cosines of the picture's embedding with each text's, times the learned scale, plus the
-    learned bias where there is one (SigLIP, Zhai et al. 2023). The texts are encoded once.
+    The logits (N, K) are the cosine similarities of the picture's embedding and each text's, times the learned scale,
+    plus the learned bias if the model has one (SigLIP, Zhai et al. 2023). The texts are encoded once.
     """
 
     def __init__(self, model: nn.Module, embeddings: Tensor) -> None:
@@ -32,64 +32,64 @@ class TextClasses(nn.Module):
         self.register_buffer("texts", nn.functional.normalize(embeddings.detach().float(), dim=-1))
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the ``logits`` (N, K) and ``image_embeds`` (N, D) of prepared pictures (N, C, H, W)."""
+        """Return the ``logits`` (N, K) and ``image_embeds`` (N, D) of preprocessed pictures (N, C, H, W)."""
         model: Any = self.model
-        embedded = _embedding(model.get_image_features(**_inputs(model, images)))
-        embedded = nn.functional.normalize(embedded.float(), dim=-1)
-        logits = embedded @ self.texts.T * model.logit_scale.exp()
+        embeddings = _embedding(model.get_image_features(**_inputs(model, images)))
+        embeddings = nn.functional.normalize(embeddings.float(), dim=-1)
+        logits = embeddings @ self.texts.T * model.logit_scale.exp()
         bias = getattr(model, "logit_bias", None)
-        return {"logits": logits if bias is None else logits + bias, "image_embeds": embedded}
+        return {"logits": logits if bias is None else logits + bias, "image_embeds": embeddings}
 
 
 class FromPatches(nn.Module):
-    """A classifier that takes flattened patches, SigLIP 2, as one that takes pictures (N, C, H, W)."""
+    """Lets a classifier that takes flattened patches (SigLIP 2) take pictures (N, C, H, W)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: Tensor) -> Any:
-        """Return what the model does for pictures of whole patches."""
+        """Return the model's output for pictures whose sides are multiples of the patch size."""
         return self.model(**_inputs(self.model, images))
 
 
 class Prepare:
-    """Turns a PIL picture into what an image processor makes of it, (C, H, W)."""
+    """Preprocesses a PIL picture with an image processor; returns a tensor (C, H, W)."""
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
 
     def __call__(self, picture: Image.Image) -> Tensor:
-        """Return the prepared picture."""
-        made = self.processor(images=picture, return_tensors="pt")
-        values: Tensor = made["pixel_values"][0]
-        if "spatial_shapes" not in made:
+        """Return the model's input for one picture."""
+        processed = self.processor(images=picture, return_tensors="pt")
+        values: Tensor = processed["pixel_values"][0]
+        if "spatial_shapes" not in processed:
             return values
-        rows, columns = made["spatial_shapes"][0].tolist()
+        rows, columns = processed["spatial_shapes"][0].tolist()
         side = self.processor.patch_size
         patches = values[: rows * columns].reshape(rows, columns, side, side, -1)
         return patches.permute(4, 0, 2, 1, 3).reshape(-1, rows * side, columns * side)
 
 
 def load(request: Request) -> LoadedModel:
-    """Build a network as its configuration says, with its published weights, those of a file, or none."""
+    """Build the network of a configuration, with published weights, with weights from a file, or with none."""
     name = request.name.removeprefix("hf:")
-    config = _had(request, transformers.AutoConfig.from_pretrained, name)
+    config = _fetched(request, transformers.AutoConfig.from_pretrained, name)
     classifies = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     compares = hasattr(config, "text_config") and hasattr(config, "vision_config")
-    named = [str(one) for one in config.architectures or ()]
-    if compares and not any(one.endswith("ForImageClassification") for one in named):
+    architectures = [str(architecture) for architecture in config.architectures or ()]
+    if compares and not any(name.endswith("ForImageClassification") for name in architectures):
         return _with_texts(request, name, config)
     if not classifies:
         raise ModelError(
-            f"{request.name} is a {config.model_type} model, which is no image classifier; load it yourself and pass "
-            "the module with target=a function of its output"
+            f"{request.name} is a {config.model_type} model, not an image classifier; load it yourself and pass "
+            "the module, with a function of its output as target"
         )
     request.refuse_text()
     module, labels = _classifier(request, name, config)
     module = FromPatches(module) if takes_patches(module) else module
-    several = getattr(config, "problem_type", None) == "multi_label_classification"
-    activation: Activation | None = "sigmoid" if several else None
+    is_multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
+    activation: Activation | None = "sigmoid" if is_multi_label else None
     return LoadedModel(module, request.name, _prepared(request, name), labels, activation=activation)
 
 
@@ -117,14 +117,14 @@ def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
             f"{request.name} compares pictures with texts; give at least one (--text 'a photo of a dog', text=[...])"
         )
     if request.weights is not None:
-        raise ModelError(f"{request.name} takes its weights from its own folder; --weights is for classifiers")
+        raise ModelError(f"{request.name} loads its weights from its own folder; --weights is for classifiers")
     build = transformers.AutoModel
     model: Any = _trained(request, build, name) if request.pretrained else build.from_config(config)
     if not hasattr(model, "get_text_features") or not hasattr(model, "logit_scale"):
         raise ModelError(
-            f"{request.name} ({config.model_type}) is not of CLIP's or SigLIP's kind, which can be explained"
+            f"{request.name} ({config.model_type}) does not compare pictures with texts as CLIP and SigLIP do"
         )
-    tokenizer = _had(request, transformers.AutoTokenizer.from_pretrained, name)
+    tokenizer = _fetched(request, transformers.AutoTokenizer.from_pretrained, name)
     is_siglip = "siglip" in str(config.model_type)
     padding = "max_length" if is_siglip else True
     tokens = tokenizer(list(request.text), padding=padding, truncation=True, return_tensors="pt")
@@ -141,12 +141,12 @@ def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
 
 
 def takes_patches(model: nn.Module) -> bool:
-    """Tell whether a model's input is a list of flattened patches with the shape of their grid."""
+    """Return whether a model takes flattened patches and the shape of their grid in place of pictures."""
     return "spatial_shapes" in inspect.signature(getattr(model, "get_image_features", model.forward)).parameters
 
 
 def _inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """Return what a model is called with for pictures (N, C, H, W)."""
+    """Return the model's keyword arguments for pictures (N, C, H, W)."""
     if not takes_patches(model):
         return {"pixel_values": images}
     config: Any = model.config
@@ -165,14 +165,14 @@ def _trained(request: Request, build: Any, name: str) -> Any:
     """Load a network with its weights.
 
     Raises:
-        ModelError: there are none for a part of it, which would stay random.
+        ModelError: some parameters have no weights and would stay random.
     """
-    model, told = _had(request, lambda folder: build.from_pretrained(folder, output_loading_info=True), name)
-    missing = sorted(told["missing_keys"])
+    model, info = _fetched(request, lambda folder: build.from_pretrained(folder, output_loading_info=True), name)
+    missing = sorted(info["missing_keys"])
     if missing:
         raise ModelError(
             f"{request.name} has no weights for {len(missing)} of its parameters (the first is {missing[0]!r}), which "
-            "would stay random; name a model trained for this, or give all weights with --weights"
+            "would stay random; name a model trained for this task, or pass all weights with --weights"
         )
     return model
 
@@ -189,20 +189,22 @@ def _labels(config: Any) -> tuple[str, ...] | None:
 
 
 def _prepared(request: Request, name: str) -> Prepare:
-    processor = _had(request, transformers.AutoImageProcessor.from_pretrained, name)
+    processor = _fetched(request, transformers.AutoImageProcessor.from_pretrained, name)
     if request.size is not None:
         if hasattr(processor, "max_num_patches"):
-            raise ModelError(f"{request.name} takes pictures in their own shape, so it has no size to choose (--size)")
+            raise ModelError(
+                f"{request.name} keeps the shape of each picture (its own shape), so leave out size (--size)"
+            )
         height, width = request.size
         usual = processor.size
         processor.size = {"height": height, "width": width}
         processor.do_center_crop = False
         try:
-            made = tuple(Prepare(processor)(Image.new("RGB", (160, 100))).shape[1:])
+            actual = tuple(Prepare(processor)(Image.new("RGB", (160, 100))).shape[1:])
         except (AttributeError, KeyError, TypeError, ValueError):
-            made = ()
-        if made != request.size:
-            raise ModelError(f"the image processor of {request.name} cannot be given another size than {usual}")
+            actual = ()
+        if actual != request.size:
+            raise ModelError(f"the image processor of {request.name} takes no other size than {usual}; leave out size")
     if request.mean is not None:
         processor.image_mean, processor.do_normalize = list(request.mean), True
     if request.std is not None:
@@ -210,12 +212,12 @@ def _prepared(request: Request, name: str) -> Prepare:
     return Prepare(processor)
 
 
-def _had(request: Request, get: Any, name: str) -> Any:
-    """Call a function that reads a folder, or downloads and keeps what it reads."""
+def _fetched(request: Request, get: Any, name: str) -> Any:
+    """Call a ``from_pretrained`` function, which reads a folder or downloads into a cache."""
     try:
         return get(name)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
-            f"{request.name} cannot be had ({first_line(error)}); give the name of a model on the hub or a folder "
-            "with its config.json, preprocessor_config.json and weights"
+            f"{request.name} cannot be loaded ({first_line(error)}); pass the name of a model on the hub, or a folder "
+            "with config.json, preprocessor_config.json and weights"
         ) from error

@@ -1,4 +1,4 @@
-"""The caller's own networks: ``package.module:factory`` or ``file.py:factory``."""
+"""Loads the user's own networks: ``package.module:factory`` or ``file.py:factory``."""
 
 from __future__ import annotations
 
@@ -23,57 +23,59 @@ from camkit.types import Preprocess
 
 
 def load(request: Request) -> LoadedModel:
-    """Call the factory; it returns a module, a module and its preprocessing, or a ``LoadedModel``."""
+    """Call the factory, which returns a module, a module and its preprocessing, or a ``LoadedModel``."""
     request.refuse_text()
-    place, _, attribute = request.name.rpartition(":")
-    if not place.strip("./") or not attribute:
-        raise ModelError(f"unknown model {request.name!r}; a network of your own is file.py:factory")
+    source, _, attribute = request.name.rpartition(":")
+    if not source.strip("./") or not attribute:
+        raise ModelError(f"unknown model {request.name!r}; name your own network as file.py:factory")
     try:
-        made = _made(_find(_module(place), attribute, request.name), request.name)
+        result = _called(_find(_module(source), attribute, request.name), request.name)
     except SystemExit as error:
         raise ModelError(
             f"{request.name} ended the program, as a script does; name a function that returns a model"
         ) from error
-    known = made if isinstance(made, LoadedModel) else None
-    if known is not None:
-        made = known.module
-    elif isinstance(made, tuple) and len(made) == 2 and callable(made[1]):
-        known = LoadedModel(made[0], request.name, made[1])
-        made = made[0]
-    refuse_exported(made)
-    if not isinstance(made, nn.Module):
-        raise ModelError(
-            f"{request.name} gave a {type(made).__name__}; a factory returns a torch.nn.Module, or a module and the "
-            "function that prepares a PIL picture for it"
-        )
+    loaded = _as_loaded(result, request.name)
     if request.weights is not None:
         path = Path(request.weights)
-        fill(made, read_state_dict(path), request.name, path)
-    preprocess = _prepared(request, known)
-    if known is None:
-        return LoadedModel(made, request.name, preprocess)
-    return replace(known, module=made, name=request.name, preprocess=preprocess)
+        fill(loaded.module, read_state_dict(path), request.name, path)
+    return replace(loaded, name=request.name, preprocess=_prepared(request, loaded.preprocess))
 
 
-def _made(factory: Any, name: str) -> Any:
+def _as_loaded(result: Any, name: str) -> LoadedModel:
+    """Check what the factory returned."""
+    if isinstance(result, LoadedModel):
+        return result
+    is_pair = isinstance(result, tuple) and len(result) == 2 and callable(result[1])
+    module, preprocess = result if is_pair else (result, None)
+    refuse_exported(module)
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"{name} returned {type(module).__name__}; a factory must return a torch.nn.Module, or a module and the "
+            "function that prepares a PIL picture for it"
+        )
+    return LoadedModel(module, name, preprocess)
+
+
+def _called(factory: Any, name: str) -> Any:
+    """Call a factory without arguments; anything else under that name is returned as it is."""
     if not callable(factory) or isinstance(factory, nn.Module):
         return factory
     try:
         inspect.signature(factory).bind()
     except TypeError as error:
         raise ModelError(f"{name} needs arguments ({error}); name a function that takes none") from error
-    except ValueError:  # it doesn't tell what it takes
+    except ValueError:  # built-in functions have no signature to inspect
         pass
     return factory()
 
 
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        return _import(place)
-    path = Path(place)
+def _module(source: str) -> ModuleType:
+    if not source.endswith(".py"):
+        return _import(source)
+    path = Path(source)
     if not path.is_file():
         raise ModelError(f"there is no file {path}")
-    # Beside the file lie the modules it imports, as when Python runs it.
+    # The file may import modules beside it, as it may if Python runs it.
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec = importlib.util.spec_from_file_location(f"camkit_model_{path.stem}", path)
@@ -88,36 +90,37 @@ def _module(place: str) -> ModuleType:
 
 
 def _import(name: str) -> ModuleType:
-    here = os.getcwd()  # noqa: PTH109 - sys.path holds text
-    sys.path.insert(0, here)
+    folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
+    sys.path.insert(0, folder)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise ModelError(f"there is no Python module {name!r} here or among the installed packages") from error
+        raise ModelError(
+            f"there is no Python module {name!r} in this folder or among the installed packages"
+        ) from error
     finally:
-        sys.path.remove(here)
+        sys.path.remove(folder)
 
 
 def _find(module: ModuleType, attribute: str, name: str) -> Any:
-    found: Any = module
+    value: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ModelError(f"{name}: there is no {part!r}{did_you_mean(part, dir(found))}")
-        found = getattr(found, part)
-    return found
+        if not hasattr(value, part):
+            raise ModelError(f"{name}: there is no {part!r}{did_you_mean(part, dir(value))}")
+        value = getattr(value, part)
+    return value
 
 
-def _prepared(request: Request, known: LoadedModel | None) -> Preprocess | None:
-    usual = None if known is None else known.preprocess
+def _prepared(request: Request, own: Preprocess | None) -> Preprocess | None:
     if not request.changes:
-        return usual
+        return own
     if request.size is None or request.mean is None or request.std is None:
-        unknown = "is its own function" if usual is not None else "is not known"
+        reason = "has its own preprocessing function" if own is not None else "comes without a preprocessing"
         raise ModelError(
-            f"how pictures are prepared for {request.name} {unknown}: give size, mean and std, all three "
-            "(--size 224 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 if it was trained as ImageNet models are)"
+            f"{request.name} {reason}; pass all three of size, mean and std (if it was trained as ImageNet models are: "
+            "--size 224 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225)"
         )
-    made: Preprocess = preset(request.size, request.mean, request.std)
-    return made
+    replacement: Preprocess = preset(request.size, request.mean, request.std)
+    return replacement

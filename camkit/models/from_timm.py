@@ -1,4 +1,4 @@
-"""timm's networks: ``timm:NAME``, with preprocessing and labels from their own configuration."""
+"""Loads timm's networks, ``timm:NAME``, with preprocessing and labels from their own configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from camkit.types import Preprocess
 
 
 def load(request: Request) -> LoadedModel:
-    """Build a network with timm's published weights, those of a file, or none."""
+    """Build a network with timm's published weights, with weights from a file, or with none."""
     request.refuse_text()
     name = request.name.removeprefix("timm:")
     architecture = name.partition(".")[0]
@@ -42,8 +42,8 @@ def _published(name: str, *, pretrained: bool) -> nn.Module:
         return cast("nn.Module", timm.create_model(name, pretrained=pretrained))
     except (OSError, RuntimeError) as error:
         raise ModelError(
-            f"the weights of timm:{name} cannot be had ({first_line(error)}); with a local file pass --weights FILE "
-            "(weights=...)"
+            f"the weights of timm:{name} cannot be downloaded ({first_line(error)}); pass a local file with "
+            "--weights FILE (weights=...)"
         ) from error
 
 
@@ -58,11 +58,11 @@ def _prepared(module: nn.Module, request: Request) -> Preprocess:
 def _labels(module: nn.Module) -> tuple[str, ...] | None:
     config = getattr(module, "pretrained_cfg", {})
     classes = getattr(module, "num_classes", 0)
-    named = config.get("label_descriptions") or config.get("label_names")
-    if named and len(named) == classes:
-        return tuple(named.get(name, name) if isinstance(named, dict) else name for name in named)
+    names = config.get("label_descriptions") or config.get("label_names")
+    if names and len(names) == classes:
+        return tuple(names.get(name, name) if isinstance(names, dict) else name for name in names)
     subset = infer_imagenet_subset(module)
     if subset is None:
         return None
-    known = ImageNetInfo(subset)
-    return tuple(known.index_to_description(index) for index in range(classes))
+    classes_of_subset = ImageNetInfo(subset)
+    return tuple(classes_of_subset.index_to_description(index) for index in range(classes))

@@ -1,4 +1,4 @@
-"""torchvision's classifiers, segmentation networks and detectors, by the names of their builders."""
+"""Loads torchvision's classifiers, segmentation networks and detectors by the names of their builders."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ _KINDS = (torchvision.models, torchvision.models.segmentation, torchvision.model
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """List the builders of networks for pictures."""
+    """List the names of torchvision's networks for pictures."""
     return tuple(name for kind in _KINDS for name in torchvision.models.list_models(module=kind))
 
 
 def load(request: Request) -> LoadedModel:
-    """Build a network with published weights, those of a file, or none."""
+    """Build a network with published weights, with weights from a file, or with none."""
     request.refuse_text()
     name, weights = request.name, request.weights
-    known = torchvision.models.get_model_weights(name)
+    published = torchvision.models.get_model_weights(name)
     if weights is None and not request.pretrained:
-        recipe = known.DEFAULT
+        recipe = published.DEFAULT
         return LoadedModel(_build(name, None, {}), name, _prepared(recipe, request), tuple(recipe.meta["categories"]))
     if weights is None:
-        return _published(request, known.DEFAULT)
-    if str(weights) in known.__members__:
-        return _published(request, known[str(weights)])
+        return _published(request, published.DEFAULT)
+    if str(weights) in published.__members__:
+        return _published(request, published[str(weights)])
     path = Path(weights)
     if not path.is_file():
         raise ModelError(
-            f"there is no weights file {path}{did_you_mean(str(weights), known.__members__)}; "
-            f"{name} has the published weights {', '.join(known.__members__)}"
+            f"there is no weights file {path}{did_you_mean(str(weights), published.__members__)}; "
+            f"{name} has the published weights {', '.join(published.__members__)}"
         )
     state = read_state_dict(path)
-    # A file published by torchvision is known by its name; any other is taken for one trained with the first recipe.
-    recipe = next((entry for entry in known if Path(entry.url).name == path.name), next(iter(known)))
+    # torchvision's own files are recognised by name; any other is assumed to be trained with the first recipe.
+    recipe = next((entry for entry in published if Path(entry.url).name == path.name), next(iter(published)))
     labels = tuple(recipe.meta["categories"])
     classes = _own_class_count(name, state, len(labels))
     module = _build(name, classes, state)
@@ -56,7 +56,7 @@ def load(request: Request) -> LoadedModel:
         name,
         _prepared(recipe, request),
         labels if classes is None or classes == len(labels) else None,
-        None if request.changes else f"pictures prepared as for torchvision's {recipe}",
+        None if request.changes else f"pictures are prepared as for torchvision's {recipe}",
     )
 
 
@@ -65,28 +65,30 @@ def _prepared(recipe: Any, request: Request) -> Preprocess:
     if not request.changes:
         return cast("Preprocess", preset)
     if not isinstance(preset, ImageClassification):
-        raise ModelError(f"{request.name} prepares its pictures itself; size, mean and std are for classifiers")
+        raise ModelError(
+            f"{request.name} resizes and normalises its pictures itself; size, mean and std are for classifiers"
+        )
     return cast("Preprocess", changed_preset(preset, request))
 
 
 def _own_class_count(name: str, state: dict[str, Tensor], published: int) -> int | None:
-    """Return the number of classes of a state dict if it differs from that of the published weights."""
+    """Return the number of classes of a state dict if it differs from that of the published weights; else None."""
     last = next(reversed(state.values()))
-    if last.dim() > 0 and len(last) == published:  # the usual case, which needs no second network to compare with
+    if last.dim() > 0 and len(last) == published:  # the usual case; no second network has to be built to compare shapes
         return None
     try:
         with torch.device("meta"):
             usual = _build(name, None, state)
-    except NotImplementedError:  # RegNet computes its widths with tensors, which have no values on that device
+    except NotImplementedError:  # RegNet computes its widths from tensors, which have no values on the meta device
         usual = _build(name, None, state)
     return class_count(usual.state_dict(), state)
 
 
 def _build(name: str, classes: int | None, state: dict[str, Tensor]) -> nn.Module:
-    """Build a model that a state dict could fit: so many classes, auxiliary heads if it has any."""
+    """Build a network that the state dict fits: this number of classes, and auxiliary heads if it has any."""
     options: dict[str, Any] = {} if classes is None else {"num_classes": classes}
     if name in ("googlenet", "inception_v3"):
-        # Their published weights scale the input in the model; their slow initialisation would be overwritten.
+        # Their published weights expect an input that the model rescales. Their slow initialisation is not needed.
         auxiliary = any(key.lower().startswith("aux") for key in state)
         options |= {"init_weights": False, "transform_input": True, "aux_logits": auxiliary}
     if name not in torchvision.models.list_models(module=torchvision.models):
@@ -102,12 +104,13 @@ def _published(request: Request, weights: Any) -> LoadedModel:
         module = torchvision.models.get_model(name, weights=weights)
     except OSError as error:
         raise ModelError(
-            f"the weights of {name} cannot be downloaded ({first_line(error)}); with a local file pass --weights FILE "
-            "(weights=...), and with nothing at all try: camkit demo"
+            f"the weights of {name} cannot be downloaded ({first_line(error)}); pass a local file with --weights FILE "
+            "(weights=...), or try what needs no download: camkit demo"
         ) from error
     except Exception as error:
         file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
         raise ModelError(
-            f"the weights in {file} are damaged or another model's ({first_line(error)}); delete the file, try again"
+            f"the weights in {file} are damaged or belong to another model ({first_line(error)}); delete the file and "
+            "try again"
         ) from error
     return LoadedModel(module, name, _prepared(weights, request), tuple(weights.meta["categories"]))

@@ -13,29 +13,32 @@ Labels: TypeAlias = "Sequence[str] | Mapping[int, str]"
 
 
 def as_labels(labels: Labels | None) -> tuple[str, ...] | None:
-    """Return the classes' names in the order of their indices, given in that order or as a mapping from index to name.
+    """Return the names of the classes in the order of their indices.
+
+    Args:
+        labels: the names in that order, or a mapping from index to name.
 
     Raises:
-        InputError: text, a mapping whose keys are not the indices from 0, or names that are neither text nor numbers.
+        InputError: labels is a single text, a mapping without every index from 0, or a name is neither text nor number.
     """
     if labels is None:
         return None
     if isinstance(labels, Mapping):
         by_index = {str(index): name for index, name in labels.items()}
         if set(by_index) != {str(index) for index in range(len(by_index))}:
-            raise InputError("labels given as a dictionary must name every class by its index: {0: 'cat', 1: 'dog'}")
+            raise InputError("a dictionary of labels needs every index from 0, as in {0: 'cat', 1: 'dog'}")
         labels = [by_index[str(index)] for index in range(len(by_index))]
     if isinstance(labels, (str, Set)) or not isinstance(labels, Iterable):
-        raise InputError(f"labels are the names of the classes, as in ['cat', 'dog'], not {labels!r}")
+        raise InputError(f"labels must be a list of class names, as in ['cat', 'dog'], not {labels!r}")
     names = list(labels)
-    strange = [name for name in names if not isinstance(name, (str, int))]
-    if strange:
-        raise InputError(f"labels are the names of the classes, as in ['cat', 'dog'], and {strange[0]!r} is no name")
+    wrong = [name for name in names if not isinstance(name, (str, int))]
+    if wrong:
+        raise InputError(f"labels must be a list of class names, as in ['cat', 'dog']; {wrong[0]!r} is not a name")
     return tuple(map(str, names)) or None
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Read the classes' names from a file: one a line, or JSON, a list or an object from index to name.
+    """Read the names of the classes from a file: one per line, or JSON (a list, or an object from index to name).
 
     Raises:
         InputError: the file cannot be read or holds something else.
@@ -49,12 +52,14 @@ def read_labels(path: Path) -> tuple[str, ...]:
         while names and not names[-1]:
             names.pop()
         if not names or not all(names):
-            raise InputError(f"{path} must name one class a line, in the order of their indices, without empty lines")
+            raise InputError(
+                f"{path} must hold one class name per line, in the order of the indices, without empty lines"
+            )
         return tuple(names)
     try:
-        found = as_labels(json.loads(text))
+        labels = as_labels(json.loads(text))
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not JSON: {error}") from error
-    if found is None:
-        raise InputError(f"{path} names no class")
-    return found
+    if labels is None:
+        raise InputError(f"{path} holds no class names")
+    return labels

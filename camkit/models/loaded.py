@@ -1,4 +1,4 @@
-"""A model with what belongs to it."""
+"""A model together with its preprocessing and labels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from camkit.types import Activation, Preprocess
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model with what belongs to it: how its pictures are prepared and what its classes are called.
+    """A model together with its preprocessing and labels.
 
-    ``activation`` makes probabilities of its logits; None means the softmax of several and the sigmoid of one.
+    Attributes:
+        module: the network.
+        name: the name it was loaded by, or its class.
+        preprocess: turns a PIL picture into the model's input (C, H, W); None if it is unknown.
+        labels: the names of the classes in the order of their indices; None if they are unknown.
+        note: what the user should know about how the model was loaded.
+        activation: turns logits into probabilities; None means softmax for several logits and sigmoid for one.
     """
 
     module: torch.nn.Module

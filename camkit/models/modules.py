@@ -1,4 +1,4 @@
-"""What every module is asked: where it is, what its input must be, and whether it can be watched."""
+"""Facts about a module: its device, the input it takes, and whether camkit can put hooks on it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch
 
 
 def refuse_exported(model: object) -> None:
-    """Say that an exported program cannot be explained.
+    """Refuse an exported program.
 
     Raises:
-        ModelError: it is one.
+        ModelError: ``model`` is an exported program.
     """
     if isinstance(model, torch.export.ExportedProgram):
-        raise ModelError("an exported program has no layers to watch; pass the Python module it was exported from")
+        raise ModelError("an exported program has no layers for hooks; pass the Python module it was exported from")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module inside wrappers: DataParallel, torch.compile, Lightning's Fabric.
 
     Raises:
-        ModelError: a TorchScript or quantised module, whose layers cannot be watched or differentiated.
+        ModelError: the module is TorchScript, which takes no hooks, or quantised, which has no gradients.
     """
     if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
-        raise ModelError("a TorchScript module's layers cannot be watched; pass the Python module it was made from")
+        raise ModelError("a TorchScript module takes no hooks; pass the Python module it was made from")
     if isinstance(model, _WRAPPERS):
         return unwrapped(model.module)
     for name in ("_orig_mod", "_forward_module"):
@@ -52,21 +52,21 @@ _CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 
 
 def spatial_rank(module: nn.Module) -> int:
-    """Return along how many axes the module's first convolution moves: 2 for pictures, and where it has none."""
+    """Return the number of spatial axes of the module's input, read from its first convolution; 2 if it has none."""
     first = next((part for part in module.modules() if isinstance(part, tuple(_CONVOLUTIONS))), None)
     return next((rank for kind, rank in _CONVOLUTIONS.items() if isinstance(first, kind)), 2)
 
 
 def about_channels(module: nn.Module, inputs: Tensor) -> str | None:
-    """Return what is wrong with the number of channels, where that can explain why the model failed."""
+    """Return a sentence about a wrong number of channels; None if the input has the right number."""
     first = next((part for part in module.modules() if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
     if first is None or first.in_channels == inputs.shape[1]:
         return None
-    return f"the picture has {inputs.shape[1]} channels and the model's first convolution takes {first.in_channels}"
+    return f"the picture has {inputs.shape[1]} channels, but the model's first convolution takes {first.in_channels}"
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Return the device of the module's first parameter or buffer; the CPU where it has none."""
+    """Return the device of the module's first parameter or buffer; the CPU if it has none."""
     first = next(itertools.chain(module.parameters(), module.buffers()), None)
     return torch.device("cpu") if first is None else first.device
 

@@ -1,4 +1,4 @@
-"""What a caller asks of a source of models."""
+"""A request for a model by name, and the preprocessing that it changes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from camkit.errors import InputError, ModelError
 
 @dataclass(frozen=True)
 class Request:
-    """A model by name, where its weights come from, and what to change in how its pictures are prepared.
+    """A request for a model by name.
 
-    ``weights`` None means the published ones, and with ``pretrained`` False none at all, which is enough to look at the
-    layers. ``size`` (height, width), ``mean`` and ``std`` replace what the model's own configuration says. ``text``
-    makes the classes of a model that compares pictures with texts.
+    Attributes:
+        name: as ``camkit.load_model`` takes it.
+        weights: a file or the name of published weights; None for the default ones.
+        pretrained: False for no weights at all, which is enough to list the layers.
+        size: height and width that replace those of the model's own preprocessing.
+        mean, std: one number or one per channel, which replace those of the model's own preprocessing.
+        text: the classes of a model that compares pictures with texts.
 
     Raises:
-        InputError: a size that is no size, a mean or a deviation that is not one number or one per channel.
+        InputError: size, mean or std is invalid.
     """
 
     name: str
@@ -37,53 +41,53 @@ class Request:
         size = self.size
         whole = size is None or (isinstance(size, tuple) and all(isinstance(side, int) for side in size))
         if size is not None and (not whole or len(size) != 2 or min(size) < 1):
-            raise InputError(f"size is the height and width of the model's input in pixels, not {size!r}")
+            raise InputError(f"size must be the height and width of the model's input in pixels, not {size!r}")
         for name, values in (("mean", self.mean), ("std", self.std)):
             numbers = values is None or all(isinstance(value, Real) for value in values)
             if values is not None and not (numbers and len(values) in (1, 3)):
-                raise InputError(f"{name} is one number or one for red, green and blue, not {values}")
+                raise InputError(f"{name} must be one number, or one each for red, green and blue, not {values}")
         if self.std is not None and not all(value > 0 for value in self.std):
-            raise InputError(f"std holds one positive number per channel, not {self.std}")
+            raise InputError(f"std must be positive, not {self.std}")
         if self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
-            raise InputError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; both have one per channel")
+            raise InputError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; pass one per channel to both")
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The parts of the preprocessing that were given."""
+        """The parts of the preprocessing that the request replaces."""
         parts = {"size": self.size, "mean": self.mean, "std": self.std}
         return {name: value for name, value in parts.items() if value is not None}
 
     def refuse_text(self) -> None:
-        """Say that this source's models take pictures alone, where text was given.
+        """Refuse text for a model that takes pictures only.
 
         Raises:
-            ModelError: text was given.
+            ModelError: the request has text.
         """
         if self.text:
             raise ModelError(
-                f"{self.name} takes pictures alone; text is for models that compare the two, "
-                "such as hf:openai/clip-vit-base-patch32"
+                f"{self.name} takes pictures only; text is for models that compare pictures with texts, such as "
+                "hf:openai/clip-vit-base-patch32"
             )
 
 
 def preset(
     size: tuple[int, int], mean: Sequence[float], std: Sequence[float], usual: ImageClassification | None = None
 ) -> ImageClassification:
-    """Return torchvision's preprocessing for classifiers with the parts that were asked for.
+    """Return torchvision's preprocessing for classifiers with this size, mean and standard deviation.
 
-    The shorter side is resized and the middle cropped, by the usual preset's share. A size that is not square has no
-    such custom: the whole picture is resized to it.
+    For a square size, the shorter side is resized and the middle is cropped, in the proportion of the ``usual`` preset.
+    For any other size, the whole picture is resized.
     """
-    made = ImageClassification(crop_size=min(size), resize_size=min(size), mean=tuple(mean), std=tuple(std))
+    changed = ImageClassification(crop_size=min(size), resize_size=min(size), mean=tuple(mean), std=tuple(std))
     if usual is not None:
-        made.interpolation, made.antialias = usual.interpolation, usual.antialias
-        made.resize_size = [round(min(size) * usual.resize_size[0] / usual.crop_size[0])]
+        changed.interpolation, changed.antialias = usual.interpolation, usual.antialias
+        changed.resize_size = [round(min(size) * usual.resize_size[0] / usual.crop_size[0])]
     if size[0] != size[1]:
-        made.resize_size = made.crop_size = list(size)
-    return made
+        changed.resize_size = changed.crop_size = list(size)
+    return changed
 
 
 def changed_preset(usual: ImageClassification, request: Request) -> ImageClassification:
-    """Return a torchvision preset with the parts that were asked for."""
+    """Return a torchvision preset with the parts that the request replaces."""
     side = usual.crop_size[0]
     return preset(request.size or (side, side), request.mean or usual.mean, request.std or usual.std, usual)

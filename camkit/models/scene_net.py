@@ -1,8 +1,7 @@
 """The demo's network: a small CNN with global average pooling and one linear layer.
 
-Two sets of weights ship with camkit. Both come from ``scripts/train_demo.py`` and differ only in
-the pictures they saw: ``demo-biased`` always saw an object on its usual background, ``demo-fair``
-saw it on any background.
+Two sets of weights ship with camkit. ``scripts/train_demo.py`` made both; they differ only in the training pictures:
+``demo-biased`` saw each object on its usual background only, ``demo-fair`` on every background.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ preprocess: Callable[[Image.Image], Tensor] = v2.Compose(
         v2.Normalize(MEAN, STD),
     ]
 )
-"""Turns a picture into the ``(3, 128, 128)`` tensor that the network reads."""
+"""Turns a picture into the (3, 128, 128) tensor that the network takes."""
 
 
 def _convolution(inputs: int, outputs: int, width: int = 3, stride: int = 1) -> nn.Sequential:
-    """Widths are even where the stride is, so that every cell looks at the middle of its own pixels."""
+    """Build one layer. The width is even if the stride is, so that every cell is centred on its own pixels."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, width, stride, padding=(width - stride) // 2, bias=False),
         nn.BatchNorm2d(outputs),
@@ -46,10 +45,10 @@ def _convolution(inputs: int, outputs: int, width: int = 3, stride: int = 1) -> 
 
 
 class SceneNet(nn.Module):
-    """Says which object a scene shows.
+    """Classifies the object in a drawn scene.
 
-    ``features`` turns ``(N, 3, 128, 128)`` into ``(N, 64, 16, 16)``, ``head`` turns their mean over
-    the grid into ``(N, 4)`` logits in the order of ``LABELS``.
+    ``features`` turns pictures (N, 3, 128, 128) into (N, 64, 16, 16). ``head`` turns their mean over the grid into
+    logits (N, 4) in the order of ``LABELS``.
     """
 
     def __init__(self) -> None:
@@ -65,20 +64,19 @@ class SceneNet(nn.Module):
         self.head = nn.Linear(64, len(LABELS))
 
     def forward(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n 4"]:
-        """The logits of a batch of preprocessed pictures."""
+        """Return the logits of a batch of preprocessed pictures."""
         logits: Tensor = self.head(self.pool(self.features(images)).flatten(1))
         return logits
 
 
 def load_scene_net(name: str) -> SceneNet:
-    """``"demo-biased"`` or ``"demo-fair"`` in eval mode, read from the file shipped with camkit.
+    """Return ``"demo-biased"`` or ``"demo-fair"`` in eval mode, with the weights that ship with camkit.
 
     Raises:
-        ValueError: if ``name`` is not one of the shipped networks.
-
+        ValueError: ``name`` is neither of the two.
     """
     if name not in NAMES:
-        raise ValueError(f"no demo network is called {name!r}: use {' or '.join(NAMES)}")
+        raise ValueError(f"unknown demo network {name!r}: use {' or '.join(NAMES)}")
     stored = load(files("camkit.models").joinpath("files", f"{name}.safetensors").read_bytes())
     network = SceneNet()
     network.load_state_dict({key: _widened(value) for key, value in stored.items()})
@@ -86,5 +84,5 @@ def load_scene_net(name: str) -> SceneNet:
 
 
 def _widened(value: Tensor) -> Tensor:
-    """Weights are stored as float16; counters stay as they are."""
+    """Return weights, stored as float16, as float32, and counters unchanged."""
     return value.float() if value.is_floating_point() else value

@@ -1,4 +1,4 @@
-"""State dicts: reading them without running code from the file, and filling a model with one."""
+"""Reads state dicts without running code from the file, and loads them into models."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from torch import Tensor, nn
 from camkit.errors import ModelError
 
 _STATE_KEYS = ("state_dict", "model_state_dict", "model", "model_ema")
+"""Keys under which checkpoints usually hold the state dict."""
 _PREFIXES = ("module.", "_orig_mod.")
+"""What DataParallel and torch.compile put before the name of every tensor."""
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Read a state dict without running any code from the file (``weights_only=True``, or safetensors).
 
-    Checkpoints that hold the state dict under a key, and the prefixes ``module.`` and ``_orig_mod.``, are understood.
+    A checkpoint may hold the state dict under a usual key, and its names may have the prefix ``module.`` or
+    ``_orig_mod.``.
 
     Raises:
-        ModelError: the file is missing, is no state dict, or would have to run code.
+        ModelError: the file is missing, is not a state dict, or would have to run code.
     """
     try:
         if path.suffix == ".safetensors":
@@ -33,15 +36,15 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"there is no weights file {path}") from error
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"{path} is not a plain state dict: it holds Python objects or is damaged; "
-            "save it with torch.save(model.state_dict(), ...)"
+            f"{path} holds Python objects or is damaged; save a plain state dict with "
+            "torch.save(model.state_dict(), ...)"
         ) from error
     except Exception as error:
         raise ModelError(f"{path} cannot be read as weights ({type(error).__name__}: {first_line(error)})") from error
     state = _innermost(state)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ModelError(f"{path} is not a state dict; save it with torch.save(model.state_dict(), ...)")
-    while prefix := next((known for known in _PREFIXES if all(key.startswith(known) for key in state)), None):
+        raise ModelError(f"{path} is not a state dict; save one with torch.save(model.state_dict(), ...)")
+    while prefix := next((start for start in _PREFIXES if all(key.startswith(start) for key in state)), None):
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state
 
@@ -57,9 +60,9 @@ def _innermost(checkpoint: Any) -> Any:
 
 
 def class_count(usual: dict[str, Tensor], state: dict[str, Tensor]) -> int | None:
-    """Return the number of classes of a state dict when it is not the usual one.
+    """Return the number of classes of a state dict if it differs from the usual model's; else None.
 
-    It is the length of the last tensor that differs from the usual model's in its first dimension alone.
+    It is the length of the last tensor whose shape differs in the first dimension only.
     """
     for key, value in reversed(usual.items()):
         other = state.get(key)
@@ -72,11 +75,13 @@ def fill(module: nn.Module, state: dict[str, Tensor], name: str, path: Path) -> 
     """Load a state dict into a module.
 
     Raises:
-        ModelError: it does not fit; the message counts and names what differs.
+        ModelError: the state dict does not fit; the message counts what differs and gives an example.
     """
     own_names = module.state_dict().keys()
     if all(key.startswith("model.") for key in state) and not any(key.startswith("model.") for key in own_names):
-        state = {key.removeprefix("model."): value for key, value in state.items()}  # a Lightning module's part
+        state = {
+            key.removeprefix("model."): value for key, value in state.items()
+        }  # saved from a Lightning module whose attribute is the model
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
@@ -91,6 +96,6 @@ def fill(module: nn.Module, state: dict[str, Tensor], name: str, path: Path) -> 
 
 
 def first_line(error: BaseException) -> str:
-    """Return the beginning of an error's message, to stand within a sentence."""
+    """Return the first line of an error's message, shortened to fit into a sentence."""
     lines = str(error).splitlines()
     return lines[0][:120] if lines else type(error).__name__

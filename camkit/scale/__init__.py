@@ -1,1 +1,1 @@
-"""Many pictures: folders of files, explained and written as a stream."""
+"""Explains folders of pictures and writes the drawings."""

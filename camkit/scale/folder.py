@@ -1,4 +1,4 @@
-"""Explains a list of files and writes the drawn pictures, as a stream."""
+"""Explains a list of picture files and writes the drawings, as a stream."""
 
 from __future__ import annotations
 
@@ -25,16 +25,21 @@ from camkit.targets.scores import Expands
 from camkit.types import Failure, Fusion, Precision
 
 _LONGEST_SLUG = 30
+"""Characters of a layer's or a target's name in the name of a drawing."""
 _LONGEST_STEM = 120
-"""Bytes of a picture's name that its output's name keeps; most file systems allow 255 in all."""
+"""Bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
+_WRITERS = 2
+"""Threads that draw and write, while the model computes in the main thread."""
+_MOST_UNWRITTEN = 8
+"""Explanations that may wait to be drawn, so that memory stays bounded."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """How pictures are drawn; checked when it is made.
+    """How to draw the heat.
 
     Raises:
-        InputError: an unknown style or colormap, or alpha out of range.
+        InputError: the style or the colormap is unknown, or alpha is out of range.
     """
 
     style: str = "overlay"
@@ -47,7 +52,7 @@ class Drawing:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """An explanation and the file its picture was written to."""
+    """An explanation and the file with its drawing."""
 
     explanation: Explanation
     file: Path
@@ -70,21 +75,21 @@ def explain_files(
     batch_size: int = 32,
     fuse: Fusion = "mean",
 ) -> Iterator[Written | Failure]:
-    """Explain picture files and write one drawn picture per target into a folder.
+    """Explain picture files and write one drawing per picture and target into a folder.
 
-    Reading, computing, and drawing and writing overlap. A picture that cannot be read, or a file that cannot be
-    written, becomes a Failure in its place.
+    Reading, computing and writing overlap. A picture that cannot be read, or a drawing that cannot be written, becomes
+    a Failure in its place.
 
     Args:
-        model: as ``camkit.load_model`` gives it.
-        pictures: files; each must be listed once.
-        out: the folder; it is made.
+        model: a model from ``camkit.load_model``.
+        pictures: the files, each listed once.
+        out: the folder for the drawings; it is created if it does not exist.
         drawing: style, colours and their weight.
         method, targets, precision, batch_size, fuse: as for ``camkit.explain``.
-        layers: names of the layers to explain; chosen when None.
+        layers: the names of the layers to explain; None lets camkit choose.
 
     Raises:
-        InputError: something in the call is wrong, or the folder cannot be written to; nothing has been computed then.
+        InputError: something in the call is wrong, or the folder cannot be written to. Nothing was computed then.
     """
     explained = explain_many(
         model,
@@ -100,37 +105,49 @@ def explain_files(
     check_folder(out)
     names = output_names(pictures)
     sources = {path.resolve() for path in pictures}
-    several = targets is not None and (len(targets) > 1 or any(isinstance(one, Expands) for one in targets))
+    has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
 
-    def write(row: Explanation | Failure, rank: int) -> Written | Failure:
-        if isinstance(row, Failure):
-            return row
+    def file_for(row: Explanation, rank: int) -> Path:
         parts = [names[Path(row.source)], row.method]
         if layers:
             parts.append(_slug(row.layer))
         if targets:
-            parts.append(f"{rank}-{_slug(row.name)}" if several else _slug(row.name))
-        file = out / f"{'.'.join(parts)}.png"
-        if file.resolve() in sources:
-            return Failure(row.source, OutputError(f"{file} is itself a picture to explain; choose another folder"))
-        try:
-            return Written(row, row.save(file, **vars(drawing)))
-        except CamkitError as error:
-            return Failure(row.source, error)
-        except Exception as error:
-            return Failure(row.source, RunError(f"{file} could not be drawn: {type(error).__name__}: {error}"))
+            parts.append(f"{rank}-{_slug(row.name)}" if has_several else _slug(row.name))
+        return out / f"{'.'.join(parts)}.png"
 
     def tasks() -> Iterator[Task[Written | Failure]]:
         rank, source = 0, ""
         for row in explained:
             rank, source = rank + 1 if row.source == source else 1, row.source
-            yield functools.partial(write, row, rank), True
+            if isinstance(row, Failure):
+                yield functools.partial(_unchanged, row), True
+            else:
+                yield functools.partial(_write, row, file_for(row, rank), drawing, sources), True
 
-    return in_order(tasks(), workers=2, ahead=8, prompt=True)
+    return in_order(tasks(), workers=_WRITERS, ahead=_MOST_UNWRITTEN, prompt=True)
+
+
+def _unchanged(failure: Failure) -> Failure:
+    return failure
+
+
+def _write(explanation: Explanation, file: Path, drawing: Drawing, pictures: set[Path]) -> Written | Failure:
+    """Draw an explanation into a file, unless that is one of the pictures."""
+    source = explanation.source
+    if file.resolve() in pictures:
+        return Failure(source, OutputError(f"{file} is itself a picture to explain; choose another folder"))
+    try:
+        return Written(explanation, explanation.save(file, **vars(drawing)))
+    except CamkitError as error:
+        return Failure(source, error)
+    except Exception as error:
+        return Failure(source, RunError(f"{file} could not be drawn: {type(error).__name__}: {error}"))
 
 
 def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
-    """Name each picture's output: its stem, its name, or its folder's and its name where unique; else a number.
+    """Return a unique name for each picture's drawings, the shortest that is unique.
+
+    It is the stem, the whole name, or the folder's name before either; else the stem and a number.
 
     >>> output_names([Path("a/cat.png"), Path("b/cat.png"), Path("dog.png")])
     {PosixPath('a/cat.png'): 'a-cat', PosixPath('b/cat.png'): 'b-cat', PosixPath('dog.png'): 'dog'}
@@ -145,7 +162,7 @@ def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
     names: dict[Path, str] = {}
     taken: set[str] = set()
     for number, path in enumerate(pictures, start=1):
-        unique = (form(path) for form, known in zip(forms, counts, strict=True) if known[form(path).casefold()] == 1)
+        unique = (form(path) for form, count in zip(forms, counts, strict=True) if count[form(path).casefold()] == 1)
         numbered = (f"{_cut(path.stem)}-{n}" for n in itertools.count(number))
         name = next(form for form in itertools.chain(unique, numbered) if form.casefold() not in taken)
         taken.add(name.casefold())
@@ -160,7 +177,7 @@ def _cut(name: str) -> str:
 
 
 def _slug(text: str) -> str:
-    text = re.sub(r"^- ", "minus ", text)  # the direction
+    text = re.sub(r"^- ", "minus ", text)  # the sign of a direction
     slug = re.sub(r"[^\w.-]+", "-", text).strip("-.") or "target"
     return (
         slug if len(slug) <= _LONGEST_SLUG else f"{slug[:_LONGEST_SLUG]}-{zlib.crc32(text.encode(errors='replace')):x}"
@@ -168,7 +185,7 @@ def _slug(text: str) -> str:
 
 
 def sheet_name(picture: Path, layer: str) -> str:
-    """Return the name of the file for a sheet of feature maps.
+    """Return the file name for a sheet of feature maps.
 
     >>> sheet_name(Path("photos/cat.jpg"), "layer4.1.relu#2")
     'cat.features.layer4.1.relu-2.png'

@@ -1,10 +1,10 @@
-"""What is explained: a target turns the model's output into one score per image.
+"""Targets say what to explain: each turns the model's output into one score per image.
 
     >>> import camkit
     >>> [target.rank for target in camkit.targets.top(2)]
     [1, 2]
 
-A class is its index or its label; the functions here make the other targets.
+To explain a class, pass its index or its label. The functions here make all other targets.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ _OBJECTS = (
 
 
 def top(count: int) -> list[TopTarget]:
-    """Return targets for the ``count`` best classes of each image: ``explain(..., target=top(5))``."""
+    """Return targets for the ``count`` best classes of each image, as in ``explain(..., target=top(5))``.
+
+    Raises:
+        TargetError: ``count`` is not a whole number of at least 1.
+    """
     count = whole_number(count, "the number of best classes")
     if count < 1:
         raise TargetError(f"the number of best classes must be at least 1, not {count}")
@@ -91,33 +95,45 @@ def top(count: int) -> list[TopTarget]:
 
 
 def above(threshold: float = 0.5) -> AboveTarget:
-    """Return a target for every class whose probability (its logit's sigmoid) is above a threshold: multi-label."""
+    """Return a target for every class whose probability is above a threshold, for multi-label models.
+
+    The probability of a class is the sigmoid of its logit.
+
+    Raises:
+        TargetError: the threshold is not a probability below 1.
+    """
     if not isinstance(threshold, Real) or not 0 <= threshold < 1:
-        raise TargetError(f"a threshold is a probability from 0 up to 1, not {threshold!r}")
+        raise TargetError(f"the threshold must be a probability from 0 to below 1, not {threshold!r}")
     return AboveTarget(threshold)
 
 
 def direction(sign: Literal["+", "-"], index: int = 0) -> DirectionTarget:
-    """Return a target for one number of the output: what raises it ("+"), or what lowers it ("-").
+    """Return a target for what raises ("+") or lowers ("-") one number of the output.
 
-    For regressions, and for classifiers with one logit, whose second class is "-".
+    Use it for regressions, and for classifiers with one logit, where "-" is the second class.
+
+    Raises:
+        TargetError: the sign is neither "+" nor "-", or the index is not a whole number.
     """
     if sign not in ("+", "-"):
-        raise TargetError(f"a direction is '+' or '-', not {sign!r}")
+        raise TargetError(f"the direction must be '+' or '-', not {sign!r}")
     return DirectionTarget(1 if sign == "+" else -1, whole_number(index, "the index of an output"))
 
 
 def each(classes: Iterable[int | str | Sequence[int | str]]) -> EachTarget:
-    """Return a target that is another class for each picture of a call, say its own label.
+    """Return a target with a class of its own for each picture of a call, for example the picture's label.
 
     Args:
-        classes: an index or a label for each picture, in their order; several in a list or tuple mean the same, and the
-            best of them is explained.
+        classes: an index or a label for each picture, in their order. In place of one class, a list or tuple may name
+            several that mean the same; the one with the highest score is explained.
+
+    Raises:
+        TargetError: there are no classes, or none for one of the pictures.
     """
-    named = tuple(tuple(one) if isinstance(one, (list, tuple)) else one for one in classes)
-    if not named or any(one == () for one in named):
-        raise TargetError("each() takes one class or more for each picture, and got none")
-    return EachTarget(named)
+    by_picture = tuple(tuple(entry) if isinstance(entry, (list, tuple)) else entry for entry in classes)
+    if not by_picture or any(entry == () for entry in by_picture):
+        raise TargetError("each() needs at least one class for each picture")
+    return EachTarget(by_picture)
 
 
 def contrast(target: int | str, rather_than: int | str) -> ContrastTarget:
@@ -129,12 +145,16 @@ def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) ->
     """Return a target for a class of a segmentation network.
 
     Args:
-        target: its index or label.
-        mask: (H, W) over the model's input, true where the class is asked about; scaled to the output.
-        everywhere: over the whole output. Without either, where the class is predicted.
+        target: the index or the label of the class.
+        mask: truth values (H, W) over the model's input; only the masked part of the output is explained.
+        everywhere: explain the whole output. Without ``mask`` and ``everywhere``, the part where the class is predicted
+            is explained.
+
+    Raises:
+        TargetError: both ``mask`` and ``everywhere`` are given.
     """
     if mask is not None and everywhere:
-        raise TargetError("a segment is within the mask or everywhere, not both")
+        raise TargetError("pass a mask or everywhere=True, not both")
     return SegmentTarget(target, mask, everywhere)
 
 
@@ -144,13 +164,22 @@ def box(
     label: int | str | None = None,
     near: Sequence[float | int] | None = None,
 ) -> BoxTarget:
-    """Return a target for one box of a detector: by number from 0, by label, or by overlap with a given box."""
+    """Return a target for one box of a detector.
+
+    Args:
+        number: the position of the box in the model's output, from 0.
+        label: the index or the label of a class; its box with the highest score is explained.
+        near: (left, top, right, bottom) in pixels of the model's input; the box that overlaps it most is explained.
+
+    Raises:
+        TargetError: not exactly one of the three is given, or one is invalid.
+    """
     corners: Any = None
     if near is not None:
         with contextlib.suppress(TypeError, ValueError):
             corners = tuple(float(side) for side in near)
         if corners is None or len(corners) != 4:
-            raise TargetError(f"a box is (left, top, right, bottom), not {near!r}")
+            raise TargetError(f"near must be (left, top, right, bottom), not {near!r}")
     return BoxTarget(None if number is None else whole_number(number, "the number of a box"), label, corners)
 
 
@@ -162,32 +191,31 @@ def similar_to(reference: Any) -> SimilarTarget:
 def as_targets(
     target: TargetLike | Sequence[TargetLike] | None, labels: Labels = None, activation: Activation | None = None
 ) -> list[Target]:
-    """Turn what the caller passed as ``target`` into targets.
+    """Turn the ``target`` argument of ``explain`` into a list of targets.
 
     Args:
-        target: None (each image's best class), a class index, a label's text, a function ``output -> (N,)``, a target
-            of this module, or a list of these.
-        labels: the model's class names, to look a text up in.
-        activation: what makes probabilities of the model's logits.
+        target: None (each image's best class), a class index, a label, a function ``output -> (N,)``, a target of this
+            module, or a list of these.
+        labels: the model's class names.
+        activation: turns the model's logits into probabilities.
 
     Raises:
-        TargetError: an unknown or ambiguous label, one class twice, or a value that is none of these.
-
+        TargetError: a label is unknown or ambiguous, a class is listed twice, or a value is none of the above.
     """
-    bound = None if labels is None else tuple(labels)
+    names = None if labels is None else tuple(labels)
     if isinstance(target, (list, tuple)):
         if not target:
             raise TargetError("the list of targets is empty; pass None for each picture's best class")
-        found = [single for item in target for single in as_targets(item, labels, activation)]
-        classes = [single.index for single in found if isinstance(single, ClassTarget)]
+        targets = [single for item in target for single in as_targets(item, labels, activation)]
+        classes = [single.index for single in targets if isinstance(single, ClassTarget)]
         twice = next((index for index in classes if classes.count(index) > 1), None)
         if twice is not None:
-            name = f" ({bound[twice]})" if bound and 0 <= twice < len(bound) else ""
+            name = f" ({names[twice]})" if names and 0 <= twice < len(names) else ""
             raise TargetError(f"target {twice}{name} is in the list twice")
-        return found
-    single = _single(target, bound)
+        return targets
+    single = _single(target, names)
     bind = getattr(single, "bind", None)
-    return [single if bind is None else bind(bound, activation)]
+    return [single if bind is None else bind(names, activation)]
 
 
 def _single(target: Any, labels: tuple[str, ...] | None) -> Target:
@@ -203,8 +231,8 @@ def _single(target: Any, labels: tuple[str, ...] | None) -> Target:
             return ClassTarget(operator.index(cast("SupportsIndex", target)))
     if any(target is maker for maker in (top, above, direction, each, contrast, segment, box, similar_to)):
         raise TargetError(
-            f"target is {target.__name__} itself, which makes targets; call it, as in {target.__name__}(...)"
+            f"target is the function {target.__name__}; call it to get a target, as in {target.__name__}(...)"
         )
     if callable(target):
         return FunctionTarget(target)
-    raise TargetError(f"a target is None, an index, a label, a function or a list of these, not {describe(target)}")
+    raise TargetError(f"target must be None, an index, a label, a function or a list of these, not {describe(target)}")

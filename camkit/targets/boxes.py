@@ -1,4 +1,4 @@
-"""Targets on detections: the score of one box, by number, by label, or by where it is."""
+"""Targets on detections: the score of one box, chosen by number, by label or by position."""
 
 from __future__ import annotations
 
@@ -19,45 +19,57 @@ from camkit.types import Activation
 Detections = dict[str, Tensor]
 
 
-def best_box(found: Sequence[Detections], chosen: Callable[[Detections], Tensor], rank: int = 1) -> Scores:
-    """Return for each image the score of the box with the highest score (or second highest ...) among the chosen."""
-    places: list[int | None] = []
-    for item in found:
-        among = torch.nonzero(chosen(item)).flatten()
-        order = item["scores"].detach()[among].argsort(descending=True, stable=True)
-        places.append(int(among[order[rank - 1]]) if len(order) >= rank else None)
-    return replace(box_scores(found, places, "no such box among the detections"), fewer=rank > 1)
+def best_box(images: Sequence[Detections], eligible: Callable[[Detections], Tensor], rank: int = 1) -> Scores:
+    """Return the score of each image's best eligible box (rank 1), second best (rank 2), and so on."""
+    numbers: list[int | None] = []
+    for detections in images:
+        candidates = torch.nonzero(eligible(detections)).flatten()
+        order = detections["scores"].detach()[candidates].argsort(descending=True, stable=True)
+        numbers.append(int(candidates[order[rank - 1]]) if len(order) >= rank else None)
+    return replace(box_scores(images, numbers, "no such box among the detections"), fewer=rank > 1)
 
 
-def nearest_box(found: Sequence[Detections], box: tuple[float, float, float, float]) -> Scores:
-    """Return for each image the score of the detection that overlaps most with a box (intersection over union)."""
-    places: list[int | None] = []
-    for item in found:
-        overlaps = box_iou(item["boxes"].detach().float(), torch.tensor([box], device=item["boxes"].device))[:, 0]
-        places.append(int(overlaps.argmax()) if len(overlaps) and bool(overlaps.amax() > 0) else None)
-    return box_scores(found, places, f"no detection overlaps with the box {tuple(round(side, 1) for side in box)}")
+def nearest_box(images: Sequence[Detections], box: tuple[float, float, float, float]) -> Scores:
+    """Return the score of each image's box that overlaps most with a given box (intersection over union)."""
+    numbers: list[int | None] = []
+    for detections in images:
+        boxes = detections["boxes"]
+        overlaps = box_iou(boxes.detach().float(), torch.tensor([box], device=boxes.device))[:, 0]
+        numbers.append(int(overlaps.argmax()) if len(overlaps) and bool(overlaps.amax() > 0) else None)
+    return box_scores(images, numbers, f"no detection overlaps with the box {tuple(round(side, 1) for side in box)}")
 
 
-def box_scores(found: Sequence[Detections], places: Sequence[int | None], absence: str) -> Scores:
-    """Return the scores of one detection of each image; images without it are not present."""
-    values = [
-        item["scores"].sum() * 0 if place is None else item["scores"][place]
-        for item, place in zip(found, places, strict=True)
-    ]
-    labels = [
-        int(item["labels"][place]) if place is not None and "labels" in item else -1
-        for item, place in zip(found, places, strict=True)
-    ]
-    boxes = [
-        None if place is None else tuple(item["boxes"][place].detach().float().tolist())
-        for item, place in zip(found, places, strict=True)
-    ]
+def numbered_box(images: Sequence[Detections], number: int) -> Scores:
+    """Return the score of the box at a position in each image's detections, from 0."""
+    counts = [len(detections["scores"]) for detections in images]
+    most = max((count for count in counts if count <= number), default=0)
+    return box_scores(
+        images,
+        [number if number < count else None for count in counts],
+        f"no box {number}: the detector found only {most} box{'' if most == 1 else 'es'}, and numbers start at 0",
+    )
+
+
+def box_scores(images: Sequence[Detections], numbers: Sequence[int | None], absence: str) -> Scores:
+    """Return the score of one box of each image; None marks an image without such a box."""
+    values: list[Tensor] = []
+    labels: list[int] = []
+    boxes: list[tuple[float, ...] | None] = []
+    for detections, number in zip(images, numbers, strict=True):
+        if number is None:
+            values.append(detections["scores"].sum() * 0)
+            labels.append(-1)
+            boxes.append(None)
+        else:
+            values.append(detections["scores"][number])
+            labels.append(int(detections["labels"][number]) if "labels" in detections else -1)
+            boxes.append(tuple(detections["boxes"][number].detach().float().tolist()))
     stacked = torch.stack(values)
     return Scores(
         values=stacked,
-        indices=tuple(labels) if all("labels" in item for item in found) else None,
+        indices=tuple(labels) if all("labels" in detections for detections in images) else None,
         probabilities=tuple(stacked.detach().float().tolist()),
-        present=tuple(place is not None for place in places),
+        present=tuple(number is not None for number in numbers),
         absence=absence,
         boxes=tuple(boxes),
     )
@@ -65,9 +77,12 @@ def box_scores(found: Sequence[Detections], places: Sequence[int | None], absenc
 
 @dataclass(frozen=True)
 class BoxTarget:
-    """One detection: by its number in the model's order, by its label (the best of them), or by where it is.
+    """One box of a detector, chosen in one of three ways.
 
-    ``near`` is (left, top, right, bottom) in pixels of the model's input: the detection that overlaps most with it.
+    Attributes:
+        number: its position in the model's output, from 0.
+        label: a class; the box of this class with the highest score is meant.
+        near: (left, top, right, bottom) in pixels of the model's input; the box that overlaps most with it is meant.
     """
 
     number: int | None = None
@@ -75,37 +90,33 @@ class BoxTarget:
     near: tuple[float, float, float, float] | None = None
 
     def __post_init__(self) -> None:
-        """Check that one way of choosing was given.
+        """Check the arguments.
 
         Raises:
-            TargetError: none, several, a negative number, or a box without an inside.
+            TargetError: not exactly one of the three is given, the number is negative, or the box ``near`` is empty.
         """
         given = [value for value in (self.number, self.label, self.near) if value is not None]
         if len(given) != 1:
-            raise TargetError("a box is chosen by its number, its label, or a box near it: give one of the three")
+            raise TargetError("choose a box by its number, its label, or a box near it: pass one of the three")
         if self.number is not None and self.number < 0:
-            raise TargetError(f"boxes are counted from 0, so {self.number} is none")
+            raise TargetError(f"the numbers of boxes start at 0, so there is no box {self.number}")
         if self.near is not None and (self.near[2] <= self.near[0] or self.near[3] <= self.near[1]):
-            raise TargetError(f"a box is (left, top, right, bottom) with something inside, not {self.near}")
+            raise TargetError(f"near must be (left, top, right, bottom) with an area inside, not {self.near}")
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> BoxTarget:  # noqa: ARG002
-        """Look the label up."""
+        """Return the target with the label looked up."""
         return self if self.label is None else replace(self, label=class_of(self.label, labels))
 
     def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the detection's score for each image."""
-        found = detections_of(output, batch)
-        if found is None:
+        """Return the score of the box for each image."""
+        images = detections_of(output, batch)
+        if images is None:
             raise TargetError(f"the model returned {describe(output)}, which holds no boxes; it is not a detector")
         if self.near is not None:
-            return nearest_box(found, self.near)
+            return nearest_box(images, self.near)
         if self.label is not None:
-            if not all("labels" in item for item in found):
-                raise TargetError("the detections have no labels; choose a box by its number or where it is")
+            if not all("labels" in detections for detections in images):
+                raise TargetError("the detections have no labels; choose a box by its number or its position")
             index = int(self.label)
-            return best_box(found, lambda item: item["labels"].eq(index))
-        number = self.number or 0
-        places = [number if number < len(item["scores"]) else None for item in found]
-        return box_scores(
-            found, places, f"there is no box {number}: so many were not found in it (they are counted from 0)"
-        )
+            return best_box(images, lambda detections: detections["labels"].eq(index))
+        return numbered_box(images, self.number or 0)

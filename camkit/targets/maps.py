@@ -17,88 +17,93 @@ from camkit.targets.outputs import describe, maps_of
 from camkit.targets.scores import Scores
 from camkit.types import Activation
 
+_MASKED = 0.5
+"""Cells that the mask covers at least this much count, as a share of the cell it covers most: a small mask may cover no
+cell fully."""
+
 
 def class_on_map(
     maps: Float[Tensor, "n k h w"], indices: Int[Tensor, " n"], mask: Bool[Tensor, "height width"] | None
 ) -> Scores:
-    """Return one class's mean logit for each image, over a mask or the cells where it is the best class.
+    """Return the mean logit of one class for each image, over a mask or over the cells where the class is predicted.
 
-    Where it is nowhere the best, it is the mean over all cells: what speaks for the class at all (Vinogradova et al.
-    2020 sum the logits over the cells of interest; the mean differs by a factor).
+    If it is predicted nowhere, the mean goes over all cells. Vinogradova et al. 2020 sum the logits over the cells of
+    interest; the mean differs by a factor.
 
     Raises:
-        TargetError: a mask that covers nothing.
-
+        TargetError: the mask covers nothing.
     """
-    chosen = maps[torch.arange(len(maps), device=maps.device), indices].float()  # in fp16 a sum of cells is infinite
-    alone = maps.shape[1] == 1  # one map of logits: the class or not
+    images = torch.arange(len(maps), device=maps.device)
+    class_maps = maps[images, indices].float()  # in fp16 the sum over the cells would overflow
+    is_binary = maps.shape[1] == 1  # one map of logits: positive means the class, negative means none
     if mask is None:
-        where = maps.detach()[:, 0] > 0 if alone else maps.detach().argmax(1) == indices[:, None, None]
-        where = where | ~where.any((1, 2), keepdim=True)
+        inside = maps.detach()[:, 0] > 0 if is_binary else maps.detach().argmax(1) == indices[:, None, None]
+        inside = inside | ~inside.any((1, 2), keepdim=True)
     else:
         covered = interpolate(mask[None, None].to(maps), size=maps.shape[2:], mode="area")[0]
         if not bool(covered.any()):
             raise TargetError("the mask covers no part of the picture")
-        where = (covered >= 0.5 * covered.amax()).expand(len(maps), -1, -1)
-    cells = where.to(chosen)
+        inside = (covered >= _MASKED * covered.amax()).expand(len(maps), -1, -1)
+    cells = inside.to(class_maps)
     logits = maps.detach().float()
-    shares = (logits.sigmoid() if alone else logits.softmax(1))[torch.arange(len(maps), device=maps.device), indices]
+    probabilities = (logits.sigmoid() if is_binary else logits.softmax(1))[images, indices]
     return Scores(
-        values=(chosen * cells).sum((1, 2)) / cells.sum((1, 2)),
+        values=(class_maps * cells).sum((1, 2)) / cells.sum((1, 2)),
         indices=tuple(indices.tolist()),
-        probabilities=tuple(((shares * cells).sum((1, 2)) / cells.sum((1, 2))).tolist()),
+        probabilities=tuple(((probabilities * cells).sum((1, 2)) / cells.sum((1, 2))).tolist()),
         classes=maps.shape[1],
     )
 
 
-def biggest_class(maps: Float[Tensor, "n k h w"], rank: int, *, skip_first: bool) -> Scores:
-    """Return the class that covers most cells of each image (rank 1), second most, and so on.
+def class_by_area(maps: Float[Tensor, "n k h w"], rank: int, *, skip_first: bool) -> Scores:
+    """Return the mean logit of the class that covers the most cells of each image (rank 1), or fewer (higher ranks).
 
     Raises:
-        TargetError: there are not so many classes.
-
+        TargetError: the model has fewer classes than ``rank``.
     """
     best = maps.detach().argmax(1).flatten(1)
     areas = torch.stack([(best == index).sum(1) for index in range(maps.shape[1])], dim=1).float()
-    # Among classes that cover nothing, the one with the highest logit anywhere comes first.
+    # Less than one cell is added, which only ranks classes of equal area, above all those that cover nothing.
     areas += maps.detach().float().flatten(2).amax(2).softmax(1) * 0.5
     if skip_first and maps.shape[1] > 1:
         areas[:, 0] = -1
     if rank > maps.shape[1]:
-        raise TargetError(f"the model has {maps.shape[1]} classes, so there are no {rank} best")
+        raise TargetError(f"there are no {rank} best classes: the model has only {maps.shape[1]} classes")
     return class_on_map(maps, areas.topk(rank, dim=1).indices[:, -1], None)
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentTarget:
-    """One class of a segmentation network: where it is predicted, everywhere, or within a mask over the input."""
+    """One class of a segmentation network: where it is predicted, everywhere, or inside a mask over the input."""
 
     index: int | str
     mask: Any = None
     everywhere: bool = False
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> SegmentTarget:  # noqa: ARG002
-        """Look the label up and check the mask.
+        """Return the target with the label looked up and the mask checked.
 
         Raises:
-            TargetError: an unknown label, or a mask that is none.
+            TargetError: the label is unknown or the mask is invalid.
         """
         index = class_of(self.index, labels)
         if self.mask is None:
             return replace(self, index=index)
         array = self.mask.detach().cpu().numpy() if isinstance(self.mask, Tensor) else np.asarray(self.mask)
         if array.ndim != 2 or array.dtype.kind not in "biuf":
-            raise TargetError(f"a mask is an array (H, W) of truth values, not {describe(self.mask)}")
+            raise TargetError(f"the mask must be an array (H, W) of truth values, not {describe(self.mask)}")
         if not np.nan_to_num(array).any():
-            raise TargetError("the mask is empty: nothing in it is true (of a picture: white)")
+            raise TargetError("the mask is empty: nothing in it is true (in a picture: white)")
         mask = torch.from_numpy(np.nan_to_num(array).astype(bool))
         return replace(self, index=index, mask=mask)
 
     def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the class's mean logit over the cells."""
+        """Return the mean logit of the class for each image."""
         maps = maps_of(output, batch)
         if maps is None:
-            raise TargetError(f"the model returned {describe(output)}, which holds no maps of class scores to segment")
+            raise TargetError(
+                f"the model returned {describe(output)}, which holds no maps (N, classes, h, w) of class scores"
+            )
         index = int(self.index)
         check_index(index, maps.shape[1])
         mask = torch.ones(maps.shape[2:], dtype=torch.bool) if self.everywhere else self.mask

@@ -1,4 +1,4 @@
-"""Classes by index or by label."""
+"""Looks up classes by index or by label."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from camkit.errors import TargetError, did_you_mean
 
 
 def whole_number(value: Any, what: str) -> int:
-    """Return a number that counts something, also one of numpy's or a tensor's.
+    """Return a whole number of any type, numpy's and tensors' included, as an int.
 
     Raises:
-        TargetError: it is none.
+        TargetError: the value is not a whole number.
     """
     if not isinstance(value, bool):
         try:
             return operator.index(value)
         except TypeError:
             pass
-    raise TargetError(f"{what} is a whole number, not {value!r}")
+    raise TargetError(f"{what} must be a whole number, not {value!r}")
 
 
 def class_of(value: Any, labels: tuple[str, ...] | None) -> int:
     """Return the index of a class given by index or by label.
 
     Raises:
-        TargetError: an unknown or ambiguous label, or something that is neither.
+        TargetError: the label is unknown or ambiguous, or the value is neither an index nor a label.
     """
-    return index_of(value, labels) if isinstance(value, str) else whole_number(value, "a class, if not given by label,")
+    return index_of(value, labels) if isinstance(value, str) else whole_number(value, "a class that is not a label")
 
 
 def check_index(index: int, classes: int) -> None:
-    """Refuse a class the model does not have.
+    """Refuse a class that the model does not have.
 
     Raises:
         TargetError: the index is out of range.
@@ -42,22 +42,24 @@ def check_index(index: int, classes: int) -> None:
 
 
 def index_of(label: str, labels: tuple[str, ...] | None) -> int:
-    """Return the index of a class given by its label or by its index as text.
+    """Return the index of a class given by its label, or by its index as text.
 
     Raises:
-        TargetError: an unknown or ambiguous label.
+        TargetError: the label is unknown or ambiguous.
     """
     if label.isdecimal() and (labels is None or label not in labels):
         return int(label)
     if labels is None:
         raise TargetError(
-            f"target {label!r} is a label, but this model's labels are not known; pass labels=[...] or a class index"
+            f"target {label!r} is a label, but this model comes without labels; pass labels=[...] or a class index"
         )
     folded = label.strip().casefold()
-    found = [i for i, name in enumerate(labels) if name == label]
-    found = found or [i for i, name in enumerate(labels) if name.strip().casefold() == folded]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise TargetError(f"label {label!r} names classes {' and '.join(map(str, found))}; pass one of these indices")
+    indices = [index for index, name in enumerate(labels) if name == label]
+    indices = indices or [index for index, name in enumerate(labels) if name.strip().casefold() == folded]
+    if len(indices) == 1:
+        return indices[0]
+    if indices:
+        raise TargetError(
+            f"classes {' and '.join(map(str, indices))} are all called {label!r}; pass one of these indices"
+        )
     raise TargetError(f"the model has no label {label!r}{did_you_mean(label, labels)}")

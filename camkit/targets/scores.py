@@ -1,4 +1,4 @@
-"""What a target is, and what it returns."""
+"""The types of targets, and the scores they return."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """One target's result for a batch: its score, and for a class its index, its probability and their number.
+    """The result of one target for a batch of N images.
 
-    ``present`` tells for which images there is such a thing at all, and ``absence`` what to say of the others, unless
-    there may be fewer: of the second best box, or class above a threshold, nothing is said.
-    ``boxes`` holds the detections (left, top, right, bottom) in pixels of the input.
+    Attributes:
+        values: the scores (N,), with their graph.
+        indices: the class of each image, if the target is a class.
+        probabilities: the probability of that class.
+        classes: how many classes the model has.
+        description: the name of a target that is not a class.
+        present: True for images in which the target exists; None if it exists in all.
+        absence: the error for images in which it does not exist.
+        fewer: True if an image without the target is no error: not every image has a second best box.
+        boxes: the detected box (left, top, right, bottom) of each image, in pixels of the model's input.
     """
 
     values: Float[Tensor, " n"]
@@ -31,12 +38,12 @@ class Scores:
 
 
 Target: TypeAlias = Callable[[Any, int], Scores]
-"""Scores a model's output for a batch of so many images; the values keep their graph, to be differentiated."""
+"""Called with a model's output and the number of images; the scores keep their graph, to be differentiated."""
 
 
 @runtime_checkable
 class Expands(Protocol):
-    """A target that stands for as many others as a model's output asks for."""
+    """A target that stands for several others; the model's output decides how many."""
 
     def expand(self, output: Any, batch: int) -> Sequence[Target]:
         """Return the targets for this output."""
@@ -45,8 +52,8 @@ class Expands(Protocol):
 
 @runtime_checkable
 class OfPictures(Protocol):
-    """A target that differs from picture to picture of a call."""
+    """A target that differs between the pictures of a call."""
 
     def of_pictures(self, numbers: Sequence[int]) -> Target:
-        """Return the target for a batch of the call's pictures, given by their numbers, from 1."""
+        """Return the target for the pictures with these numbers; the first picture of the call has number 1."""
         ...

@@ -1,4 +1,4 @@
-"""Drawn scenes and two small networks, so that camkit can be tried with nothing to download."""
+"""Drawn scenes and two small networks, so that you can try camkit without a download."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = [
 
 
 def scene_paths() -> dict[str, Path]:
-    """The shipped pictures by name, such as ``"plane-sky"``: the object, then its background."""
+    """Return the pictures that ship with camkit, by name: the object, then its background, as in ``"plane-sky"``."""
     folder = Path(str(files("camkit.demo.scenes").joinpath("files")))
     return {path.stem: path for path in sorted(folder.glob("*.jpg"))}
 
 
 def scene_mask(name: str) -> NDArray[np.bool_]:
-    """The object's region in a shipped picture, bool ``(H, W)``."""
+    """Return the object's region in one of these pictures, bool (H, W)."""
     path = scene_paths()[name].with_name(f"{name}-mask.png")
     with Image.open(path) as mask:
         return np.asarray(mask.convert("1"))

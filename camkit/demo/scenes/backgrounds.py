@@ -1,6 +1,6 @@
-"""The four backgrounds: pure functions from a random generator to a planar float RGB picture.
+"""The four backgrounds: pure functions from a random generator to a planar RGB picture of floats.
 
-Each fills the whole frame, so an object fits anywhere on it.
+Each fills the whole frame, so that an object fits anywhere on it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SEAS: tuple[tuple[Colour, Colour], ...] = (
 
 
 def sky(rng: np.random.Generator, size: int) -> Field:
-    """A sky from clear to cloudy, ``(3, size, size)`` in [0, 1]."""
+    """Return a clear or cloudy sky, (3, size, size) in [0, 1]."""
     x, y = coordinates(size)
     top, bottom = SKIES[int(rng.integers(len(SKIES)))]
     canvas = ramp(varied(rng, top, 0.05), varied(rng, bottom, 0.04), step(y, -0.1, 1.1))
@@ -53,7 +53,7 @@ def sky(rng: np.random.Generator, size: int) -> Field:
 
 
 def _clouds(rng: np.random.Generator, canvas: Field, noise: Field, strength: float) -> Field:
-    """Clouds where the noise is high, lit from above."""
+    """Add clouds where the noise is high, lit from above."""
     size = noise.shape[0]
     cover = float(rng.uniform(0.5, 0.64))
     amount = step(noise, cover, cover + 0.2) * strength
@@ -65,7 +65,7 @@ def _clouds(rng: np.random.Generator, canvas: Field, noise: Field, strength: flo
 
 
 def sea(rng: np.random.Generator, size: int) -> Field:
-    """Water seen from above the waves, ``(3, size, size)`` in [0, 1]."""
+    """Return water seen from above the waves, (3, size, size) in [0, 1]."""
     x, y = coordinates(size)
     far, near = SEAS[int(rng.integers(len(SEAS)))]
     canvas = ramp(varied(rng, far, 0.04), varied(rng, near, 0.03), step(y, -0.2, 1.1))
@@ -87,7 +87,7 @@ def sea(rng: np.random.Generator, size: int) -> Field:
 
 
 def road(rng: np.random.Generator, size: int) -> Field:
-    """Asphalt with lane markings, at times with a grass verge, ``(3, size, size)`` in [0, 1]."""
+    """Return asphalt with lane markings and a grass verge, (3, size, size) in [0, 1]."""
     x, y = coordinates(size)
     tone = float(rng.uniform(0.26, 0.50))
     canvas = paint(varied(rng, (tone, tone, tone * 1.03), 0.012), size)
@@ -113,8 +113,8 @@ def road(rng: np.random.Generator, size: int) -> Field:
 
 
 def _tyre_tracks(rng: np.random.Generator, canvas: Field, across: Field) -> Field:
-    for place in rng.uniform(0.15, 0.95, 4):
-        track = np.exp(-(((across - place) / 0.035) ** 2)).astype(np.float32)
+    for position in rng.uniform(0.15, 0.95, 4):
+        track = np.exp(-(((across - position) / 0.035) ** 2)).astype(np.float32)
         canvas = mix(canvas, (0.12, 0.12, 0.13), 0.22 * track)
     return canvas
 

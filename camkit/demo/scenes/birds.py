@@ -1,4 +1,4 @@
-"""The living thing of the scenes, as a list of shapes painted in order: birds."""
+"""Birds, as lists of shapes in the order in which they are painted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INK: Colour = (0.08, 0.08, 0.10)
 
 
 def bird(rng: np.random.Generator) -> list[Shape]:
-    """A bird in flight or one that sits."""
+    """Return a flying or a sitting bird."""
     return _flying(rng) if rng.random() < 0.6 else _sitting(rng)
 
 
@@ -57,7 +57,7 @@ _QUILLS = (((-0.02, -0.66), (-0.36, -0.86)), ((-0.1, -0.46), (-0.45, -0.66)),
 
 
 def _wing(bend: Points, colour: Colour, end: Colour) -> list[Shape]:
-    """A wing with spread feathers; ``bend`` is the ``(2, 2)`` matrix that raises or lowers it."""
+    """Return a wing with spread feathers; ``bend`` is the (2, 2) matrix that raises or lowers it."""
     quills = [
         bar(tuple(np.asarray(root) @ bend), tuple(np.asarray(tip) @ bend), 0.018, darker(end, 0.7))
         for root, tip in _QUILLS
@@ -66,7 +66,7 @@ def _wing(bend: Points, colour: Colour, end: Colour) -> list[Shape]:
 
 
 def _bend(height: float, lean: float) -> Points:
-    """Scales a wing's height and leans its tip forward by ``lean``."""
+    """Return the matrix that scales a wing's height and leans its tip forward by ``lean``."""
     return np.array([[1.0, 0.0], [-lean, height]])
 
 

@@ -1,4 +1,4 @@
-"""The wooded background: trunks in the mist, leaves above, undergrowth below."""
+"""The wood: trunks in the mist, leaves above, undergrowth below."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from camkit.demo.scenes.noise import (
 )
 from camkit.demo.scenes.shapes import Colour, Points, blend, darker
 
-# Mist, leaves in the light, leaves in the shade.
+# The colours of the mist, of leaves in the light and of leaves in the shade.
 SEASONS: tuple[tuple[Colour, Colour, Colour], ...] = (
     ((0.80, 0.88, 0.66), (0.50, 0.68, 0.22), (0.08, 0.24, 0.10)),
     ((0.74, 0.84, 0.70), (0.34, 0.58, 0.26), (0.04, 0.18, 0.12)),
@@ -29,7 +29,7 @@ BARKS: tuple[Colour, ...] = ((0.24, 0.16, 0.11), (0.18, 0.14, 0.12), (0.30, 0.22
 
 
 def wood(rng: np.random.Generator, size: int) -> Field:
-    """The inside of a wood, ``(3, size, size)`` in [0, 1]."""
+    """Return the inside of a wood, (3, size, size) in [0, 1]."""
     x, y = coordinates(size)
     mist, lit, shade = (varied(rng, c, 0.04) for c in SEASONS[int(rng.integers(len(SEASONS)))])
     bark = varied(rng, BARKS[int(rng.integers(len(BARKS)))], 0.03)
@@ -44,21 +44,21 @@ def wood(rng: np.random.Generator, size: int) -> Field:
 
 
 def _trunks(rng: np.random.Generator, canvas: Field, depth: float, bark: Colour) -> Field:
-    """Trunks and branches of one distance; ``depth`` is 0 far away and 1 near."""
+    """Add trunks and branches at one distance; ``depth`` is 0 far away and 1 near."""
     size = canvas.shape[-1]
     cover = np.zeros((size, size), np.float32)
     count = int(9 - 5 * depth)
-    for place in (np.arange(count) + rng.uniform(0.1, 0.9, count)) / count:
+    for foot_x in (np.arange(count) + rng.uniform(0.1, 0.9, count)) / count:
         half = (0.008 + 0.026 * depth) * rng.uniform(0.7, 1.3)
         lean = rng.uniform(-0.05, 0.05)
         foot = 0.80 + 0.18 * depth
-        top = place + lean
-        outline = [(place - half * 1.9, foot), (place - half, foot - 0.12), (top - half * 0.7, 0),
-                   (top + half * 0.7, 0), (place + half, foot - 0.12),
-                   (place + half * 1.9, foot)]  # fmt: skip
+        top = foot_x + lean
+        outline = [(foot_x - half * 1.9, foot), (foot_x - half, foot - 0.12), (top - half * 0.7, 0),
+                   (top + half * 0.7, 0), (foot_x + half, foot - 0.12),
+                   (foot_x + half * 1.9, foot)]  # fmt: skip
         _fill(cover, np.array(outline), 1.0)
         for _ in range(2):
-            _branch(rng, cover, place + lean / 2, half, int(rng.choice([-1, 1])))
+            _branch(rng, cover, foot_x + lean / 2, half, int(rng.choice([-1, 1])))
     grain = 0.75 + 0.5 * smooth_noise(rng, size, 90, 12)
     return mix(canvas, paint(bark, size) * grain, cover)
 
@@ -71,7 +71,7 @@ def _branch(rng: np.random.Generator, cover: Field, x: float, half: float, side:
 
 
 def _leaves(rng: np.random.Generator, canvas: Field, depth: float, top: Colour, bottom: Colour) -> Field:
-    """A canopy that hangs from the upper edge, ragged at its lower end."""
+    """Add a canopy that hangs from the upper edge and has a ragged lower end."""
     size = canvas.shape[-1]
     _, y = coordinates(size)
     clumps = cloud_noise(rng, size, 4, 4)
@@ -80,7 +80,7 @@ def _leaves(rng: np.random.Generator, canvas: Field, depth: float, top: Colour, 
 
 
 def _undergrowth(rng: np.random.Generator, canvas: Field, lit: Colour, shade: Colour) -> Field:
-    """Bushes along the lower edge, the near ones darker."""
+    """Add bushes along the lower edge; the near ones are darker."""
     size = canvas.shape[-1]
     _, y = coordinates(size)
     for line, leaf in ((0.76, 0.011), (0.88, 0.017)):
@@ -98,7 +98,7 @@ def _dabs(
     light: Field,
     leaf: tuple[float, Colour, Colour],
 ) -> Field:
-    """Foliage: a soft mass, and leaves of one size dabbed on where ``where`` is high."""
+    """Add foliage: a soft mass, and leaves of one size where ``where`` is high."""
     size = where.shape[0]
     length, top, bottom = leaf
     tone = (0.55 * step(light, 0.3, 0.8)).astype(np.float32)
@@ -116,7 +116,7 @@ def _dabs(
 
 
 def _leaf_outline(angle: float, length: float) -> Points:
-    """A pointed oval around (0, 0), ``(n, 2)``."""
+    """Return a pointed oval around (0, 0), (n, 2)."""
     along = np.array([np.cos(angle), np.sin(angle)]) * length
     across = np.array([-along[1], along[0]]) * 0.5
     return np.stack([along, along * 0.3 + across, -along * 0.4 + across, -along,
@@ -124,6 +124,6 @@ def _leaf_outline(angle: float, length: float) -> Points:
 
 
 def _fill(plane: Field, outline: Points, value: float) -> None:
-    """Sets a polygon, given in [0, 1] coordinates, to a value."""
+    """Set a polygon, given in [0, 1] coordinates, to a value."""
     points = np.round(outline * plane.shape[0] * 16).astype(np.int32)
     cv2.fillPoly(plane, [points], value, cv2.LINE_8, 4)

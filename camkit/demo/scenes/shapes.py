@@ -1,7 +1,7 @@
-"""Flat shapes that every drawn object is made of: filled polygons in the object's own coordinates.
+"""Filled polygons in an object's own coordinates, from which every object is drawn.
 
-The x axis points to where the object is heading, the y axis points down, and the unit is free:
-the scene scales an object by its bounding box.
+The x axis points in the direction the object is heading, the y axis points down. The unit does not matter: the scene
+scales an object by its bounding box.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ PAINTS: tuple[Colour, ...] = (
 
 @dataclass(frozen=True)
 class Shape:
-    """One filled polygon: ``points`` is ``(n, 2)``, ``colour`` is RGB in [0, 1]."""
+    """One filled polygon: ``points`` is (n, 2), ``colour`` is RGB in [0, 1]."""
 
     points: Points
     colour: Colour
 
 
 def polygon(outline: Outline, colour: Colour) -> Shape:
-    """A polygon with straight edges."""
+    """Return a polygon with straight edges."""
     return Shape(np.asarray(outline, dtype=np.float64), colour)
 
 
 def blob(outline: Outline, colour: Colour, steps: int = 8) -> Shape:
-    """A closed smooth curve (Catmull-Rom) through the corners of ``outline``."""
+    """Return a closed smooth curve (Catmull-Rom) through the corners of ``outline``."""
     p1 = np.asarray(outline, dtype=np.float64)
     p0, p2, p3 = np.roll(p1, 1, 0), np.roll(p1, -1, 0), np.roll(p1, -2, 0)
     t = (np.arange(steps) / steps)[None, :, None]
@@ -55,19 +55,19 @@ def blob(outline: Outline, colour: Colour, steps: int = 8) -> Shape:
 
 
 def ellipse(x: float, y: float, rx: float, ry: float, colour: Colour) -> Shape:
-    """An ellipse around (x, y) with radii rx and ry."""
+    """Return an ellipse around (x, y) with radii rx and ry."""
     angle = np.linspace(0, 2 * np.pi, 40, endpoint=False)
     return Shape(np.stack([x + rx * np.cos(angle), y + ry * np.sin(angle)], axis=1), colour)
 
 
 def box(x: float, y: float, width: float, height: float, colour: Colour) -> Shape:
-    """An upright rectangle whose upper left corner is (x, y)."""
+    """Return an upright rectangle whose upper left corner is (x, y)."""
     right, bottom = x + width, y + height
     return polygon([(x, y), (right, y), (right, bottom), (x, bottom)], colour)
 
 
 def bar(start: tuple[float, float], end: tuple[float, float], width: float, colour: Colour) -> Shape:
-    """A straight stroke of the given width from ``start`` to ``end``."""
+    """Return a straight stroke of the given width from ``start`` to ``end``."""
     a, b = np.asarray(start, dtype=np.float64), np.asarray(end, dtype=np.float64)
     along = (b - a) / np.linalg.norm(b - a)
     side = np.array([-along[1], along[0]]) * width / 2
@@ -75,19 +75,19 @@ def bar(start: tuple[float, float], end: tuple[float, float], width: float, colo
 
 
 def darker(colour: Colour, by: float = 0.75) -> Colour:
-    """The colour with its light scaled by ``by``."""
+    """Return the colour with its brightness scaled by ``by``."""
     red, green, blue = colour
     return (red * by, green * by, blue * by)
 
 
 def blend(first: Colour, second: Colour, share: float) -> Colour:
-    """The mix of two colours; ``share`` is how much of ``second`` it holds."""
+    """Return a mix of two colours; ``share`` is the part of ``second`` in it."""
     red, green, blue = (a * (1 - share) + b * share for a, b in zip(first, second, strict=True))
     return (red, green, blue)
 
 
 def pick(rng: np.random.Generator) -> Colour:
-    """A paint at random, a little off so that no two objects match exactly."""
+    """Return a random paint, slightly changed so that no two objects match exactly."""
     paint = np.asarray(PAINTS[int(rng.integers(len(PAINTS)))]) + rng.uniform(-0.06, 0.06, 3)
     red, green, blue = (float(value) for value in np.clip(paint, 0.04, 1.0))
     return (red, green, blue)

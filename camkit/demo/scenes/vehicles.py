@@ -1,4 +1,4 @@
-"""The made things of the scenes, as lists of shapes painted in order: planes, ships and cars."""
+"""Planes, ships and cars, as lists of shapes in the order in which they are painted."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ STEEL: Colour = (0.66, 0.69, 0.72)
 
 
 def plane(rng: np.random.Generator) -> list[Shape]:
-    """An airliner or, less often, a propeller plane."""
+    """Return an airliner or, less often, a propeller plane."""
     return _jet(rng) if rng.random() < 0.7 else _propeller_plane(rng)
 
 
 def ship(rng: np.random.Generator) -> list[Shape]:
-    """A liner, a container ship or a sailing boat."""
+    """Return a liner, a container ship or a sailing boat."""
     kinds = (_liner, _container_ship, _sailing_boat)
     return kinds[int(rng.integers(len(kinds)))](rng)
 
 
 def car(rng: np.random.Generator) -> list[Shape]:
-    """A saloon, a hatchback or a van."""
+    """Return a saloon, a hatchback or a van."""
     kinds = (_saloon, _hatchback, _van)
     return kinds[int(rng.integers(len(kinds)))](rng)
 
@@ -102,7 +102,7 @@ def _propeller_plane(rng: np.random.Generator) -> list[Shape]:
 
 
 def _hull(paint: Colour, keel: Colour, height: float) -> list[Shape]:
-    """A hull that ends in a raked bow; the deck is at y = 0."""
+    """Return a hull with a raked bow; the deck is at y = 0."""
     h = height
     return [
         blob([(-1.0, -0.03), (-0.5, 0.0), (0.5, 0.0), (1.1, -0.13), (0.98, 0.2 * h), (0.82, 0.8 * h),
@@ -187,7 +187,7 @@ def _wheels(xs: tuple[float, float], y: float, radius: float) -> list[Shape]:
 
 
 def _trim(paint: Colour, front: float, back: float, door: float) -> list[Shape]:
-    """Lights, door line and handle of a car."""
+    """Return the lights, door line and handles of a car."""
     line = darker(paint, 0.6)
     return [
         blob([(front, -0.02), (front - 0.13, -0.06), (front - 0.12, 0.05), (front, 0.06)],
