@@ -469,7 +469,7 @@ class TestPlanted:
         model = nn.Sequential(nn.Conv2d(3, 16, 3), Block())
         finding = only(camkit.diagnose(model, pictures()), "nan")
         assert finding.layer == "1"
-        assert "hands it to '1.conv'" in finding.text
+        assert "passes it to '1.conv'" in finding.text
 
     def test_nan_in_the_pictures_infinity_and_nan_on_the_way_back(self) -> None:
         inputs = pictures()

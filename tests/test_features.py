@@ -148,7 +148,7 @@ class TestCosts:
         model, image = Broken().train(), torch.randn(1, 3, 8, 8)
         with unchanged(model):
             found = costs(model, image)
-        assert (dict(found.by_run), found.total) == ({}, None)
+        assert (dict(found.by_call), found.total) == ({}, None)
         assert "ValueError: not today" in found.remark
 
         class Stopped(Loops):

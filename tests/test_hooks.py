@@ -338,7 +338,7 @@ def test_a_layer_that_runs_three_times_gives_three_entries() -> None:
     assert recording["stem#1"] is recording["stem"]
     with pytest.raises(LayerError, match="'conv' ran 3 times; choose the call, for example 'conv#1'"):
         recording["conv"]
-    with pytest.raises(LayerError, match="no run 'conv#4' was recorded"):
+    with pytest.raises(LayerError, match="no call 'conv#4' was recorded"):
         recording["conv#4"]
     assert "conv#3" in recording
     assert "conv" not in recording
@@ -557,10 +557,10 @@ def test_what_has_no_gradient_says_why() -> None:
         net(torch.ones(1, 4)).sum().backward()
     call = recording["0"]
     for read, message in (
-        ("gradient", "not asked for: record.*gradients=True"),
-        ("output", "not asked for: record.*outputs=True"),
-        ("inputs", "not asked for: record.*inputs=True"),
-        ("keywords", "not asked for: record.*inputs=True"),
+        ("gradient", "gradients were not requested; use record.*gradients=True"),
+        ("output", "output .* was not recorded; use record.*outputs=True"),
+        ("inputs", "inputs .* were not recorded; use record.*inputs=True"),
+        ("keywords", "inputs .* were not recorded; use record.*inputs=True"),
     ):
         with pytest.raises(LayerError, match=message):
             getattr(call, read)

@@ -392,10 +392,10 @@ def test_a_model_is_saved_and_copied_while_it_is_watched(tmp_path):
         net(batch()[0])  # a step has begun
         torch.save(net, tmp_path / "running.pt")
         running = copy.deepcopy(net)
-        before = watch._recorded[0].calls
+        before = watch._records[0].calls
         for one in (waiting, running, *(torch.load(file, weights_only=False) for file in tmp_path.glob("*.pt"))):
             one(batch()[0])
-        assert watch._recorded[0].calls == before  # theirs do nothing
+        assert watch._records[0].calls == before  # theirs do nothing
     alone = "import sys; sys.modules['camkit'] = None; import torch; torch.load(sys.argv[1], weights_only=False)"
     for file in tmp_path.glob("*.pt"):  # where camkit isn't installed too
         subprocess.run([sys.executable, "-c", f"{alone}(torch.zeros(2, 3, 24, 24))", file], check=True)
