@@ -114,7 +114,7 @@ def train(logdir: Path, epochs: int, count: int) -> None:
                 break
             for batch in torch.randperm(count).split(BATCH)[: count // BATCH]:
                 pictures = scenes.pictures[batch]
-                pictures = torch.where(torch.rand(len(chosen), 1, 1, 1) < 0.5, pictures.flip(3), pictures)
+                pictures = torch.where(torch.rand(len(batch), 1, 1, 1) < 0.5, pictures.flip(3), pictures)
                 pictures = pictures.roll(torch.randint(-SHIFT, SHIFT + 1, (2,)).tolist(), (2, 3))
                 loss = nn.functional.cross_entropy(model(pictures), scenes.labels[batch])
                 optimizer.zero_grad()

@@ -271,7 +271,7 @@ def test_a_view_that_is_changed_in_place_has_no_gradient_and_says_so(view: nn.Mo
         if one is plain:
             assert recording["1"].gradient.shape == recording["1"].output.shape
         else:
-            with pytest.raises(LayerError, match=r"no backward pass.*returns is a view.*inplace=False"):
+            with pytest.raises(LayerError, match=r"no backward pass.*returns a view.*inplace=False"):
                 _ = recording["1"].gradient
     for one, other in zip(whole["in place"], whole["plain"], strict=True):
         assert torch.equal(one, other)

@@ -73,7 +73,7 @@ def _nan(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
     if not reached:
         if not setting.backwards:
             return []
-        first = setting.backwards[0] or "the model"
+        first = setting.backwards[0] or WHOLE_MODEL
         text = (
             f"on its way back from the loss, the gradient holds NaN or infinity from {first!r} on; no activation does"
         )
@@ -101,7 +101,7 @@ def _origin(
         around = first.layer
         while around and around in given:
             around = around.rpartition(".")[0]
-        text = f"{what} begins in the code of {around or 'the model'!r}, which passes it to {first.layer!r}"
+        text = f"{what} begins in the code of {around or WHOLE_MODEL!r}, which passes it to {first.layer!r}"
         names = (around, *names)
     elif not first.sound:
         text = f"{what} begins in {first.name!r} ({first.kind}), whose parameters hold NaN or infinity: {amount}"

@@ -131,6 +131,19 @@ def _changed(what: str, change: Change, gradient: Tensor | None) -> Tensor | Non
     return changed
 
 
+class _CallCounter:
+    """Counts the calls of modules in the current pass through the model."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[nn.Module] = Counter()
+
+    def begin_pass(self, *_: Any) -> None:
+        self.calls.clear()
+
+    def count(self, module: nn.Module, _: Any) -> None:
+        self.calls[module] += 1
+
+
 @contextmanager
 def _after(
     model: nn.Module,
@@ -142,13 +155,7 @@ def _after(
     selected = [
         (ref, module, change) for key, change in edits.items() for ref, module in select_layers(model, key).items()
     ]
-    call_counts: Counter[nn.Module] = Counter()  # in the current pass through the model
-
-    def begin_pass(*_: Any) -> None:
-        call_counts.clear()
-
-    def count_call(module: nn.Module, _: Any) -> None:
-        call_counts[module] += 1
+    counter = _CallCounter()
 
     def end_call(ref: LayerRef, module: nn.Module, change: Callable[[Any], Any], output: Any) -> Any:
         if ref.call is None:
@@ -158,13 +165,15 @@ def _after(
                 f"layer {str(ref)!r} runs again in the backward pass, under activation checkpointing, where its calls "
                 f"cannot be told apart; edit every call with {ref.name!r}"
             )
-        return act(str(ref), change, output) if call_counts[module] == ref.call else None
+        return act(str(ref), change, output) if counter.calls[module] == ref.call else None
 
     with ExitStack() as stack:
         numbered = {module for ref, module, _ in selected if ref.call is not None}
         if numbered:
-            stack.enter_context(input_hooks([(getattr(model, "_orig_mod", model), begin_pass)], scope.first_run))
-            counts = [(module, partial(count_call, module)) for module in numbered]
+            stack.enter_context(
+                input_hooks([(getattr(model, "_orig_mod", model), counter.begin_pass)], scope.first_run)
+            )
+            counts = [(module, partial(counter.count, module)) for module in numbered]
             stack.enter_context(output_hooks(counts, scope.first_run))
         hooks = [(module, partial(end_call, ref, module, change)) for ref, module, change in selected]
         stack.enter_context(output_hooks(hooks, scope.any_run))

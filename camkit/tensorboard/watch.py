@@ -144,9 +144,7 @@ class TrainingWatch:
         self._writer = self._events.enter_context(opened(writer))
         self._hooks: ExitStack | None = None
         self._records: tuple[Recording, dict[str, TensorSummary | None]] | None = None
-        self._first_module: nn.Module | None = (
-            None  # to run in the step: when it does after a backward pass, another begins
-        )
+        self._first_module: nn.Module | None = None  # of the step; if it runs after a backward pass, a new pass begins
         self._earlier_gradients: dict[str, TensorSummary | None] = {}
         self._pictures_due: int | None = None
         self.steps = 0
@@ -189,20 +187,12 @@ class TrainingWatch:
         self._pictures_due = step if self._records is not None else None
         if self._pictures_due is not None:
             return
-        awaited = self._hooks is not None
+        hooked = self._hooks is not None
         self._remove_hooks()
         try:
-            drawn = self._draw_pictures()
-        except Exception as error:  # noqa: BLE001 - losing the pictures is better than stopping the training
-            drawn = {}
-            reason = str(error) if isinstance(error, CamkitError) else f"{type(error).__name__}: {error}"
-            with self._writing():
-                self._writer.add_text("heat", f"could not be drawn: {reason}", step)
-            if not self._warned:
-                warnings.warn(f"the heatmaps could not be drawn, and the training goes on: {reason}", stacklevel=2)
-                self._warned = True
+            drawn = self._draw_or_warn(step)
         finally:
-            if awaited and not self._failed:
+            if hooked and not self._failed:
                 self._hook_next_step()
         with self._writing():
             for tag, pixels in drawn.items():
@@ -226,6 +216,19 @@ class TrainingWatch:
     ) -> None:
         """Close the watch."""
         self.close()
+
+    def _draw_or_warn(self, step: int) -> dict[str, Pixels]:
+        """Return the pictures by tag; if drawing fails, none, with a text in the events and one warning per watch."""
+        try:
+            return self._draw_pictures()
+        except Exception as error:  # noqa: BLE001 - losing the pictures is better than stopping the training
+            reason = str(error) if isinstance(error, CamkitError) else f"{type(error).__name__}: {error}"
+        with self._writing():
+            self._writer.add_text("heat", f"could not be drawn: {reason}", step)
+        if not self._warned:
+            warnings.warn(f"the heatmaps could not be drawn, and the training goes on: {reason}", stacklevel=3)
+            self._warned = True
+        return {}
 
     def _draw_pictures(self) -> dict[str, Pixels]:
         result = explain(self._model, list(self._images), self._layer, **self._explain_options)
