@@ -1,9 +1,9 @@
-"""What watching a training costs: a step with a watch that does not record, and steps that are recorded.
+"""Measures what it costs to watch a training: steps that the watch only counts, and steps that are recorded.
 
     python scripts/bench_hooks.py --steps 200
 
-Steps with and without are taken in turn, in one process, with one network each of the same weights and the same batch:
-what counts are the ratios, as medians over the steps, with the interval of the middle half.
+Plain and watched steps alternate in one process, on two networks with the same weights and the same batch. The results
+are ratios: the median over the pairs of steps, and the interval of the middle half.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from camkit.hooks import record
 from camkit.tensorboard import TrainingWatch
 
 NEVER = 1_000_000
+"""More steps than any run here has."""
+
+WARM_UP = 3
+"""Pairs of steps before the first that counts."""
 
 
 def network() -> nn.Module:
-    """Return a seeded ResNet-18 of ten classes, in training."""
+    """Return a seeded ResNet-18 with ten classes, in training mode."""
     torch.manual_seed(0)
     net: nn.Module = resnet18(num_classes=10)
     return net.train()
 
 
 def stepping(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
-    """Return what takes one step of a training."""
+    """Return a function that takes one training step."""
     optimiser = torch.optim.SGD(net.parameters(), 1e-3)
 
     def step() -> None:
@@ -45,24 +49,24 @@ def stepping(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> Call
 
 
 def ratios(plain: Callable[[], None], other: Callable[[], None], steps: int) -> list[float]:
-    """Return the time of the second over that of the first, pair by pair, the first of a pair in turn."""
-    found = []
-    for number in range(steps + 3):
+    """Return the time of the second step divided by that of the first, pair by pair, in alternating order."""
+    ratio_by_pair = []
+    for number in range(steps + WARM_UP):
         order = (plain, other) if number % 2 == 0 else (other, plain)
-        taken = {}
+        seconds = {}
         for work in order:
             start = time.perf_counter()
             work()
-            taken[work] = time.perf_counter() - start
-        if number >= 3:  # the first warm up
-            found.append(taken[other] / taken[plain])
-    return found
+            seconds[work] = time.perf_counter() - start
+        if number >= WARM_UP:
+            ratio_by_pair.append(seconds[other] / seconds[plain])
+    return ratio_by_pair
 
 
-def told(name: str, found: list[float]) -> None:
-    """Print a median with its middle half."""
-    low, middle, high = statistics.quantiles(found, n=4)
-    print(f"{name}: {middle:.3f} x a plain step ({low:.3f} to {high:.3f}, {len(found)} pairs)", flush=True)
+def report(name: str, values: list[float]) -> None:
+    """Print the median and the interval of the middle half."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    print(f"{name}: {middle:.3f} x a plain step ({low:.3f} to {high:.3f}, {len(values)} pairs)", flush=True)
 
 
 def main() -> None:
@@ -76,21 +80,23 @@ def main() -> None:
     labels = torch.randint(0, 10, (options.batch,))
     first, second = network(), network()
     plain, other = stepping(first, inputs, labels), stepping(second, inputs, labels)
-    told("two plain steps", ratios(plain, other, options.steps))
+    report("two plain steps", ratios(plain, other, options.steps))
     with watching(second, inputs, every=NEVER) as watch:
         other()
-        watch.step()  # the first is recorded
-        told("watched, not recorded", ratios(plain, watched(other, watch), options.steps))
+        watch.step()  # the first step is always recorded
+        report("watched, not recorded", ratios(plain, watched(other, watch), options.steps))
     norms = recorded(other, second, torch.linalg.vector_norm)
-    told("norms of all layers' gradients recorded", ratios(plain, norms, options.steps))
-    told("their mean, deviation, range and norm", ratios(plain, recorded(other, second, five), options.steps))
+    report("norms of all layers' gradients recorded", ratios(plain, norms, options.steps))
+    report(
+        "their mean, deviation, range and norm", ratios(plain, recorded(other, second, five_statistics), options.steps)
+    )
     with watching(second, inputs, every=1) as watch:
-        told("watched and recorded, with all histograms", ratios(plain, watched(other, watch), options.steps))
+        report("watched and recorded, with all histograms", ratios(plain, watched(other, watch), options.steps))
 
 
 @contextmanager
 def watching(net: nn.Module, inputs: torch.Tensor, every: int) -> Iterator[TrainingWatch]:
-    """Watch a network without pictures, with events that are thrown away."""
+    """Watch a network without drawing pictures, with events in a temporary folder."""
     with (
         tempfile.TemporaryDirectory() as folder,
         TrainingWatch(net, inputs[:2], folder, every=every, pictures_every=0, graph=False) as watch,
@@ -99,7 +105,7 @@ def watching(net: nn.Module, inputs: torch.Tensor, every: int) -> Iterator[Train
 
 
 def watched(step: Callable[[], None], watch: TrainingWatch) -> Callable[[], None]:
-    """Return a step that the watch takes note of."""
+    """Return a step that the watch counts."""
 
     def both() -> None:
         step()
@@ -111,7 +117,7 @@ def watched(step: Callable[[], None], watch: TrainingWatch) -> Callable[[], None
 def recorded(
     step: Callable[[], None], net: nn.Module, reduce: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[[], None]:
-    """Return a step of which a statistic of the gradient of every layer's output is kept."""
+    """Return a step that records a statistic of the gradient of every layer's output."""
 
     def both() -> None:
         with record(net, "*", outputs=False, gradients=True, reduce=reduce):
@@ -120,9 +126,9 @@ def recorded(
     return both
 
 
-def five(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the mean, deviation, least, greatest and norm of a gradient, one after the other."""
-    mean, norm = gradient.mean(), torch.linalg.vector_norm(gradient)  # several times as fast as torch.std_mean
+def five_statistics(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the mean, standard deviation, smallest value, largest value and norm of a gradient."""
+    mean, norm = gradient.mean(), torch.linalg.vector_norm(gradient)  # several times faster than torch.std_mean
     deviation = (norm.square() / gradient.numel() - mean.square()).clamp(min=0).sqrt()
     return torch.stack([mean, deviation, *gradient.aminmax(), norm])
 

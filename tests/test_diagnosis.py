@@ -1,4 +1,4 @@
-"""A diagnosis names the faults that were planted, none in healthy networks, and its figures are what they say."""
+"""A diagnosis finds planted faults and none in healthy networks, and its figures are right."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TestStatistics:
         assert sum(none.histogram.counts) == 0
 
     @pytest.mark.parametrize("value", [0.0, -3.0, 1e30, 1e-30])
-    def test_of_one_value_the_deviation_is_zero(self, value: float) -> None:
+    def test_the_deviation_of_one_value_is_zero(self, value: float) -> None:
         got = statistics(torch.full((5, 7), value))
         assert got.std == pytest.approx(0.0, abs=abs(value) * 1e-7)
         assert sum(got.histogram.counts) == 35
@@ -96,12 +96,12 @@ class TestStatistics:
         assert statistics(values).std == pytest.approx(math.sqrt(1.25), rel=1e-6)
 
     @pytest.mark.parametrize("values", [np.arange(41), np.arange(-300, 301), np.arange(81) / 2, np.arange(17) - 1e6])
-    def test_numbers_at_the_edges_of_bins_belong_above(self, values: np.ndarray) -> None:
+    def test_numbers_on_the_edge_of_a_bin_belong_to_the_upper_one(self, values: np.ndarray) -> None:
         got = statistics(torch.from_numpy(values).float()).histogram
         counts, _ = np.histogram(values, 40)
         assert list(got.counts) == counts.tolist()
 
-    def test_values_far_from_zero_are_sorted_as_they_lie(self) -> None:
+    def test_values_far_from_zero_fall_into_the_right_bins(self) -> None:
         values = torch.randn(200_000) + 1e6
         got = statistics(values).histogram
         counts, _ = np.histogram(values.double().numpy(), 40)
@@ -118,13 +118,13 @@ class TestStatistics:
         assert (sum(counts), counts[0], counts[-1]) == ((3, 1, 2) if low < high else (3, 0, 0))
         assert got.magnitudes is not None
         assert sum(got.magnitudes.counts) == (2 if low == 0 else 3)
-        if high == 1e200:  # beyond what squares hold; at the very ends of 64 bits the last digits are gone too
+        if high == 1e200:  # squares overflow; at the very ends of 64 bits the last digits are lost too
             shares = np.array([low, high, high]) / high
             assert got.norm / high == pytest.approx(float(np.linalg.norm(shares)), rel=1e-9)
             assert got.std / high == pytest.approx(float(shares.std()), rel=1e-9)
         json.dumps(got.to_dict(), allow_nan=False)
 
-    def test_of_sparse_numbers_the_zeros_count_too(self) -> None:
+    def test_zeros_of_sparse_tensors_count(self) -> None:
         sparse = torch.sparse_coo_tensor(
             torch.tensor([[1, 1, 3]]), torch.tensor([2.0, 1.0, -3.0]), (6,), check_invariants=True
         )
@@ -132,7 +132,7 @@ class TestStatistics:
         assert (got.count, got.mean, got.low, got.high, got.zeros) == (6, 0.0, -3.0, 3.0, 4 / 6)
         assert got.norm == pytest.approx(math.sqrt(18), rel=1e-12)
 
-    def test_complex_numbers_by_their_size_and_nothing_of_nothing(self) -> None:
+    def test_complex_numbers_and_empty_tensors(self) -> None:
         assert statistics(torch.tensor([3 + 4j])).mean == 5
         assert statistics(torch.zeros(0, 3)).count == 0
 
@@ -145,7 +145,7 @@ def test_one_picture_is_too_few_for_batch_normalisation_in_training() -> None:
     camkit.diagnose(model, pictures()[:2], training=True)
 
 
-def test_gradients_beyond_what_squares_hold_are_measured() -> None:
+def test_gradients_whose_squares_overflow_are_measured() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).double()
     batch = pictures().double()
     once = camkit.diagnose(model, batch, loss=lambda output: output.sum())
@@ -174,7 +174,7 @@ def test_rows_equal_what_a_plain_pass_retains(*, training: bool) -> None:
         value = layer(value)
         value.retain_grad()
         kept[name] = value
-        value = value.clone()  # what ReLU does in place, it does to this
+        value = value.clone()  # an in-place ReLU changes this copy
     loss = nn.functional.cross_entropy(value, labels)
     loss.backward()
 
@@ -203,17 +203,17 @@ def test_rows_equal_what_a_plain_pass_retains(*, training: bool) -> None:
 
 
 class TestHealthy:
-    """No finding where nothing is wrong: what the limits are set by."""
+    """Networks without a fault have no finding; the limits are set by them."""
 
     @pytest.mark.parametrize("training", [False, True])
     @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "mobilenet_v3_small"])
-    def test_networks_as_they_are_initialised(self, name: str, *, training: bool) -> None:
+    def test_fresh_networks(self, name: str, *, training: bool) -> None:
         model = torchvision.models.get_model(name, weights=None, num_classes=10)
         assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
 
     @pytest.mark.parametrize("training", [False, True])
     @pytest.mark.parametrize("name", ["regnetx_002", "mobilevit_xxs", "nf_regnet_b0"])
-    def test_networks_of_timm_as_they_are_initialised(self, name: str, *, training: bool) -> None:
+    def test_fresh_networks_of_timm(self, name: str, *, training: bool) -> None:
         model = timm.create_model(name, num_classes=10)
         assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
 
@@ -239,7 +239,7 @@ class TestHealthy:
             assert {kind for kind, _ in found(camkit.diagnose(model, pictures()))} == kinds
 
     @pytest.mark.parametrize("how", ["no momentum", "little momentum", "counted anew"])
-    def test_normalisation_that_is_settled_by_other_ways(self, how: str) -> None:
+    def test_normalisation_with_statistics_from_elsewhere(self, how: str) -> None:
         norm = nn.BatchNorm1d(24)
         layers = [layer for _ in range(30) for layer in (nn.Linear(24, 24), nn.Sigmoid())]
         model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 24), norm, *layers, nn.Linear(24, 5))
@@ -249,9 +249,9 @@ class TestHealthy:
         norm.num_batches_tracked.fill_(5 if how == "counted anew" else 100_000)
         assert [kind for kind, _ in found(camkit.diagnose(model, pictures()))] == ["vanishing"]
 
-    def test_zeros_that_no_relu_made(self) -> None:
+    def test_zeros_that_come_from_no_relu(self) -> None:
         class Scaled(nn.Module):
-            """As LayerScale, LoRA or ReZero begin."""
+            """A branch scaled by zeros, as LayerScale, LoRA or ReZero start."""
 
             def __init__(self) -> None:
                 super().__init__()
@@ -261,7 +261,7 @@ class TestHealthy:
                 return self.scale * inputs
 
         class Wider(nn.Module):
-            """As the shortcuts of small ResNets."""
+            """Channels padded with zeros, as in the shortcuts of small ResNets."""
 
             def forward(self, inputs: Tensor) -> Tensor:
                 return nn.functional.pad(inputs, (0, 0, 0, 0, 8, 8))
@@ -340,7 +340,7 @@ class TestPlanted:
         assert set(result["5"].off) == {2, 5}
 
     @pytest.mark.parametrize("kind", [nn.ReLU, nn.ReLU6, nn.Hardswish])
-    def test_dead_channels_of_every_function_that_cuts_off(self, kind: Callable[[], nn.Module]) -> None:
+    def test_dead_channels_after_every_function_like_relu(self, kind: Callable[[], nn.Module]) -> None:
         model = nn.Sequential(
             nn.Conv2d(3, 8, 3), kind(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
         )
@@ -385,7 +385,7 @@ class TestPlanted:
             lambda maps: maps.relu() * torch.ones(1, 32, 1, 1),
         ],
     )
-    def test_a_function_that_cuts_off_somewhere_in_code_of_ones_own(self, end: Callable[[Tensor], Tensor]) -> None:
+    def test_a_function_like_relu_in_the_models_own_code(self, end: Callable[[Tensor], Tensor]) -> None:
         class Own(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -448,7 +448,7 @@ class TestPlanted:
         model = nn.Sequential(nn.Conv2d(3, 8, 3), Root(), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 1))
         finding = only(camkit.diagnose(model, pictures()), "nan")
         assert finding.layers == ("1", "2", "3")
-        assert "input that has none" in finding.text
+        assert "its input has none" in finding.text
 
     def test_nan_in_weights_and_in_a_block_s_own_code(self) -> None:
         model = small()
@@ -469,7 +469,7 @@ class TestPlanted:
         model = nn.Sequential(nn.Conv2d(3, 16, 3), Block())
         finding = only(camkit.diagnose(model, pictures()), "nan")
         assert finding.layer == "1"
-        assert "hands it to '1.conv'" in finding.text
+        assert "passes it to '1.conv'" in finding.text
 
     def test_nan_in_the_pictures_infinity_and_nan_on_the_way_back(self) -> None:
         inputs = pictures()
@@ -582,9 +582,9 @@ class TestCalls:
     @pytest.mark.parametrize(
         ("batch", "options", "said"),
         [
-            (torch.zeros(0, 3, 8, 8), {}, "no picture"),
+            (torch.zeros(0, 3, 8, 8), {}, "the batch is empty"),
             ([torch.zeros(3, 8, 8), torch.zeros(3, 8, 9)], {}, "one size"),
-            ([], {}, "no picture"),
+            ([], {}, "the batch is empty"),
             ((torch.zeros(2, 3, 8, 8), torch.zeros(3)), {}, "cross entropy"),
             (torch.zeros(2, 3, 8, 8), {"loss": lambda output: output}, "one number"),
             (torch.zeros(2, 4, 8, 8), {}, "4 channels"),
@@ -630,7 +630,7 @@ class TestCommand:
             (["--model", "demo-fair"], "name at least one picture"),
             (["none.jpg", "--model", "demo-fair"], "no file none.jpg"),
             (["none.jpg", "--model", "demo-fare"], "did you mean 'demo-fair'"),
-            (["none.jpg", "--model", "demo-fair", "--limit", "0"], "from 1"),
+            (["none.jpg", "--model", "demo-fair", "--limit", "0"], "at least 1 picture"),
             (["none.jpg", "--model", "demo-fair", "--out", "/dev/null/x"], "cannot write into the folder"),
         ],
     )
@@ -661,7 +661,7 @@ def test_the_picture_draws_what_is_wrong() -> None:
     assert red[1] > 500
 
 
-def test_the_guide_s_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_the_guide_run(capsys: pytest.CaptureFixture[str]) -> None:
     guide = (Path(__file__).parents[1] / "docs" / "diagnose.md").read_text("utf-8")
     scope: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):

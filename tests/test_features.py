@@ -1,4 +1,4 @@
-"""Sheets of feature maps, and what layers cost."""
+"""Sheets of feature maps, and the costs of layers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def network() -> nn.Sequential:
 
 
 class TestFeatureMaps:
-    def test_are_what_the_layer_returned_strongest_first(self) -> None:
+    def test_maps_are_what_the_layer_returned_strongest_first(self) -> None:
         model, image = network().eval(), torch.randn(3, 32, 32)
         with unchanged(model):
             found = camkit.feature_maps(model, image, "2")
@@ -42,12 +42,12 @@ class TestFeatureMaps:
         assert np.array_equal(found.maps, maps[list(found.channels)])
         assert found.strengths == pytest.approx(sorted(strengths.tolist(), reverse=True))
 
-    def test_top_batches_of_one_modules_and_the_chosen_layer(self) -> None:
+    def test_top_a_batch_of_one_a_module_and_the_chosen_layer(self) -> None:
         model, image = network(), torch.randn(1, 3, 32, 32)
         assert len(camkit.feature_maps(model, image, model[0], top=5).maps) == 5
         assert camkit.feature_maps(model, image).layer == camkit.explain(model, image).layer
 
-    def test_a_sheet_shows_each_map_by_its_own_range_or_all_by_one(self) -> None:
+    def test_a_sheet_scales_each_map_to_its_own_range_or_all_to_one(self) -> None:
         model = network()
         with torch.no_grad():
             model[0].weight[0] *= 100
@@ -75,7 +75,7 @@ class TestFeatureMaps:
             camkit.feature_maps(model, image, "5")
         with pytest.raises(LayerError, match="no layer '9'"):
             camkit.feature_maps(model, image, "9")
-        with pytest.raises(InputError, match="from 1"):
+        with pytest.raises(InputError, match="at least 1 map"):
             camkit.feature_maps(model, image, "0", top=0)
 
     def test_the_command_writes_one_picture(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ class TestFeatureMaps:
                 [str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--layer", "featurs"],
                 "did you mean 'features'",
             ),
-            ([str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--top", "0"], "from 1"),
+            ([str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--top", "0"], "at least 1 map"),
         ],
     )
     def test_a_wrong_call_is_one_sentence_and_exit_code_2(
@@ -120,7 +120,7 @@ class Loops(nn.Module):
 
 
 class TestCosts:
-    def test_of_layers_and_of_the_whole(self) -> None:
+    def test_costs_of_layers_and_of_the_model(self) -> None:
         model, image = network().train(), torch.randn(1, 3, 32, 32)
         with unchanged(model):
             found = costs(model, image)
@@ -134,12 +134,12 @@ class TestCosts:
         assert found.total.parameters == sum(one.numel() for one in model.parameters())
         assert not found.remark
 
-    def test_each_run_of_a_layer(self) -> None:
+    def test_each_call_of_a_layer(self) -> None:
         found = costs(Loops(), torch.randn(1, 3, 8, 8))
         assert found.of(LayerRef("conv", 1)) == found.of(LayerRef("conv", 2))
         assert found.of(LayerRef("conv", 3)) is None
 
-    def test_where_torchinfo_fails_there_is_a_remark_and_no_number(self) -> None:
+    def test_if_torchinfo_fails_there_is_a_remark_and_no_number(self) -> None:
         class Broken(Loops):
             def forward(self, inputs: Tensor) -> Tensor:
                 self.conv(inputs)
@@ -148,7 +148,7 @@ class TestCosts:
         model, image = Broken().train(), torch.randn(1, 3, 8, 8)
         with unchanged(model):
             found = costs(model, image)
-        assert (dict(found.by_run), found.total) == ({}, None)
+        assert (dict(found.by_call), found.total) == ({}, None)
         assert "ValueError: not today" in found.remark
 
         class Stopped(Loops):
@@ -166,7 +166,7 @@ class TestCosts:
         costs(Loops(), torch.randn(1, 3, 8, 8))
         assert torchinfo._cached_forward_pass == before
 
-    def test_of_tokens_the_count_is_said_to_be_short(self) -> None:
+    def test_a_remark_says_that_the_count_for_tokens_is_too_low(self) -> None:
         model = nn.Sequential(nn.Flatten(2), nn.Linear(64, 8), nn.Flatten(), nn.Linear(24, 2))
         assert "token" in costs(model, torch.randn(1, 3, 8, 8)).remark
 

@@ -7,6 +7,8 @@ import copy
 import functools
 import gc
 import itertools
+import linecache
+import math
 import sys
 import threading
 import weakref
@@ -55,7 +57,7 @@ class Skip(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         maps = self.layer(x)
-        branch = self.side(2 * maps)  # which keeps nothing of the maps for its gradient
+        branch = self.side(2 * maps)  # a step whose gradient does not need the maps
         maps += branch.sigmoid()
         return self.head((maps * branch.tanh()).mean((2, 3)))
 
@@ -64,12 +66,12 @@ class Skip(nn.Module):
 def network(name: str) -> nn.Module:
     torch.manual_seed(1)
     models = torchvision.models
-    if name == "vgg11":  # its own head is 120 million numbers
+    if name == "vgg11":  # its own head has 120 million parameters
         model: nn.Module = models.vgg11(num_classes=5, init_weights=False)
         model.classifier = nn.Sequential(nn.Linear(512 * 49, 8), nn.ReLU(inplace=True), nn.Linear(8, 5))
     elif name == "transformer":
         model = models.VisionTransformer(64, 16, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=5)
-        nn.init.normal_(model.heads.head.weight)  # torchvision starts with a head of zeros
+        nn.init.normal_(model.heads.head.weight)  # torchvision initialises the head with zeros
     elif name in ("thrice", "skip"):
         model = {"thrice": Thrice, "skip": Skip}[name]()
     else:
@@ -169,7 +171,7 @@ def test_what_is_recorded_is_what_retain_grad_keeps(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_are_those_of_the_full_backward_hook(name: str) -> None:
     plain = copy.deepcopy(network(name)).train()
-    for module in plain.modules():  # this hook allows nothing in place
+    for module in plain.modules():  # full backward hooks do not allow in-place changes
         if hasattr(module, "inplace"):
             module.inplace = False
     written_later = {"densenet121": "features.norm5", "skip": "layer", "resnet18": ".bn2"}.get(name, "none")
@@ -235,7 +237,7 @@ def test_a_statistic_is_that_of_the_whole_tensor(name: str) -> None:
 
 
 @pytest.mark.parametrize("reduce", [lambda tensor: tensor, lambda tensor: (tensor[0], tensor.mean())])
-def test_a_statistic_that_is_a_view_survives_what_is_done_in_place(reduce: Callable) -> None:
+def test_a_statistic_that_is_a_view_survives_in_place_changes(reduce: Callable) -> None:
     net, plain = small(), nn.Sequential(*copy.deepcopy(small())[:1])
     inputs = torch.randn(5, 4)
     with record(net, "0", reduce=reduce) as recording:
@@ -247,7 +249,7 @@ def test_a_statistic_that_is_a_view_survives_what_is_done_in_place(reduce: Calla
         assert torch.equal(one, two)
 
 
-def test_of_whole_numbers_there_is_no_statistic() -> None:
+def test_integers_have_no_statistic() -> None:
     net = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 1))
     with record(net, "*", inputs=True, reduce=torch.linalg.vector_norm) as recording:
         net(torch.tensor([1, 2]))
@@ -269,7 +271,7 @@ def test_a_view_that_is_changed_in_place_has_no_gradient_and_says_so(view: nn.Mo
         if one is plain:
             assert recording["1"].gradient.shape == recording["1"].output.shape
         else:
-            with pytest.raises(LayerError, match=r"no backward pass.*returns is a view.*inplace=False"):
+            with pytest.raises(LayerError, match=r"no backward pass.*returns a view.*inplace=False"):
                 _ = recording["1"].gradient
     for one, other in zip(whole["in place"], whole["plain"], strict=True):
         assert torch.equal(one, other)
@@ -281,7 +283,7 @@ def test_a_view_that_is_changed_in_place_has_no_gradient_and_says_so(view: nn.Mo
 
 
 class Later(nn.Module):
-    """Uses a view, and then changes what it is a view of."""
+    """Uses a view and then changes its base in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +307,7 @@ def test_a_view_that_was_used_before_has_the_gradient_of_that_use() -> None:
 # --- runs, their names and numbers
 
 
-def test_names_may_hold_the_sign_of_runs() -> None:
+def test_names_may_contain_a_hash() -> None:
     net = nn.Sequential()
     net.add_module("conv#1", nn.Linear(4, 4))
     net.add_module("conv", nn.Linear(4, 2))
@@ -336,7 +338,7 @@ def test_a_layer_that_runs_three_times_gives_three_entries() -> None:
     assert recording["stem#1"] is recording["stem"]
     with pytest.raises(LayerError, match="'conv' ran 3 times; choose the call, for example 'conv#1'"):
         recording["conv"]
-    with pytest.raises(LayerError, match="no run 'conv#4' was recorded"):
+    with pytest.raises(LayerError, match="no call 'conv#4' was recorded"):
         recording["conv#4"]
     assert "conv#3" in recording
     assert "conv" not in recording
@@ -347,7 +349,7 @@ def test_a_layer_that_runs_three_times_gives_three_entries() -> None:
     assert torch.equal(one["conv#2"].output, recording["conv#2"].output)
 
 
-def test_numbers_go_on_until_cleared() -> None:
+def test_calls_are_numbered_on_until_cleared() -> None:
     net = small()
     with record(net, "0", gradients=True) as recording:
         for factor in (1.0, 2.0):
@@ -360,7 +362,7 @@ def test_numbers_go_on_until_cleared() -> None:
     assert torch.equal(recording["0"].output, net[0](torch.full((1, 4), 3.0)).detach())
 
 
-def test_a_module_with_two_names_answers_to_both() -> None:
+def test_a_module_with_two_names_is_found_under_both() -> None:
     net = small()
     net.again = net[0]
     for asked in ("0", "again", ["again", "0"], net.again):
@@ -389,7 +391,7 @@ def test_layers_are_chosen_in_every_way(kind: str) -> None:
     assert {call.name for call in recording.calls} == set(names)
 
 
-def test_a_star_is_every_layer_but_the_model() -> None:
+def test_a_star_matches_every_layer_but_the_model() -> None:
     net = small()
     with record(net, "*") as recording:
         net(torch.ones(1, 4))
@@ -411,13 +413,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_matches_nothing_is_a_sentence(kind: str) -> None:
+def test_a_selector_that_matches_nothing_is_one_sentence(kind: str) -> None:
     selector, message = WRONG[kind]
     with pytest.raises(LayerError, match=message), record(network("resnet18"), selector) as _:
         pass
 
 
-def test_a_number_is_no_layer() -> None:
+def test_a_number_is_not_a_layer() -> None:
     with pytest.raises(LayerError, match="chosen by a name, pattern, type, module or function, not by 3"):
         _matches({"layer": nn.ReLU()}, 3)
 
@@ -474,7 +476,7 @@ def test_structures_are_kept(form: str) -> None:
     assert not pick(call.output).requires_grad
 
 
-def test_a_structure_holds_no_objects_and_no_gradient_of_whole_numbers() -> None:
+def test_a_structure_holds_no_objects_and_no_gradient_of_integers() -> None:
     for form in ("a dataclass", "a tuple"):
         layer = Returns(FORMS[form][0])
         with record(layer, "", gradients=True) as recording:
@@ -540,7 +542,7 @@ def test_a_gradient_is_not_what_a_later_pass_adds_to_grad() -> None:
     assert [torch.equal(one, expected) for one in recording["layer"].gradients] == [True, True]
 
 
-def test_a_gradient_that_has_a_graph_is_kept_without() -> None:
+def test_a_gradient_is_kept_without_its_graph() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
     with record(net, "0", gradients=True) as recording:
         inputs = torch.randn(2, 4, requires_grad=True)
@@ -549,16 +551,16 @@ def test_a_gradient_that_has_a_graph_is_kept_without() -> None:
     assert not recording["0"].gradient.requires_grad
 
 
-def test_what_has_no_gradient_says_why() -> None:
+def test_a_call_without_a_gradient_says_why() -> None:
     net = small()
     with record(net, "0", outputs=False) as recording:
         net(torch.ones(1, 4)).sum().backward()
     call = recording["0"]
     for read, message in (
-        ("gradient", "not asked for: record.*gradients=True"),
-        ("output", "not asked for: record.*outputs=True"),
-        ("inputs", "not asked for: record.*inputs=True"),
-        ("keywords", "not asked for: record.*inputs=True"),
+        ("gradient", "gradients were not requested; use record.*gradients=True"),
+        ("output", "output .* was not recorded; use record.*outputs=True"),
+        ("inputs", "inputs .* were not recorded; use record.*inputs=True"),
+        ("keywords", "inputs .* were not recorded; use record.*inputs=True"),
     ):
         with pytest.raises(LayerError, match=message):
             getattr(call, read)
@@ -582,7 +584,7 @@ def test_what_has_no_gradient_says_why() -> None:
         _ = recording["0"].gradients
 
 
-def test_reading_what_did_not_run_or_was_not_asked_for() -> None:
+def test_reading_a_layer_that_did_not_run_or_was_not_selected() -> None:
     net = small()
     with record(net, ["0", "1"]) as recording:
         with pytest.raises(LayerError, match=r"layer '0' has not run while it was recorded$"):
@@ -615,7 +617,7 @@ def checkpointed(use_reentrant: bool | None) -> Checkpointed:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_what_checkpointing_runs_again_is_not_counted_again(use_reentrant: bool) -> None:
+def test_calls_repeated_by_checkpointing_are_not_counted(use_reentrant: bool) -> None:
     found = []
     for mode in (None, use_reentrant):
         model = checkpointed(mode)
@@ -655,7 +657,7 @@ def test_an_edit_changes_what_follows_and_what_is_differentiated() -> None:
     torch.testing.assert_close(net(inputs), plain(inputs), rtol=0, atol=0)
 
 
-def test_one_run_is_edited_in_every_pass() -> None:
+def test_one_call_is_edited_in_every_pass() -> None:
     model = copy.deepcopy(network("thrice"))
     inputs = pictures()
 
@@ -705,7 +707,7 @@ def test_an_edit_that_returns_nothing_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_edits_hold_where_checkpointing_runs_a_layer_again(use_reentrant: bool) -> None:
+def test_edits_apply_to_calls_repeated_by_checkpointing(use_reentrant: bool) -> None:
     found = []
     for mode in (None, use_reentrant):
         model = checkpointed(mode)
@@ -722,8 +724,8 @@ def test_edits_hold_where_checkpointing_runs_a_layer_again(use_reentrant: bool) 
         model(torch.ones(1, 4)).sum().backward()
 
 
-def test_edits_hold_where_a_thread_of_pytorchs_own_runs_a_layer_again() -> None:
-    """As in a backward pass on a GPU: a thread that Python didn't start."""
+def test_edits_apply_to_calls_repeated_in_a_thread_of_pytorch() -> None:
+    """Run in a thread that Python did not start, as in a backward pass on a GPU."""
     found = []
     for mode in (None, False):
         model = checkpointed(mode)
@@ -745,7 +747,7 @@ def test_edits_hold_where_a_thread_of_pytorchs_own_runs_a_layer_again() -> None:
 # --- edits of gradients
 
 
-def test_a_layers_gradient_is_edited_before_all_that_comes_before() -> None:
+def test_an_edited_gradient_changes_all_gradients_before_it() -> None:
     inputs = torch.randn(5, 4)
     noisy = torch.randn(5, 3, generator=torch.Generator().manual_seed(3))
     changes: dict[str, tuple[Callable, Callable[[Tensor], Tensor]]] = {
@@ -820,7 +822,7 @@ def test_a_gradient_of_another_shape_is_an_error(place: str, wrong: Callable) ->
     assert not hooks_in(net)
 
 
-def test_changes_take_figures_that_make_sense() -> None:
+def test_changes_refuse_senseless_numbers() -> None:
     for make in (clip_value, clip_norm, noise):
         for number in (0.0, -1.0, float("nan"), float("inf")):
             with pytest.raises(InputError, match="must be a positive number"):
@@ -829,7 +831,7 @@ def test_changes_take_figures_that_make_sense() -> None:
 
 @pytest.mark.parametrize("change", [scale(0.5), clip_value(0.7), clip_norm(0.3)])
 def test_a_sparse_gradient_is_changed_as_if_it_were_dense(change: Callable) -> None:
-    words = torch.tensor([1, 1, 3])  # the row of a word that comes twice is held twice
+    words = torch.tensor([1, 1, 3])  # the row of a word that appears twice is stored twice
     tables = [nn.Embedding(6, 4, sparse=sparse) for sparse in (True, False)]
     for table in tables:
         table.weight.data.copy_(torch.arange(24).reshape(6, 4) / 10)
@@ -841,7 +843,7 @@ def test_a_sparse_gradient_is_changed_as_if_it_were_dense(change: Callable) -> N
     assert dense.any()
 
 
-def test_noise_on_a_sparse_gradient_is_where_it_holds_numbers() -> None:
+def test_noise_is_added_to_the_stored_values_of_a_sparse_gradient() -> None:
     table = nn.Embedding(6, 4, sparse=True)
     with edit_gradients(table, {"weight": noise(0.1)}):
         table(torch.tensor([1, 1, 3])).sum().backward()
@@ -852,7 +854,7 @@ def test_noise_on_a_sparse_gradient_is_where_it_holds_numbers() -> None:
     torch.testing.assert_close(found[[1, 3]], expected, rtol=0, atol=0.6)
 
 
-def test_complex_gradients_are_shortened_but_not_compared() -> None:
+def test_complex_gradients_are_clipped_by_norm_but_not_by_value() -> None:
     weight = nn.Parameter(torch.tensor([3.0 + 4.0j, 0.0j]))
     net = nn.Module()
     net.weight = weight
@@ -871,7 +873,7 @@ def test_the_norm_of_half_precision_does_not_overflow() -> None:
     assert torch.equal(clip_norm(1.0)(torch.zeros(3)), torch.zeros(3))
 
 
-def test_a_record_sees_gradients_as_edited_before_it() -> None:
+def test_a_recording_sees_gradients_edited_before_it() -> None:
     net, inputs = small(), torch.randn(5, 4)
     with (
         record(net, "0", gradients=True) as before,
@@ -918,10 +920,10 @@ class Failing(nn.Module):
 
 @pytest.mark.parametrize("when", ["forward", "backward"])
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
-def test_no_hook_is_left_and_no_tensor_kept_alive(error: type[BaseException] | None, when: str) -> None:
+def test_no_hook_is_left_and_no_tensor_is_kept_alive(error: type[BaseException] | None, when: str) -> None:
     model = Failing(error, when)
     gc.collect()
-    gc.disable()  # what only the collector of cycles would free is kept too long
+    gc.disable()  # whatever needs the cycle collector is kept too long
     try:
         with suppress(error or ()), everything(model) as recording:
             model(torch.randn(2, 4)).square().sum().backward()
@@ -938,10 +940,15 @@ def test_no_hook_is_left_and_no_tensor_kept_alive(error: type[BaseException] | N
 
 
 class CtrlC:
-    """Raises KeyboardInterrupt where the program comes to the so-manieth line of camkit's hooks."""
+    """Raises KeyboardInterrupt when the program reaches the n-th line that runs in camkit's hooks.
+
+    Lines that hold ``with`` pass it on to the next line. Python also reports them on the way out of the block, before
+    ``__exit__`` is called, and a real Ctrl-C never comes there: Python handles signals after a call, not before one.
+    """
 
     def __init__(self, line: int) -> None:
-        self.line, self.seen = line, 0
+        self.line: float = line
+        self.seen = 0
 
     def __call__(self, frame: FrameType, event: str, _: object) -> CtrlC | None:
         file = frame.f_code.co_filename
@@ -949,7 +956,8 @@ class CtrlC:
             return None
         if event == "line":
             self.seen += 1
-            if self.seen == self.line:
+            if self.seen >= self.line and not linecache.getline(file, frame.f_lineno).lstrip().startswith("with "):
+                self.line = math.inf
                 raise KeyboardInterrupt
         return self
 
@@ -974,7 +982,7 @@ def test_no_hook_is_left_wherever_ctrl_c_comes() -> None:
         finally:
             sys.settrace(before)
         if hooks_in(net):
-            gc.collect()  # where contextlib was interrupted, it is this that ends the blocks
+            gc.collect()  # if contextlib was interrupted, this ends the blocks
         assert not hooks_in(net), line
     assert came > 100
 
@@ -998,7 +1006,7 @@ def test_a_selector_that_matches_nothing_leaves_nothing() -> None:
         assert not hooks_in(net)
 
 
-def test_long_trainings_pile_up_nothing() -> None:
+def test_long_trainings_accumulate_nothing() -> None:
     hooks = TensorHooks()
     for _ in range(2000):
         hooks.add(torch.ones(1, requires_grad=True) * 2, lambda gradient: None)
@@ -1056,8 +1064,8 @@ def test_a_parameters_gradient_in_another_thread_is_left_alone() -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("way", ["wrapped", "in place", "a part"])
-@pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_compiled_modules_run_as_they_are_written(way: str, backend: str) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of the compiler itself
+def test_compiled_modules_run_uncompiled(way: str, backend: str) -> None:
     torch._dynamo.reset()
     net, plain = nn.Sequential(small(), nn.Linear(2, 1)), nn.Sequential(small(), nn.Linear(2, 1))
     plain.load_state_dict(net.state_dict())
@@ -1069,7 +1077,7 @@ def test_compiled_modules_run_as_they_are_written(way: str, backend: str) -> Non
     else:
         net[0] = torch.compile(net[0], backend=backend)
     inputs = torch.randn(5, 4)
-    model(inputs).sum().backward()  # from now on, what was compiled is used, in which there are no hooks
+    model(inputs).sum().backward()  # from now on, PyTorch uses the compiled code, which has no hooks
     net.zero_grad()
     found = []
     for one in (model, plain):

@@ -65,7 +65,7 @@ def read(folder):
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """A training of seven steps, every third recorded, and what it should have written, noted beside it."""
+    """Train for seven steps, record every third, and note what the events should contain."""
     folder = tmp_path_factory.mktemp("events")
     net, noted = network().train(), {}
 
@@ -78,7 +78,7 @@ def watched(tmp_path_factory):
     return folder, noted, net
 
 
-def test_recorded_are_the_first_step_and_every_so_many_after_it(watched):
+def test_the_first_and_every_nth_step_are_recorded(watched):
     events = read(watched[0])
 
     for tag in ("gradient_norm", "dead_share/2"):
@@ -145,7 +145,7 @@ def test_dead_channels_are_counted(tmp_path, kind):
     net[5] = kind()
     with torch.no_grad():
         net[4].weight[:3] = 0
-        net[4].bias[:3] = -4  # three of twelve channels are never anything but zero
+        net[4].bias[:3] = -4  # three of twelve channels are always zero
     with TrainingWatch(net, batch()[0][:2], tmp_path) as watch:
         train(net, 1, watch)
 
@@ -157,17 +157,17 @@ def test_pictures_are_a_grid_of_the_heat_and_a_sheet_of_maps(watched):
     heat, maps = (Image.open(io.BytesIO(events.Images(tag)[-1].encoded_image_string)) for tag in ("heat", "features/5"))
     pictures, net = batch()[0][:5], watched[2]  # as it was after the last step
 
-    assert heat.size == (3 * 228 + 4, 2 * 228 + 4)  # five pictures
+    assert heat.size == (3 * 228 + 4, 2 * 228 + 4)  # a sheet for five pictures
     sheet = np.asarray(heat)
     assert (sheet[240:, 470:] == 255).all()  # the sixth place is empty
-    middles = ((np.arange(24) + 0.5) * 224 / 24).astype(int)  # of each pixel, drawn larger
+    middles = ((np.arange(24) + 0.5) * 224 / 24).astype(int)  # the middle of each enlarged pixel
     for number, one in enumerate(camkit.explain(net, pictures)):
         rows, columns = 4 + 228 * (number // 3) + middles, 4 + 228 * (number % 3) + middles
         assert np.array_equal(sheet[np.ix_(rows, columns)], one.overlay())
     assert np.array_equal(np.asarray(maps), camkit.feature_maps(net, pictures[0], "5", top=16).sheet())
 
 
-def test_watching_changes_nothing_of_the_training(tmp_path):
+def test_watching_does_not_change_the_training(tmp_path):
     plain, other = network().train(), network().train()
     train(plain, 4)
     with TrainingWatch(other, batch()[0][:3], tmp_path, every=2) as watch:
@@ -201,7 +201,7 @@ def test_no_hook_is_left(tmp_path, ends):
     assert gone() is None
 
 
-def test_steps_between_have_no_hooks(tmp_path):
+def test_steps_that_are_not_recorded_have_no_hooks(tmp_path):
     net = network()
     with TrainingWatch(net, batch()[0][:2], tmp_path, every=3, graph=False) as watch:
         hooked = []
@@ -210,7 +210,7 @@ def test_steps_between_have_no_hooks(tmp_path):
     assert hooked == [True, False, False, True, False, False]
 
 
-def test_pictures_when_asked_and_steps_as_numbered(tmp_path):
+def test_pictures_on_request_and_steps_with_given_numbers(tmp_path):
     net = network()
     with TrainingWatch(net, batch()[0][:2], tmp_path, every=2, pictures_every=0) as watch:
         for number in (100, 200, 300):
@@ -223,7 +223,7 @@ def test_pictures_when_asked_and_steps_as_numbered(tmp_path):
     assert [one.step for one in events.Images("heat")] == [300]
 
 
-def test_a_network_that_cannot_be_drawn_is_watched_all_the_same(tmp_path):
+def test_a_network_whose_heat_cannot_be_drawn_is_still_watched(tmp_path):
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 24, 3))  # has no grid of cells
     with (
         TrainingWatch(net, batch()[0][:2], tmp_path, every=1) as watch,
@@ -255,7 +255,7 @@ def test_a_network_that_cannot_be_drawn_is_watched_all_the_same(tmp_path):
         ({"scaler": 5}, "GradScaler"),
     ],
 )
-def test_what_cannot_be_watched_is_one_sentence_before_the_training(tmp_path, wrong, said):
+def test_a_wrong_argument_is_one_sentence_before_the_training(tmp_path, wrong, said):
     with pytest.raises(InputError, match=said):
         TrainingWatch(network(), **{"images": batch()[0], "writer": tmp_path, **wrong})
     assert not list(tmp_path.iterdir())
@@ -275,10 +275,10 @@ def test_layers_may_be_called_anything(tmp_path):
     assert events.Scalars("gradient_norm")[0].value == pytest.approx(math.hypot(*of_layers), rel=1e-5)
 
 
-def test_layers_that_do_not_know_their_inputs_yet(tmp_path):
+def test_lazy_layers(tmp_path):
     net = nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(3))
     with TrainingWatch(net, batch()[0][:2], tmp_path, every=1, pictures_every=0) as watch:
-        net(batch()[0])  # such layers become themselves, and have no gradients before
+        net(batch()[0])  # lazy layers are initialised here and have no gradients before
         watch.step()
         train(net, 2, watch)
         watch.pictures(3)
@@ -317,7 +317,7 @@ def test_two_watches_of_one_model_write_what_each_would_alone(tmp_path):
             assert told[0] == told[1], tag
 
 
-def test_what_runs_in_transforms_of_functions_is_not_recorded(tmp_path):
+def test_calls_inside_function_transforms_are_not_recorded(tmp_path):
     net, (inputs, labels) = network().eval(), batch()
     weights = dict(net.named_parameters())
 
@@ -358,7 +358,7 @@ print("trained", watch.steps, sum(len(one._forward_hooks) + len(one._forward_pre
 """
 
 
-def test_a_training_goes_on_where_no_events_can_be_written(tmp_path):
+def test_a_training_goes_on_if_no_events_can_be_written(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-c", TRAINING_WITHOUT_SPACE, str(tmp_path)],
         capture_output=True, text=True, timeout=300, check=False,
@@ -392,12 +392,12 @@ def test_a_model_is_saved_and_copied_while_it_is_watched(tmp_path):
         net(batch()[0])  # a step has begun
         torch.save(net, tmp_path / "running.pt")
         running = copy.deepcopy(net)
-        before = watch._recorded[0].calls
+        before = watch._records[0].calls
         for one in (waiting, running, *(torch.load(file, weights_only=False) for file in tmp_path.glob("*.pt"))):
             one(batch()[0])
-        assert watch._recorded[0].calls == before  # theirs do nothing
+        assert watch._records[0].calls == before  # the hooks of copies do nothing
     alone = "import sys; sys.modules['camkit'] = None; import torch; torch.load(sys.argv[1], weights_only=False)"
-    for file in tmp_path.glob("*.pt"):  # where camkit isn't installed too
+    for file in tmp_path.glob("*.pt"):  # also without camkit installed
         subprocess.run([sys.executable, "-c", f"{alone}(torch.zeros(2, 3, 24, 24))", file], check=True)
 
 
@@ -448,13 +448,13 @@ def test_channels_of_tokens_are_the_last_axis(tmp_path):
     assert read(tmp_path).Scalars("dead_share/1")[0].value == pytest.approx(0.25)
 
 
-def test_of_several_forward_passes_in_a_step_the_last_is_recorded(tmp_path):
+def test_the_last_of_several_forward_passes_is_recorded(tmp_path):
     net, (inputs, labels) = network().train(), batch()
     with TrainingWatch(net, inputs[:2], tmp_path, pictures_every=0, graph=False) as watch:
         for part in (slice(0, 7), slice(7, 10)):
             nn.functional.cross_entropy(net(inputs[part]), labels[part]).backward()
         net.eval()
-        net(inputs)  # a validation before the step is told
+        net(inputs)  # a validation before step() is called
         net.train()
         watch.step()
     events = read(tmp_path)
@@ -486,7 +486,7 @@ class Coder(nn.Module):
         self.decoder = nn.Linear(4, 6)
 
 
-def test_of_passes_through_parts_the_last_is_recorded(tmp_path):
+def test_the_last_of_several_passes_through_parts_is_recorded(tmp_path):
     net = Coder()
     with TrainingWatch(net, torch.zeros(1, 6), tmp_path, pictures_every=0, graph=False) as watch:
         for count in (3, 5):
@@ -498,10 +498,10 @@ def test_of_passes_through_parts_the_last_is_recorded(tmp_path):
     assert events.Histograms("gradients/decoder")[0].histogram_value.num == 5 * 6
 
 
-def test_what_runs_several_times_before_the_backward_pass_is_all_recorded(tmp_path):
+def test_several_calls_before_one_backward_pass_are_all_recorded(tmp_path):
     net = Coder()
     with TrainingWatch(net, torch.zeros(1, 6), tmp_path, pictures_every=0, graph=False) as watch:
-        for _ in range(2):  # the first is forgotten
+        for _ in range(2):  # the first is deleted
             net.decoder(net.encoder(net.decoder(net.encoder(torch.randn(3, 6))))).sum().backward()
         watch.step()
 
@@ -510,7 +510,7 @@ def test_what_runs_several_times_before_the_backward_pass_is_all_recorded(tmp_pa
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_checkpointing_runs_again_is_no_other_pass(tmp_path, whole):
+def test_calls_repeated_by_checkpointing_are_not_another_pass(tmp_path, whole):
     net = Coder()
     net.forward = lambda inputs: net.decoder(net.encoder(inputs))
     inputs = torch.randn(3, 6, requires_grad=True)
@@ -527,7 +527,7 @@ def test_what_checkpointing_runs_again_is_no_other_pass(tmp_path, whole):
 
 
 class Odd(nn.Module):
-    """Has layers that return what isn't measured as other tensors are."""
+    """Has layers whose outputs cannot be measured like other tensors."""
 
     def __init__(self):
         super().__init__()
@@ -550,7 +550,7 @@ class Nested(nn.Module):
         return torch.nested.nested_tensor([inputs[0], inputs[1][:1]], layout=torch.jagged)
 
 
-def test_what_cannot_be_measured_does_not_end_a_training(tmp_path):
+def test_a_tensor_that_cannot_be_measured_does_not_end_a_training(tmp_path):
     net = Odd()
     net.later = nn.Linear(2, 2)
     with TrainingWatch(net, torch.zeros(1, 3), tmp_path, pictures_every=0, graph=False) as watch:
@@ -582,7 +582,7 @@ def test_sparse_gradients_and_weights_that_are_computed(tmp_path):
     assert layers == {"0", "1"}
 
 
-def test_one_picture_is_one_and_kept_as_it_was(tmp_path):
+def test_a_single_picture_is_copied(tmp_path):
     picture = torch.randn(3, 24, 24)
     with TrainingWatch(network(), picture, tmp_path, pictures_every=0) as watch:
         picture.zero_()
@@ -593,7 +593,7 @@ def test_one_picture_is_one_and_kept_as_it_was(tmp_path):
     assert np.asarray(shown)[4:228, 4:228].std() > 10
 
 
-def test_a_validation_in_between_is_no_step(tmp_path):
+def test_a_validation_in_between_is_not_recorded(tmp_path):
     net, inputs = network().train(), batch()[0]
     watch = TrainingWatch(net, inputs[:2], tmp_path, every=1, pictures_every=0, graph=False)
     net.eval()
@@ -611,7 +611,7 @@ def test_a_validation_in_between_is_no_step(tmp_path):
     assert [one.step for one in events.Images("heat")] == [7]
 
 
-def test_pictures_asked_for_in_the_midst_of_a_step_come_at_its_end(tmp_path):
+def test_pictures_requested_during_a_step_are_written_at_its_end(tmp_path):
     net = network().train()
     with TrainingWatch(net, batch()[0][:2], tmp_path, every=1, pictures_every=0, graph=False) as watch:
         train(net, 2, watch, lambda number, _: watch.pictures(10 * number) if number == 2 else None)
@@ -624,7 +624,7 @@ def test_pictures_asked_for_in_the_midst_of_a_step_come_at_its_end(tmp_path):
 
 def test_a_compiled_model_is_watched_under_its_own_names(tmp_path):
     compiled = torch.compile(network().train(), backend="eager")
-    compiled(batch()[0])  # what was compiled before has no hooks
+    compiled(batch()[0])  # code compiled before has no hooks
     with TrainingWatch(compiled, batch()[0][:2], tmp_path, every=2, graph=False) as watch:
         train(compiled, 3, watch)
     events = read(tmp_path)
@@ -633,12 +633,12 @@ def test_a_compiled_model_is_watched_under_its_own_names(tmp_path):
     assert [one.step for one in events.Scalars("gradient_norm/8")] == [1, 3]
 
 
-def test_what_is_no_writer_is_refused():
+def test_a_wrong_writer_is_refused():
     with pytest.raises(InputError, match="SummaryWriter"):
         TrainingWatch(network(), batch()[0], print)
 
 
-@pytest.mark.filterwarnings("ignore")  # its own, with the newest PyTorch
+@pytest.mark.filterwarnings("ignore")  # Lightning's own warnings with the newest PyTorch
 def test_the_callback_of_lightning_watches_a_training(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch()), batch_size=5)
@@ -666,14 +666,14 @@ def test_the_callback_of_lightning_watches_a_training(tmp_path):
     trainer.fit(learner, data)
     events = read(tmp_path)
 
-    assert [one.step for one in events.Scalars("gradient_norm")] == [1, 3]  # of the optimizer, each of two batches
+    assert [one.step for one in events.Scalars("gradient_norm")] == [1, 3]  # the optimizer's steps, each of two batches
     assert [one.step for one in events.Images("heat")] == [1, 2, 3]  # at the end of each epoch
     assert not any(module._forward_hooks for module in learner.modules())
 
 
 @pytest.fixture
 def served(watched):
-    """TensorBoard itself, on loopback."""
+    """Serve TensorBoard itself on loopback."""
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(watched[0])]
     running = subprocess.Popen(
         [*command, "--host", "127.0.0.1", "--port", "0", "--load_fast", "false"],
@@ -699,7 +699,7 @@ def served(watched):
 
 
 def is_of_the_heat(response):
-    """TensorBoard asks for a picture by a key that holds, among others, its tag."""
+    """Return whether TensorBoard requested a heat picture; the key in the address contains the tag."""
     key = re.search(r"individualImage\?blob_key=([\w-]+)", response.url)
     return key is not None and "heat" in json.loads(base64.urlsafe_b64decode(key[1] + "=="))
 
@@ -727,7 +727,7 @@ def test_without_tensorboard_the_sentence_says_what_to_install(tmp_path):
     assert "pip install 'camkit[tensorboard]'" in done.stderr.splitlines()[-1]
 
 
-def test_events_are_where_they_were_asked_for(tmp_path):
+def test_events_are_written_into_the_given_folder(tmp_path):
     folder = tmp_path / "a" / "b"
     with TrainingWatch(camkit.load_model("demo-fair").module, torch.zeros(1, 3, 128, 128), folder):
         pass

@@ -1,4 +1,4 @@
-"""What the commands and the examples leave in TensorBoard, read back with its own reader."""
+"""What the commands and the examples write for TensorBoard, read back with its own reader."""
 
 import io
 import os
@@ -135,7 +135,7 @@ def test_check_writes_its_verdict_its_measures_and_the_worst_pictures(tmp_path):
 
 
 @pytest.mark.parametrize("command", [[], ["diagnose"]])
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_computed(tmp_path, capsys, command):
+def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_computed(tmp_path, capsys, command):
     (tmp_path / "file").write_text("in the way")
     code = main(
         [*command, str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--out", str(tmp_path / "out"),
@@ -155,10 +155,10 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_events_that_do_not_fit_are_told_and_all_else_is_written(tmp_path):
+def test_events_that_do_not_fit_are_an_error_and_all_else_is_written(tmp_path):
     (tmp_path / "pictures").mkdir()
     names = [f"{number}-{name}" for number in range(5) for name in scene_paths()]
-    for name in names:  # so small that each picture fits, and the events of four don't
+    for name in names:  # so small that each picture fits, but the events of four do not
         picture = scene_paths()[name.partition("-")[2]]
         Image.open(picture).resize((160, 160)).save(tmp_path / "pictures" / f"{name}.png")
     ran = subprocess.run(
@@ -173,7 +173,7 @@ def test_events_that_do_not_fit_are_told_and_all_else_is_written(tmp_path):
     assert all(f"{name}.gradcam.png" in ran.stdout for name in names)
 
 
-def test_a_colormap_that_is_none_is_one_sentence(tmp_path):
+def test_an_unknown_colormap_is_one_sentence(tmp_path):
     found = camkit.explain("demo-fair", scene_paths()["plane-sky"])
     with pytest.raises(InputError, match="loud"):
         write_explanation(found, tmp_path, colormap="loud")

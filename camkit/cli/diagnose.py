@@ -1,4 +1,4 @@
-"""``camkit diagnose`` and ``camkit features``: what goes on inside a model."""
+"""``camkit diagnose`` and ``camkit features``: what happens inside a model."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ def diagnose(
     json: Annotated[bool, Parameter(negative=())] = False,
     tensorboard: Path | None = None,
 ) -> int:
-    """Tell how each layer fares with a batch of pictures, and what is wrong: dead, saturated, vanishing, NaN, frozen.
+    """Measure each layer on a batch of pictures and report what is wrong: dead, saturated, vanishing, NaN, frozen.
 
     Writes diagnose.json and diagnose.png. Exit codes: 0 done, whatever was found; 2 the call or a file is wrong.
 
     Args:
-        pictures: Files, folders or quoted glob patterns: one batch. Eight or more tell dead channels from silent ones.
+        pictures: Files, folders or quoted glob patterns, used as one batch. It takes eight or more to tell dead
+            channels from silent ones.
         source: The model.
-        train: Look at the model as in a training step rather than in evaluation mode.
-        precision: Of the computation: what does a step in bf16 or fp16 overflow?
-        limit: Of more pictures so many are taken, spread evenly.
+        train: Run the model as in a training step instead of in evaluation mode.
+        precision: The precision of the computation; bf16 and fp16 show what overflows in mixed precision.
+        limit: Use at most this many pictures, spread evenly.
         out: The folder for the reports.
         json: Print the JSON instead of the table.
-        tensorboard: A folder for event files with the same.
+        tensorboard: A folder for TensorBoard event files with the same results.
     """
     if not pictures:
         raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
@@ -44,12 +45,12 @@ def diagnose(
     from camkit.diagnosis.report import json as json_report
     from camkit.images.files import find_pictures
 
-    found = find_pictures(pictures, skip=out)
+    files = find_pictures(pictures, skip=out)
     loaded = source.load(trainable=True)
     if loaded.note:
         say(loaded.note)
     with events_into(tensorboard) as events:
-        result = diagnose_files(loaded, found, out, training=train, precision=precision, limit=limit)
+        result = diagnose_files(loaded, files, out, training=train, precision=precision, limit=limit)
         if json:
             print(json_report.render(result), flush=True)  # noqa: T201
         else:
@@ -77,11 +78,11 @@ def features(
     """Draw a layer's feature maps for one picture as a sheet, the strongest first.
 
     Args:
-        picture: A file.
+        picture: The picture file.
         source: The model.
-        layer: The layer, the one that would be explained if not given. "camkit layers" lists them.
-        top: How many maps.
-        scale: each: every map by its own range, so that its form is seen; together: all by one, to compare them.
+        layer: The layer; by default the one that camkit would explain. "camkit layers" lists them.
+        top: The number of maps.
+        scale: each: scale every map to its own range, to show its form; together: all to one range, to compare them.
         out: The folder for the sheet.
     """
     if picture is None:
@@ -94,9 +95,9 @@ def features(
     if loaded.note:
         say(loaded.note)
     check_folder(out)
-    found = feature_maps(loaded, picture, layer, top=top)
-    file = found.save(out / sheet_name(picture, found.layer), scale=scale)
+    maps = feature_maps(loaded, picture, layer, top=top)
+    file = maps.save(out / sheet_name(picture, maps.layer), scale=scale)
     printer().print(
-        f"{picture}  layer {found.layer}, {len(found.channels)} of {found.total} maps\n  wrote {file}", markup=False
+        f"{picture}  layer {maps.layer}, {len(maps.channels)} of {maps.total} maps\n  wrote {file}", markup=False
     )
     return 0

@@ -1,4 +1,4 @@
-"""How the layers of a model fare with a batch of pictures: statistics, gradients, and what is wrong, in words."""
+"""What happens in each layer of a model on a batch of pictures: statistics, gradients, and what is wrong."""
 
 from camkit.diagnosis.run import diagnose as diagnose
 from camkit.diagnosis.values import Diagnosis as Diagnosis

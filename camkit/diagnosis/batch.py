@@ -1,4 +1,4 @@
-"""From the caller's arguments to a batch on the model's device, and to the number that is differentiated."""
+"""Turns the caller's arguments into a batch on the model's device and a function that computes the loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from camkit.diagnosis.watching import Score
+from camkit.diagnosis.measurement import Score
 from camkit.errors import InputError, TargetError
 from camkit.images.prepare import prepare, stacked, unbatched
 from camkit.layers.trace import scored_tensor
@@ -23,33 +23,33 @@ from camkit.targets.outputs import main_tensor
 from camkit.types import ImageLike
 
 Batch: TypeAlias = "ImageLike | Sequence[ImageLike] | tuple[Any, Any]"
-"""Pictures as ``explain`` takes them, or a pair of such a batch and its labels."""
+"""Pictures in any form that ``explain`` accepts, or a pair of such a batch and its labels."""
 
 Loss: TypeAlias = Callable[..., Tensor]
-"""``loss(output)``, or ``loss(output, labels)`` where labels are given; returns one number."""
+"""``loss(output)``, or ``loss(output, labels)`` if there are labels; returns one number."""
 
 
-def taken_apart(batch: Batch, rank: int) -> tuple[Any, Any]:
-    """Return a batch's pictures and its labels, None where it has none.
+def split_labels(batch: Batch, rank: int) -> tuple[Any, Any]:
+    """Return a batch's pictures and its labels, None if it has none.
 
-    A pair is a tuple of two of which the first is a whole batch, a tensor (N, C, H, W) or a list, as a data loader
-    gives it, and the second is no picture. Other sequences are pictures.
+    A batch with labels is a pair, as a data loader gives it: first a whole batch, either a tensor (N, C, H, W) or a
+    list, and second anything but pictures. Every other sequence is a sequence of pictures.
     """
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         first, second = batch
-        whole = isinstance(first, (list, tuple)) or (isinstance(first, Tensor) and first.dim() == rank + 2)
-        pictures = isinstance(second, (str, Path, Image.Image)) or (
+        is_batch = isinstance(first, (list, tuple)) or (isinstance(first, Tensor) and first.dim() == rank + 2)
+        is_pictures = isinstance(second, (str, Path, Image.Image)) or (
             isinstance(second, Tensor)
             and second.dim() == rank + 2
             and second.shape[1:] == getattr(first, "shape", ())[1:]
         )
-        if whole and not pictures:
+        if is_batch and not is_pictures:
             return first, second
     return batch, None
 
 
 def prepared_batch(pictures: Any, model: LoadedModel) -> Float[Tensor, "n c *size"]:
-    """Return pictures as one tensor on the model's device, of its type of numbers.
+    """Return pictures as one tensor on the model's device, with its number type.
 
     Raises:
         InputError: there is no picture, one cannot be read, or they have several sizes.
@@ -61,31 +61,33 @@ def prepared_batch(pictures: Any, model: LoadedModel) -> Float[Tensor, "n c *siz
         name = str(image) if isinstance(image, (str, Path)) else f"picture {number}"
         tensors.append(prepare(image, model.preprocess, name, rank).tensor.to(dtype))
     if not tensors:
-        raise InputError("there is no picture to look at; pass at least one")
+        raise InputError("the batch is empty; pass at least one picture")
     sizes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
     if len(sizes) > 1:
-        several = ", ".join("x".join(map(str, size)) for size in sizes[:3])
-        raise InputError(f"a batch has pictures of one size, and these come out as {several}; pass them one by one")
+        listed = ", ".join("x".join(map(str, size)) for size in sizes[:3])
+        raise InputError(
+            f"the pictures of a batch must have one size after preprocessing, not {listed}; pass them one by one"
+        )
     return stacked(tensors).to(device)
 
 
 def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> Score:
-    """Return what makes one number of the model's output.
+    """Return the function that turns the model's output into one number.
 
-    Without a loss: with labels the cross entropy, else the mean of the best class's logit; for maps of scores the mean
-    over their places too.
+    Without a loss, that is the cross entropy if there are labels, and otherwise the mean of the best class's logit; for
+    maps of scores, the mean over their cells too.
     """
     if labels is not None and not isinstance(labels, (Tensor, dict)):
         labels = torch.as_tensor(np.asarray(labels))
-    where = device_of(module)
-    labels = labels.to(where) if isinstance(labels, Tensor) else labels
+    device = device_of(module)
+    labels = labels.to(device) if isinstance(labels, Tensor) else labels
 
     def score(output: Any) -> Tensor | None:
         if loss is not None:
             return _one_number(loss(output) if labels is None else loss(output, labels))
         if labels is None:
-            found = scored_tensor(output)
-            return None if found is None else (found.amax(1) if found.dim() > 1 else found).float().mean()
+            scores = scored_tensor(output)
+            return None if scores is None else (scores.amax(1) if scores.dim() > 1 else scores).float().mean()
         return _cross_entropy(main_tensor(output), labels)
 
     return score
@@ -93,8 +95,8 @@ def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> Score:
 
 def _one_number(value: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.numel() != 1:
-        seen = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"loss returns one number, a tensor of one element, not {seen}; .mean() makes one of several")
+        returned = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"loss must return one number, a tensor with one element, not {returned}; use .mean()")
     return value.reshape(())
 
 
@@ -104,6 +106,6 @@ def _cross_entropy(logits: Any, labels: Tensor) -> Tensor:
         return functional.cross_entropy(logits.float(), labels)
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
         raise TargetError(
-            f"there is no cross entropy between an output of shape {shape} and labels of shape {tuple(labels.shape)} "
-            "and their values; pass loss=, a function of output and labels"
+            f"the cross entropy of an output of shape {shape} and labels of shape {tuple(labels.shape)} cannot be "
+            "computed; pass loss=, a function of output and labels"
         ) from error

@@ -1,4 +1,4 @@
-"""feature_maps(): what a layer's channels answer to one picture, and a sheet of them, strongest first."""
+"""``feature_maps()``: a layer's feature maps for one picture, and a sheet of them, strongest first."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ from camkit.types import ImageLike, LayerRef, Pixels, Preprocess, TargetLayer
 
 Scale: TypeAlias = Literal["each", "together"]
 
-_TILE = 128
+_TILE = 128  # the longer side of a map on the sheet, in pixels
 _GAP = 10
 _CAPTION = 22
 _HEAD = 58
-_WIDEST = 12  # tiles in a row
+_MOST_COLUMNS = 12
+_FEWEST_COLUMNS = 4
+_WIDE = 1.3  # columns per row of tiles, since captions make a tile higher than wide
 _NAMED_IN_ERROR = 5  # layers that an error lists, so that it stays one line or two
 
 
@@ -46,11 +48,11 @@ class FeatureMaps:
 
     Attributes:
         maps: (K, h, w) float32 on the layer's grid, as the layer returned them.
-        channels: the number of each map's channel, from 0.
+        channels: the index of each map's channel, from 0.
         strengths: the mean absolute value of each map.
-        total: how many channels the layer has.
+        total: the number of channels of the layer.
         layer, model, source: the names of the layer, the model and the picture.
-        picture: what the model saw, H x W x 3 uint8 RGB, each picture's own range stretched; None where it is no RGB.
+        picture: the model's input as H x W x 3 uint8 RGB, stretched to its full range; None if it is not RGB.
     """
 
     maps: Float[np.ndarray, "k h w"]
@@ -63,13 +65,14 @@ class FeatureMaps:
     picture: Pixels | None = None
 
     def sheet(self, *, scale: Scale = "each") -> Pixels:
-        """Draw the maps side by side, strongest first, each with its channel's number and its largest value.
+        """Draw the maps side by side, strongest first, each with its channel and its largest absolute value.
 
-        Maps that are nowhere negative go from dark (zero) to yellow, others from blue over white (zero) to red.
+        If no map is negative anywhere, colours go from dark (zero) to yellow, otherwise from blue over white (zero) to
+        red.
 
         Args:
-            scale: "each" stretches every map to its own largest absolute value, so that its form is seen; "together"
-                all to the largest of all, so that they can be compared.
+            scale: "each" stretches every map to its own largest absolute value, which shows its form; "together"
+                stretches all maps to the largest of all, so that they can be compared.
 
         Returns:
             A picture, height x width x 3, uint8 RGB.
@@ -78,12 +81,12 @@ class FeatureMaps:
             InputError: an unknown scale.
         """
         if scale not in get_args(Scale):
-            raise InputError(f"maps are scaled {' or '.join(map(repr, get_args(Scale)))}, not {scale!r}")
-        known = np.nan_to_num(self.maps, nan=0.0, posinf=0.0, neginf=0.0)
-        peaks = np.abs(known).max(axis=(1, 2), initial=0.0)
+            raise InputError(f"scale must be {' or '.join(map(repr, get_args(Scale)))}, not {scale!r}")
+        maps = np.nan_to_num(self.maps, nan=0.0, posinf=0.0, neginf=0.0)
+        peaks = np.abs(maps).max(axis=(1, 2), initial=0.0)
         limits = peaks if scale == "each" else np.full_like(peaks, peaks.max(initial=0.0))
-        signed = bool((known < 0).any())
-        tiles = [_tile(one, float(limit), signed=signed) for one, limit in zip(known, limits, strict=True)]
+        signed = bool((maps < 0).any())
+        tiles = [_tile(values, float(limit), signed=signed) for values, limit in zip(maps, limits, strict=True)]
         captions = [(f"{channel}", f"{float(peak):.3g}") for channel, peak in zip(self.channels, peaks, strict=True)]
         if self.picture is not None:
             tiles, captions = [_resized(self.picture), *tiles], [("the picture", ""), *captions]
@@ -92,18 +95,18 @@ class FeatureMaps:
     def _title(self, scale: Scale) -> tuple[str, str]:
         height, width = self.maps.shape[1:]
         title = f"{self.model}, layer {self.layer}: {len(self.maps)} of {self.total} maps, strongest first"
-        scaled = "each by its own range" if scale == "each" else "all by one range"
-        return title, f"{height}x{width} cells, {scaled}; below each its channel and its largest absolute value"
+        scaled = "each scaled to its own range" if scale == "each" else "all scaled to one range"
+        return title, f"{height}x{width} cells, {scaled}; below each map: channel and largest absolute value"
 
     def save(self, path: str | Path, *, scale: Scale = "each") -> Path:
-        """Write the sheet to a file, whole or not at all; the ending decides the type. Folders are made.
+        """Write the sheet to a file, completely or not at all. The suffix decides the type; folders are created.
 
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
         path = Path(path)
         if not path.name:
-            raise OutputError(f"{str(path)!r} is no name for a file")
+            raise OutputError(f"{str(path)!r} is not a file name")
         write_file(path, encode(self.sheet(scale=scale), path.suffix or ".png"))
         return path
 
@@ -117,17 +120,17 @@ def feature_maps(
     preprocess: Preprocess | None = None,
     device: str | torch.device | None = None,
 ) -> FeatureMaps:
-    """Show what a layer's channels answer to one picture.
+    """Compute a layer's feature maps for one picture.
 
     Args:
         model, preprocess, device: as for ``camkit.explain``; the model comes back exactly as it went in.
         img: one picture: a path, a PIL picture, an array (H, W, 3) or a normalised tensor (C, H, W).
         layer: chosen as in ``camkit.hooks.record``, for example ``"layer4"`` or ``"relu#2"`` for its second call; None
             means the layer that ``explain`` would choose.
-        top: only so many of the strongest; None is all of them.
+        top: return at most this many maps, the strongest; None means all.
 
     Returns:
-        A ``FeatureMaps``, the channel with the largest mean absolute value first.
+        A ``FeatureMaps``, with the largest mean absolute value first.
 
     Raises:
         LayerError: there is no such layer, several layers match, or the layer's output has no grid of cells.
@@ -135,12 +138,12 @@ def feature_maps(
 
     Example:
         >>> import camkit
-        >>> found = camkit.feature_maps("demo-fair", camkit.scenes.scene_paths()["plane-sky"], top=9)
-        >>> found.maps.shape, found.total
+        >>> features = camkit.feature_maps("demo-fair", camkit.scenes.scene_paths()["plane-sky"], top=9)
+        >>> features.maps.shape, features.total
         ((9, 16, 16), 64)
     """
     if top is not None and top < 1:
-        raise InputError(f"top is the number of maps to show, from 1, not {top}")
+        raise InputError(f"top must be at least 1 map, not {top}")
     loaded = as_model(model, preprocess=preprocess, device=device)
     module = loaded.module
     source = str(img) if isinstance(img, (str, Path)) else "the picture"
@@ -154,7 +157,8 @@ def feature_maps(
     maps = _maps(module, inputs, chosen)
     strengths = np.nan_to_num(np.abs(maps).mean(axis=(1, 2)), nan=-1.0, posinf=float(np.finfo(np.float32).max))
     order = np.argsort(-strengths, kind="stable")[:top]
-    drawn = as_pixels(inputs) if inputs.dim() == 4 and bool(torch.isfinite(inputs).all()) else None
+    drawable = inputs.dim() == 4 and bool(torch.isfinite(inputs).all())
+    pictures = as_pixels(inputs) if drawable else None
     return FeatureMaps(
         maps[order],
         tuple(order.tolist()),
@@ -163,7 +167,7 @@ def feature_maps(
         str(chosen),
         loaded.name,
         source,
-        None if drawn is None else drawn[0],
+        None if pictures is None else pictures[0],
     )
 
 
@@ -191,18 +195,19 @@ def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], layer: TargetLay
     ref = layer.ref
     with quiet_pass(model, inputs.device, "fp32"), record(model, ref) as recording:
         model(inputs.clone())
-    found = feature_tensor(recording[str(ref)].output)
-    shape = None if found is None else tuple(found[1].shape)
-    layout = layer.layout if layer.size else infer_layout(shape or (), 1, tuple(inputs.shape[2:]))
-    if found is None or layout is None:
-        what = "no tensor of maps" if shape is None else f"shape {shape}"
+    path_and_tensor = feature_tensor(recording[str(ref)].output)
+    tensor = None if path_and_tensor is None else path_and_tensor[1]
+    shape = () if tensor is None else tuple(tensor.shape)
+    layout = layer.layout if layer.size else infer_layout(shape, 1, tuple(inputs.shape[2:]))
+    if tensor is None or layout is None:
+        what = "no tensor of feature maps" if tensor is None else f"shape {shape}"
         raise LayerError(
-            f"layer {str(ref)!r} returned {what}, which has no grid of cells to draw; choose another (camkit layers "
-            "--model NAME lists them)"
+            f"layer {str(ref)!r} returned {what}, which has no grid of cells to draw; choose another layer (camkit "
+            "layers --model NAME lists them)"
         )
-    grid = to_grid(found[1], layout)[0].float().cpu().numpy()
+    grid = to_grid(tensor, layout)[0].float().cpu().numpy()
     if grid.ndim != 3:
-        raise LayerError(f"the maps of layer {str(ref)!r} have {grid.ndim - 1} axes; only those of two can be drawn")
+        raise LayerError(f"the maps of layer {str(ref)!r} have {grid.ndim - 1} axes; only maps with two can be drawn")
     return np.asarray(grid)
 
 
@@ -216,25 +221,25 @@ def _tile(values: Float[np.ndarray, "h w"], limit: float, *, signed: bool) -> Pi
 
 
 def _resized(pixels: Pixels) -> Pixels:
-    """Return a picture whose longer side is a tile's; cells stay squares."""
+    """Resize a picture so that its longer side fills a tile; cells stay square."""
     height, width = pixels.shape[:2]
     ratio = _TILE / max(height, width)
     size = max(1, round(width * ratio)), max(1, round(height * ratio))
-    how = cv2.INTER_NEAREST if ratio > 1 else cv2.INTER_AREA
-    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size, interpolation=how))
+    interpolation = cv2.INTER_NEAREST if ratio > 1 else cv2.INTER_AREA
+    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size, interpolation=interpolation))
 
 
 def _sheet(tiles: list[Pixels], captions: list[tuple[str, str]], title: str, line: str) -> Pixels:
-    """Lay tiles out in rows, a little wider than high, under a title."""
-    across = max(4, min(_WIDEST, math.ceil(math.sqrt(len(tiles) * 1.3))))
-    down = math.ceil(len(tiles) / across)
-    step, drop = _TILE + _GAP, _TILE + _CAPTION + _GAP
-    width = _GAP + across * step
-    canvas = Canvas(width, _HEAD + down * drop)
+    """Lay tiles out in rows under a title, as a sheet a little wider than high."""
+    columns = max(_FEWEST_COLUMNS, min(_MOST_COLUMNS, math.ceil(math.sqrt(len(tiles) * _WIDE))))
+    rows = math.ceil(len(tiles) / columns)
+    column_width, row_height = _TILE + _GAP, _TILE + _CAPTION + _GAP
+    width = _GAP + columns * column_width
+    canvas = Canvas(width, _HEAD + rows * row_height)
     canvas.text(_GAP, 18, fitting(title, width - 2 * _GAP, 17), size=17)
     canvas.text(_GAP, 41, fitting(line, width - 2 * _GAP, 13), size=13, colour=GREY)
     for number, (tile, (name, value)) in enumerate(zip(tiles, captions, strict=True)):
-        left, top = _GAP + number % across * step, _HEAD + number // across * drop
+        left, top = _GAP + number % columns * column_width, _HEAD + number // columns * row_height
         canvas.picture(left, top, tile)
         below = top + tile.shape[0] + 11
         canvas.text(left, below, name, size=13)

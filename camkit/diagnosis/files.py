@@ -1,4 +1,4 @@
-"""From picture files to a diagnosis and its reports; what the command line calls."""
+"""Diagnose a model on picture files and write the reports; the command line calls this."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ def diagnose_files(
     precision: Precision = "fp32",
     limit: int = 32,
 ) -> Diagnosis:
-    """Diagnose a model with picture files as one batch, and write the reports into a folder.
+    """Diagnose a model on picture files as one batch, and write the reports into a folder.
 
     Args:
-        model: as ``camkit.load_model`` gives it, with ``trainable=True`` to see which parameters are frozen.
-        pictures: files; of more than ``limit``, so many are taken, spread evenly.
-        out: the folder; it is made.
+        model: a model from ``camkit.load_model``, with ``trainable=True`` to see which parameters are frozen.
+        pictures: picture files.
+        out: the folder for the reports; it is created if it does not exist.
         training, precision: as for ``camkit.diagnose``.
-        limit: pictures in the batch.
+        limit: use at most this many pictures, spread evenly over the files.
 
     Raises:
         InputError: a picture cannot be read, the model cannot be used, or the folder cannot be written to.
     """
     if limit < 1:
-        raise InputError(f"the limit is a number of pictures from 1, not {limit}")
+        raise InputError(f"limit must be at least 1 picture, not {limit}")
     check_folder(out)
-    taken = (
-        [pictures[number * len(pictures) // limit] for number in range(limit)] if len(pictures) > limit else pictures
-    )
-    found = diagnose(model, list(taken), training=training, precision=precision)
-    write_file(out / REPORTS[0], f"{json.render(found)}\n".encode())
-    write_file(out / REPORTS[1], encode(picture.draw(found)))
-    return found
+    if len(pictures) > limit:
+        pictures = [pictures[number * len(pictures) // limit] for number in range(limit)]
+    result = diagnose(model, list(pictures), training=training, precision=precision)
+    write_file(out / REPORTS[0], f"{json.render(result)}\n".encode())
+    write_file(out / REPORTS[1], encode(picture.draw(result)))
+    return result

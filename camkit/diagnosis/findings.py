@@ -1,55 +1,59 @@
-"""What is wrong with a model, said of its layers' statistics: pure functions, each for one fault, with its limits.
+"""The rules that find faults in the statistics of a model's layers: a pure function for each fault, with its limits.
 
-A limit stands where healthy networks don't reach: those of torchvision as they are initialised and as they are
-trained, in both modes, and networks with the fault lie orders of magnitude apart. ``docs/diagnose.md`` has the figures.
+Healthy networks stay within the limits: torchvision's, freshly initialised and trained, in both modes. Networks with
+the fault lie orders of magnitude beyond them. ``docs/diagnose.md`` has the figures.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from camkit.diagnosis.values import Finding, LayerStatistics, Setting, counted
 from camkit.layers.names import WHOLE_MODEL
 
 VANISHING = 1e-4
-"""First layers whose gradient is so much smaller than the last ones' learn ten thousand times slower than those."""
+"""If the gradient of the first layers is smaller by this factor, they learn ten thousand times slower than the last."""
 
 EXPLODING = 1e4
-"""Likewise larger: a step that suits the last layers throws the first ones ten thousand times too far.
+"""If it is larger by this factor, a step that suits the last layers is ten thousand times too long for the first.
 
-In evaluation mode, batch normalisations that have seen few batches let everything through almost as it is, and sizes
-are not what they will be: gradients of healthy fresh networks fall by up to nine orders of magnitude there, and grow by
-thirteen. So neither is judged then.
+Neither limit is applied in evaluation mode if a batch normalisation has seen few batches. It then changes its input
+very little, and sizes differ from those in training: the gradients of healthy fresh networks shrink by up to nine
+orders of magnitude and grow by up to thirteen.
 """
 
 SATURATED = 0.5
-"""The share of values on the flat ends of a sigmoid or tanh from which most of the gradient is lost there."""
+"""If a larger share of values lies on the flat ends of a sigmoid or tanh, most of the gradient is lost there."""
 
 ENOUGH_PICTURES = 8
-"""From so many on, a channel without an answer tells of the channel; on fewer, of the pictures. The last layers of
-trained networks answer to one picture in five or so."""
+"""With this many pictures, a silent channel says something about the channel; with fewer, about the pictures. Channels
+in the last layers of trained networks respond to about one picture in five."""
 
 OFF = 8.0
-"""How many times the other channels' usual size a channel stays below zero, to be called switched off. Values spread
-as a normal distribution does lie beyond it in one channel of 30 million."""
+"""A channel is switched off if it stays below zero by this many times the usual size of the other channels. If values
+were normally distributed, that would happen to one channel in 30 million."""
 
-_MANY = 16
-"""So many channels are all silent by chance in one of 65,000 layers; of fewer, with one number each, chance does it."""
+_MANY_CHANNELS = 16
+"""All of this many channels are silent by chance in one of 65,000 layers; fewer, with one number each, more often."""
 
-_SPREAD = 3.0
-_END = 4
-"""The first and the last quarter of the layers are compared: in each, what lies on a branch beside doesn't count."""
+_DEVIATIONS = 3.0
+"""How many standard deviations above half of the channels may be silent by chance."""
+
+_QUARTERS = 4
+"""The first and the last quarter of the layers are compared, by the largest gradient in each, so that layers on side
+branches don't count."""
 
 
 def findings(rows: Sequence[LayerStatistics], setting: Setting | None = None) -> list[Finding]:
-    """Return what is wrong, the gravest first.
+    """Return what is wrong, the most serious first.
 
     Args:
-        rows: of all layers, in the order in which they ended.
-        setting: what is known besides.
+        rows: the rows of all layers, in the order in which they ended.
+        setting: what the rules need to know apart from the rows.
     """
-    known = setting or Setting()
+    setting = setting or Setting()
     rules: tuple[Callable[[Sequence[LayerStatistics], Setting], list[Finding]], ...] = (
         _nan,
         _infinity,
@@ -59,7 +63,7 @@ def findings(rows: Sequence[LayerStatistics], setting: Setting | None = None) ->
         _no_gradient,
         _frozen,
     )
-    return [finding for rule in rules for finding in rule(rows, known)]
+    return [finding for rule in rules for finding in rule(rows, setting)]
 
 
 def _nan(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
@@ -67,21 +71,27 @@ def _nan(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
         return [Finding("nan", ("",), "the pictures themselves hold NaN, before the first layer")]
     reached = [row for row in rows if row.activations.nan]
     if not reached:
-        back = setting.backwards[:1]
-        text = "the gradient holds NaN or infinity from {!r} on, on its way back from the loss; the activations don't"
-        return [Finding("nan", tuple(setting.backwards), text.format(back[0] or "the model"))] if back else []
-    return [_born("nan", "NaN", reached, setting.nan_given)]
+        if not setting.backwards:
+            return []
+        first = setting.backwards[0] or WHOLE_MODEL
+        text = (
+            f"on its way back from the loss, the gradient holds NaN or infinity from {first!r} on; no activation does"
+        )
+        return [Finding("nan", setting.backwards, text)]
+    return [_origin("nan", "NaN", reached, setting.nan_given)]
 
 
 def _infinity(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
     if "" in setting.inf_given:
         return [Finding("infinity", ("",), "the pictures themselves hold infinity, before the first layer")]
     reached = [row for row in rows if row.activations.inf]
-    return [_born("infinity", "infinity", reached, setting.inf_given)] if reached else []
+    return [_origin("infinity", "infinity", reached, setting.inf_given)] if reached else []
 
 
-def _born(kind: str, what: str, reached: Sequence[LayerStatistics], given: frozenset[str]) -> Finding:
-    """Name the layer in which something began: the first that returns it, or what is around it if it was given it."""
+def _origin(
+    kind: Literal["nan", "infinity"], what: str, reached: Sequence[LayerStatistics], given: frozenset[str]
+) -> Finding:
+    """Name the layer where it begins: the first that returns it or, if its input already had it, the layer around."""
     first = reached[0]
     numbers = first.activations
     names = tuple(row.layer for row in reached)
@@ -91,131 +101,130 @@ def _born(kind: str, what: str, reached: Sequence[LayerStatistics], given: froze
         around = first.layer
         while around and around in given:
             around = around.rpartition(".")[0]
-        text = f"{what} begins in the code of {around or 'the model'!r}, which hands it to {first.layer!r}"
+        text = f"{what} begins in the code of {around or WHOLE_MODEL!r}, which passes it to {first.layer!r}"
         names = (around, *names)
     elif not first.sound:
         text = f"{what} begins in {first.name!r} ({first.kind}), whose parameters hold NaN or infinity: {amount}"
     else:
-        text = f"{what} begins in {first.name!r} ({first.kind}): {amount}, of an input that has none"
+        text = f"{what} begins in {first.name!r} ({first.kind}): {amount}; its input has none"
     more = len(reached) - 1
-    return Finding(
-        "nan" if kind == "nan" else "infinity",
-        names,
-        text + (f"; {counted(more, 'later layer')} have it too" if more else ""),
-    )
+    if more:
+        text += f"; {counted(more, 'later layer')} {'has' if more == 1 else 'have'} it too"
+    return Finding(kind, names, text)
 
 
 def _gradient_sizes(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
     """Compare the gradients' norms in the first and the last layers.
 
-    The norm of the whole output is compared and not the size of its numbers: a pooling shares one gradient out among
-    the places, which makes each smaller and changes the norm little. What comes after the last layer with parameters,
-    such as a sigmoid that is sure of its answers, belongs to the score.
+    Norms of whole outputs are compared, not the sizes of their numbers: a pooling divides one gradient among many
+    cells, which makes each smaller and changes the norm little. Layers after the last one with parameters, such as a
+    sigmoid that is sure of its answers, count as part of the score.
     """
-    until = max((number for number, row in enumerate(rows, start=1) if row.parameters), default=len(rows))
-    sizes = [(row, row.gradients.norm) for row in rows[:until] if row.gradients is not None]
+    end = max((number for number, row in enumerate(rows, start=1) if row.parameters), default=len(rows))
+    sizes = [(row, row.gradients.norm) for row in rows[:end] if row.gradients is not None]
     sizes = [(row, norm) for row, norm in sizes if norm > 0 and math.isfinite(norm)]
-    if len(sizes) < _END or setting.backwards or setting.unnormalised:
+    if len(sizes) < _QUARTERS or setting.backwards or setting.unnormalised:
         return []
-    end = len(sizes) // _END
-    first = max(sizes[:end], key=lambda one: one[1])
-    last = max(sizes[-end:], key=lambda one: one[1])
-    ratio = first[1] / last[1]
+    quarter = len(sizes) // _QUARTERS
+    _, first_norm = max(sizes[:quarter], key=lambda size: size[1])
+    last_row, last_norm = max(sizes[-quarter:], key=lambda size: size[1])
+    ratio = first_norm / last_norm
     if VANISHING <= ratio <= EXPLODING:
         return []
     text = (
-        f"the gradient's norm {'falls' if ratio < 1 else 'grows'} from {last[1]:.2g} at {last[0].name!r} to "
+        f"the gradient's norm {'falls' if ratio < 1 else 'grows'} from {last_norm:.2g} at {last_row.name!r} to "
         f"{sizes[0][1]:.2g} at {sizes[0][0].name!r}: "
     )
     if ratio < 1:
-        small = [row.layer for row, norm in sizes if norm < VANISHING * last[1]]
-        advice = "the first layers hardly learn; normalisation, skip connections or ReLU keep it up"
+        small = [row.layer for row, norm in sizes if norm < VANISHING * last_norm]
+        advice = "the first layers hardly learn; normalisation, skip connections or ReLU help"
         return [Finding("vanishing", tuple(small), text + advice)]
-    large = [row.layer for row, norm in sizes if norm > EXPLODING * last[1]]
+    large = [row.layer for row, norm in sizes if norm > EXPLODING * last_norm]
     advice = "a step that suits the last layers is far too long for the first; smaller weights or normalisation help"
     return [Finding("exploding", tuple(large), text + advice)]
 
 
 def _no_gradient(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
-    """Name the layers with parameters whose gradient is exactly zero, if it is from the first on.
+    """Name the layers with parameters whose gradient is exactly zero, if the first layer is one of them.
 
-    A branch without a gradient lies behind something that is silent. Weights of zero let none through either.
+    A branch without a gradient further on is silenced by something else. Weights of zero are no fault either.
     """
-    known = [row for row in rows if row.gradients is not None and row.parameters]
-    zero = [row for row in known if row.gradients is not None and row.gradients.norm == 0]
-    if not zero or zero[0] is not known[0] or setting.zero_weights or setting.backwards:
+    with_gradient = [row for row in rows if row.gradients is not None and row.parameters]
+    zero = [row for row in with_gradient if row.gradients is not None and row.gradients.norm == 0]
+    if not zero or zero[0] is not with_gradient[0] or setting.zero_weights or setting.backwards:
         return []
     names = tuple(row.layer for row in zero)
     last = zero[-1]
-    after = [row.name for row in rows if row.dead is not None and row.channels and len(row.dead) == row.channels]
-    why = f"; {after[-1]!r} lets none through" if after else ""
+    dead = [row.name for row in rows if row.dead is not None and row.channels and len(row.dead) == row.channels]
+    why = f"; {dead[-1]!r} lets none through" if dead else ""
     others = f" and {counted(len(names) - 1, 'more layer')}" if len(names) > 1 else ""
     return [Finding("no gradient", names, f"no gradient reaches {last.name!r}{others}: it is exactly zero{why}")]
 
 
 def _dead(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
-    found: list[Finding] = []
-    before: tuple[int, ...] = ()
+    """Report dead channels once, in the first layer that has them and not again in the layer around it."""
+    dead_layers: list[Finding] = []
+    reported: tuple[int, ...] = ()  # channels, until a layer with parameters mixes them
     for row in rows:
-        before = () if row.parameters else before
-        inside = any(one.layer.startswith(f"{row.layer}.") or not row.layer for one in found)
-        if not row.dead or row.dead == before or inside:
+        reported = () if row.parameters else reported
+        is_around = any(finding.layer.startswith(f"{row.layer}.") or not row.layer for finding in dead_layers)
+        if not row.dead or row.dead == reported or is_around:
             continue
         text = _dead_text(row, setting.pictures)
         if text:
-            found.append(Finding("dead", (row.layer,), text))
-            before = row.dead
-    return found
+            dead_layers.append(Finding("dead", (row.layer,), text))
+            reported = row.dead
+    return dead_layers
 
 
 def _dead_text(row: LayerStatistics, pictures: int) -> str:
-    """Return what to say of channels that are zero throughout; nothing where a healthy layer has as many."""
+    """Return the sentence about channels that are zero throughout; empty if a healthy layer may have as many."""
     dead = len(row.dead or ())
     few = pictures < ENOUGH_PICTURES
-    shown = "this picture" if pictures == 1 else f"these {pictures} pictures"
+    batch = "this picture" if pictures == 1 else f"these {pictures} pictures"
     what = f"in {row.name!r} ({row.kind}) {dead} of {row.channels} channels are"
-    if dead == row.channels and (row.off or row.channels >= _MANY or _places(row) > 1):
-        meaning = "so it tells the next layer nothing about them" if few else "so the layer is dead"
-        return f"{what} silent on {shown}: zero in every place, {meaning}"
+    if dead == row.channels and (row.off or row.channels >= _MANY_CHANNELS or _cells(row) > 1):
+        meaning = "so the next layer learns nothing about them" if few else "so the layer is dead"
+        return f"{what} silent on {batch}: zero in every cell, {meaning}"
     if row.off:
-        these = "all" if len(row.off) == dead else str(len(row.off))
-        far = f"{these} of them stay far below zero, as after a large negative bias"
-        return f"{what} {'silent' if few else 'dead'} on {shown}, and {far}: channel {_listed(row.off)}"
+        count = "all" if len(row.off) == dead else str(len(row.off))
+        far = f"{count} of them stay far below zero, as after a large negative bias"
+        return f"{what} {'silent' if few else 'dead'} on {batch}, and {far}: channel {_listed(row.off)}"
     if not few and dead / row.channels > chance_silent(row.channels):
-        return f"{what} dead on {shown}: zero in every place of each, and so without a gradient"
+        return f"{what} dead on {batch}: zero in every cell of each, so they get no gradient"
     return ""
 
 
-def _places(row: LayerStatistics) -> int:
+def _cells(row: LayerStatistics) -> int:
     """Return how many cells the output has for each picture and channel."""
     return row.activations.count // max(row.channels * row.shape[0], 1)
 
 
 def chance_silent(channels: int) -> float:
-    """Return the share of channels up to which chance alone may silence a layer.
+    """Return the share of a layer's channels that chance alone may silence.
 
-    Where pictures look alike to a layer, as they do behind the deep layers of a fresh network, each channel has one
-    sign for all of them: half are silent, with the spread of as many throws of a coin. Three of its deviations are
-    allowed for.
+    If all pictures look alike to a layer, as in the deep layers of a fresh network, each channel has the same sign for
+    all of them. Then half of the channels are silent, with the spread of as many coin tosses. The limit lies three
+    standard deviations above half.
 
     >>> chance_silent(64), chance_silent(4)
     (0.6875, 1.0)
     """
-    return min(1.0, 0.5 + _SPREAD * 0.5 / math.sqrt(channels))
+    return min(1.0, 0.5 + _DEVIATIONS * 0.5 / math.sqrt(channels))
 
 
 def _listed(numbers: Sequence[int], most: int = 6) -> str:
     return ", ".join(map(str, numbers[:most])) + (f" and {len(numbers) - most} more" if len(numbers) > most else "")
 
 
-def _saturated(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:  # noqa: ARG001 - as every rule
-    """Name sigmoids and tanhs on their flat ends; not the model's own last one, whose answers may well be sure."""
+def _saturated(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:  # noqa: ARG001 - every rule has it
+    """Name sigmoids and tanhs on their flat ends, except the model's last layer, which may be sure of its answers."""
     return [
         Finding(
             "saturated",
             (row.layer,),
             f"{row.saturated:.0%} of the output of {row.name!r} ({row.kind}) lies where the function is flat and lets "
-            "less than 1 % of the gradient through; what it is given is too large",
+            "less than 1 % of the gradient through; its input is too large",
         )
         for row in rows[:-1]
         if row.saturated is not None and row.saturated > SATURATED
@@ -223,14 +232,14 @@ def _saturated(rows: Sequence[LayerStatistics], setting: Setting) -> list[Findin
 
 
 def _frozen(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:
-    """Name layers whose parameters are not trained while others' are; of a model to be trained, also if none is."""
-    having = list({row.layer.partition("#")[0]: row for row in rows if row.parameters}.values())
-    frozen = [row for row in having if not row.trained]
-    if not frozen or (len(frozen) == len(having) and not setting.to_train):
+    """Name layers whose parameters are frozen while others' are trained; for a model in training, also if all are."""
+    with_parameters = list({row.layer.partition("#")[0]: row for row in rows if row.parameters}.values())
+    frozen = [row for row in with_parameters if not row.trained]
+    if not frozen or (len(frozen) == len(with_parameters) and not setting.to_train):
         return []
     numbers = sum(row.parameters for row in frozen)
-    all_numbers = sum(row.parameters for row in having)
+    all_numbers = sum(row.parameters for row in with_parameters)
     names = tuple(row.layer.partition("#")[0] for row in frozen)
     listed = ", ".join(repr(name or WHOLE_MODEL) for name in names[:3]) + (", ..." if len(names) > 3 else "")
-    text = f"{numbers:,} of {all_numbers:,} parameters don't require gradients and stay as they are: {listed}"
+    text = f"{numbers:,} of {all_numbers:,} parameters do not require gradients and will not change: {listed}"
     return [Finding("frozen", names, text)]

@@ -1,4 +1,4 @@
-"""Statistics of a tensor: pure functions, each small enough to be compared with its plain definition."""
+"""Statistics of a tensor: pure functions, each short enough to compare with its definition."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from torch import Tensor
 from camkit.diagnosis.values import Histogram, TensorStatistics
 
 BINS = 40
-"""Of a histogram of values."""
+"""Bins of a histogram of values."""
 
 DECADES = (-40, 20)
-"""The decimal logarithms between which magnitudes of gradients are sorted."""
+"""The range of a histogram of gradient magnitudes, as decimal logarithms."""
 
 PER_DECADE = 4
+"""Bins of that histogram for each factor of ten."""
 
 _IN_CACHE, _ON_DEVICE = 1 << 17, 1 << 22
-"""Numbers that are reckoned with at once: on a CPU few enough for its cache, which makes it several times as fast."""
+"""How many numbers are processed at once. On a CPU they fit into its cache, which is several times as fast."""
 
 _SMALL = 1e-280
-"""What is smaller may have lost digits, as it is near the least that 64 bits hold; its inverse is near the most."""
+"""Smaller numbers may have lost digits, being near the smallest that 64 bits hold; the inverse is near the largest."""
 
 
 def plain(values: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return numbers in a form that can be reckoned with: real, of 32 or 64 bits, where 64 bits can be summed."""
+    """Return numbers in a form to compute with: dense, real, 32 or 64 bits, on a device that can sum 64 bits."""
     values = values.detach()
     values = values.to_dense() if values.layout != torch.strided else values
     values = values.abs() if values.is_complex() else values
@@ -41,11 +42,11 @@ def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) ->
     """Return the statistics of a tensor's numbers, summed in 64 bits.
 
     Args:
-        values: floating-point or complex numbers; of complex ones the absolute values are meant.
-        magnitudes: whether to sort their logarithms too.
+        values: floating-point or complex numbers; for complex ones, the absolute values are used.
+        magnitudes: whether to add a histogram of the logarithms of their sizes.
 
-    >>> found = statistics(torch.tensor([0.0, 0.0, 3.0, 5.0]))
-    >>> found.mean, found.low, found.high, found.zeros, found.histogram.counts[0]
+    >>> values = statistics(torch.tensor([0.0, 0.0, 3.0, 5.0]))
+    >>> values.mean, values.low, values.high, values.zeros, values.histogram.counts[0]
     (2.0, 0.0, 5.0, 0.5, 2)
     """
     flat = plain(values).reshape(-1)
@@ -55,32 +56,32 @@ def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) ->
         nan, inf = int(flat.isnan().sum()), int(flat.isinf().sum())
         flat = flat[flat.isfinite()]
         total = _added(flat, torch.sum)
-    sorted_logs = magnitude_histogram(flat) if magnitudes else None
-    held = flat.numel()
-    if not held:
+    log_histogram = magnitude_histogram(flat) if magnitudes else None
+    finite = flat.numel()
+    if not finite:
         nothing = Histogram(0.0, 0.0, (0,) * BINS)
-        six = (math.nan, math.nan, math.nan, math.nan, math.nan, math.nan)
-        return TensorStatistics(count, nan, inf, *six, nothing, sorted_logs)
+        undefined = (math.nan,) * 6  # mean, std, low, high, zeros and norm
+        return TensorStatistics(count, nan, inf, *undefined, nothing, log_histogram)
     low, high = (float(end) for end in flat.aminmax())
     return TensorStatistics(
         count,
         nan,
         inf,
-        mean=total / held,
-        std=norm(flat, total / held) / math.sqrt(held),
+        mean=total / finite,
+        std=norm(flat, total / finite) / math.sqrt(finite),
         low=low,
         high=high,
-        zeros=(held - _added(flat, lambda part: _squared(part.sign_()))) / held,
+        zeros=(finite - _added(flat, lambda part: _squared(part.sign_()))) / finite,
         norm=norm(flat),
         histogram=histogram(flat, low, high),
-        magnitudes=sorted_logs,
+        magnitudes=log_histogram,
     )
 
 
 def norm(values: Float[Tensor, "*shape"], centre: float = 0.0) -> float:
     """Return the Euclidean norm of the differences from a number.
 
-    Also where their squares are beyond 64 bits, or vanish in them.
+    The result is right even if the squares overflow or underflow 64 bits.
 
     >>> norm(torch.tensor([1e200, 0.0], dtype=torch.float64))
     1e+200
@@ -94,12 +95,12 @@ def norm(values: Float[Tensor, "*shape"], centre: float = 0.0) -> float:
 
 
 def _added(values: Float[Tensor, "*shape"], of: Callable[[Tensor], Tensor]) -> float:
-    """Add up what a function makes of parts of the values, in 64 bits."""
+    """Apply a function to the values part by part and add up the results, in 64 bits."""
     return float(torch.stack([of(part) for part in _parts(values)]).sum())
 
 
 def _parts(values: Float[Tensor, "*shape"]) -> Iterator[Float[Tensor, " n"]]:
-    """Return the values part by part, each as numbers of 64 bits in the same memory: to be used up one by one."""
+    """Return the values part by part in 64 bits, each part in the same memory: use one before taking the next."""
     size = _IN_CACHE if values.device.type == "cpu" else _ON_DEVICE
     space = torch.empty(min(size, values.numel()), dtype=torch.float64, device=values.device)
     return (space[: part.numel()].copy_(part) for part in values.reshape(-1).split(size))
@@ -110,9 +111,9 @@ def _squared(values: Float[Tensor, " n"]) -> Float[Tensor, ""]:
 
 
 def histogram(values: Float[Tensor, " n"], low: float, high: float, bins: int = BINS) -> Histogram:
-    """Sort numbers into equally wide bins; those beyond the ends go into the first and the last.
+    """Sort numbers into equally wide bins; those beyond the ends go into the first and the last bin.
 
-    Where both ends are one number, the bins are laid around it.
+    If both ends are equal, the bins are laid around that number.
 
     >>> histogram(torch.tensor([0.0, 1.0, 1.0, 4.0]), 0.0, 4.0, bins=4).counts
     (1, 2, 0, 1)
@@ -124,21 +125,21 @@ def histogram(values: Float[Tensor, " n"], low: float, high: float, bins: int = 
     unit = 1.0 if _SMALL < high - low < 1 / _SMALL else max(abs(low), abs(high))
     start, width = low / unit, high / unit - low / unit
     for part in _parts(values):
-        places = part if unit == 1 else part.div_(unit)
-        places.sub_(start).mul_(bins).div_(width).clamp_(0, bins - 1)  # in this order exact for whole numbers
-        counts += torch.bincount(places.int(), minlength=bins)
+        positions = part if unit == 1 else part.div_(unit)
+        positions.sub_(start).mul_(bins).div_(width).clamp_(0, bins - 1)  # this order is exact for whole numbers
+        counts += torch.bincount(positions.int(), minlength=bins)
     return Histogram(low, high, tuple(counts.tolist()))
 
 
 def magnitude_histogram(values: Float[Tensor, " n"]) -> Histogram:
-    """Sort the decimal logarithms of the absolute values of numbers that aren't zero."""
+    """Return the histogram of the decimal logarithms of the absolute values that are not zero."""
     low, high = DECADES
     bins = (high - low) * PER_DECADE
     return histogram(values[values != 0].abs().double().log10(), float(low), float(high), bins)
 
 
 def silent_channels(values: Shaped[Tensor, "n *rest"], axis: int) -> tuple[int, ...]:
-    """Return which channels are zero in every place of every picture.
+    """Return the channels that are zero in every cell of every picture.
 
     >>> silent_channels(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]), axis=1)
     (0,)
@@ -151,34 +152,34 @@ def _anywhere(flags: Bool[Tensor, "*shape"], axis: int) -> Bool[Tensor, " c"]:
 
 
 def peaks(values: Shaped[Tensor, "n *rest"], axis: int) -> Float[Tensor, "2 c"]:
-    """Return each channel's largest value, and the root of its mean square."""
+    """Return each channel's largest value and its root mean square."""
     by_channel = plain(values).movedim(axis, 0).flatten(1)
     return torch.stack([by_channel.amax(1), by_channel.square().mean(1).sqrt()])
 
 
 def off_channels(dead: tuple[int, ...], before: Float[Tensor, "2 c"], margin: float) -> tuple[int, ...]:
-    """Return which of the dead channels are far from ever being anything else.
+    """Return the dead channels that are so far below zero that they are unlikely ever to become active.
 
     Args:
         dead: channels that are zero after the activation function.
-        before: the ``peaks`` of what the function was given.
-        margin: how many times as far below zero as the other channels' values are large a channel must stay.
+        before: the ``peaks`` of the activation function's input.
+        margin: how far below zero a channel must stay, in multiples of the usual size of the other channels' values.
     """
     highest, size = before.tolist()
     alive = sorted(size[channel] for channel in range(len(size)) if channel not in set(dead))
-    if len(alive) >= max(_MANY, len(dead)):
+    if len(alive) >= max(_ENOUGH_CHANNELS, len(dead)):
         usual = alive[len(alive) // 2]
-    else:  # too few to tell what is usual: the largest of them, or how much the dead ones differ, tells what may be
+    else:  # too few to say what is usual: take the largest of them, or the spread of the dead ones
         usual = max([*alive, pstdev(highest[channel] for channel in dead)] if dead else [0.0])
     return tuple(channel for channel in dead if len(size) > 1 and highest[channel] < -margin * usual)
 
 
-_MANY = 8
-"""Channels of whose sizes the middle one is taken for the usual."""
+_ENOUGH_CHANNELS = 8
+"""From this many channels on, the median of their sizes is taken as the usual size."""
 
 
 def flat_share(values: Shaped[Tensor, "*shape"], low: float, high: float) -> float:
-    """Return the share of values that lie nearer than 1 % of the slope to an end of a sigmoid or tanh.
+    """Return the share of values at which a sigmoid or tanh has less than 1 % of its largest slope.
 
     The slope of a function from ``low`` to ``high`` is proportional to (y - low) * (high - y).
 
@@ -191,4 +192,4 @@ def flat_share(values: Shaped[Tensor, "*shape"], low: float, high: float) -> flo
 
 
 _FLAT = 0.01
-"""Of the largest slope: where a function is flatter, less than 1 % of the gradient comes through."""
+"""A share of the largest slope: where the function is flatter, less than 1 % of the gradient passes."""

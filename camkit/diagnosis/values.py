@@ -1,4 +1,4 @@
-"""What a diagnosis is made of: statistics of tensors and layers, and findings."""
+"""The parts of a diagnosis: statistics of tensors and layers, and findings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias
 from camkit.layers.names import WHOLE_MODEL
 
 Kind: TypeAlias = Literal["nan", "infinity", "exploding", "vanishing", "no gradient", "dead", "saturated", "frozen"]
-"""What a finding is about."""
+"""The kind of a finding."""
 
 
 def finite(number: float | None) -> float | None:
-    """Return a number that strict JSON can hold, None instead of NaN and infinity."""
+    """Return the number, or None if it is NaN or infinite, which strict JSON cannot hold."""
     return None if number is None or not math.isfinite(number) else number
 
 
@@ -24,7 +24,7 @@ def counted(number: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many values lie in each of equally wide bins from ``low`` to ``high``; the last bin holds ``high`` too."""
+    """The number of values in each of several equally wide bins from ``low`` to ``high``; both ends are included."""
 
     low: float
     high: float
@@ -32,7 +32,7 @@ class Histogram:
 
     @property
     def edges(self) -> tuple[float, ...]:
-        """The ends of the bins, one more than there are bins."""
+        """The edges of the bins, one more than there are bins."""
         step = (self.high - self.low) / len(self.counts)
         return (*(self.low + number * step for number in range(len(self.counts))), self.high)
 
@@ -43,18 +43,18 @@ class Histogram:
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """What is said of a tensor's numbers. All but ``count``, ``nan`` and ``inf`` is of the finite ones, NaN if none is.
+    """Statistics of a tensor's numbers; all but the counts are of the finite numbers, and NaN if there are none.
 
     Attributes:
         count: how many numbers there are.
-        nan, inf: how many of them are NaN, and infinite.
-        mean, std: the mean and the standard deviation of the numbers themselves (divided by their count, not one less).
-        low, high: the least and the largest.
+        nan, inf: how many are NaN, and how many infinite.
+        mean, std: the mean and the standard deviation (divided by the count, not the count minus one).
+        low, high: the smallest and the largest number.
         zeros: the share that is exactly zero, 0..1.
-        norm: the root of the sum of the squares.
-        histogram: how they are distributed from ``low`` to ``high``.
-        magnitudes: how the decimal logarithms of the absolute values that aren't zero are distributed; of gradients
-            only. The first and the last bin hold what lies beyond them.
+        norm: the square root of the sum of squares.
+        histogram: the distribution from ``low`` to ``high``.
+        magnitudes: the distribution of the decimal logarithms of the absolute values that are not zero; only for
+            gradients. The first and the last bin also hold what lies beyond them.
     """
 
     count: int
@@ -71,46 +71,45 @@ class TensorStatistics:
 
     @property
     def norm_of_all(self) -> float:
-        """The norm with what is not finite: NaN if there is any, else infinity."""
+        """The norm of all numbers: NaN if one is NaN, infinity if one is infinite."""
         return math.nan if self.nan else math.inf if self.inf else self.norm
 
     def scaled(self, factor: float) -> TensorStatistics:
-        """Return the statistics of the numbers times a positive factor; of their logarithms nothing is kept."""
+        """Return the statistics of the numbers times a positive factor, without ``magnitudes``."""
         if factor == 1:
             return self
-        drawn = Histogram(self.histogram.low * factor, self.histogram.high * factor, self.histogram.counts)
+        histogram = Histogram(self.histogram.low * factor, self.histogram.high * factor, self.histogram.counts)
         numbers = {name: factor * getattr(self, name) for name in ("mean", "std", "low", "high", "norm")}
-        return replace(self, histogram=drawn, magnitudes=None, **numbers)
+        return replace(self, histogram=histogram, magnitudes=None, **numbers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; null where there is no finite number."""
+        """Return plain JSON values; null if there is no finite number."""
         numbers = {name: finite(getattr(self, name)) for name in ("mean", "std", "low", "high", "zeros", "norm")}
-        drawn = {"histogram": self.histogram.to_dict()}
+        histograms = {"histogram": self.histogram.to_dict()}
         if self.magnitudes is not None:
-            drawn["magnitudes"] = self.magnitudes.to_dict()
-        return {"count": self.count, "nan": self.nan, "inf": self.inf, **numbers, **drawn}
+            histograms["magnitudes"] = self.magnitudes.to_dict()
+        return {"count": self.count, "nan": self.nan, "inf": self.inf, **numbers, **histograms}
 
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """One run of one layer.
+    """One call of one layer.
 
     Attributes:
-        layer: its name, with the number of the run where it ran several times (``"relu#2"``); "" is the model itself.
-        kind: its type's name.
-        shape: of its output, the pictures counted.
-        parameters, trained: how many numbers its own parameters hold, and how many of those require gradients. The
-            parameters of the layers within it are counted there.
-        activations: of its output.
-        gradients: of the loss's gradient with respect to its output; None where there is none.
-        parameter_gradient: the norm of the loss's gradient with respect to its own parameters; None where there is
-            none.
-        channels: how many the output has; 0 where it has no such axis.
-        dead: after a ReLU or a function like it, the channels that are zero in every place of every picture; None
-            elsewhere.
-        off: those of them that are far from ever being anything else.
-        saturated: after a sigmoid or tanh, the share of values where its slope is below 1 % of its largest; None
-            elsewhere.
+        layer: its name, with the number of the call if it ran several times (``"relu#2"``); "" is the model itself.
+        kind: the name of its type.
+        shape: the shape of its output, including the axis of pictures.
+        parameters, trained: how many numbers its own parameters hold, and how many of these require gradients. The
+            parameters of inner layers are counted in their own rows.
+        activations: statistics of its output.
+        gradients: statistics of the loss's gradient with respect to its output; None if there is no gradient.
+        parameter_gradient: the norm of the loss's gradient with respect to its own parameters; None if there is none.
+        channels: the number of channels of the output; 0 if it has no channel axis.
+        dead: after a ReLU or a similar function, the channels that are zero in every cell of every picture; None for
+            other layers.
+        off: the dead channels that are so far below zero that they are unlikely ever to become active.
+        saturated: after a sigmoid or tanh, the share of values at which its slope is below 1 % of its largest; None
+            for other layers.
         sound: whether its own parameters hold neither NaN nor infinity.
     """
 
@@ -130,7 +129,7 @@ class LayerStatistics:
 
     @property
     def name(self) -> str:
-        """The layer's name as it is shown."""
+        """The layer's name as printed."""
         return self.layer or WHOLE_MODEL
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,15 +153,15 @@ class LayerStatistics:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known besides the rows.
+    """What the rules for findings need to know apart from the rows.
 
     Attributes:
-        pictures: how many there were.
-        to_train: whether it is looked at as in a training step, and nothing was frozen for camkit's sake.
-        nan_given, inf_given: the layers that were given NaN, or infinity, by name; "" is the model itself.
+        pictures: the number of pictures.
+        to_train: whether the model runs as in a training step, with the caller's own choice of frozen parameters.
+        nan_given, inf_given: the names of the layers whose input holds NaN, or infinity; "" is the model itself.
         zero_weights: the layers whose weights are all zero, so that no gradient passes them.
-        unnormalised: whether a batch normalisation that has seen few batches let everything through almost as it was.
         backwards: the layers whose gradients hold NaN or infinity, in the order of the backward pass.
+        unnormalised: whether a batch normalisation has seen so few batches that it changes its input very little.
     """
 
     pictures: int = 1
@@ -176,11 +175,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong with a model, in words.
+    """Something that is wrong with a model.
 
     Attributes:
-        kind: what it is about.
-        layers: where, the first being where it begins.
+        kind: the kind of fault.
+        layers: the affected layers, starting with the one where it begins.
         text: one sentence, with the numbers behind it.
     """
 
@@ -190,7 +189,7 @@ class Finding:
 
     @property
     def layer(self) -> str:
-        """Where it begins."""
+        """The layer where it begins."""
         return self.layers[0] if self.layers else ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,17 +199,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """How the layers of a model fare with a batch of pictures.
+    """What happens in each layer of a model on a batch of pictures.
 
     Attributes:
-        model: its name.
-        pictures: how many there were.
-        training: whether the model was looked at as in a training step.
-        loss: what was differentiated, as a number; None where nothing could be.
-        rows: a ``LayerStatistics`` for each run of each layer, in the order in which they ended.
-        findings: what is wrong; none for a healthy model.
-        remarks: what should be known of the numbers.
-        parameters, trained: of the whole model.
+        model: the model's name.
+        pictures: the number of pictures.
+        training: whether the model ran as in a training step.
+        loss: the number that was differentiated; None if it could not be.
+        rows: a ``LayerStatistics`` for each call of each layer, in the order in which they ended.
+        findings: what is wrong; empty for a healthy model.
+        remarks: what to know when reading the numbers.
+        parameters, trained: how many numbers the model's parameters hold, and how many of these require gradients.
     """
 
     model: str
@@ -227,15 +226,15 @@ class Diagnosis:
         """Return the row of a layer.
 
         Raises:
-            KeyError: there is none of that name.
+            KeyError: no row has that name.
         """
-        found = next((row for row in self.rows if row.layer == layer), None)
-        if found is None:
+        row = next((row for row in self.rows if row.layer == layer), None)
+        if row is None:
             raise KeyError(layer)
-        return found
+        return row
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain JSON values; null where a number is not finite."""
+        """Return everything as plain JSON values; null for numbers that are not finite."""
         return {
             "model": self.model,
             "pictures": self.pictures,
@@ -249,7 +248,7 @@ class Diagnosis:
         }
 
     def __repr__(self) -> str:
-        """Return one line that says what was found."""
-        found = ", ".join(f"{one.kind} at {one.layer!r}" for one in self.findings) or "nothing wrong"
-        seen = f"{counted(self.pictures, 'picture')}, {counted(len(self.rows), 'layer')}"
-        return f"<Diagnosis of {self.model} with {seen}: {found}>"
+        """Return one line that lists the findings."""
+        findings = ", ".join(f"{finding.kind} at {finding.layer!r}" for finding in self.findings) or "nothing wrong"
+        size = f"{counted(self.pictures, 'picture')}, {counted(len(self.rows), 'layer')}"
+        return f"<Diagnosis of {self.model} with {size}: {findings}>"

@@ -7,7 +7,7 @@
     >>> recording["0"].output.shape, recording["0"].gradient.shape
     (torch.Size([2, 3]), torch.Size([2, 3]))
 
-Hooks are set for the time of a ``with`` block, act only in the thread that set them, and are removed when it ends, also
+Hooks exist only inside a ``with`` block and act only in the thread that opened it. They are removed at its end, also
 after an error.
 """
 

@@ -1,4 +1,4 @@
-"""What was recorded: the runs of layers, and what can be asked of them."""
+"""What ``record`` returns: the recorded calls of layers, and how to look them up."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from camkit.types import LayerRef
 
 @dataclass(eq=False)
 class Call:
-    """One run of one layer.
+    """One call of one layer.
 
     Attributes:
-        name: of the layer.
-        number: which run of the layer it was since the recording began or was cleared, from 1.
+        name: the layer's name.
+        number: which call of the layer it was since the recording started or was cleared, from 1.
 
     >>> import torch
     >>> from camkit.hooks import record
@@ -37,12 +37,12 @@ class Call:
 
     name: str
     number: int
-    _given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    _returned: tuple[Any] | None = None
-    _numbered: Any = None
-    _why_none: str = "gradients were not asked for: record(..., gradients=True)"
-    _but: str = ""
-    _passes: dict[int, dict[int, Any]] = field(default_factory=dict)
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    _output: tuple[Any] | None = None  # a tuple of one, since a layer may return None
+    _tensor_numbers: Any = None  # the output's structure, with each tensor's number in its place
+    _why_no_gradient: str = "gradients were not requested; use record(..., gradients=True)"
+    _view_hint: str = ""
+    _gradients_by_pass: dict[int, dict[int, Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return ``"layer4#1"``."""
@@ -50,79 +50,79 @@ class Call:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """The positional arguments, as they were before the layer ran; with ``reduce`` statistics of them.
+        """The positional arguments as they were before the layer ran, or with ``reduce`` their statistics.
 
         Raises:
-            LayerError: they weren't asked for.
+            LayerError: inputs were not recorded.
         """
-        return self._arguments()[0]
+        return self._recorded_arguments()[0]
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """The keyword arguments, likewise."""
-        return self._arguments()[1]
+        """The keyword arguments, otherwise like ``inputs``."""
+        return self._recorded_arguments()[1]
 
-    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._given is None:
-            raise LayerError(f"the inputs of layer {str(self)!r} were not asked for: record(..., inputs=True)")
-        return self._given
+    def _recorded_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._arguments is None:
+            raise LayerError(f"the inputs of layer {str(self)!r} were not recorded; use record(..., inputs=True)")
+        return self._arguments
 
     @property
     def output(self) -> Any:
         """What the layer returned: a tensor of its shape, or tuples, dictionaries and the like of tensors.
 
-        A copy, so that what is done to the output in place afterwards isn't seen; with ``reduce`` the statistic. Of
-        objects other than numbers, words and such structures there is None.
+        It is a copy, so later in-place changes don't show, or with ``reduce`` the statistic. Objects other than
+        tensors, numbers, strings and such structures are replaced by None.
 
         Raises:
-            LayerError: outputs weren't asked for.
+            LayerError: outputs were not recorded.
         """
-        if self._returned is None:
-            raise LayerError(f"the output of layer {str(self)!r} was not asked for: record(..., outputs=True)")
-        return self._returned[0]
+        if self._output is None:
+            raise LayerError(f"the output of layer {str(self)!r} was not recorded; use record(..., outputs=True)")
+        return self._output[0]
 
     @property
     def gradient(self) -> Any:
-        """The gradient of the output, of its shape and structure, None beside tensors that have none.
+        """The gradient of the output, with its shape and structure; None for tensors without a gradient.
 
-        It is the gradient of what the layer returned, before anything was done to it in place.
+        It is the gradient of what the layer returned, before any in-place change.
 
         Raises:
-            LayerError: no backward pass reached the layer, or several did, or gradients weren't asked for.
+            LayerError: no backward pass reached the layer, several did, or gradients were not recorded.
         """
-        found = self.gradients
-        if not found:
+        gradients = self.gradients
+        if not gradients:
             raise LayerError(
-                f"no backward pass has reached layer {str(self)!r}; call backward() inside the with block, on what "
-                f"depends on the layer{self._but}"
+                f"no backward pass has reached layer {str(self)!r}; call backward() inside the with block, on a value "
+                f"that depends on the layer{self._view_hint}"
             )
-        if len(found) > 1:
+        if len(gradients) > 1:
             raise LayerError(
-                f"{len(found)} backward passes have reached layer {str(self)!r}; .gradients has one entry for each"
+                f"{len(gradients)} backward passes have reached layer {str(self)!r}; .gradients has one entry for each"
             )
-        return found[0]
+        return gradients[0]
 
     @property
     def gradients(self) -> tuple[Any, ...]:
-        """The gradient of each backward pass that reached the layer, in their order; empty before the first.
+        """The gradient of each backward pass that reached the layer, in order; empty before the first.
 
         Raises:
-            LayerError: the output has no gradient, or gradients weren't asked for.
+            LayerError: the output has no gradient, or gradients were not recorded.
         """
-        if self._why_none:
-            raise LayerError(f"layer {str(self)!r} has no gradient: {self._why_none}")
-        return tuple(mapped(self._numbered, found.get) for found in list(self._passes.values()))
+        if self._why_no_gradient:
+            raise LayerError(f"layer {str(self)!r} has no gradient: {self._why_no_gradient}")
+        return tuple(mapped(self._tensor_numbers, found.get) for found in list(self._gradients_by_pass.values()))
 
     def _take_gradient(self, number: int, keep: Make, gradient: Tensor | None) -> None:
-        if gradient is not None:  # a custom function may have none for one of its inputs
-            self._passes.setdefault(backward_pass(), {})[number] = keep(gradient)
+        if gradient is not None:  # a custom function may return None for one of its inputs
+            self._gradients_by_pass.setdefault(backward_pass(), {})[number] = keep(gradient)
 
 
 class Recording(Mapping[str, Call]):
-    """The runs of the recorded layers, in the order in which they ended.
+    """The calls of the recorded layers, in the order in which they ended.
 
-    ``recording["layer4"]`` is the run of a layer that ran once, ``recording["relu#2"]`` the second of several. Its keys
-    are these names. A module with two names answers to both.
+    ``recording["layer4"]`` is the call of a layer that ran once, ``recording["relu#2"]`` the second of several. The
+    keys are these names. A module with two names is found under both.
 
     >>> import torch
     >>> from camkit.hooks import record
@@ -136,84 +136,83 @@ class Recording(Mapping[str, Call]):
 
     def __init__(self, model: nn.Module, refs: Sequence[LayerRef]) -> None:
         self._refs = frozenset(refs)
-        self._selected = {ref.name for ref in refs}
-        layers = modules_by_name(model)
-        first = {layers[name]: name for name in self._selected}
-        self._names = {name: first[module] for name, module in layers.items() if module in first}
-        self._runs: defaultdict[str, int] = defaultdict(int)
+        modules = modules_by_name(model)
+        recorded_names = {modules[ref.name]: ref.name for ref in refs}
+        self._names = {name: recorded_names[module] for name, module in modules.items() if module in recorded_names}
+        self._call_counts: defaultdict[str, int] = defaultdict(int)
         self._calls: list[Call] = []
         self._scope = Scope()
         self._hooks = TensorHooks()
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Every run, in the order in which they ended."""
+        """Every recorded call, in the order in which they ended."""
         return tuple(self._calls)
 
     def clear(self) -> None:
-        """Forget what was recorded, and number the runs from 1 again, as for another step of a training."""
+        """Forget all calls and number new ones from 1 again, for example before the next training step."""
         self._calls.clear()
-        self._runs.clear()
+        self._call_counts.clear()
         self._hooks.remove()
 
     def only_while(self, acts: Callable[[], bool]) -> None:
-        """Record from now on only what runs while ``acts()``."""
+        """From now on, record only while ``acts()`` is true."""
         self._scope.acts = acts
 
     def __len__(self) -> int:
-        """Return how many runs were recorded."""
+        """Return the number of recorded calls."""
         return len(self._calls)
 
     def __iter__(self) -> Iterator[str]:
-        """Return the names of the runs: with their number where a layer ran several times, or it was asked for."""
+        """Return the names of the calls, numbered if a layer ran several times or was selected by call number."""
         return iter([self._key(call) for call in self._calls])
 
     def __contains__(self, key: object) -> bool:
-        """Tell whether there is one run of that name."""
-        return isinstance(key, str) and isinstance(self._find(key), Call)
+        """Return whether exactly one call has that name."""
+        return isinstance(key, str) and isinstance(self._call_or_error(key), Call)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the run of that name, or the default."""
-        found = self._find(key)
-        return found if isinstance(found, Call) else default
+        """Return the call with that name, or the default."""
+        call = self._call_or_error(key)
+        return call if isinstance(call, Call) else default
 
     def __getitem__(self, key: str) -> Call:
-        """Return the run of that name.
+        """Return the call with that name.
 
         Raises:
-            LayerError: there is no such run, or several.
+            LayerError: no call has that name, or several have.
 
         """
-        found = self._find(key)
-        if isinstance(found, str):
-            raise LayerError(found)
-        return found
+        call = self._call_or_error(key)
+        if isinstance(call, str):
+            raise LayerError(call)
+        return call
 
     def _key(self, call: Call) -> str:
-        alone = self._runs[call.name] == 1 and LayerRef(call.name) in self._refs
-        return call.name if alone else str(call)
+        ran_once = self._call_counts[call.name] == 1 and LayerRef(call.name) in self._refs
+        return call.name if ran_once else str(call)
 
-    def _find(self, key: str) -> Call | str:
-        """Return the run, or what to say of there being none."""
-        name, run = split_call(key, self._names)
+    def _call_or_error(self, key: str) -> Call | str:
+        """Return the call with that name, or the sentence that says why there is none."""
+        name, digits = split_call(key, self._names)
         if name not in self._names:
-            hint = did_you_mean(name, [known for known in self._names if known])
+            hint = did_you_mean(name, [recorded for recorded in self._names if recorded])
             return f"layer {name or WHOLE_MODEL!r} is not among those recorded{hint}"
         name = self._names[name]
-        runs = self._runs[name]
-        if not runs:
-            where = "; it ran in another thread, and records are of the thread they are made in"
-            return f"layer {name!r} has not run while it was recorded{where if self._scope.elsewhere else ''}"
-        if run is None and runs > 1:
-            return f"layer {name!r} ran {runs} times; choose the call, for example {name + '#1'!r} or {name + '#2'!r}"
-        number = 1 if run is None else int(run) if run.isdecimal() else 0
-        found = next((call for call in self._calls if call.name == name and call.number == number), None)
-        return found or f"of layer {name!r}, which ran {runs} times, no run {key!r} was recorded"
+        count = self._call_counts[name]
+        if not count:
+            thread = "; it ran in another thread, and a recording covers only the thread that opened it"
+            return f"layer {name!r} has not run while it was recorded{thread if self._scope.elsewhere else ''}"
+        if digits is None and count > 1:
+            return f"layer {name!r} ran {count} times; choose the call, for example {name + '#1'!r} or {name + '#2'!r}"
+        number = 1 if digits is None else int(digits) if digits.isdecimal() else 0
+        call = next((call for call in self._calls if call.name == name and call.number == number), None)
+        return call or f"layer {name!r} ran {count} times, and no call {key!r} was recorded"
 
-    def _ended(self, name: str) -> Call | None:
-        """Take note of a run, and return it if it is to be recorded."""
-        self._runs[name] += 1
-        number = self._runs[name]
+    def _count_call(self, name: str) -> Call | None:
+        """Count a call of a layer, and return it if this call is to be recorded."""
+        self._call_counts[name] += 1
+        number = self._call_counts[name]
         if LayerRef(name) not in self._refs and LayerRef(name, number) not in self._refs:
             return None
         call = Call(name, number)

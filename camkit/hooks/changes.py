@@ -1,6 +1,6 @@
-"""Changes of gradients, or of outputs, that are often wanted: each made by a function of its figures.
+"""Common changes of gradients or outputs: each function here returns the function that makes the change.
 
-Of a sparse gradient, as of an embedding with ``sparse=True``, the numbers that it holds are changed; it stays sparse.
+Sparse gradients, such as those of an embedding with ``sparse=True``, stay sparse: only the stored values change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from camkit.errors import InputError
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
-"""Makes another tensor of the same shape."""
+"""A function from a tensor to another of the same shape."""
 
 
 def scale(factor: float) -> Change:
@@ -33,10 +33,10 @@ def scale(factor: float) -> Change:
 
 
 def clip_value(limit: float) -> Change:
-    """Return a function that moves numbers beyond plus or minus ``limit`` to it, in a tensor of any shape.
+    """Return a function that clips the values of a tensor of any shape to between ``-limit`` and ``limit``.
 
     Raises:
-        InputError: the limit isn't a positive number; then: numbers are complex.
+        InputError: the limit is not a positive number; when the function is called: the values are complex.
 
     >>> clip_value(1.0)(torch.tensor([-3.0, 0.5]))
     tensor([-1.0000,  0.5000])
@@ -46,19 +46,19 @@ def clip_value(limit: float) -> Change:
 
     def clipped(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
         if tensor.is_complex():
-            raise InputError("clip_value compares numbers, and complex ones have no order; clip_norm shortens them")
+            raise InputError("clip_value cannot clip complex numbers, which have no order; use clip_norm")
         return tensor.clamp(-limit, limit)
 
-    return _where_held(clipped)
+    return _on_stored_values(clipped)
 
 
 def clip_norm(limit: float) -> Change:
-    """Return a function that shortens a tensor of any shape to the Euclidean norm ``limit`` where it is longer.
+    """Return a function that scales a tensor of any shape down to the Euclidean norm ``limit`` if its norm is larger.
 
-    The norm is of the whole tensor, of all images of a batch.
+    The norm is that of the whole tensor, all images of a batch together.
 
     Raises:
-        InputError: the limit isn't a positive number.
+        InputError: the limit is not a positive number.
 
     >>> clip_norm(1.0)(torch.tensor([3.0, 4.0])), clip_norm(10.0)(torch.tensor([3.0, 4.0]))
     (tensor([0.6000, 0.8000]), tensor([3., 4.]))
@@ -67,24 +67,24 @@ def clip_norm(limit: float) -> Change:
     _positive("limit", limit)
 
     def clipped(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
-        # Without a look at the number, for which a GPU would have to be waited for; squares overflow fp16.
+        # The norm is not read on the CPU, which would have to wait for the GPU. Squares overflow fp16, hence float32.
         wide = torch.promote_types(tensor.dtype, torch.float32)
         norm = torch.linalg.vector_norm(tensor, dtype=wide)
         shortened: Tensor = tensor * (limit / norm).clamp(max=1)
         return shortened
 
-    return _where_held(clipped)
+    return _on_stored_values(clipped)
 
 
 def noise(std: float, generator: torch.Generator | None = None) -> Change:
-    """Return a function that adds normal noise of this standard deviation to a tensor of any shape.
+    """Return a function that adds normal noise with this standard deviation to a tensor of any shape.
 
     Args:
-        std: of the noise, in the tensor's unit.
-        generator: on the tensor's device, for noise that can be repeated and doesn't disturb the default generator.
+        std: the standard deviation, in the tensor's unit.
+        generator: a generator on the tensor's device, for repeatable noise that leaves the default generator alone.
 
     Raises:
-        InputError: the standard deviation isn't a positive number.
+        InputError: the standard deviation is not a positive number.
 
     >>> noise(0.1, torch.Generator().manual_seed(0))(torch.zeros(2))
     tensor([ 0.1541, -0.0293])
@@ -96,18 +96,18 @@ def noise(std: float, generator: torch.Generator | None = None) -> Change:
         drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device)
         return tensor + std * drawn
 
-    return _where_held(noisy)
+    return _on_stored_values(noisy)
 
 
-def _where_held(change: Change) -> Change:
-    """Return the change as one that sparse tensors can be given too."""
+def _on_stored_values(change: Change) -> Change:
+    """Return the change as one that also works on sparse tensors."""
 
     def changed(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
         if tensor.layout is not torch.sparse_coo:
             return change(tensor)
-        held = tensor.coalesce()
-        indices, values = held.indices(), change(held.values())
-        return torch.sparse_coo_tensor(indices, values, held.shape, check_invariants=False, is_coalesced=True)
+        stored = tensor.coalesce()
+        indices, values = stored.indices(), change(stored.values())
+        return torch.sparse_coo_tensor(indices, values, stored.shape, check_invariants=False, is_coalesced=True)
 
     return changed
 

@@ -1,4 +1,4 @@
-"""Outputs and gradients changed while the user's own code runs the model, for ablation, steering and training."""
+"""``edit`` and ``edit_gradients``: change outputs and gradients while the user's own code runs the model."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from camkit.types import LayerRef
 
 @contextmanager
 def edit(model: nn.Module, edits: Mapping[Selector, Callable[[Any], Any]]) -> Iterator[None]:
-    """Replace what layers return, and so what comes after and what is differentiated.
+    """Replace what layers return: the model continues with the new output, and that is what is differentiated.
 
-    Only in the current thread, and in what activation checkpointing runs again for it. Several edits of one layer are
-    applied in their order; blocks nest, and the outer one's edits come first. Inside the block, compiled modules run as
-    they are written.
+    Edits apply only in the current thread, and to the calls that activation checkpointing repeats for it. Several edits
+    of one layer are applied in order; blocks can be nested, and the outer block's edits come first. Inside the block,
+    compiled modules run uncompiled.
 
     Args:
         model: the model, or any part of it.
-        edits: for each layer (chosen as in ``record``) a function from what it returns, a tensor of any shape or
-            whatever else it is, to what the model goes on with. ``"relu#2"`` is the second run of ``relu`` in each run
-            of ``model``.
+        edits: for each layer (chosen as in ``record``) a function from what it returns, usually a tensor, to what the
+            model continues with. ``"relu#2"`` is the second call of ``relu`` in each pass through ``model``.
 
     Raises:
-        LayerError: no layer is meant; while the model runs: a function returned nothing.
+        LayerError: no layer matches; while the model runs: a function returned None.
         ModelError: a layer is TorchScript, which has no hooks.
 
     >>> import torch
@@ -54,31 +53,32 @@ def _replaced(name: str, change: Callable[[Any], Any], output: Any) -> Any:
     replaced = change(output)
     if replaced is None and output is not None:
         raise LayerError(
-            f"the function that edits layer {name!r} returned None; it must return what the model goes on with"
+            f"the function that edits layer {name!r} returned None; it must return what the model continues with"
         )
     return replaced
 
 
 @contextmanager
 def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterator[None]:
-    """Replace the gradients of layers' outputs, and so all that comes before them, or the gradients of parameters.
+    """Replace the gradients of layers' outputs, which also changes all gradients before them, or of parameters.
 
-    The backward pass must run inside the block. A parameter's gradient is changed before it is added to ``.grad``, once
-    in each backward pass. Only in the current thread, but for parameters on a GPU, where PyTorch doesn't say whose
-    backward pass it is. Inside the block, compiled modules run as they are written.
+    The backward pass must run inside the block. A parameter's gradient is changed once in each backward pass, before it
+    is added to ``.grad``. Edits apply only in the current thread, except for parameters on a GPU, for which PyTorch
+    does not say which thread started the backward pass. Inside the block, compiled modules run uncompiled.
 
     Args:
         model: the model, or any part of it.
         edits: for each layer (chosen as in ``record``) or parameter (by name or pattern, such as
             ``"layer1.0.conv1.weight"`` or ``"*.bias"``) a function from a gradient of any shape to another of the same
             shape. ``scale``, ``clip_value``, ``clip_norm`` and ``noise`` make such functions. A name or pattern that
-            fits a layer means layers, and one that fits a layer and those within it edits at each of them. Each tensor
-            of a layer's output is taken by itself. Where a layer returns a view that is then changed in place, as
-            ``nn.Flatten`` before ``nn.ReLU(inplace=True)``, PyTorch has no gradient of it, and nothing is edited.
+            matches a layer means layers; if it matches a layer and layers inside it, each is edited. If a layer
+            returns several tensors, each gradient is edited separately. If a layer returns a view that is then changed
+            in place, as ``nn.Flatten`` before ``nn.ReLU(inplace=True)``, PyTorch has no gradient of it, and nothing is
+            edited.
 
     Raises:
-        LayerError: no layer or parameter is meant, or one that isn't trained; in the backward pass: a function returned
-            anything but a tensor of the gradient's shape.
+        LayerError: no layer or parameter matches, or the parameter does not require gradients; in the backward pass: a
+            function returned anything but a tensor of the gradient's shape.
         ModelError: a layer is TorchScript, which has no hooks.
 
     >>> import torch
@@ -93,23 +93,23 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
     """
     scope, hooks = Scope(), TensorHooks()
     modules = modules_by_name(model)
-    of_parameters = [key for key in edits if isinstance(key, str) and not chooses_layers(modules, key)]
-    of_layers = {key: change for key, change in edits.items() if key not in of_parameters}
+    parameter_keys = [key for key in edits if isinstance(key, str) and not chooses_layers(modules, key)]
+    layer_edits = {key: change for key, change in edits.items() if key not in parameter_keys}
 
-    def watch(name: str, change: Change, output: Any) -> None:
+    def hook_output(name: str, change: Change, output: Any) -> None:
         for tensor in tensors_in(output):
             if tensor.requires_grad:
                 hooks.add(tensor, partial(_changed, f"layer {name!r}", change))
 
-    def of_parameter(name: str, change: Change, gradient: Tensor | None) -> Tensor | None:
+    def change_parameter(name: str, change: Change, gradient: Tensor | None) -> Tensor | None:
         return _changed(f"parameter {name!r}", change, gradient) if scope.any_run() else None
 
     try:
         try:
-            with eagerly(), _after(model, of_layers, watch, scope):
-                for key in of_parameters:
+            with eagerly(), _after(model, layer_edits, hook_output, scope):
+                for key in parameter_keys:
                     for name, parameter in select_parameters(model, key).items():
-                        hooks.add(parameter, partial(of_parameter, name, edits[key]))
+                        hooks.add(parameter, partial(change_parameter, name, edits[key]))
                 yield
         finally:
             hooks.remove()
@@ -119,16 +119,29 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
 
 
 def _changed(what: str, change: Change, gradient: Tensor | None) -> Tensor | None:
-    if gradient is None:  # a custom function may have none for one of its inputs
+    if gradient is None:  # a custom function may return None for one of its inputs
         return None
     changed = change(gradient)
     if not isinstance(changed, Tensor) or changed.shape != gradient.shape:
-        seen = f"shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else f"a {type(changed).__name__}"
+        returned = f"shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else f"a {type(changed).__name__}"
         raise LayerError(
-            f"the function that edits the gradient of {what} returned {seen}; it must return a tensor of shape "
+            f"the function that edits the gradient of {what} returned {returned}; it must return a tensor of shape "
             f"{tuple(gradient.shape)}"
         )
     return changed
+
+
+class _CallCounter:
+    """Counts the calls of modules in the current pass through the model."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[nn.Module] = Counter()
+
+    def begin_pass(self, *_: Any) -> None:
+        self.calls.clear()
+
+    def count(self, module: nn.Module, _: Any) -> None:
+        self.calls[module] += 1
 
 
 @contextmanager
@@ -138,34 +151,30 @@ def _after(
     act: Callable[[str, Callable[[Any], Any], Any], Any],
     scope: Scope,
 ) -> Iterator[None]:
-    """Call ``act(name, function, output)`` after each run of the layers that is meant."""
-    asked = [
+    """Call ``act(name, function, output)`` after each call of each selected layer."""
+    selected = [
         (ref, module, change) for key, change in edits.items() for ref, module in select_layers(model, key).items()
     ]
-    runs: Counter[nn.Module] = Counter()
+    counter = _CallCounter()
 
-    def begun(*_: Any) -> None:
-        runs.clear()
-
-    def count(module: nn.Module, _: Any) -> None:
-        runs[module] += 1
-
-    def ended(ref: LayerRef, module: nn.Module, change: Callable[[Any], Any], output: Any) -> Any:
+    def end_call(ref: LayerRef, module: nn.Module, change: Callable[[Any], Any], output: Any) -> Any:
         if ref.call is None:
             return act(ref.name, change, output)
         if backward_pass() != scope.inside:
             raise LayerError(
-                f"layer {str(ref)!r} runs again in the backward pass, under activation checkpointing, where its runs "
-                f"can't be told apart; edit every run of it: {ref.name!r}"
+                f"layer {str(ref)!r} runs again in the backward pass, under activation checkpointing, where its calls "
+                f"cannot be told apart; edit every call with {ref.name!r}"
             )
-        return act(str(ref), change, output) if runs[module] == ref.call else None
+        return act(str(ref), change, output) if counter.calls[module] == ref.call else None
 
     with ExitStack() as stack:
-        numbered = {module for ref, module, _ in asked if ref.call is not None}
+        numbered = {module for ref, module, _ in selected if ref.call is not None}
         if numbered:
-            stack.enter_context(input_hooks([(getattr(model, "_orig_mod", model), begun)], scope.first_run))
-            counts = [(module, partial(count, module)) for module in numbered]
+            stack.enter_context(
+                input_hooks([(getattr(model, "_orig_mod", model), counter.begin_pass)], scope.first_run)
+            )
+            counts = [(module, partial(counter.count, module)) for module in numbered]
             stack.enter_context(output_hooks(counts, scope.first_run))
-        hooks = [(module, partial(ended, ref, module, change)) for ref, module, change in asked]
+        hooks = [(module, partial(end_call, ref, module, change)) for ref, module, change in selected]
         stack.enter_context(output_hooks(hooks, scope.any_run))
         yield

@@ -19,14 +19,15 @@ Statistic = TypeVar("Statistic")
 def parameter_gradients(model: nn.Module, reduce: Callable[[Tensor], Statistic]) -> Iterator[dict[str, Statistic]]:
     """Keep a statistic of each parameter's ``.grad`` as the latest backward pass left it.
 
-    That is the sum over the backward passes since gradients were set to zero, before anything clips it.
+    ``.grad`` is the sum over the backward passes since the gradients were set to zero, before anything clips it.
 
     Args:
-        model: the model, or any part of it; its parameters that are trained are meant, lazy ones not.
-        reduce: a function from a gradient of the parameter's shape to what is kept of it.
+        model: the model, or any part of it; only parameters that require gradients and are not lazy are used.
+        reduce: a function from a gradient, which has the parameter's shape, to the statistic to keep.
 
     Returns:
-        A context manager that gives a dictionary by the parameters' names, filled by backward passes inside the block.
+        A context manager that gives a dictionary from parameter names to statistics; backward passes inside the block
+        fill it.
 
     >>> net = nn.Linear(2, 1)
     >>> with parameter_gradients(net, lambda gradient: float(gradient.norm())) as norms:
@@ -35,15 +36,15 @@ def parameter_gradients(model: nn.Module, reduce: Callable[[Tensor], Statistic])
     (5.0, 1.0)
 
     """
-    found: dict[str, Statistic] = {}
+    statistics: dict[str, Statistic] = {}
 
     def keep(name: str, parameter: Tensor) -> None:
         if parameter.grad is not None:
-            found[name] = reduce(parameter.grad.detach())
+            statistics[name] = reduce(parameter.grad.detach())
 
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and not is_lazy(parameter):
                 hook = partial(keep, plain_name(name))
                 stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
-        yield found
+        yield statistics

@@ -1,4 +1,4 @@
-"""What layers are given, what they return and the gradients of that, recorded while the user's own code runs."""
+"""``record``: keep what layers take and return, and their gradients, while the user's own code runs the model."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def record(
     gradients: bool = False,
     reduce: Make | None = None,
 ) -> Iterator[Recording]:
-    """Record what layers take and return, and the gradients of that, while your own code runs the model.
+    """Record what layers take and return, and the gradients of their outputs, while your own code runs the model.
 
-    The model computes what it would compute without, bit by bit, and keeps no hook afterwards, whatever happens. Only
-    what the current thread runs is recorded. A module that activation checkpointing runs again during a backward pass
-    isn't counted again; with ``use_reentrant=True`` PyTorch gives the layers inside it no gradients that could be
-    recorded. Inside the block, compiled modules run as they are written: hooks don't exist in what was compiled before.
-    Hooks are called in the order in which they were set: ``record`` inside ``edit`` sees what was edited.
+    The model computes bit by bit what it computes without recording, and keeps no hook afterwards, whatever happens.
+    Only calls in the current thread are recorded. Calls that activation checkpointing repeats during a backward pass
+    are not counted again; with ``use_reentrant=True`` PyTorch gives the layers inside it no gradients to record.
+    Inside the block, compiled modules run uncompiled, because code that was compiled earlier has no hooks. Hooks run
+    in the order in which they were set: ``record`` inside ``edit`` sees the edited output.
 
     Args:
         model: the model, or any part of it.
-        layers: names (``"layer4"``, ``"relu#2"`` for the 2nd run), patterns (``"layer*.conv?"``), types (``nn.ReLU``),
-            modules, functions of name and module, or a list of these.
-        inputs: whether to keep what the layers are given.
+        layers: names (``"layer4"``, ``"relu#2"`` for the second call), patterns (``"layer*.conv?"``), types
+            (``nn.ReLU`` or ``"ReLU"``), modules, functions of name and module, or a list of these.
+        inputs: whether to keep what the layers take.
         outputs: whether to keep what they return.
         gradients: whether to keep the gradients of what they return, for every backward pass inside the block.
-        reduce: a function from a tensor to a statistic, which is kept instead of the tensor. It is given each tensor of
-            floating-point numbers, without its graph, and must not change it; of other tensors None is kept.
+        reduce: a function from a tensor to a statistic, which is kept instead of the tensor. It receives each
+            floating-point tensor without its graph and must not change it; other tensors are replaced by None.
 
     Returns:
-        A context manager that gives the ``Recording``, which stays when the block has ended.
+        A context manager that gives the ``Recording``, which remains readable after the block.
 
     Raises:
-        LayerError: no layer is meant; reading what was not recorded.
+        LayerError: no layer matches; or when reading what was not recorded.
         ModelError: a layer is TorchScript, which has no hooks.
 
     >>> import torch
@@ -62,33 +62,46 @@ def record(
     (['0', '1'], torch.Size([5, 2, 2, 2]), torch.Size([5, 2, 2, 2]))
 
     """
-    modules = select_layers(model, layers)
-    recording = Recording(model, list(modules))
-    scope, keep = recording._scope, _copied if reduce is None else partial(_reduced, reduce)
-    waiting: defaultdict[str, list[Any]] = defaultdict(list)
-    by_name = {ref.name: module for ref, module in modules.items()}
-
-    def begun(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        waiting[name].append(_kept((arguments, keywords), keep))
-
-    def ended(name: str, output: Any) -> None:
-        given = waiting[name].pop() if waiting[name] else None  # a layer may have begun before the recording did
-        call = recording._ended(name)
-        if call is None:
-            return
-        call._given = given
-        if outputs:
-            call._returned = (_kept(output, keep),)
-        if gradients:
-            _watch(call, output, keep, recording._hooks)
-
-    before = [(module, partial(begun, name)) for name, module in by_name.items()] if inputs else []
-    after = [(module, partial(ended, name)) for name, module in by_name.items()]
+    selected = select_layers(model, layers)
+    recording = Recording(model, list(selected))
+    recorder = _Recorder(recording, _copied if reduce is None else partial(_reduced, reduce), outputs, gradients)
+    modules = {ref.name: module for ref, module in selected.items()}
+    before = [(module, partial(recorder.begin, name)) for name, module in modules.items()] if inputs else []
+    after = [(module, partial(recorder.end, name)) for name, module in modules.items()]
+    first_run = recording._scope.first_run
     try:
-        with eagerly(), input_hooks(before, scope.first_run), output_hooks(after, scope.first_run):
+        with eagerly(), input_hooks(before, first_run), output_hooks(after, first_run):
             yield recording
     finally:
         recording._hooks.remove()
+
+
+class _Recorder:
+    """The hooks of one ``record`` block: they fill its recording."""
+
+    def __init__(self, recording: Recording, keep: Make, outputs: bool, gradients: bool) -> None:
+        self._recording = recording
+        self._keep = keep
+        self._outputs = outputs
+        self._gradients = gradients
+        self._arguments: defaultdict[str, list[Any]] = defaultdict(list)  # by layer, of calls that have not ended
+
+    def begin(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Keep the arguments of a call until it ends."""
+        self._arguments[name].append(_kept((arguments, keywords), self._keep))
+
+    def end(self, name: str, output: Any) -> None:
+        """Record a call that has ended."""
+        started = self._arguments[name]
+        arguments = started.pop() if started else None  # the call may have begun before the recording did
+        call = self._recording._count_call(name)
+        if call is None:
+            return
+        call._arguments = arguments
+        if self._outputs:
+            call._output = (_kept(output, self._keep),)
+        if self._gradients:
+            _hook_gradients(call, output, self._keep, self._recording._hooks)
 
 
 def _kept(value: Any, keep: Make) -> Any:
@@ -97,7 +110,7 @@ def _kept(value: Any, keep: Make) -> Any:
     return mapped(value, lambda item: keep(item) if isinstance(item, Tensor) else plain(item))
 
 
-def _watch(call: Call, output: Any, keep: Make, hooks: TensorHooks) -> None:
+def _hook_gradients(call: Call, output: Any, keep: Make, hooks: TensorHooks) -> None:
     """Set a hook on each tensor of the output that will have a gradient."""
     tensors: list[Tensor] = []
 
@@ -107,42 +120,43 @@ def _watch(call: Call, output: Any, keep: Make, hooks: TensorHooks) -> None:
         tensors.append(item)
         return len(tensors) - 1
 
-    call._numbered = mapped(output, numbered)
-    watched = [(number, tensor) for number, tensor in enumerate(tensors) if tensor.requires_grad]
-    for number, tensor in watched:
+    call._tensor_numbers = mapped(output, numbered)
+    with_gradient = [(number, tensor) for number, tensor in enumerate(tensors) if tensor.requires_grad]
+    for number, tensor in with_gradient:
         hooks.add(tensor, partial(call._take_gradient, number, keep))
-    call._why_none = "" if watched else _WHY_NONE[torch.is_grad_enabled()]
-    call._but = _VIEW if any(tensor._is_view() for _, tensor in watched) else ""
+    call._why_no_gradient = "" if with_gradient else _WHY_NO_GRADIENT[torch.is_grad_enabled()]
+    call._view_hint = _VIEW_HINT if any(tensor._is_view() for _, tensor in with_gradient) else ""
 
 
-_VIEW = (
-    "; what it returns is a view, and where that is changed in place afterwards, as by a layer with inplace=True, "
-    "PyTorch keeps no gradient of what it was: set inplace=False there"
+_VIEW_HINT = (
+    "; the layer returns a view, and if that is changed in place afterwards, for example by a layer with inplace=True, "
+    "PyTorch keeps no gradient of the original: set inplace=False there"
 )
 
-_WHY_NONE = {
+_WHY_NO_GRADIENT = {
     True: "its output depends on nothing that requires gradients",
-    False: "it ran where gradients are off, as under no_grad, inference_mode or reentrant checkpointing "
+    False: "it ran while gradients are off, as under no_grad, inference_mode or reentrant checkpointing "
     "(torch.utils.checkpoint with use_reentrant=True; False works)",
 }
+"""Why an output has no gradient, by whether gradients are switched on."""
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    # Gradients need it as much as outputs do: behind a view, PyTorch may make ``.grad`` of their memory and add to it.
+    # Gradients are copied too: if the output is a view, PyTorch may use their memory for ``.grad`` and add to it.
     return tensor.detach().clone()
 
 
 def _reduced(reduce: Make, tensor: Tensor) -> Any:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
-    whole = tensor.detach()
-    value = reduce(whole)
-    if isinstance(value, (float, int)):
-        return value
-    return mapped(value, lambda part: _apart(part, whole) if isinstance(part, Tensor) else part)
+    detached = tensor.detach()
+    statistic = reduce(detached)
+    if isinstance(statistic, (float, int)):
+        return statistic
+    return mapped(statistic, lambda part: _unshared(part, detached) if isinstance(part, Tensor) else part)
 
 
-def _apart(part: Tensor, whole: Tensor) -> Tensor:
-    """Return a statistic without a graph, and where it is a view of what it was made from, a copy."""
+def _unshared(part: Tensor, source: Tensor) -> Tensor:
+    """Return a statistic without a graph, as a copy if it shares memory with the tensor it was computed from."""
     part = part.detach()
-    return part.clone() if shares_memory(part, whole) else part
+    return part.clone() if shares_memory(part, source) else part

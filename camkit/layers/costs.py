@@ -1,4 +1,4 @@
-"""What each layer costs: parameters, multiply-adds and memory, as torchinfo counts them."""
+"""The cost of each layer: parameters, multiply-adds and memory, counted by torchinfo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from camkit.types import LayerRef
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run of one layer, and what is within it: parameters, multiply-adds, and the bytes of its output."""
+    """The cost of one call of a layer, inner layers included; ``memory`` is the bytes of its output."""
 
     parameters: int
     mult_adds: int
@@ -30,48 +30,49 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """What torchinfo says of a model and one picture.
+    """The costs of a model for one picture, counted by torchinfo.
 
     Attributes:
-        by_run: a layer's name and the number of its run, from 1, to what it costs; empty where torchinfo failed.
-        total: of the whole model: its parameters, multiply-adds, and the bytes of all outputs.
-        remark: what should be known of the numbers, or why there are none.
+        by_call: the cost by layer name and call number, from 1; empty if torchinfo failed.
+        total: the cost of the whole model: its parameters, multiply-adds, and the bytes of all outputs.
+        remark: what to know when reading the numbers, or why there are none.
     """
 
-    by_run: Mapping[tuple[str, int], Cost] = field(default_factory=dict)
+    by_call: Mapping[tuple[str, int], Cost] = field(default_factory=dict)
     total: Cost | None = None
     remark: str = ""
 
     def of(self, ref: LayerRef) -> Cost | None:
-        """Return the cost of a layer's run; None where it isn't known."""
-        return self.by_run.get((ref.name, ref.call or 1))
+        """Return the cost of a layer's call; None if it is unknown."""
+        return self.by_call.get((ref.name, ref.call or 1))
 
 
 _TOKENS = (
-    "torchinfo counts a linear layer's multiply-adds once per picture, however many tokens it is applied to, and none "
-    "for attention: of this model there are more"
+    "this model has more multiply-adds than shown: torchinfo counts a linear layer once per picture, however many "
+    "tokens it is applied to, and does not count attention"
 )
 
 
 def costs(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Costs:
-    """Have torchinfo run the model on one picture and count.
+    """Run the model on one picture and count with torchinfo.
 
     Args:
         model: left exactly as it was found.
         image: one input on the model's device.
     """
     try:
-        infos = _infos(model, image)
-    except Exception as error:  # noqa: BLE001 - whatever a model or torchinfo raises: counting is a courtesy
+        infos = _torchinfo_rows(model, image)
+    except Exception as error:  # noqa: BLE001 - counting is optional, whatever the model or torchinfo raises
         cause = error.__cause__ or error
-        what = (str(cause).splitlines() or [""])[0]
-        return Costs(remark=f"torchinfo could not count this model: {type(cause).__name__}: {what}")
+        reason = (str(cause).splitlines() or [""])[0]
+        return Costs(remark=f"torchinfo could not count this model: {type(cause).__name__}: {reason}")
     names = {module: name for name, module in model.named_modules()}
-    runs: Counter[nn.Module] = Counter()
-    found: dict[tuple[str, int], Cost] = {}
+    call_counts: Counter[nn.Module] = Counter()
+    by_call: dict[tuple[str, int], Cost] = {}
     for info in infos:
-        runs[info.module] += 1
-        found[names[info.module], runs[info.module]] = Cost(info.num_params, _mult_adds(info), info.output_bytes)
+        call_counts[info.module] += 1
+        cost = Cost(info.num_params, _mult_adds(info), info.output_bytes)
+        by_call[names[info.module], call_counts[info.module]] = cost
     leaves = [info for info in infos if info.is_leaf_layer]
     total = Cost(
         sum(parameter.numel() for parameter in model.parameters()),
@@ -80,11 +81,11 @@ def costs(model: nn.Module, image: Float[Tensor, "1 c *size"]) -> Costs:
     )
     tokens = any(isinstance(info.module, nn.Linear) and len(info.output_size) > 2 for info in leaves)
     attends = any(isinstance(module, nn.MultiheadAttention) for module in names)
-    return Costs(found, total, _TOKENS if tokens or attends else "")
+    return Costs(by_call, total, _TOKENS if tokens or attends else "")
 
 
-def _infos(model: nn.Module, image: Tensor) -> list[Any]:
-    import torchinfo  # noqa: PLC0415 - by the one command that counts
+def _torchinfo_rows(model: nn.Module, image: Tensor) -> list[Any]:
+    import torchinfo  # noqa: PLC0415 - only one command counts
 
     with (
         eagerly(),
@@ -94,29 +95,29 @@ def _infos(model: nn.Module, image: Tensor) -> list[Any]:
         torch.inference_mode(mode=False),
         torch.no_grad(),
         warnings.catch_warnings(),
-        _nothing_kept(model),
+        _cache_restored(model),
     ):
         warnings.simplefilter("ignore")
         return list(torchinfo.summary(model, input_data=[image.clone()], verbose=0).summary_list)
 
 
 @contextmanager
-def _nothing_kept(model: nn.Module) -> Iterator[None]:
-    """Have torchinfo forget the model, which it would keep alive until another of this name comes."""
+def _cache_restored(model: nn.Module) -> Iterator[None]:
+    """Restore torchinfo's cache, which would keep the model alive until another of the same type name comes."""
     from torchinfo import torchinfo as engine  # noqa: PLC0415 - as above
 
-    kept, name = engine._cached_forward_pass, type(model).__name__
-    before = kept.get(name)
+    cache, name = engine._cached_forward_pass, type(model).__name__
+    before = cache.get(name)
     try:
         yield
     finally:
-        kept.pop(name, None)
+        cache.pop(name, None)
         if before is not None:
-            kept[name] = before
+            cache[name] = before
 
 
 def _mult_adds(info: Any) -> int:
-    """Return a layer's multiply-adds; what torchinfo has of a layer with others inside is of no use, those' is."""
+    """Return a layer's multiply-adds; for a layer with inner layers, the sum over these, which torchinfo gets right."""
     if info.is_leaf_layer:
         return int(info.macs)
     return sum(int(child.macs) for child in info.children if child.is_leaf_layer)

@@ -1,4 +1,4 @@
-"""TensorBoard: a training followed step by step, and results written as events.
+"""TensorBoard: follow a training step by step, and write results as events.
 
     >>> from camkit.tensorboard import TrainingWatch  # doctest: +SKIP
     >>> watch = TrainingWatch(model, images, "runs/first", every=100)  # doctest: +SKIP
@@ -6,7 +6,7 @@
     ...     train_on(inputs, labels)
     ...     watch.step()
 
-Needs the extra ``camkit[tensorboard]``.
+It needs the extra ``camkit[tensorboard]``.
 """
 
 from camkit.tensorboard.lightning import lightning_watch

@@ -1,4 +1,4 @@
-"""Event files: opened, and filled with what camkit measures."""
+"""TensorBoard event files: opening them, and writing what camkit measures."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from camkit.types import Pixels
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_TILE = 224
+_TILE = 224  # the longer side of a picture on a contact sheet, in pixels
 _GAP = 4
 
 
 @contextmanager
 def opened(writer: SummaryWriter | str | Path) -> Iterator[SummaryWriter]:
-    """Open a writer of event files for a folder, and close it in the end; one that is given is only flushed.
+    """Open a SummaryWriter for a folder and close it at the end; an existing writer is only flushed.
 
     Raises:
-        InputError: TensorBoard is not installed, or this is no writer.
+        InputError: TensorBoard is not installed, or this is neither a writer nor a folder.
         OutputError: the folder cannot be written.
     """
-    found = _writer(writer)
+    events = _writer(writer)
     try:
-        yield found
+        yield events
     finally:
-        with told(found):
-            if found is writer:
-                found.flush()
+        with naming_the_folder(events):
+            if events is writer:
+                events.flush()
             else:
-                found.close()
+                events.close()
 
 
 @contextmanager
-def told(writer: Any) -> Iterator[None]:
-    """Say in one sentence why a writer, or what would be one for a folder, can't write, as on a full disk.
+def naming_the_folder(writer: Any) -> Iterator[None]:
+    """Turn an error of the operating system, such as a full disk, into a sentence that names the folder.
 
     Raises:
-        OutputError: for what the operating system has against it.
+        OutputError: in place of an OSError.
     """
     try:
         yield
@@ -59,32 +59,30 @@ def _writer(writer: SummaryWriter | str | Path) -> SummaryWriter:
     if not isinstance(writer, (str, Path)):
         missing = [name for name in ("add_scalar", "add_image", "add_histogram_raw") if not hasattr(writer, name)]
         if missing:
-            raise InputError(
-                f"events are written by a SummaryWriter or into a folder, not by a {type(writer).__name__}"
-            )
+            raise InputError(f"writer must be a SummaryWriter or a folder, not a {type(writer).__name__}")
         return writer
     try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an optional dependency
     except ImportError as error:
         raise InputError("TensorBoard needs the package tensorboard: pip install 'camkit[tensorboard]'") from error
-    with told(writer):
+    with naming_the_folder(writer):
         return SummaryWriter(str(writer))
 
 
-def add_histogram(writer: Any, tag: str, found: TensorStatistics, step: int) -> None:
-    """Write the distribution of a tensor's finite numbers; nothing where there are none."""
-    held = sum(found.histogram.counts)
-    if not held or not math.isfinite(found.low):
+def add_histogram(writer: Any, tag: str, distribution: TensorStatistics, step: int) -> None:
+    """Write the distribution of a tensor's finite numbers; if there are none, write nothing."""
+    count = sum(distribution.histogram.counts)
+    if not count or not math.isfinite(distribution.low):
         return
     writer.add_histogram_raw(
         tag,
-        min=found.low,
-        max=found.high,
-        num=held,
-        sum=found.mean * held,
-        sum_squares=found.norm * found.norm,
-        bucket_limits=list(found.histogram.edges[1:]),
-        bucket_counts=list(found.histogram.counts),
+        min=distribution.low,
+        max=distribution.high,
+        num=count,
+        sum=distribution.mean * count,
+        sum_squares=distribution.norm * distribution.norm,
+        bucket_limits=list(distribution.histogram.edges[1:]),
+        bucket_counts=list(distribution.histogram.counts),
         global_step=step,
     )
 
@@ -94,10 +92,10 @@ def add_picture(writer: Any, tag: str, pixels: Pixels, step: int) -> None:
     writer.add_image(tag, np.ascontiguousarray(pixels), step, dataformats="HWC")
 
 
-def grid(pictures: Sequence[Pixels], columns: int | None = None) -> Pixels:
-    """Lay pictures side by side, each within a square of its own; in about as many rows as columns unless told.
+def contact_sheet(pictures: Sequence[Pixels], columns: int | None = None) -> Pixels:
+    """Lay pictures side by side, each in a square; with about as many rows as columns unless ``columns`` is given.
 
-    >>> grid([np.zeros((10, 20, 3), np.uint8)] * 5).shape
+    >>> contact_sheet([np.zeros((10, 20, 3), np.uint8)] * 5).shape
     (460, 688, 3)
     """
     columns = columns or math.ceil(math.sqrt(len(pictures)))

@@ -1,4 +1,4 @@
-"""Results as events: an explanation, a diagnosis, a check."""
+"""Write results as TensorBoard events: an explanation, a diagnosis, a check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from camkit.diagnosis import Diagnosis
 from camkit.diagnosis.report import picture as diagnosis_picture
 from camkit.explanation import Explanation
-from camkit.tensorboard.events import add_histogram, add_picture, grid, opened, told
+from camkit.tensorboard.events import add_histogram, add_picture, contact_sheet, naming_the_folder, opened
 from camkit.types import Style
 
 if TYPE_CHECKING:
@@ -34,19 +34,19 @@ def write_explanation(
     """Write an explanation's picture.
 
     Args:
-        found: the explanation; one whose map has not two axes has no picture, and nothing is written.
-        writer: a SummaryWriter, or a folder, in which each call then makes a file of its own.
-        step: under which it is kept.
-        tag: under which it is shown; ``explain/SOURCE/TARGET`` if None.
+        found: the explanation; if its map does not have two axes, it has no picture and nothing is written.
+        writer: a SummaryWriter, or a folder, in which each call creates a new file.
+        step: the step in the events.
+        tag: the tag in the events; None means ``explain/SOURCE/TARGET``.
         style, colormap, alpha: as for ``Explanation.overlay``.
 
     Raises:
-        InputError: TensorBoard is not installed, or an unknown style or colormap, or alpha out of range.
+        InputError: TensorBoard is not installed, the style or colormap is unknown, or alpha is out of range.
         OutputError: the folder cannot be written.
     """
     if found.heatmap.ndim != 2:
         return
-    with _filled(writer) as events:
+    with _events(writer) as events:
         drawn = found.overlay(style=style, colormap=colormap, alpha=alpha)
         add_picture(events, tag or f"explain/{found.source}/{found.name}", drawn, step)
 
@@ -54,9 +54,9 @@ def write_explanation(
 def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: int = 0) -> None:
     """Write a diagnosis: histograms and scalars of each layer, the picture, and the findings as text.
 
-    The tags of layers are those of ``TrainingWatch``; the arguments and errors those of ``write_explanation``.
+    Layers have the same tags as in ``TrainingWatch``. Arguments and errors are as for ``write_explanation``.
     """
-    with _filled(writer) as events:
+    with _events(writer) as events:
         for row in found.rows:
             add_histogram(events, f"activations/{row.name}", row.activations, step)
             if row.gradients is not None:
@@ -66,43 +66,49 @@ def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: 
             if row.dead is not None and row.channels:
                 _add_scalar(events, f"dead_share/{row.name}", len(row.dead) / row.channels, step)
         add_picture(events, "diagnosis", diagnosis_picture.draw(found), step)
-        said = [*(one.text for one in found.findings), *found.remarks]
-        events.add_text("findings", "\n".join(f"- {one}" for one in said) or "Nothing wrong was found.", step)
+        sentences = [*(finding.text for finding in found.findings), *found.remarks]
+        text = "\n".join(f"- {sentence}" for sentence in sentences)
+        events.add_text("findings", text or "Nothing wrong was found.", step)
 
 
 def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: int = 0) -> None:
     """Write a check: its summary as text, the measures of each class as scalars, the worst pictures with their edits.
 
-    Of an effect with several fills the scalar is that of the weakest, which decides. The arguments and errors are those
-    of ``write_explanation``.
+    If an effect was measured with several fills, the scalar is the weakest, which decides. Arguments and errors are as
+    for ``write_explanation``.
     """
     from camkit.background.report import markdown  # noqa: PLC0415
-    from camkit.background.showcase import strips  # noqa: PLC0415 - a training that is watched needs nothing of the check
+    from camkit.background.showcase import strips  # noqa: PLC0415 - watching a training does not need the check
 
-    with _filled(writer) as events:
+    with _events(writer) as events:
         events.add_text("check", markdown.render(result), step)
-        for name, one in [("all classes", result.overall), *result.classes.items()]:
-            for what, value in _figures(one).items():
-                _add_scalar(events, f"check/{what}/{name}", value, step)
+        for name, measures in [("all classes", result.overall), *result.classes.items()]:
+            for measure, value in _figures(measures).items():
+                _add_scalar(events, f"check/{measure}/{name}", value, step)
         for strip in strips(result):
-            drawn = grid([panel.pixels for panel in strip.panels], columns=len(strip.panels))
-            add_picture(events, f"worst/{strip.row.name}", drawn, step)
+            sheet = contact_sheet([panel.pixels for panel in strip.panels], columns=len(strip.panels))
+            add_picture(events, f"worst/{strip.row.name}", sheet, step)
             events.add_text(f"worst/{strip.row.name}", strip.sentence, step)
 
 
 @contextmanager
-def _filled(writer: SummaryWriter | str | Path) -> Iterator[SummaryWriter]:
-    with opened(writer) as events, told(events):
+def _events(writer: SummaryWriter | str | Path) -> Iterator[SummaryWriter]:
+    with opened(writer) as events, naming_the_folder(events):
         yield events
 
 
-def _figures(one: Measures) -> dict[str, float]:
+def _figures(measures: Measures) -> dict[str, float]:
     from camkit.background.measures import weakest  # noqa: PLC0415
 
-    tested = {"gap": one.gap, "attraction": one.attraction, "sufficiency": one.sufficiency}
-    found = {what: least.effect.value for what, by_fill in tested.items() if (least := weakest(by_fill)) is not None}
-    skill = {} if one.skill is None else {"skill": one.skill.value}
-    return {"accuracy": one.accuracy.value, **found, **skill}
+    effects = {"gap": measures.gap, "attraction": measures.attraction, "sufficiency": measures.sufficiency}
+    figures = {"accuracy": measures.accuracy.value}
+    for name, by_fill in effects.items():
+        effect = weakest(by_fill)
+        if effect is not None:
+            figures[name] = effect.effect.value
+    if measures.skill is not None:
+        figures["skill"] = measures.skill.value
+    return figures
 
 
 def _add_scalar(events: Any, tag: str, value: float, step: int) -> None:

@@ -1,4 +1,4 @@
-"""TrainingWatch: what a network does while it trains, as events."""
+"""TrainingWatch: write what happens inside a network during training as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from camkit.diagnosis.feature_maps import feature_maps
-from camkit.diagnosis.measuring import RELUS, Measured, measured
+from camkit.diagnosis.reductions import RELUS, TensorSummary, summarize
 from camkit.diagnosis.rows import channel_axis, leaves
 from camkit.diagnosis.statistics import statistics
 from camkit.diagnosis.values import TensorStatistics
@@ -38,7 +38,7 @@ from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.labels import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
 from camkit.targets import TargetLike, as_targets
-from camkit.tensorboard.events import add_histogram, add_picture, grid, opened, told
+from camkit.tensorboard.events import add_histogram, add_picture, contact_sheet, naming_the_folder, opened
 from camkit.types import ImageLike, Pixels, Preprocess
 
 if TYPE_CHECKING:
@@ -46,42 +46,47 @@ if TYPE_CHECKING:
 
 
 class TrainingWatch:
-    """Writes what a network does while it trains: where its heat lies, what its layers answer, which gradients flow.
+    """Writes what happens inside a network during training: heatmaps, feature maps, activations and gradients.
 
-    Call ``step()`` once after each step of the training, before or after ``optimizer.step()``, and before gradients are
-    set to zero or after. Recorded are the first step, and then every ``every``-th. A step that is recorded runs with
-    hooks, and compiled modules run as they are written then; any other costs the counting of it. A validation in
-    between isn't taken for a step: what runs without gradients, or in evaluation mode while the model was in training.
+    Call ``step()`` once after each training step, before or after ``optimizer.step()`` and ``zero_grad()``. The first
+    step is recorded, and then every ``every``-th. A recorded step runs with hooks, and compiled modules run uncompiled;
+    every other step is only counted. Validation in between is not recorded: whatever runs without gradients, or in
+    evaluation mode if the model was in training mode.
 
-    Written are, by step: ``heat`` (the pictures with the heat over them, in one grid), ``features/LAYER`` (feature maps
-    of the first picture), histograms ``activations/LAYER``, ``gradients/LAYER`` (of what the layer returns, in the last
-    backward pass), ``weights/NAME`` and ``weight_gradients/NAME``, scalars ``gradient_norm``, of all
-    parameters' gradients as the backward pass left them, and ``gradient_norm/LAYER``, ``dead_share/LAYER`` (of a ReLU's
-    channels that are zero everywhere) and ``nonfinite/NAME`` (how many numbers are NaN or infinite, where any
-    are), and once the graph. Of a step of several forward passes the last is recorded, which begins with the model, or,
-    after a backward pass, with that part of it which the step called first; what runs inside ``torch.func`` transforms,
-    such as ``vmap`` and ``grad``, is not. Where events can't be written any more, as on a full disk, a warning says so
-    and the training goes on unwatched.
+    At each recorded step the watch writes
+
+    - ``heat``: the pictures with their heatmaps, in one image,
+    - ``features/LAYER``: feature maps of the first picture,
+    - histograms ``activations/LAYER``, ``gradients/LAYER`` (of the layer's output, in the last backward pass),
+      ``weights/NAME`` and ``weight_gradients/NAME``,
+    - scalars ``gradient_norm`` and ``gradient_norm/LAYER``, of the parameters' gradients as the backward pass left
+      them, ``dead_share/LAYER`` (the share of a ReLU's channels that are zero everywhere) and ``nonfinite/NAME`` (how
+      many numbers are NaN or infinite, if any are),
+
+    and once the graph. If a step has several forward passes, the last is recorded. A pass begins with the model or,
+    after a backward pass, with the part of it that the step called first. What runs inside ``torch.func`` transforms,
+    such as ``vmap`` and ``grad``, is not recorded. If events can no longer be written, for example because the disk is
+    full, a warning says so and the training goes on unwatched.
 
     Args:
-        model: the network; it is left as it is found, also where it is in training.
-        images: the pictures that are explained: tensors (N, C, H, W) as the model takes them, or whatever
-            ``camkit.explain`` takes, with ``preprocess``.
-        writer: a SummaryWriter, or the folder of the event files.
-        every: how many steps lie between two that are recorded.
-        pictures_every: the same for heat and feature maps; None is as often, 0 only when ``pictures()`` is called, as
-            at the end of an epoch.
-        layers: whose activations and gradients are recorded, chosen as in ``camkit.hooks.record``; None is every module
-            without parts of its own.
+        model: the network; it is left as it was, in training mode or not.
+        images: the pictures to explain: tensors (N, C, H, W) as the model takes them, or anything that
+            ``camkit.explain`` accepts, with ``preprocess``.
+        writer: a SummaryWriter, or a folder for the event files.
+        every: record every n-th step.
+        pictures_every: draw heatmaps and feature maps every n-th step; None means as often as ``every``, and 0 only
+            when you call ``pictures()``, for example at the end of an epoch.
+        layers: the layers whose activations and gradients are recorded, chosen as in ``camkit.hooks.record``; None
+            means every module without submodules.
         target_layer, method, target, preprocess, labels: as for ``camkit.explain``.
         scaler: the ``torch.amp.GradScaler`` of the training, if it has one; gradients are written without its scale.
-        graph: whether the network's graph is written.
+        graph: whether to write the network's graph.
 
     Raises:
-        InputError: TensorBoard is not installed, or an argument is none; a call of a closed watch.
-        ImageError: a picture can't be read, or needs ``preprocess``.
-        LayerError: no layer is meant, or no target layer.
-        TargetError: an unknown label, or what is no target.
+        InputError: TensorBoard is not installed, an argument is wrong, or the watch is closed.
+        ImageError: a picture cannot be read, or needs ``preprocess``.
+        LayerError: ``layers`` or ``target_layer`` matches no layer.
+        TargetError: the target is an unknown label, or not a target at all.
         OutputError: the folder cannot be written.
 
     Example:
@@ -105,100 +110,99 @@ class TrainingWatch:
         scaler: Any = None,
         graph: bool = True,
     ) -> None:
-        if every < 1 or (pictures_every is not None and pictures_every < 0):
-            raise InputError("every is the number of steps between two that are recorded, from 1")
+        if every < 1:
+            raise InputError(f"every must be a number of steps from 1, not {every}")
+        if pictures_every is not None and pictures_every < 0:
+            raise InputError(f"pictures_every must be a number of steps from 1, 0 or None, not {pictures_every}")
         self._model, self._every = unwrapped(model), every
         self._pictures_every = every if pictures_every is None else pictures_every
         if method is not None:
             find_method(method)
-        self._images = _each(images, spatial_rank(self._model) + 1)
+        self._images = _separate(images, spatial_rank(self._model) + 1)
         if not self._images:
             raise InputError("a watch needs at least one picture")
-        self._asked: dict[str, Any] = {"method": method, "target": target, "preprocess": preprocess, "labels": labels}
+        self._explain_options: dict[str, Any] = {
+            "method": method,
+            "target": target,
+            "preprocess": preprocess,
+            "labels": labels,
+        }
         as_targets(target, as_labels(labels))
         if target_layer is not None:
             find_layers(self._model, target_layer)
-        for number, one in enumerate(self._images, start=1):
-            if not isinstance(one, Tensor):
-                prepare(one, preprocess, f"picture {number}")
+        for number, image in enumerate(self._images, start=1):
+            if not isinstance(image, Tensor):
+                prepare(image, preprocess, f"picture {number}")
         if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
-            raise InputError(f"scaler is the GradScaler of the training, not a {type(scaler).__name__}")
+            raise InputError(f"scaler must be the GradScaler of the training, not a {type(scaler).__name__}")
         self._layer = target_layer
-        self._layers = _without_parts if layers is None else layers
+        self._layers = _is_leaf if layers is None else layers
         find_layers(self._model, self._layers)
         self._scaler, self._scale = scaler, 1.0
-        self._told = self._closed = self._lost = False
+        self._warned = self._closed = self._failed = False
         self._events = ExitStack()
         self._writer = self._events.enter_context(opened(writer))
         self._hooks: ExitStack | None = None
-        self._recorded: tuple[Recording, dict[str, Measured | None]] | None = None
-        self._first: nn.Module | None = None  # to run in the step: when it does after a backward pass, another begins
-        self._before: dict[str, Measured | None] = {}
-        self._due: int | None = None
+        self._records: tuple[Recording, dict[str, TensorSummary | None]] | None = None
+        self._first_module: nn.Module | None = None  # of the step; if it runs after a backward pass, a new pass begins
+        self._earlier_gradients: dict[str, TensorSummary | None] = {}
+        self._pictures_due: int | None = None
         self.steps = 0
         if graph:
             self._write_graph()
-        self._await()
+        self._hook_next_step()
 
     def step(self, number: int | None = None) -> None:
-        """Take note of a finished step, and write it if it was recorded.
+        """Count a finished step, and write it if it was recorded.
 
         Args:
-            number: of the step in the events, if it is not how often this was called, from 1.
+            number: the step's number in the events; by default, ``step()`` calls are counted from 1.
         """
         if self._closed:
             raise InputError("the watch is closed")
         self.steps += 1
-        if self._lost:
+        if self._failed:
             return
         step = self.steps if number is None else number
-        recorded = self._recorded
-        self._end()
+        recorded = self._records
+        self._remove_hooks()
         if recorded is not None:
             with self._writing():
-                self._write(*recorded, step)
-        if self._due is not None or (self._pictures_every and (self.steps - 1) % self._pictures_every == 0):
-            self.pictures(step if self._due is None else self._due)
-        if self.steps % self._every == 0 and not self._lost:
-            self._await()
+                self._write_step(*recorded, step)
+        if self._pictures_due is not None or (self._pictures_every and (self.steps - 1) % self._pictures_every == 0):
+            self.pictures(step if self._pictures_due is None else self._pictures_due)
+        if self.steps % self._every == 0 and not self._failed:
+            self._hook_next_step()
 
     def pictures(self, number: int | None = None) -> None:
-        """Write the heat over the pictures, in one grid, and the feature maps of the first.
+        """Write the pictures with their heatmaps, and the feature maps of the first picture.
 
-        Between a step's forward pass and ``step()``, they are written by that.
+        If you call it between a step's forward pass and ``step()``, then ``step()`` writes them.
         """
         if self._closed:
             raise InputError("the watch is closed")
-        if self._lost:
+        if self._failed:
             return
         step = self.steps if number is None else number
-        self._due = step if self._recorded is not None else None
-        if self._due is not None:
+        self._pictures_due = step if self._records is not None else None
+        if self._pictures_due is not None:
             return
-        awaited = self._hooks is not None
-        self._end()
+        hooked = self._hooks is not None
+        self._remove_hooks()
         try:
-            drawn = self._drawn()
-        except Exception as error:  # noqa: BLE001 - a training is worth more than its pictures
-            drawn = {}
-            why = str(error) if isinstance(error, CamkitError) else f"{type(error).__name__}: {error}"
-            with self._writing():
-                self._writer.add_text("heat", f"could not be drawn: {why}", step)
-            if not self._told:
-                warnings.warn(f"the heat could not be drawn, and the training goes on: {why}", stacklevel=2)
-                self._told = True
+            drawn = self._draw_or_warn(step)
         finally:
-            if awaited and not self._lost:
-                self._await()
+            if hooked and not self._failed:
+                self._hook_next_step()
         with self._writing():
             for tag, pixels in drawn.items():
                 add_picture(self._writer, tag, pixels, step)
 
     def close(self) -> None:
-        """Take the hooks off, and close the event file if this watch opened it."""
-        self._end()
-        if self._due is not None:
-            self.pictures(self._due)
+        """Remove the hooks, and close the event file if this watch opened it."""
+        self._remove_hooks()
+        if self._pictures_due is not None:
+            self.pictures(self._pictures_due)
         self._closed = True
         with self._writing():
             self._events.close()
@@ -210,39 +214,52 @@ class TrainingWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the watch."""
         self.close()
 
-    def _drawn(self) -> dict[str, Pixels]:
-        found = explain(self._model, list(self._images), self._layer, **self._asked)
-        explained = found if isinstance(found, list) else [found]
-        drawn = {"heat": grid([one.overlay() for one in explained])}
-        layer = explained[0].layer
+    def _draw_or_warn(self, step: int) -> dict[str, Pixels]:
+        """Return the pictures by tag; if drawing fails, none, with a text in the events and one warning per watch."""
+        try:
+            return self._draw_pictures()
+        except Exception as error:  # noqa: BLE001 - losing the pictures is better than stopping the training
+            reason = str(error) if isinstance(error, CamkitError) else f"{type(error).__name__}: {error}"
+        with self._writing():
+            self._writer.add_text("heat", f"could not be drawn: {reason}", step)
+        if not self._warned:
+            warnings.warn(f"the heatmaps could not be drawn, and the training goes on: {reason}", stacklevel=3)
+            self._warned = True
+        return {}
+
+    def _draw_pictures(self) -> dict[str, Pixels]:
+        result = explain(self._model, list(self._images), self._layer, **self._explain_options)
+        explanations = result if isinstance(result, list) else [result]
+        drawn = {"heat": contact_sheet([explanation.overlay() for explanation in explanations])}
+        layer = explanations[0].layer
         if "+" not in layer:
-            first, preprocess = self._images[0], self._asked["preprocess"]
-            shown = feature_maps(self._model, first, layer, top=_MAPS, preprocess=preprocess)
-            drawn[f"features/{layer}"] = shown.sheet()
+            first, preprocess = self._images[0], self._explain_options["preprocess"]
+            maps = feature_maps(self._model, first, layer, top=_MOST_MAPS, preprocess=preprocess)
+            drawn[f"features/{layer}"] = maps.sheet()
         return drawn
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Give the watch up where events can't be written: a training is worth more."""
+        """Stop watching if events cannot be written; the training goes on."""
         try:
-            with told(self._writer):
+            with naming_the_folder(self._writer):
                 yield
         except OutputError as error:
-            self._end()
-            if not self._lost:
-                self._lost = True
+            self._remove_hooks()
+            if not self._failed:
+                self._failed = True
                 warnings.warn(f"{error}; the training goes on unwatched", stacklevel=4)
 
-    def _await(self) -> None:
-        """Have the next step recorded, from the first module on that runs in it."""
-        begin = WeakMethod(self._begin)  # a watch that is forgotten takes its hooks along
+    def _hook_next_step(self) -> None:
+        """Set hooks so that the next step is recorded from the first module that runs."""
+        begin = WeakMethod(self._begin_pass)  # the hooks must not keep a forgotten watch alive
 
         def note(module: nn.Module) -> None:
-            if (found := begin()) is not None:
-                found(module)
+            if (method := begin()) is not None:
+                method(module)
 
         self._training = self._model.training
         with ExitStack() as stack:
@@ -250,55 +267,58 @@ class TrainingWatch:
             stack.enter_context(starts(self._model.modules(), note))
             self._hooks = stack.pop_all()
 
-    def _begin(self, module: nn.Module) -> None:
-        acts = partial(_trains, self._model, self._training)
+    def _begin_pass(self, module: nn.Module) -> None:
+        acts = partial(_is_training_pass, self._model, self._training)
         if self._hooks is None or not acts():
             return
-        if self._recorded is None:
+        if self._records is None:
             self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
-            gradients = self._hooks.enter_context(parameter_gradients(self._model, _kept))
-            recording = self._hooks.enter_context(record(self._model, self._layers, gradients=True, reduce=_kept))
+            gradients = self._hooks.enter_context(parameter_gradients(self._model, _summary_or_none))
+            recording = self._hooks.enter_context(
+                record(self._model, self._layers, gradients=True, reduce=_summary_or_none)
+            )
             recording.only_while(acts)
-            self._recorded, self._first = (recording, gradients), module
-        elif module is self._model or (module is self._first and self._differentiated()):
-            self._first, self._before = module, dict(self._recorded[1])
-            self._recorded[0].clear()
+            self._records, self._first_module = (recording, gradients), module
+        elif module is self._model or (module is self._first_module and self._has_backward_pass()):
+            self._first_module, self._earlier_gradients = module, dict(self._records[1])
+            self._records[0].clear()
 
-    def _differentiated(self) -> bool:
-        """Tell whether a backward pass has been since the forward pass began."""
-        gradients = {} if self._recorded is None else self._recorded[1]
-        return any(one is not self._before.get(name) for name, one in gradients.items())
+    def _has_backward_pass(self) -> bool:
+        """Return whether a backward pass ran since the forward pass began."""
+        gradients = {} if self._records is None else self._records[1]
+        return any(summary is not self._earlier_gradients.get(name) for name, summary in gradients.items())
 
-    def _end(self) -> None:
-        """Take the hooks off."""
-        hooks, self._hooks, self._recorded = self._hooks, None, None
-        self._before = {}
+    def _remove_hooks(self) -> None:
+        """Remove the hooks."""
+        hooks, self._hooks, self._records = self._hooks, None, None
+        self._earlier_gradients = {}
         if hooks is not None:
             hooks.close()
 
-    def _write(self, recording: Recording, gradients: dict[str, Measured | None], step: int) -> None:
+    def _write_step(self, recording: Recording, gradients: dict[str, TensorSummary | None], step: int) -> None:
         modules = modules_by_name(self._model)
         axes, axis = _channel_axes(modules), 0
-        whole = self._layers is _without_parts  # or the layer before may not be recorded
+        all_recorded = self._layers is _is_leaf  # otherwise the layer before may be missing
         for key, call in recording.items():
             name, module = key or WHOLE_MODEL, modules.get(call.name)
-            if module is None:  # it has been taken out of the model
+            if module is None:  # it was removed from the model
                 continue
             axis = channel_axis(module, axis)
-            channels = (whole and axis) or axes[call.name]
-            for tag, found in _numbered(f"activations/{name}", call.output, call.output):
-                self._distribution(tag, found.numbers, step)
-            for tag, found in _numbered(f"dead_share/{name}", call.output, call.output):
+            channels = (all_recorded and axis) or axes[call.name]
+            for tag, found in _tagged(f"activations/{name}", call.output, call.output):
+                self._write_distribution(tag, found.statistics, step)
+            for tag, found in _tagged(f"dead_share/{name}", call.output, call.output):
                 if isinstance(module, RELUS) and len(found.shape) > 1 and found.shape[channels]:
                     silent = found.silent[0 if channels == 1 else 1]
                     self._writer.add_scalar(tag, len(silent) / found.shape[channels], step)
-            for tag, found in _numbered(f"gradients/{name}", _gradient(call), call.output):
-                self._distribution(tag, found.numbers.scaled(1 / self._scale), step)
+            for tag, found in _tagged(f"gradients/{name}", _gradient(call), call.output):
+                self._write_distribution(tag, found.statistics.scaled(1 / self._scale), step)
         squares: dict[str, float] = defaultdict(float)
-        for name, one in gradients.items():
-            if one is not None:
-                self._distribution(f"weight_gradients/{name}", one.numbers.scaled(1 / self._scale), step)
-                norm = one.numbers.norm_of_all / self._scale
+        for name, summary in gradients.items():
+            if summary is not None:
+                gradient = summary.statistics.scaled(1 / self._scale)
+                self._write_distribution(f"weight_gradients/{name}", gradient, step)
+                norm = summary.statistics.norm_of_all / self._scale
                 squares[name.rpartition(".")[0] or WHOLE_MODEL] += norm * norm
         for layer, square in squares.items():
             self._writer.add_scalar(f"gradient_norm/{layer}", math.sqrt(square), step)
@@ -306,78 +326,84 @@ class TrainingWatch:
             self._writer.add_scalar("gradient_norm", math.sqrt(sum(squares.values())), step)
         for name, parameter in self._model.named_parameters():
             if not is_lazy(parameter):
-                self._distribution(f"weights/{plain_name(name)}", statistics(parameter), step)
+                self._write_distribution(f"weights/{plain_name(name)}", statistics(parameter), step)
 
-    def _distribution(self, tag: str, found: TensorStatistics, step: int) -> None:
+    def _write_distribution(self, tag: str, found: TensorStatistics, step: int) -> None:
         add_histogram(self._writer, tag, found, step)
         if found.nan or found.inf:
             self._writer.add_scalar(f"nonfinite/{tag}", found.nan + found.inf, step)
 
     def _write_graph(self) -> None:
         try:
-            loaded = as_model(self._model, preprocess=self._asked["preprocess"])
+            loaded = as_model(self._model, preprocess=self._explain_options["preprocess"])
             module = loaded.module
             first = prepare(self._images[0], loaded.preprocess, "the first picture", spatial_rank(module)).tensor[None]
             with (
                 quiet_pass(module, device_of(module), "fp32"),
-                warnings.catch_warnings(
-                    action="ignore"
-                ),  # tracing is deprecated, and TensorBoard's only way to a graph
-                contextlib.redirect_stdout(io.StringIO()),  # where it says that tracing failed
+                warnings.catch_warnings(action="ignore"),  # of tracing: it is deprecated, but TensorBoard needs it
+                contextlib.redirect_stdout(io.StringIO()),  # hides TensorBoard's message that tracing failed
             ):
                 self._writer.add_graph(module, first.to(device_of(module), dtype_of(module)))
-        except Exception as error:  # noqa: BLE001 - tracing fails in many ways, and a training is worth more than its graph
+        except Exception as error:  # noqa: BLE001 - tracing fails in many ways, and must not stop the training
             self._writer.add_text("graph", f"could not be drawn: {type(error).__name__}: {error}")
 
 
-_MAPS = 16
+_MOST_MAPS = 16
+"""Feature maps on a sheet."""
 
 
-def _trains(model: nn.Module, training: bool) -> bool:
+def _is_training_pass(model: nn.Module, training: bool) -> bool:
     if torch._C._are_functorch_transforms_active() or backward_pass() >= 0:
-        return False  # nothing can be read off a tensor; checkpointing runs again what has been recorded
+        return False  # transformed tensors have no readable values, and checkpointing repeats recorded calls
     return torch.is_grad_enabled() and (model.training or not training)
 
 
-def _each(images: ImageLike | Sequence[ImageLike], rank: int) -> list[ImageLike]:
-    """Return pictures one by one, tensors as copies: whose memory they are in may be used for others."""
+def _separate(images: ImageLike | Sequence[ImageLike], rank: int) -> list[ImageLike]:
+    """Return the pictures one by one; tensors are copied, since the caller may reuse their memory."""
     several = isinstance(images, (list, tuple)) or (isinstance(images, Tensor) and images.dim() != rank)
     parts = list(cast("Sequence[ImageLike]", images)) if several else [cast("ImageLike", images)]
-    return [one.detach().clone() if isinstance(one, Tensor) else one for one in parts]
+    return [part.detach().clone() if isinstance(part, Tensor) else part for part in parts]
 
 
-def _kept(tensor: Tensor) -> Measured | None:
-    """Measure a tensor; nothing of one that can't be, such as a nested one: a training is worth more."""
+def _summary_or_none(tensor: Tensor) -> TensorSummary | None:
+    """Summarize a tensor; None if that fails, as for nested tensors: it must not stop the training."""
     try:
-        return measured(tensor)
-    except Exception:  # noqa: BLE001 - kinds of tensors refuse in many ways
+        return summarize(tensor)
+    except Exception:  # noqa: BLE001 - special tensors fail in many ways
         return None
 
 
 def _channel_axes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
-    """Return which axis of each layer's output are its channels, as the layers before it in the model tell."""
+    """Return the channel axis of each layer's output, derived from the layers before it in the model."""
     axes, axis = {}, 1
     for name, module in modules.items():
         axes[name] = axis = channel_axis(module, axis)
     return axes
 
 
-def _numbered(tag: str, value: Any, output: Any) -> list[tuple[str, Measured]]:
-    """Return what was kept of tensors, each with its tag: with its number in the output where that has several."""
-    places = [place for place, one in enumerate(leaves(output)) if isinstance(one, Measured)]
-    found = {place: one for place, one in enumerate(leaves(value)) if isinstance(one, Measured) and place in places}
-    return [(f"{tag}/{places.index(place)}" if len(places) > 1 else tag, one) for place, one in found.items()]
+def _tagged(tag: str, value: Any, output: Any) -> list[tuple[str, TensorSummary]]:
+    """Return the summaries in a value, each with its tag, numbered if the output has several tensors."""
+    positions = [position for position, part in enumerate(leaves(output)) if isinstance(part, TensorSummary)]
+    summaries = {
+        position: part
+        for position, part in enumerate(leaves(value))
+        if isinstance(part, TensorSummary) and position in positions
+    }
+    return [
+        (f"{tag}/{positions.index(position)}" if len(positions) > 1 else tag, summary)
+        for position, summary in summaries.items()
+    ]
 
 
 def _gradient(call: Call) -> Any:
-    """Return the gradient of the last backward pass that reached a run; None where none did."""
+    """Return the gradient from the last backward pass that reached a call; None if none did."""
     try:
         return next(reversed(call.gradients), None)
     except LayerError:
         return None
 
 
-def _without_parts(name: str, module: nn.Module) -> bool:
-    """Whether a layer has no layers within it; what computes its weights from others is none."""
-    computing = "parametrizations"
-    return computing not in name.split(".") and not any(part != computing for part, _ in module.named_children())
+def _is_leaf(name: str, module: nn.Module) -> bool:
+    """Return whether a layer has no inner layers; modules that compute its weights (parametrizations) don't count."""
+    reserved = "parametrizations"
+    return reserved not in name.split(".") and not any(part != reserved for part, _ in module.named_children())

@@ -1,1 +1,1 @@
-"""A diagnosis for people and programs: one file per form."""
+"""The reports of a diagnosis: terminal, JSON and picture, one file each."""

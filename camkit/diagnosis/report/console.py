@@ -1,4 +1,4 @@
-"""A diagnosis for a terminal, as rich renderables: a table of layers, and what is wrong in words."""
+"""A diagnosis for a terminal, as rich renderables: a table of layers and the findings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from camkit.diagnosis import Diagnosis, LayerStatistics
 from camkit.diagnosis.values import Histogram, TensorStatistics, counted
 
 _BARS = " ▁▂▃▄▅▆▇█"
-_SPARKS = 12
-_GRAVE = {"nan", "infinity", "exploding", "no gradient", "dead"}
+_SPARKS = 12  # characters of a distribution
+_SERIOUS = {"nan", "infinity", "exploding", "no gradient", "dead"}
 _NONE = "-"
+_RARE = 1000
+"""Bins that hold less than one in this many of a layer's numbers do not widen the shared axis."""
 
 _HEADINGS = (
     ("layer", "left"),
@@ -31,43 +33,43 @@ _HEADINGS = (
 
 
 def table(result: Diagnosis, *, sparks: bool = True) -> Table:
-    """Return a row for each layer in execution order; those with a finding are coloured.
+    """Return a row for each layer in execution order, coloured if it has a finding.
 
     Args:
         result: the diagnosis.
-        sparks: whether to draw the distributions of activations, from least to largest, and of the gradient's
-            magnitudes, from the smallest in the model to the largest, for terminals that have the characters.
+        sparks: whether to draw the distributions of activations, from smallest to largest, and of gradient magnitudes,
+            from the smallest to the largest in the model; the terminal must have the characters.
     """
-    drawn = Table(box=None, pad_edge=False)
+    layers = Table(box=None, pad_edge=False)
     for heading, side in _HEADINGS:
-        drawn.add_column(heading, no_wrap=True, justify="right" if side == "right" else "left")
+        layers.add_column(heading, no_wrap=True, justify="right" if side == "right" else "left")
     for heading in ("activations", "gradient sizes") if sparks else ():
-        drawn.add_column(heading, no_wrap=True)
-    grave = {layer for one in result.findings if one.kind in _GRAVE for layer in one.layers}
-    other = {layer for one in result.findings for layer in one.layers}
+        layers.add_column(heading, no_wrap=True)
+    serious = {layer for finding in result.findings if finding.kind in _SERIOUS for layer in finding.layers}
+    affected = {layer for finding in result.findings for layer in finding.layers}
     span = magnitude_span(result)
     for row in result.rows:
-        style = "red" if row.layer in grave else "yellow" if row.layer in other else ""
+        style = "red" if row.layer in serious else "yellow" if row.layer in affected else ""
         cells = _cells(row)
         if sparks:
             cells += [_spark(row.activations.histogram.counts), _magnitudes(row.gradients, span)]
-        drawn.add_row(*map(Text, cells), style=style)
-    return drawn
+        layers.add_row(*map(Text, cells), style=style)
+    return layers
 
 
 def _cells(row: LayerStatistics) -> list[str]:
-    found, back = row.activations, row.gradients
-    broken = found.nan + found.inf
+    activations, gradients = row.activations, row.gradients
+    broken = activations.nan + activations.inf
     return [
         row.name,
         row.kind,
         "x".join(map(str, row.shape)),
         f"{row.parameters:,}" if row.parameters else "",
-        *(figure(number) for number in (found.mean, found.std, found.low, found.high)),
-        share(found.zeros),
+        *(figure(number) for number in (activations.mean, activations.std, activations.low, activations.high)),
+        share(activations.zeros),
         "" if row.dead is None else f"{len(row.dead)}/{row.channels}",
         f"{broken:,}" if broken else "",
-        "" if back is None else "NaN/Inf" if back.nan + back.inf else figure(back.norm),
+        "" if gradients is None else "NaN/Inf" if gradients.nan + gradients.inf else figure(gradients.norm),
         "" if row.parameter_gradient is None else figure(row.parameter_gradient),
     ]
 
@@ -82,7 +84,7 @@ def figure(number: float) -> str:
 
 
 def share(part: float) -> str:
-    """Return a share in percent, such that none and all are exactly that; a dash for NaN.
+    """Return a share in percent; only exactly none is 0% and only exactly all is 100%; a dash for NaN.
 
     >>> share(0.5), share(0.0001), share(0.9999), share(1.0)
     ('50%', '<1%', '>99%', '100%')
@@ -95,26 +97,26 @@ def share(part: float) -> str:
 
 
 def magnitude_span(result: Diagnosis) -> tuple[int, int]:
-    """Return the first bin that any layer's gradient sizes lie in, and the one after the last; (0, 0) without any.
+    """Return the range of bins that the layers' gradient magnitudes use, the end exclusive; (0, 0) without gradients.
 
-    Bins with less than a thousandth of a layer's numbers aren't counted.
+    Bins with less than a thousandth of a layer's numbers don't count.
     """
     used: set[int] = set()
     for row in result.rows:
         sizes = None if row.gradients is None else row.gradients.magnitudes
         if sizes is not None:
-            least = sum(sizes.counts) / 1000
+            least = sum(sizes.counts) / _RARE
             used |= {number for number, count in enumerate(sizes.counts) if count > least}
     return (min(used), max(used) + 1) if used else (0, 0)
 
 
-def _magnitudes(found: TensorStatistics | None, span: tuple[int, int]) -> str:
-    sizes: Histogram | None = None if found is None else found.magnitudes
+def _magnitudes(gradients: TensorStatistics | None, span: tuple[int, int]) -> str:
+    sizes: Histogram | None = None if gradients is None else gradients.magnitudes
     return "" if sizes is None or span[0] == span[1] else _spark(sizes.counts[span[0] : span[1]])
 
 
 def _spark(counts: tuple[int, ...]) -> str:
-    """Return counts as bars of text, their square root as height, since most values of many layers are zero."""
+    """Return counts as bars of text; heights are square roots, since most values of many layers are zero."""
     width = min(_SPARKS, len(counts))
     joined = [0] * width
     for number, count in enumerate(counts):
@@ -128,7 +130,7 @@ def _spark(counts: tuple[int, ...]) -> str:
 
 
 def findings(result: Diagnosis) -> Text:
-    """Return what is wrong, a line for each finding, and what should be known of the numbers."""
+    """Return the summary, a line for each finding, and the remarks."""
     mode = "as in training" if result.training else "in evaluation mode"
     loss = "" if result.loss is None else f", loss {result.loss:.3g}"
     text = Text.assemble(
@@ -136,8 +138,9 @@ def findings(result: Diagnosis) -> Text:
         f" with {counted(result.pictures, 'picture')} {mode}: {counted(len(result.rows), 'layer')}, "
         f"{counted(result.parameters, 'parameter')}, {result.trained:,} of them trained{loss}\n",
     )
-    for one in result.findings:
-        text.append(f"{one.kind}: ", "bold red" if one.kind in _GRAVE else "bold yellow").append(f"{one.text}\n")
+    for finding in result.findings:
+        style = "bold red" if finding.kind in _SERIOUS else "bold yellow"
+        text.append(f"{finding.kind}: ", style).append(f"{finding.text}\n")
     if not result.findings:
         text.append("nothing wrong was found\n", "green")
     for remark in result.remarks:

@@ -1,4 +1,4 @@
-"""A diagnosis as one picture: for each layer how its activations and the sizes of its gradients are distributed."""
+"""A diagnosis as one picture: for each layer the distributions of its activations and gradient magnitudes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ _HEAD = 46
 _LINE = 21
 _MOST_ROWS = 40
 _MOST_FINDINGS = 8
+_MOST_TICKS = 6
 
 
 def draw(result: Diagnosis) -> Pixels:
-    """Return the picture, height x width x 3, uint8 RGB: the findings, and below a strip for each layer.
+    """Return the picture, height x width x 3, uint8 RGB: the findings and below them a strip for each layer.
 
-    The axis of the gradients' sizes is logarithmic and the same for all layers, so that vanishing and exploding
-    gradients are seen as a drift to the left or the right. Heights of bars are square roots of shares.
+    The axis of gradient magnitudes is logarithmic and shared by all layers, so that vanishing and exploding gradients
+    show as a drift to the left or the right. The height of a bar is the square root of its share.
     """
     panels = max(1, math.ceil(len(result.rows) / _MOST_ROWS))
     rows = math.ceil(len(result.rows) / panels)
@@ -44,18 +45,18 @@ def draw(result: Diagnosis) -> Pixels:
     lines = _lines(result, width - 2 * _MARGIN)
     top = 62 + _LINE * len(lines) + 12
     canvas = Canvas(width, top + _HEAD + rows * _ROW + _MARGIN)
-    canvas.text(_MARGIN, 30, f"{result.model}: how its layers fare", size=24)
+    canvas.text(_MARGIN, 30, f"{result.model}: diagnosis by layer", size=24)
     for number, (words, colour) in enumerate(lines):
         canvas.text(_MARGIN, 62 + _LINE * number, words, size=14, colour=colour)
     span = magnitude_span(result)
-    wrong = _wrong(result.findings)
+    faults = _faults(result.findings)
     for panel in range(panels):
         left, shown = _MARGIN + panel * _PANEL, result.rows[panel * rows : (panel + 1) * rows]
         for number, row in enumerate(shown):
-            _ground(canvas, left, top + _HEAD + number * _ROW, wrong.get(row.layer, ""))
+            _background(canvas, left, top + _HEAD + number * _ROW, faults.get(row.layer, ""))
         _head(canvas, left, top, span, rows=len(shown))
         for number, row in enumerate(shown):
-            _strip(canvas, left, top + _HEAD + number * _ROW, row, span, wrong.get(row.layer, ""))
+            _strip(canvas, left, top + _HEAD + number * _ROW, row, span, faults.get(row.layer, ""))
     return canvas.pixels()
 
 
@@ -63,14 +64,14 @@ def _lines(result: Diagnosis, width: int) -> list[tuple[str, Colour]]:
     mode = "as in training" if result.training else "in evaluation mode"
     loss = "" if result.loss is None else f", loss {result.loss:.3g}"
     lines = [(f"{counted(result.pictures, 'picture')} {mode}, {counted(len(result.rows), 'layer')}{loss}", GREY)]
-    for one in result.findings[:_MOST_FINDINGS]:
-        lines += [(part, _RED) for part in _wrapped(f"{one.kind}: {one.text}", width)]
+    for finding in result.findings[:_MOST_FINDINGS]:
+        lines += [(part, _RED) for part in _wrapped(f"{finding.kind}: {finding.text}", width)]
     more = len(result.findings) - _MOST_FINDINGS
     if more > 0:
         lines.append((f"and {counted(more, 'more finding')}", _RED))
     if not result.findings:
         lines.append(("nothing wrong was found", _GREEN))
-    key = "a bar's height is the square root of its share; a mark below an axis stands at zero"
+    key = "the height of a bar is the square root of its share; a mark below an axis is at zero"
     return [*lines, (key, GREY)]
 
 
@@ -85,12 +86,12 @@ def _wrapped(words: str, width: int) -> list[str]:
     return lines
 
 
-def _wrong(findings: Sequence[Finding]) -> dict[str, str]:
-    """Return for each layer of a finding what it is about; of several the first, which is the gravest."""
+def _faults(findings: Sequence[Finding]) -> dict[str, str]:
+    """Return the kind of the first finding, which is the most serious, for each layer that has one."""
     kinds: dict[str, str] = {}
-    for one in findings:
-        for layer in one.layers:
-            kinds.setdefault(layer, one.kind)
+    for finding in findings:
+        for layer in finding.layers:
+            kinds.setdefault(layer, finding.kind)
     return kinds
 
 
@@ -102,86 +103,86 @@ def _columns(left: int) -> tuple[int, int]:
 def _head(canvas: Canvas, left: int, top: int, span: tuple[int, int], rows: int) -> None:
     activations, gradients = _columns(left)
     canvas.text(left + 8, top + 10, "layer", size=13, colour=GREY)
-    canvas.text(activations, top + 10, "activations, least to largest", size=13, colour=_BLUE)
-    canvas.text(gradients, top + 10, "sizes of the gradient's numbers", size=13, colour=_ORANGE)
+    canvas.text(activations, top + 10, "activations, smallest to largest", size=13, colour=_BLUE)
+    canvas.text(gradients, top + 10, "gradient magnitudes", size=13, colour=_ORANGE)
     bottom = top + _HEAD + rows * _ROW
     for exponent in _ticks(span):
-        x = gradients + _GRADIENTS * _place(exponent, span)
+        x = gradients + _GRADIENTS * _tick_position(exponent, span)
         canvas.line((x, top + _HEAD - 6), (x, bottom))
         canvas.text(x, top + _HEAD - 15, f"1e{exponent}", size=11, colour=GREY, anchor="middle")
 
 
 def _ticks(span: tuple[int, int]) -> list[int]:
-    """Return the powers of ten that are labelled: no more than six."""
+    """Return the powers of ten to label, six at most."""
     if span[0] == span[1]:
         return []
     first = DECADES[0] + math.ceil(span[0] / PER_DECADE)
     last = DECADES[0] + span[1] // PER_DECADE
-    step = max(1, math.ceil((last - first + 1) / 6))
+    step = max(1, math.ceil((last - first + 1) / _MOST_TICKS))
     return [exponent for exponent in range(first, last + 1) if exponent % step == 0]
 
 
-def _place(exponent: int, span: tuple[int, int]) -> float:
+def _tick_position(exponent: int, span: tuple[int, int]) -> float:
     return ((exponent - DECADES[0]) * PER_DECADE - span[0]) / (span[1] - span[0])
 
 
-def _ground(canvas: Canvas, left: int, top: int, wrong: str) -> None:
-    if wrong:
+def _background(canvas: Canvas, left: int, top: int, fault: str) -> None:
+    if fault:
         canvas.box(left, top + 1, left + _PANEL - 14, top + _ROW - 1, _PALE_RED)
         canvas.box(left, top + 1, left + 4, top + _ROW - 1, _RED)
     canvas.line((left, top), (left + _PANEL - 14, top))
 
 
-def _strip(canvas: Canvas, left: int, top: int, row: LayerStatistics, span: tuple[int, int], wrong: str) -> None:
+def _strip(canvas: Canvas, left: int, top: int, row: LayerStatistics, span: tuple[int, int], fault: str) -> None:
     activations, gradients = _columns(left)
     shape = "x".join(map(str, row.shape))
     canvas.text(left + 10, top + 16, fitting(row.name, _NAME - 10, 14), size=14)
-    space = width_of(wrong, 12) + 10 if wrong else 0
+    space = width_of(fault, 12) + 10 if fault else 0
     canvas.text(left + 10, top + 35, fitting(f"{row.kind} {shape}", _NAME - 10 - space, 12), size=12, colour=GREY)
-    canvas.text(left + _NAME, top + 35, wrong, size=12, colour=_RED, anchor="right")
+    canvas.text(left + _NAME, top + 35, fault, size=12, colour=_RED, anchor="right")
     _activations(canvas, activations, top, row)
     _gradients(canvas, gradients, top, row, span)
 
 
 def _activations(canvas: Canvas, left: int, top: int, row: LayerStatistics) -> None:
-    found = row.activations
+    activations = row.activations
     floor = top + 6 + _BARS_HIGH
     below = floor + 9
-    if found.nan + found.inf == found.count:
+    if activations.nan + activations.inf == activations.count:
         canvas.text(left, floor - 8, "NaN or infinity throughout", size=12, colour=_RED)
         return
-    _bars(canvas, left, floor, _ACTIVATIONS, found.histogram.counts, _BLUE)
-    _zero(canvas, left, floor, found.histogram)
-    canvas.text(left, below, figure(found.low), size=11, colour=GREY)
-    canvas.text(left + _ACTIVATIONS, below, figure(found.high), size=11, colour=GREY, anchor="right")
+    _bars(canvas, left, floor, _ACTIVATIONS, activations.histogram.counts, _BLUE)
+    _mark_zero(canvas, left, floor, activations.histogram)
+    canvas.text(left, below, figure(activations.low), size=11, colour=GREY)
+    canvas.text(left + _ACTIVATIONS, below, figure(activations.high), size=11, colour=GREY, anchor="right")
     dead = f", {len(row.dead)} dead" if row.dead else ""
-    middle = f"{share(found.zeros)} zero{dead}" if found.zeros >= 0.005 else ""
-    middle = f"{found.nan + found.inf:,} NaN/Inf" if found.nan + found.inf else middle
+    middle = f"{share(activations.zeros)} zero{dead}" if activations.zeros >= 0.005 else ""
+    middle = f"{activations.nan + activations.inf:,} NaN/Inf" if activations.nan + activations.inf else middle
     canvas.text(left + _ACTIVATIONS / 2, below, middle, size=11, colour=GREY, anchor="middle")
 
 
-def _zero(canvas: Canvas, left: int, floor: int, histogram: Histogram) -> None:
-    """Mark where zero lies within the histogram."""
+def _mark_zero(canvas: Canvas, left: int, floor: int, histogram: Histogram) -> None:
+    """Mark zero below the histogram if it lies inside."""
     if histogram.low < 0 < histogram.high:
         x = left + _ACTIVATIONS * -histogram.low / (histogram.high - histogram.low)
         canvas.line((x, floor), (x, floor + 4), INK)
 
 
 def _gradients(canvas: Canvas, left: int, top: int, row: LayerStatistics, span: tuple[int, int]) -> None:
-    found = row.gradients
+    gradients = row.gradients
     floor = top + 6 + _BARS_HIGH
-    if found is None or found.magnitudes is None:
+    if gradients is None or gradients.magnitudes is None:
         canvas.text(left, floor - 8, "no gradient", size=12, colour=GREY)
         return
-    if found.nan + found.inf:
-        canvas.text(left, floor - 8, f"{found.nan + found.inf:,} NaN or infinite", size=12, colour=_RED)
+    if gradients.nan + gradients.inf:
+        canvas.text(left, floor - 8, f"{gradients.nan + gradients.inf:,} NaN or infinite", size=12, colour=_RED)
         return
-    if not found.norm:
+    if not gradients.norm:
         canvas.text(left, floor - 8, "zero throughout", size=12, colour=_RED)
         return
-    _bars(canvas, left, floor, _GRADIENTS, found.magnitudes.counts[span[0] : span[1]], _ORANGE)
-    zeros = f", {share(found.zeros)} zero" if found.zeros >= 0.005 else ""
-    canvas.text(left, floor + 9, f"norm {figure(found.norm)}{zeros}", size=11, colour=GREY)
+    _bars(canvas, left, floor, _GRADIENTS, gradients.magnitudes.counts[span[0] : span[1]], _ORANGE)
+    zeros = f", {share(gradients.zeros)} zero" if gradients.zeros >= 0.005 else ""
+    canvas.text(left, floor + 9, f"norm {figure(gradients.norm)}{zeros}", size=11, colour=GREY)
 
 
 def _bars(canvas: Canvas, left: int, floor: int, width: int, counts: Sequence[int], colour: Colour) -> None:
