@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from camkit.diagnosis.reductions import CURVES, RELUS, Summaries, both_peaks, flaws, share_for
 from camkit.diagnosis.statistics import norm, plain
 from camkit.engine.attach import ordinary_gradients
-from camkit.engine.capture import quiet_pass
 from camkit.engine.nested import tensors_in
+from camkit.engine.passes import quiet_pass
 from camkit.engine.restore import same_requirements
 from camkit.hooks import Recording, edit, record
 from camkit.layers.names import modules_by_name
