@@ -26,7 +26,7 @@ from camkit.engine.features import Capture
 from camkit.engine.passes import faster_format, is_out_of_memory, quiet_pass, usable_precision
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, ImageError, InputError, LayerError, TargetError, did_you_mean
-from camkit.explanation import Explanation
+from camkit.explanation import Explanation, LayerMaps
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
 from camkit.layers.choose import UNSURE
 from camkit.layers.layouts import infer_layout, plain_layout
@@ -224,7 +224,11 @@ class Explainer:
             )
         if isinstance(img, (list, tuple)) or self._is_batch(img):
             raise ImageError("explainer(img) explains one picture; use explainer.batch(images) for several")
-        return self.batch([img], target)[0]
+        request = self._request(target, 1)
+        image = next(iter(unbatched([img], self._rank)))
+        prepared = prepare(image, self._loaded.preprocess, _source(image, 1), self._rank)
+        rows = self._explain_batch(request, [located(prepared, self._loaded.preprocess)])
+        return cast("Explanation", next(_checked(rows, "raise")))
 
     def _is_batch(self, img: object) -> bool:
         return isinstance(img, Tensor) and img.dim() == self._rank + 2 and len(img) != 1
@@ -296,11 +300,13 @@ class Explainer:
     ) -> Iterator[Explanation | Failure]:
         if on_error not in ("raise", "yield"):
             raise InputError(f"on_error is 'raise' or 'yield', not {on_error!r}")
+        return self._stream(self._request(target, batch_size), images, on_error)
+
+    def _request(self, target: Targets, batch_size: int) -> _Request:
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
             raise InputError(f"batch_size is a whole number from 1, not {batch_size!r}")
         targets = as_targets(target, self._loaded.labels, self._loaded.activation)
-        request = _Request(tuple(map(self._completed, targets)), int(batch_size))
-        return self._stream(request, images, on_error)
+        return _Request(tuple(map(self._completed, targets)), int(batch_size))
 
     def _completed(self, target: Target) -> Target:
         """Return a target whose reference picture, if it has one, has been run through the model."""
@@ -510,10 +516,11 @@ class Explainer:
             weights = method.weights(maps.activations, maps.by_target[number])
             check_weights(method, weights, maps.activations)
             raws.append(heat.weighted_sum(weights, maps.activations))
-        extents = [maps.extent for maps in captured.features]
-        raw, heatmap = heat.fuse(raws, inputs.shape[2:], self._fuse, extents)
+        extents = tuple(maps.extent for maps in captured.features)
+        raw = heat.fuse(raws, self._fuse)
         influenced = torch.stack([maps.by_target[number].flatten(1).any(1) for maps in captured.features]).any(0)
-        rows = zip(heatmap.cpu().numpy(), raw.cpu().numpy(), influenced.tolist(), scores.values.tolist(), strict=True)
+        parts = [part.cpu() for part in raws]
+        rows = zip(raw.cpu().numpy(), influenced.tolist(), scores.values.tolist(), strict=True)
         described = {
             "layer": "+".join(map(str, layers)),
             "layer_reason": layers[0].reason if len(layers) == 1 else _joined_reasons(layers),
@@ -521,7 +528,15 @@ class Explainer:
             "extent": extents[0] if len(extents) == 1 else (),
         }
         return [
-            self._explanation(item, inputs[place], scores, place, *row, described)
+            self._explanation(
+                item,
+                inputs[place],
+                scores,
+                place,
+                LayerMaps(tuple(part[place].clone() for part in parts), extents, self._fuse, tuple(inputs.shape[2:])),
+                *row,
+                described,
+            )
             for place, (item, row) in enumerate(zip(batch, rows, strict=True))
         ]
 
@@ -531,7 +546,7 @@ class Explainer:
         tensor: Tensor,
         scores: Scores,
         number: int,
-        heatmap: np.ndarray,
+        maps: LayerMaps,
         raw: np.ndarray,
         influenced: bool,
         score: float,
@@ -543,17 +558,17 @@ class Explainer:
         labels = self._loaded.labels
         _check_labels(labels, scores, index)
         return Explanation(
-            heatmap=heatmap.copy(),
+            maps=maps,
             raw=raw.copy(),
             target=index,
             label=scores.description if index is None else _name_of(index, labels),
             score=score,
             probability=None if scores.probabilities is None else scores.probabilities[number],
-            status=_status(heatmap, raw, influenced=influenced),
+            status=_status(maps, raw, influenced=influenced),
             box=item.box,
             shown=_shown(item, tensor),
             source=item.source,
-            detection=_on_picture(scores, number, item, heatmap.shape),
+            detection=_on_picture(scores, number, item, maps.size),
             **described,
         )
 
@@ -648,12 +663,12 @@ def _on_picture(scores: Scores, number: int, item: Prepared, size: tuple[int, ..
     )
 
 
-def _status(heatmap: np.ndarray, raw: np.ndarray, *, influenced: bool) -> Status:
+def _status(maps: LayerMaps, raw: np.ndarray, *, influenced: bool) -> Status:
     if not np.isfinite(raw).all():
         return "non_finite"
     if not influenced:
         return "no_influence"
-    return "ok" if heatmap.any() else "no_positive_evidence"
+    return "ok" if maps.has_evidence() else "no_positive_evidence"
 
 
 def _joins(batch: list[Prepared], item: Prepared, most: int) -> bool:

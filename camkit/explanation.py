@@ -14,10 +14,11 @@ from torch import Tensor
 
 from camkit.drawing import overlay
 from camkit.drawing.encode import encode, shrink
+from camkit.engine.heatmap import fuse_heatmaps
 from camkit.errors import InputError, OutputError
 from camkit.images.files import write_file
 from camkit.images.prepare import as_pixels
-from camkit.types import Box, Extent, Pixels, Status, Style
+from camkit.types import Box, Extent, Fusion, Pixels, Status, Style
 
 _NOTEBOOK_SIDE = 480
 
@@ -27,12 +28,39 @@ def _or_none(number: float) -> float | None:
 
 
 @dataclass(frozen=True, eq=False)
+class LayerMaps:
+    """What a heatmap is made from: for each layer the signed map on its grid, and how they become one.
+
+    Attributes:
+        raws: (h, w) for each layer.
+        extents: of the layers' grids.
+        fuse: how several layers become one map.
+        size: of the model's input.
+    """
+
+    raws: tuple[Tensor, ...]
+    extents: tuple[Extent, ...]
+    fuse: Fusion
+    size: tuple[int, ...]
+
+    def heatmap(self) -> Float[np.ndarray, "*size"]:
+        """Return the heatmap, at the size of the model's input."""
+        raws = [raw[None] for raw in self.raws]
+        return np.asarray(fuse_heatmaps(raws, self.size, self.fuse, self.extents)[0].numpy())
+
+    def has_evidence(self) -> bool:
+        """Tell whether the heatmap is not zero everywhere."""
+        if len(self.raws) == 1 and not self.extents[0]:
+            return bool((self.raws[0] > 0).any())
+        return bool(self.heatmap().any())
+
+
+@dataclass(frozen=True, eq=False)
 class Explanation:
     """Why a model gave one score to one picture.
 
     Attributes:
-        heatmap: (H, W) float32 at the size of the model's input, 0..1; 0 always means no evidence. (L,) of a
-            signal, (D, H, W) of a volume.
+        maps: what the heatmap is made from.
         raw: (h, w) float32, the signed map on the layer's grid, in the units of the score: comparable between pictures.
             Of several layers, their maps fused, each divided by its largest absolute value. Where the model pads its
             input, the grid is that of the padded input.
@@ -54,7 +82,7 @@ class Explanation:
         extent: where the input begins and ends along each axis of ``raw``, as shares of it; empty where it is all.
     """
 
-    heatmap: Float[np.ndarray, "*size"]
+    maps: LayerMaps = field(repr=False)
     raw: Float[np.ndarray, "..."]
     target: int | None
     label: str | None
@@ -69,6 +97,14 @@ class Explanation:
     source: str
     detection: Box | None = None
     extent: Extent = ()
+
+    @functools.cached_property
+    def heatmap(self) -> Float[np.ndarray, "*size"]:
+        """(H, W) float32 at the size of the model's input, 0..1; 0 always means no evidence.
+
+        (L,) for a signal, (D, H, W) for a volume. It is drawn from ``raw`` when it is first asked for.
+        """
+        return self.maps.heatmap()
 
     @functools.cached_property
     def picture(self) -> Pixels | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import camkit
-from camkit.engine.heatmap import fuse
+from camkit.engine.heatmap import fuse, fuse_heatmaps
 from camkit.errors import InputError, LayerError, TargetError
 from camkit.layers.choose import decide
 from camkit.layers.names import find_layers
@@ -693,7 +693,7 @@ def test_several_layers_of_which_one_is_not_finite_have_no_heatmap():
     good, bad = torch.rand(2, 4, 4), torch.rand(2, 2, 2)
     bad[1, 0, 0] = float("nan")
 
-    raw, heatmap = fuse([good, bad], (8, 8))
+    raw, heatmap = fuse([good, bad]), fuse_heatmaps([good, bad], (8, 8))
 
     assert torch.isfinite(raw[0]).all()
     assert heatmap[0].max() == 1

@@ -53,34 +53,41 @@ def enlarge(cells: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent
     return functional.pad(upsample(cells, whole), [-amount for amount in beside])
 
 
-def fuse(
-    raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int], how: Fusion = "mean", extents: Sequence[Extent] = ()
-) -> tuple[Tensor, Tensor]:
+def fuse(raws: Sequence[Float[Tensor, "n *_"]], how: Fusion = "mean") -> Float[Tensor, "n *grid"]:
     """Fuse the signed maps of several layers, each scaled by its own largest absolute value first.
 
     Args:
-        raws: a map on its own grid for each layer.
-        size: of the input.
-        how: "mean"; "max", where one layer is enough; "product", where all must agree.
-        extents: of the grids, as for ``to_heatmap``.
+        raws: a map on its own grid for each layer. One layer's map passes through as it is.
+        how: "mean"; "max", if one layer is enough; "product", if all must agree.
 
     Returns:
-        The fused signed map (N, *grid) on the finest of the grids (of a product, that of the positive parts), and the
-        heatmap (N, *size): the layers' own heatmaps fused and scaled, or zero where a layer's map is not finite. One
-        layer's map passes through as it is.
-
+        The fused map on the finest of the grids; for a product, that of the positive parts.
     """
-    extents = extents or [()] * len(raws)
     if len(raws) == 1:
-        return raws[0], to_heatmap(raws[0], size, extents[0])
+        return raws[0]
     finest = max((raw.shape[1:] for raw in raws), key=lambda grid: grid.numel())
     signed = [torch.copysign(scale(raw.abs()), raw) for raw in raws]
     grids = torch.stack([upsample(raw, finest) for raw in signed])
+    return _fused(grids.relu() if how == "product" else grids, how)
+
+
+def fuse_heatmaps(
+    raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int], how: Fusion = "mean", extents: Sequence[Extent] = ()
+) -> Float[Tensor, "n *size"]:
+    """Fuse the heatmaps of several layers, and scale the result; zero if a layer's map is not finite.
+
+    Args:
+        raws: a signed map on its own grid for each layer.
+        size: of the input.
+        how: as for ``fuse``.
+        extents: of the grids, as for ``to_heatmap``.
+    """
+    extents = extents or [()] * len(raws)
     heatmaps = [to_heatmap(raw, size, extent) for raw, extent in zip(raws, extents, strict=True)]
-    heatmap = _fused(torch.stack(heatmaps), how)
+    if len(heatmaps) == 1:
+        return heatmaps[0]
     finite = torch.stack([torch.isfinite(raw).flatten(1).all(1) for raw in raws]).all(0)
-    heatmap = scale(torch.where(finite.reshape(-1, *[1] * len(size)), heatmap, 0))
-    return _fused(grids.relu() if how == "product" else grids, how), heatmap
+    return scale(torch.where(finite.reshape(-1, *[1] * len(size)), _fused(torch.stack(heatmaps), how), 0))
 
 
 def _fused(stacked: Float[Tensor, "layers n *size"], how: Fusion) -> Float[Tensor, "n *size"]:

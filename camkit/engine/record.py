@@ -6,7 +6,7 @@ import itertools
 import operator
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 """Values whose change can change what a module does, and that refer to nothing else."""
 
+_VERSION, _REQUIRES_GRAD = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
+
 
 class ModelRecord:
     """What is remembered of a model between passes: enough to see that it changed, nothing that keeps it alive.
@@ -35,24 +37,21 @@ class ModelRecord:
         self._modules = [weakref.ref(module) for module in modules]
         self._types = list(map(type, modules))
         self._forwards = {kind: _forward_of(kind) for kind in dict.fromkeys(self._types)}
-        self._children = _children(modules)
-        self._tensors = _tensors(modules)
+        self._authored = [number for number, module in enumerate(modules) if not _is_pytorchs(module)]
+        authored = self.authored(modules)
+        self._parents = [number for number, module in enumerate(modules) if module._modules]
+        self._holders = [number for number, module in enumerate(modules) if _holds_tensors(module)]
+        self._children = _children([modules[number] for number in self._parents])
+        self._tensors = _tensors([modules[number] for number in self._holders])
         self._hooks = _users_hooks(modules)
-        authored = [number for number, module in enumerate(modules) if not _is_pytorchs(type(module))]
-        self._authored = authored
-        self._names = [_plain_names(modules[number]) for number in authored]
-        self._values = [
-            _plain_values(modules[number], names) for number, names in zip(authored, self._names, strict=True)
-        ]
-        self._lengths = [len(vars(modules[number])) for number in authored]
-        self._containers = [_container_names(modules[number]) for number in authored]
+        self._names = [_plain_names(module) for module in authored]
+        self._values = [_plain_values(module, names) for module, names in zip(authored, self._names, strict=True)]
+        self._lengths = [len(vars(module)) for module in authored]
+        self._containers = [_container_names(module) for module in authored]
         self.keys = frozenset(map(id, modules))
-        self.buffers = BufferCopier(modules)
-        self.devices = frozenset(
-            tensor.device
-            for tensor in self._tensors
-            if tensor is not None and tensor.device.type in ("cuda", "mps", "xpu")
-        )
+        self.buffers = BufferCopier(modules, authored)
+        known = [tensor for tensor in self._tensors if tensor is not None]
+        self.devices = frozenset(tensor.device for tensor in known if tensor.device.type in ("cuda", "mps", "xpu"))
 
     @classmethod
     def of_model(cls, model: nn.Module) -> ModelRecord:
@@ -63,11 +62,15 @@ class ModelRecord:
         """Return the modules that are still alive, in the model's order."""
         return [module for module in (reference() for reference in self._modules) if module is not None]
 
-    def authored(self, modules: list[nn.Module]) -> list[nn.Module]:
+    def authored(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
         """Return the modules, of those that ``modules()`` returned, whose forward PyTorch did not write."""
         return [modules[number] for number in self._authored]
 
-    def containers(self, authored: list[nn.Module]) -> list[Any]:
+    def buffer_holders(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
+        """Return the modules that have buffers, or may get some in a forward pass."""
+        return [modules[number] for number in self._holders]
+
+    def containers(self, authored: Sequence[nn.Module]) -> list[Any]:
         """Return the ordinary containers that the authors of some modules keep on them."""
         return [
             vars(module)[name]
@@ -83,14 +86,13 @@ class ModelRecord:
             len(modules) == len(self._modules)
             and list(map(type, modules)) == self._types
             and all(_forward_of(kind) is forward for kind, forward in self._forwards.items())
-            and _children(modules) == self._children
-            and _are_same(_tensors(modules), self._tensors)
+            and _children([modules[number] for number in self._parents]) == self._children
+            and _are_same(_tensors([modules[number] for number in self._holders]), self._tensors)
             and _users_hooks(modules) == self._hooks
-            and self._same_switches(modules)
+            and self._same_switches(self.authored(modules))
         )
 
-    def _same_switches(self, modules: list[nn.Module]) -> bool:
-        authored = self.authored(modules)
+    def _same_switches(self, authored: Sequence[nn.Module]) -> bool:
         if [len(vars(module)) for module in authored] != self._lengths:
             return False
         pairs = zip(authored, self._names, strict=True)
@@ -104,35 +106,39 @@ def _forward_of(kind: type[nn.Module]) -> Any:
     return kind.forward
 
 
-def _is_pytorchs(kind: type[nn.Module]) -> bool:
-    """Tell whether PyTorch wrote a class's forward pass, which then sets no attributes."""
-    return str(getattr(kind.forward, "__module__", "")).startswith("torch.nn.modules")
+def _is_pytorchs(module: nn.Module) -> bool:
+    """Tell whether PyTorch wrote a module's forward pass, which then sets no attributes."""
+    forward = _forward_of(type(module))
+    return "forward" not in vars(module) and str(getattr(forward, "__module__", "")).startswith("torch.nn.modules")
 
 
-def _children(modules: Sequence[nn.Module]) -> list[Any]:
-    """Return the names and identities of all modules inside others."""
-    inside = [module._modules for module in modules]
-    return [*itertools.chain.from_iterable(inside), *map(id, itertools.chain.from_iterable(map(dict.values, inside)))]
+def _holds_tensors(module: nn.Module) -> bool:
+    """Tell whether a module has parameters or buffers, or may get some in a forward pass."""
+    return bool(module._parameters or module._buffers) or not _is_pytorchs(module)
 
 
-def _tensors(modules: Sequence[nn.Module]) -> list[Tensor | None]:
-    """Return all parameters and buffers."""
-    parameters = itertools.chain.from_iterable([module._parameters.values() for module in modules])
-    buffers = itertools.chain.from_iterable([module._buffers.values() for module in modules])
-    return [*parameters, *buffers]
+def _children(parents: Iterable[nn.Module]) -> list[Any]:
+    """Return the identities of the modules inside others."""
+    return list(map(id, itertools.chain.from_iterable([module._modules.values() for module in parents])))
+
+
+def _tensors(holders: Sequence[nn.Module]) -> list[Tensor | None]:
+    """Return all parameters and buffers of some modules."""
+    parameters = itertools.chain.from_iterable([module._parameters.values() for module in holders])
+    return [*parameters, *itertools.chain.from_iterable([module._buffers.values() for module in holders])]
 
 
 def _are_same(tensors: list[Tensor | None], others: list[Tensor | None]) -> bool:
     return len(tensors) == len(others) and all(map(operator.is_, tensors, others))
 
 
-def _users_hooks(modules: Sequence[nn.Module]) -> list[int]:
+def _users_hooks(modules: Iterable[nn.Module]) -> list[int]:
     """Return the numbers of all hooks on forward passes but camkit's; PyTorch gives each hook a number of its own."""
+    hooked = [module for module in modules if module._forward_hooks or module._forward_pre_hooks]
     return [
         number
-        for module in modules
+        for module in hooked
         for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        if hooks
         for number, hook in list(hooks.items())
         if not is_ours(hook)
     ]
@@ -152,57 +158,65 @@ def _plain_values(module: nn.Module, names: tuple[str, ...]) -> list[Any]:
     return [attributes[name] for name in names]
 
 
-_VERSION, _REQUIRES_GRAD = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
-
-
 class BufferCopier:
-    """Copies all buffers of a model at once: one operation for each type and device instead of one for each buffer."""
+    """Copies all buffers of a model at once: one operation for each type and device instead of one for each buffer.
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    It also tells whether a pass wrote into them. On a CPU values are compared, since PyTorch's batch normalisation,
+    ``.data`` and NumPy write without raising a tensor's version. On other devices, where a comparison would wait for
+    the device, the version tells it; so it does for the counters of PyTorch's own modules.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], authored: Sequence[nn.Module]) -> None:
         self.tensors = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
-        self._tracked = [tensor for tensor in self.tensors if not tensor.is_inference()]
+        of_authors = {id(buffer) for module in authored for buffer in module._buffers.values()}
         groups: defaultdict[Any, list[int]] = defaultdict(list)
         for number, tensor in enumerate(self.tensors):
-            joined = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.is_contiguous()
-            joined = joined and not tensor.is_inference() and not tensor.is_quantized
-            groups[(tensor.dtype, tensor.device) if joined else number].append(number)
+            key = (tensor.dtype, tensor.device, id(tensor) in of_authors)
+            groups[key if _can_be_joined(tensor) else number].append(number)
         self._joined = [numbers for numbers in groups.values() if len(numbers) > 1]
         self._single = [numbers[0] for numbers in groups.values() if len(numbers) == 1]
         self._views = [[self.tensors[number].detach().view(-1) for number in numbers] for numbers in self._joined]
         self._sizes = [list(map(Tensor.numel, views)) for views in self._views]
-        self._addresses = self._current_addresses()
+        firsts = [self.tensors[numbers[0]] for numbers in self._joined]
+        self._compared = [
+            first.device.type == "cpu" and (first.is_floating_point() or id(first) in of_authors) for first in firsts
+        ]
+        compared = zip(self._joined, self._compared, strict=True)
+        by_value = {number for numbers, is_compared in compared if is_compared for number in numbers}
+        others = [tensor for number, tensor in enumerate(self.tensors) if number not in by_value]
+        self._versioned = [tensor for tensor in others if not tensor.is_inference()]
+        self._learning = [tensor for tensor in self.tensors if id(tensor) in of_authors]
+        self._pointers = list(itertools.chain.from_iterable([[self.tensors[n] for n in ns] for ns in self._joined]))
+        self._addresses = list(map(Tensor.data_ptr, self._pointers))
 
-    def _current_addresses(self) -> list[int]:
-        return [self.tensors[number].data_ptr() for numbers in self._joined for number in numbers]
-
-    def versions(self) -> list[Any]:
-        """Return what shows, besides its values, that a buffer was written to: its version, and whether it learns."""
-        return [*map(_VERSION, self._tracked), *map(_REQUIRES_GRAD, self.tensors)]
+    def marks(self) -> list[Any]:
+        """Return what shows, besides its values, that a buffer was written to."""
+        return [*map(_VERSION, self._versioned), *map(_REQUIRES_GRAD, self._learning)]
 
     def copy(self) -> BufferCopies:
         """Return copies of all buffers."""
-        if self._current_addresses() != self._addresses:  # a buffer was given other memory through ``.data``
+        if list(map(Tensor.data_ptr, self._pointers)) != self._addresses:  # other memory was given through ``.data``
             return BufferCopies([], [], [], dict(enumerate(tensor.detach().clone() for tensor in self.tensors)))
         single = {number: self.tensors[number].detach().clone() for number in self._single}
         return BufferCopies(self._joined, self._sizes, [torch.cat(views) for views in self._views], single)
 
     def are_equal(self, copies: BufferCopies) -> bool:
-        """Tell whether buffers on the CPU still have the values that were copied.
-
-        PyTorch's batch normalisation, ``.data`` and NumPy write into buffers without raising their version. On other
-        devices a comparison would wait for the device, so it is left out there.
-        """
-        if self._current_addresses() != self._addresses or len(copies.flat) != len(self._views):
+        """Tell whether the buffers whose values are compared still have the values that were copied."""
+        if len(copies.flat) != len(self._views):
             return False
         joined = all(
-            flat.device.type != "cpu" or torch.equal(flat, torch.cat(views))
-            for flat, views in zip(copies.flat, self._views, strict=True)
+            not is_compared or torch.equal(flat, torch.cat(views))
+            for is_compared, flat, views in zip(self._compared, copies.flat, self._views, strict=True)
         )
         return joined and all(
-            self.tensors[number].layout is torch.strided
-            and (values.device.type != "cpu" or same_values(self.tensors[number], values))
+            values.device.type != "cpu" or same_values(self.tensors[number], values)
             for number, values in copies.single.items()
         )
+
+
+def _can_be_joined(tensor: Tensor) -> bool:
+    ordinary = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_quantized
+    return ordinary and tensor.is_contiguous() and not tensor.is_inference()
 
 
 class BufferCopies:
@@ -225,8 +239,8 @@ class BufferCopies:
 
 
 def same_values(tensor: Tensor, values: Tensor) -> bool:
-    """Tell whether a tensor has some values; NaN equals NaN."""
-    if tensor.shape != values.shape:
+    """Tell whether a tensor has some values; NaN equals NaN. Sparse tensors are never equal."""
+    if tensor.shape != values.shape or tensor.layout is not torch.strided:
         return False
     if torch.equal(tensor, values):
         return True

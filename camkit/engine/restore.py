@@ -28,7 +28,7 @@ class _Saved:
         self._authored = authored
         self._attributes = [vars(module).copy() for module in authored]
         self._containers = [(value, value.copy()) for value in record.containers(authored)]
-        self._buffers = _Buffers(record, modules)
+        self._buffers = _Buffers(record, record.buffer_holders(modules))
 
     def switch_off_training(self) -> None:
         for module in self._training:
@@ -50,22 +50,25 @@ class _Saved:
                 (value.extend if isinstance(value, list) else value.update)(contents)
 
 
+_SHAPE, _REQUIRES_GRAD = operator.attrgetter("shape"), operator.attrgetter("requires_grad")
+
+
 class _Buffers:
     """The buffers of a model: which tensors they are, and copies of their values."""
 
     def __init__(self, record: ModelRecord, modules: list[nn.Module]) -> None:
         self._copier = record.buffers
         self._copies = record.buffers.copy()
-        self._versions = record.buffers.versions()
+        self._marks = record.buffers.marks()
         self._holders = [module._buffers for module in modules]
         self._before = _all_items(self._holders)
         self._counts = list(map(len, self._holders))
-        self._required = [tensor.requires_grad for tensor in record.buffers.tensors]
-        self._shapes = [tensor.shape for tensor in record.buffers.tensors]
+        self._shapes = list(map(_SHAPE, record.buffers.tensors))
+        self._required = list(map(_REQUIRES_GRAD, record.buffers.tensors))
 
     def restore(self) -> None:
         replaced: dict[int, Tensor] = {}
-        if self._copier.versions() != self._versions or not self._copier.are_equal(self._copies):
+        if self._copier.marks() != self._marks or not self._copier.are_equal(self._copies):
             replaced = self._restored()
         now = _all_items(self._holders)
         if not replaced and len(now) == len(self._before) and all(map(operator.is_, now, self._before)):

@@ -116,6 +116,8 @@ def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
 def stacked(tensors: list[Float[Tensor, "c *size"]]) -> Float[Tensor, "n c *size"]:
     """Return the tensors as one batch, without a copy if they already follow each other in memory."""
     first = tensors[0]
+    if len(tensors) == 1:
+        return first.detach()[None]
     step = first.numel()
     is_consecutive = first.is_contiguous() and all(
         tensor.is_contiguous()

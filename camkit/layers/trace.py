@@ -27,6 +27,7 @@ from camkit.engine.record import ModelRecord
 from camkit.engine.resizing import resized_input
 from camkit.engine.restore import eagerly, evaluating, switch_off_training
 from camkit.layers.graph import Graph, GraphRecorder, contains
+from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.targets.outputs import main_tensor, rivals
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -388,7 +389,8 @@ class _Begun:
 
 def _trace(model: nn.Module, leaf: Tensor) -> LivePass:
     """Run the model and note every call of every module: when it began and ended, with what, and what it returned."""
-    names = {module: (number, name) for number, (name, module) in enumerate(model.named_modules())}
+    first_names = first_name_by_module(modules_by_name(model))
+    names = {module: (number, name) for number, (module, name) in enumerate(first_names.items())}
     running: list[_Begun] = []
     finished: list[_Begun] = []
     counts = dict.fromkeys(names, 0)
@@ -486,7 +488,7 @@ def _geometry(module: nn.Module, arguments: list[Tensor], dimensions: int) -> Co
 
 def _outputs(model: nn.Module, image: Tensor, wanted: set[Key]) -> dict[Key, Tensor]:
     """Run the model and return what some calls returned."""
-    modules = dict(model.named_modules())
+    modules = modules_by_name(model)
     counts: dict[nn.Module, int] = {}
     names = {modules[name]: name for name, _ in wanted}
     outputs: dict[Key, Tensor] = {}
