@@ -249,6 +249,8 @@ class BufferCopier:
             values.device.type != "cpu"
             or values.layout is not torch.strided
             or same_values(self.tensors[number], values)
+            or values.layout is not torch.strided
+            or same_values(self.tensors[number], values)
             for number, values in copies.single.items()
         )
 
