@@ -358,9 +358,11 @@ def channels_of(shape: tuple[int, ...], layout: Layout | None) -> int:
 
 
 def plain_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout | None:
-    """Return the layout of an output (N, C, *grid) whose grid is the input at a usual stride; None for any other."""
+    """Return the layout of an output (N, C, *grid) whose grid is the input at a usual stride; None for any other.
+
+    That the channels come first is certain only if all operations before it leave cells in their places.
+    """
     if len(shape) != len(size) + 2 or shape[0] != batch:
         return None
     layout = Layout("channels_first", shape[2:])
-    reversible = shape[1:-1] != shape[2:] and _fits(shape[1:-1], size)
-    return layout if _fits(shape[2:], size) and is_whole(layout, size) and not reversible else None
+    return layout if _fits(shape[2:], size) and is_whole(layout, size) else None

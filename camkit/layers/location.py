@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from camkit.engine.grid import margins
-from camkit.layers.layouts import EXACT, STRIDES, Reading, Readings, is_whole
+from camkit.layers.layouts import EXACT, STRIDES, Reading, Readings, is_whole, plain_layout
 from camkit.layers.layouts import readings as other_readings
 from camkit.layers.trace import Call, Changes, Key, Profiles, Trace
 from camkit.types import Extent, Layout
@@ -135,7 +135,7 @@ def locate(trace: Trace, readings: Readings, changes: Changes) -> Readings:
 
 def _is_known(call: Call, reading: Reading, trace: Trace) -> bool:
     """Tell whether the operations before an output leave no doubt where its cells lie."""
-    return call.kept and reading.certain and reading.layout is not None and is_whole(reading.layout, trace.size)
+    return call.kept and reading.layout is not None and reading.layout == plain_layout(call.shape, 1, trace.size)
 
 
 def _input_extent(
