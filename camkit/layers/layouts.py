@@ -54,6 +54,7 @@ def is_distorted(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
     return max(strides) > _MOST_DISTORTION * min(strides)
 
 
+@functools.lru_cache(maxsize=4096)
 def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
     """Tell whether a grid can cover the input at one integer stride, except for a few cells lost at the edges."""
     if len(grid) != len(size) or math.prod(grid) < 2 or min(grid) < 1 or is_distorted(grid, size):
