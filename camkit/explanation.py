@@ -178,7 +178,7 @@ class Explanation:
         return self.label if self.label is not None else f"class {self.target}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the pictures as plain JSON values; ``raw`` becomes nested lists, non-finite numbers None."""
+        """Return everything but the pictures as JSON values; ``raw`` becomes nested lists, non-finite numbers None."""
         cells = self.raw.astype(object)
         cells[~np.isfinite(self.raw)] = None
         return {

@@ -217,8 +217,8 @@ def _cam_features(
                 weights = tuple(_class_weights(linear, scored) for scored in scores)
                 return Features(positive_part, weights, features.extent)
     raise MethodError(
-        "cam needs a head that consists of global average pooling and one linear layer, and this model has no such head "
-        f"after layer {str(ref)!r}; use 'gradcam' or 'hirescam', which work with any head"
+        "cam needs a head of global average pooling and one linear layer, and this model has no such head after layer "
+        f" {str(ref)!r}; use 'gradcam' or 'hirescam', which work with any head"
     )
 
 

@@ -1,7 +1,7 @@
 """The cut: one pass that saves the feature maps of some layers and differentiates only the head.
 
 This is why an explanation costs about one inference pass. The model runs without a graph. At the first target layer, a
-forward hook saves the output as a new leaf, lets the model continue with a copy of it, and switches gradients on. So the
+forward hook saves the output as a new leaf, lets the model continue with a copy of it, and switches gradients on. The
 trunk keeps no activations, only the head is differentiated, and an in-place operation after the layer changes the copy
 and not the saved maps. Tensor hooks save the gradients.
 """
@@ -104,8 +104,7 @@ class Tape:
     @staticmethod
     def _differentiate(saved: list[Saved], score: Tensor, *, keep_graph: bool) -> bool:
         count = len(saved[0].gradients)
-        # Differentiate with respect to every layer: one on a parallel branch, such as a skip connection, is on no path to
-        # the others.
+        # Every layer is differentiated: one on a parallel branch, such as a skip connection, is on no path to the others.
         ends = [layer.end for layer in saved if layer.end is not None]
         torch.autograd.grad(score, cast("list[Tensor]", ends), retain_graph=keep_graph, allow_unused=True)
         unreached = [layer for layer in saved if len(layer.gradients) == count]
@@ -160,7 +159,7 @@ def _begin(tape: Tape, ref: LayerRef, output: Any, path: tuple[Any, ...], tensor
 def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: bool = False) -> Iterator[Tape]:
     """Save the outputs, and with ``gradients`` the gradients, of some layers during one forward pass.
 
-    Use it inside ``torch.no_grad()``: the first of the layers to run switches gradients on for the rest of the pass, and
+    Use it inside ``torch.no_grad()``: the first layer to run switches gradients on for the rest of the pass, and
     leaving the outer context restores the mode. With ``whole`` the graph before the layers is kept if there is one,
     which costs memory. A layer needs that if it returns several tensors and may have computed one from another.
 

@@ -44,5 +44,6 @@ def to_grid(tensor: Shaped[Tensor, "*shape"], layout: Layout) -> Shaped[Tensor, 
         return cells.reshape(*cells.shape[:2], *layout.grid)
     except RuntimeError as error:
         raise LayerError(
-            f"a layer's output of shape {tuple(tensor.shape)} does not match its layout {str(layout)!r}; the model may have changed"
+            f"a layer's output of shape {tuple(tensor.shape)} does not match its layout {str(layout)!r}; "
+            "the model may have changed"
         ) from error

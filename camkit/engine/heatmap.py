@@ -47,7 +47,7 @@ def to_heatmap(raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Exten
 
 
 def enlarge(cells: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
-    """Interpolate the part of a grid that lies on the input to the size of the input. The result is linear in the cells."""
+    """Interpolate the part of a grid that lies on the input to the input's size. The result is linear in the cells."""
     beside = margins(size, extent or ((0.0, 1.0),) * len(size))
     whole = [side + before + after for side, before, after in zip(size, beside[-2::-2], beside[::-2], strict=True)]
     return functional.pad(upsample(cells, whole), [-amount for amount in beside])
