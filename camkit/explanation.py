@@ -1,4 +1,4 @@
-"""What leaves camkit: one picture, one target, one map."""
+"""The result of explaining one picture for one target."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from camkit.images.prepare import as_pixels
 from camkit.types import Box, Extent, Fusion, Pixels, Status, Style
 
 _NOTEBOOK_SIDE = 480
+"""The longest side of a picture shown in a notebook, in pixels: it fits beside the code."""
 
 
 def _or_none(number: float) -> float | None:
@@ -29,13 +30,13 @@ def _or_none(number: float) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
-    """What a heatmap is made from: for each layer the signed map on its grid, and how they become one.
+    """The signed maps of the layers on their grids, from which the heatmap is drawn.
 
     Attributes:
-        raws: (h, w) for each layer.
-        extents: of the layers' grids.
-        fuse: how several layers become one map.
-        size: of the model's input.
+        raws: a map (h, w) for each layer.
+        extents: the part of each layer's grid that lies on the input.
+        fuse: how the maps of several layers are combined.
+        size: the size of the model's input.
     """
 
     raws: tuple[Tensor, ...]
@@ -44,12 +45,12 @@ class LayerMaps:
     size: tuple[int, ...]
 
     def heatmap(self) -> Float[np.ndarray, "*size"]:
-        """Return the heatmap, at the size of the model's input."""
+        """Return the heatmap at the size of the model's input."""
         raws = [raw[None] for raw in self.raws]
         return np.asarray(fuse_heatmaps(raws, self.size, self.fuse, self.extents)[0].numpy())
 
     def has_evidence(self) -> bool:
-        """Tell whether the heatmap is not zero everywhere."""
+        """Tell whether the heatmap has a positive value."""
         if len(self.raws) == 1 and not self.extents[0]:
             return bool((self.raws[0] > 0).any())
         return bool(self.heatmap().any())
@@ -57,29 +58,30 @@ class LayerMaps:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Why a model gave one score to one picture.
+    """Why a model gave a picture its score for one target.
 
     Attributes:
-        maps: what the heatmap is made from.
-        raw: (h, w) float32, the signed map on the layer's grid, in the units of the score: comparable between pictures.
-            Of several layers, their maps fused, each divided by its largest absolute value. Where the model pads its
-            input, the grid is that of the padded input.
+        maps: the layers' maps that the heatmap is drawn from.
+        raw: (h, w) float32, the signed map on the layer's grid, in the units of the score, so that pictures can be
+            compared. For several layers, their maps are each divided by their largest absolute value and then fused. If
+            the model pads its input, the grid covers the padded input.
         target: the class index, or None for a target function.
-        label: the class's name, or the target function's; None where no name is known.
-        score: the target's value, for a class its logit.
+        label: the name of the class or of the target function; None if it has no name.
+        score: the target's value; for a class, its logit.
         probability: softmax of the logits (sigmoid for a single logit); None for a target function.
-        layer: the layer's name; several are joined by "+".
+        layer: the layer's name; several names are joined by "+".
         layer_reason: why this layer was chosen.
         method: the method's name.
-        status: "ok"; or, with a heatmap that is all zero: "no_positive_evidence" when no cell speaks for the target,
-            "no_influence" when the target does not change with the layer at all, "non_finite" when the map holds NaN or
+        status: "ok", or the reason why the heatmap is zero everywhere: "no_positive_evidence" if no cell supports the
+            target, "no_influence" if the target does not depend on the layer, "non_finite" if the map contains NaN or
             infinity.
-        box: the part of the original picture the model saw, in its pixels; None when the preprocessing could not be
-            followed, and then ``picture`` is the model's input.
-        shown: the original picture, H x W x 3 uint8 RGB, or the model's input (C, H, W); ``picture`` draws it.
-        source: the file's name, or where there is none "picture 3" for the third of the call.
-        detection: of a detector, the box that was explained, in pixels of ``picture``.
-        extent: where the input begins and ends along each axis of ``raw``, as shares of it; empty where it is all.
+        box: the part of the original picture that the model saw, in pixels of that picture; None if camkit could not
+            follow the preprocessing, and then ``picture`` is the model's input.
+        shown: the original picture, H x W x 3 uint8 RGB, or the model's input (C, H, W); ``picture`` is drawn from it.
+        source: the file's name; without one, for example "picture 3" for the third picture of the call.
+        detection: for a detector, the explained box, in pixels of ``picture``.
+        extent: where the input starts and ends along each axis of ``raw``, as shares of the axis; empty if the input
+            covers the whole map.
     """
 
     maps: LayerMaps = field(repr=False)
@@ -102,34 +104,36 @@ class Explanation:
     def heatmap(self) -> Float[np.ndarray, "*size"]:
         """(H, W) float32 at the size of the model's input, 0..1; 0 always means no evidence.
 
-        (L,) for a signal, (D, H, W) for a volume. It is drawn from ``raw`` when it is first asked for.
+        (L,) for a signal, (D, H, W) for a volume. It is drawn from ``maps`` on first use.
         """
         return self.maps.heatmap()
 
     @functools.cached_property
     def picture(self) -> Pixels | None:
-        """The original picture, H x W x 3 uint8 RGB, or what the model saw; None if that is neither grey nor RGB."""
+        """The original picture or else the model's input, H x W x 3 uint8 RGB; None if it is neither grey nor RGB."""
         if not isinstance(self.shown, Tensor):
             return self.shown
         drawn = as_pixels(self.shown[None])
         return None if drawn is None else drawn[0]
 
     def overlay(self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
-        """Draw the heat onto the original picture.
+        """Draw the heatmap on the original picture.
 
         Args:
             style: "overlay", "side-by-side" or "heatmap".
-            colormap: one of OpenCV's, by name.
-            alpha: weight of the colours, 0..1.
+            colormap: the name of one of OpenCV's colormaps.
+            alpha: the weight of the colours, 0..1.
 
         Returns:
-            A picture, height x width x 3, uint8 RGB.
+            The picture, H x W x 3 uint8 RGB.
 
         Raises:
-            InputError: an unknown style or colormap, alpha out of range, or a map that isn't of two axes.
+            InputError: the style or colormap is unknown, alpha is out of range, or the map does not have two axes.
         """
         if self.heatmap.ndim != 2:
-            raise InputError(f"a map with {self.heatmap.ndim} axes is no picture; draw its heatmap yourself")
+            raise InputError(
+                f"a map with {self.heatmap.ndim} axes cannot be drawn as a picture; plot its heatmap yourself"
+            )
         return overlay.render(
             self.picture,
             self.heatmap,
@@ -141,21 +145,23 @@ class Explanation:
         )
 
     def save(self, path: str | Path, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Path:
-        """Write the drawn picture to a file, whole or not at all; the ending decides the type. Folders are made.
+        """Write the overlay to a file; the suffix decides the type.
+
+        Missing folders are created. If writing fails, no partial file is left.
 
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
         path = Path(path)
         if not path.name:
-            raise OutputError(f"{str(path)!r} is no name for a file")
+            raise OutputError(f"{str(path)!r} is not a file name; pass a path such as 'heatmap.png'")
         drawn = self.overlay(style=style, colormap=colormap, alpha=alpha)
         write_file(path, encode(drawn, path.suffix or ".png"))
         return path
 
     @property
     def peak(self) -> tuple[float, float] | None:
-        """Where the map is largest, as (x, y) on the original picture (or the input); None for an empty map."""
+        """The largest value's position (x, y) on the original picture (or the input); None for an empty map."""
         if self.status != "ok" or self.heatmap.ndim != 2:
             return None
         row, column = np.unravel_index(int(self.heatmap.argmax()), self.heatmap.shape)
@@ -168,11 +174,11 @@ class Explanation:
 
     @property
     def name(self) -> str:
-        """What was explained, in words: the label, else the class's number."""
+        """The label of the target; without one, "class" and its number."""
         return self.label if self.label is not None else f"class {self.target}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the pictures as plain JSON values; ``raw`` as nested lists; None where not finite."""
+        """Return everything but the pictures as JSON values; ``raw`` becomes nested lists, non-finite numbers None."""
         cells = self.raw.astype(object)
         cells[~np.isfinite(self.raw)] = None
         return {
@@ -192,7 +198,7 @@ class Explanation:
         }
 
     def __repr__(self) -> str:
-        """Return one line that says what was explained, and how."""
+        """Return a line with the target, the method, the layer and the status."""
         share = "" if self.probability is None else f" {self.probability:.1%}"
         return f"<Explanation of {self.name!r}{share} by {self.method} at {self.layer!r}: {self.status}>"
 

@@ -1,6 +1,6 @@
-"""The values that several packages share: frozen, without behaviour beyond reading themselves.
+"""Frozen values that several packages share.
 
-Shapes are written the same way everywhere: N images, C channels, H x W pixels, h x w grid cells.
+All docstrings write shapes the same way: N images, C channels, H x W pixels, h x w grid cells.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Status: TypeAlias = Literal["ok", "no_positive_evidence", "no_influence", "non_f
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 Fusion: TypeAlias = Literal["mean", "max", "product"]
 Extent: TypeAlias = tuple[tuple[float, float], ...]
-"""Where the input begins and ends along each axis of a grid, as shares of the axis; empty if it is the whole grid."""
+"""Where the input starts and ends along each axis of a grid, as shares of the axis; empty if it covers the whole
+grid."""
 Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap"]
 
 
@@ -39,12 +40,12 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    r"""Where the axes of a layer's output are.
+    r"""The meaning of the axes of a layer's output.
 
     ``kind`` is "channels_first" (N, C, \*grid), "channels_last" (N, \*grid, C), "tokens" (N, L, C), "tokens_last"
     (N, C, L) or "sequence_first" (L, N, C); ``prefix`` counts the tokens before the grid (class, distillation,
-    registers). ``assumed`` is set if the shape could as well be read with the last two axes exchanged and nothing said
-    which. ``extent`` is the part of the grid that lies on the input.
+    registers). ``assumed`` is True if the last two axes could also be read the other way round and nothing shows
+    which is right. ``extent`` is the part of the grid that lies on the input.
     """
 
     kind: Literal["channels_first", "channels_last", "tokens", "tokens_last", "sequence_first"]
@@ -64,13 +65,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class LayerRef:
-    """One call of one module: its dotted name and, where it runs several times, which call (from 1)."""
+    """One call of one module: its dotted name and, if it runs several times, the number of the call, starting at 1."""
 
     name: str
     call: int | None = None
 
     def __str__(self) -> str:
-        """Return the way the layer is typed: ``"layer4"`` or ``"layer4.2.relu#3"``."""
+        """Return the layer as users type it: ``"layer4"`` or ``"layer4.2.relu#3"``."""
         return self.name if self.call is None else f"{self.name}#{self.call}"
 
 
@@ -80,12 +81,12 @@ class TargetLayer:
 
     Attributes:
         name: the module's dotted name.
-        call: which of its calls, from 1, if it runs several times.
-        layout: how its output is laid out; None before an input has run through it.
-        size: of the inputs for which the layout holds: (H, W), (L,) or (D, H, W).
-        reason: why this layer is used, in words.
+        call: the number of the call, starting at 1, if the module runs several times.
+        layout: how its output is laid out; None before the first input.
+        size: the input size for which the layout holds: (H, W), (L,) or (D, H, W).
+        reason: why this layer is used, as a phrase.
         runners_up: the next best layers.
-        sure: whether it is certain where in the picture the layer's cells lie.
+        sure: True if it is certain where in the picture the layer's cells lie.
     """
 
     name: str
@@ -98,22 +99,22 @@ class TargetLayer:
 
     @property
     def ref(self) -> LayerRef:
-        """The name and the call alone."""
+        """The name and the call, without the rest."""
         return LayerRef(self.name, self.call)
 
     @property
     def extent(self) -> Extent:
-        """The part of the layer's grid that lies on the input; empty if it is the whole grid."""
+        """The part of the layer's grid that lies on the input; empty for the whole grid."""
         return () if self.layout is None else self.layout.extent
 
     def __str__(self) -> str:
-        """Return the way the layer is typed: ``"layer4"`` or ``"layer4.2.relu#3"``."""
+        """Return the layer as users type it: ``"layer4"`` or ``"layer4.2.relu#3"``."""
         return str(self.ref)
 
 
 @dataclass(frozen=True, eq=False)
 class Failure:
-    """A picture that could not be explained, in the place where its explanation would have been."""
+    """Takes the place of an explanation in the results if a picture could not be explained."""
 
     source: str
     error: Exception

@@ -108,7 +108,7 @@ def test_a_failure_takes_the_place_of_an_unreadable_picture() -> None:
         (lambda e: e.layer, LayerError, "first picture"),
         (lambda _: camkit.Explainer(made(), "dep"), LayerError, "did you mean 'deep'"),
         (lambda _: camkit.Explainer(made(), []), LayerError, "empty"),
-        (lambda _: camkit.Explainer(made(), "(the model)"), LayerError, "the model as a whole is no layer"),
+        (lambda _: camkit.Explainer(made(), "(the model)"), LayerError, "the whole model is not a layer"),
         (lambda _: camkit.Explainer(made(), method="gradcamm"), MethodError, "did you mean 'gradcam'"),
         (lambda _: camkit.explain(made(), picture(), methd="cam"), TypeError, "did you mean 'method'"),
     ],

@@ -367,7 +367,7 @@ def test_signals_and_volumes_have_maps_as_well(rank, layer):
     assert single.heatmap.shape == item.shape[1:]
     assert len(several) == 2
     assert np.allclose(several[1].raw, single.raw, atol=1e-6)
-    with pytest.raises(InputError, match="is no picture"):
+    with pytest.raises(InputError, match="cannot be drawn as a picture"):
         single.overlay()
 
 

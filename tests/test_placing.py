@@ -142,7 +142,7 @@ def test_where_the_places_cannot_be_measured_the_reason_says_so():
 
     found = camkit.explain(Pooled().eval(), torch.randn(3, 64, 64), target=0)
     assert found.layer == "mix"
-    assert found.layer_reason.endswith("where its cells lie could not be measured")
+    assert found.layer_reason.endswith("the position of its cells could not be measured")
 
 
 # --- padding ----------------------------------------------------------------------------------------------------------
@@ -494,7 +494,7 @@ def test_a_model_that_takes_no_noise_is_explained_with_a_doubt():
             return self.head(self.mix(self.tokens(check(images)).mT).relu().mean(1))
 
     found = camkit.explain(Strict().eval(), image, "mix", target=0)
-    assert found.layer_reason == "as named; where its cells lie could not be measured"
+    assert found.layer_reason == "as named; the position of its cells could not be measured"
 
 
 @pytest.mark.parametrize("side", [8, 16, 24, 32])
@@ -615,7 +615,7 @@ def test_a_branch_of_another_grid_is_named_in_the_reason(fine_last):
     torch.manual_seed(0)
     found = camkit.explain(Joined(fine_last).eval(), torch.randn(3, 64, 64), target=0)
     other = {"fine": "coarse", "coarse": "fine"}[found.layer]
-    assert found.layer_reason.endswith(f"beside it, the score depends on {other}")
+    assert found.layer_reason.endswith(f"the score also depends on {other}")
 
 
 def test_one_cell_for_each_class_is_influence_enough():
@@ -710,4 +710,4 @@ def test_the_rows_of_a_table_that_becomes_a_signal_inside_are_drawn_with_a_doubt
             return self.head(self.maps(rows.mT).mean(2))
 
     found = camkit.explain(Turning().eval(), torch.randn(100, 6), target=0)
-    assert found.layer_reason.endswith("where its cells lie could not be measured")
+    assert found.layer_reason.endswith("the position of its cells could not be measured")

@@ -1,4 +1,4 @@
-"""Hooks set on modules and tensors for a while: where they act, and that none is left when the while is over."""
+"""Temporary hooks on modules and tensors: they act in the right thread only, and all are removed at the end."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from camkit.engine.nested import tensors_in
 
 ForwardHook = Callable[[nn.Module, list[Tensor], Any], Any]
-"""``hook(module, tensors it was called with, output)``; what it returns, unless None, replaces the output."""
+"""``hook(module, argument tensors, output)``; a result other than None replaces the output."""
 
 OutputHook = Callable[[Any], Any]
-"""``hook(output)``; what it returns, unless None, replaces the output."""
+"""``hook(output)``; a result other than None replaces the output."""
 
 InputHook = Callable[[tuple[Any, ...], dict[str, Any]], None]
-"""``hook(arguments, keyword arguments)`` of a module that is about to run."""
+"""``hook(arguments, keyword arguments)``, called before a module runs."""
 
 GradientHook = Callable[[Tensor], "Tensor | None"]
-"""``hook(gradient)``; what it returns, unless None, replaces the gradient."""
+"""``hook(gradient)``; a result other than None replaces the gradient."""
 
 
 def backward_pass() -> int:
-    """Return the number of the backward pass the current thread is in, -1 outside."""
+    """Return the number of the backward pass that the current thread runs; -1 if it runs none."""
     return int(torch._C._current_graph_task_id())
 
 
@@ -35,9 +35,9 @@ def backward_pass() -> int:
 class Scope:
     """The thread, and the backward pass if any, in which hooks were set.
 
-    A module that runs while another backward pass is on runs once more, to compute again what activation checkpointing
-    (``torch.utils.checkpoint``) didn't keep. ``elsewhere`` tells that a module ran in a thread the hooks don't act in.
-    ``acts``, where there is one, says besides whether they act now.
+    A module that runs during another backward pass repeats its forward pass, to recompute what activation checkpointing
+    (``torch.utils.checkpoint``) did not keep. ``elsewhere`` is True after a module ran in a thread where the hooks do
+    not act. ``acts``, if given, can switch the hooks off for a while.
     """
 
     thread: int = field(default_factory=threading.get_ident)
@@ -46,28 +46,29 @@ class Scope:
     acts: Callable[[], bool] | None = None
 
     def first_run(self) -> bool:
-        """Tell whether what runs now is this thread's, and not a repetition during a backward pass."""
+        """Tell whether the current call belongs to this thread and is not a repetition during a backward pass."""
         if threading.get_ident() != self.thread:
             self.elsewhere = True
             return False
         return backward_pass() == self.inside and (self.acts is None or self.acts())
 
     def any_run(self) -> bool:
-        """Tell whether what runs now is this thread's, or is done for it by a thread of PyTorch's own.
+        """Tell whether the current call belongs to this thread, or to a thread of PyTorch's that may work for it.
 
-        PyTorch runs backward passes on GPUs in threads of its own, which don't say whose pass it is.
+        PyTorch runs backward passes on GPUs in its own threads, which do not tell whose pass they run.
         """
         return threading.get_ident() == self.thread or (backward_pass() >= 0 and not _of_python())
 
 
 def _of_python() -> bool:
-    ours = threading.get_ident()
-    known = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))
-    return any(thread.ident == ours for thread in known)
+    """Tell whether Python started the current thread."""
+    current = threading.get_ident()
+    threads = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))
+    return any(thread.ident == current for thread in threads)
 
 
 class _Hook:
-    """A function as a hook that isn't copied or saved with its module: a copy's does nothing."""
+    """Wraps a function as a hook that is not copied or saved with its module: in a copy it does nothing."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -76,22 +77,22 @@ class _Hook:
         return self._function(*arguments)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return getattr, (nullcontext(), "__exit__")  # takes anything and does nothing, and is there without camkit too
+        return getattr, (nullcontext(), "__exit__")  # accepts any arguments, does nothing, and loads without camkit
 
 
 def is_ours(hook: object) -> bool:
-    """Tell whether a hook is one that camkit set."""
+    """Tell whether camkit set a hook."""
     return isinstance(hook, _Hook)
 
 
 @contextmanager
 def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> Iterator[None]:
-    """Set forward hooks that act only on calls made by the current thread; all are removed at the end."""
+    """Set forward hooks that act only on calls of the current thread, and remove them at the end."""
     owner = threading.get_ident()
 
     def guarded(hook: ForwardHook) -> _Hook:
         def called(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-            # Another thread that is just about to call a hook removed here may leave the keyword arguments out.
+            # Another thread may call the hook without keyword arguments, while this thread is removing it.
             if threading.get_ident() != owner:
                 return None
             kwargs, output = rest
@@ -108,7 +109,7 @@ def forward_hooks(hooks: Mapping[nn.Module, ForwardHook]) -> Iterator[None]:
 
 @contextmanager
 def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Call ``note(module)`` in the current thread whenever one of the modules begins a forward pass."""
+    """Call ``note(module)`` whenever one of the modules starts a forward pass in the current thread."""
     owner = threading.get_ident()
 
     def guarded(module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG001 - PyTorch passes it
@@ -121,9 +122,9 @@ def starts(modules: Iterable[nn.Module], note: Callable[[nn.Module], None]) -> I
 
 @contextmanager
 def output_hooks(hooks: Iterable[tuple[nn.Module, OutputHook]], acts: Callable[[], bool]) -> Iterator[None]:
-    """Call each module's hooks, in their order, with what it returns, while ``acts()``.
+    """Call each module's hooks in order with the module's output, while ``acts()`` is true.
 
-    Lean, for hooks on every layer of a network in training: arguments aren't looked at.
+    These hooks do not look at arguments, so they are cheap enough for every layer of a network in training.
     """
 
     def guarded(hook: OutputHook) -> _Hook:
@@ -138,7 +139,7 @@ def output_hooks(hooks: Iterable[tuple[nn.Module, OutputHook]], acts: Callable[[
 
 @contextmanager
 def input_hooks(hooks: Iterable[tuple[nn.Module, InputHook]], acts: Callable[[], bool]) -> Iterator[None]:
-    """Call each module's hooks with its arguments when it is about to run, while ``acts()``."""
+    """Call each module's hooks with its arguments before it runs, while ``acts()`` is true."""
 
     def guarded(hook: InputHook) -> _Hook:
         def called(_: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
@@ -156,9 +157,9 @@ def input_hooks(hooks: Iterable[tuple[nn.Module, InputHook]], acts: Callable[[],
 
 @contextmanager
 def _attached(hooks: Sequence[tuple[nn.Module, _Hook]], attach: Callable[[nn.Module, _Hook], object]) -> Iterator[None]:
-    """Attach hooks for a while.
+    """Attach hooks, and remove them at the end.
 
-    They are found again by what they are and not by handles, which Ctrl-C may keep from being remembered.
+    They are found again by identity and not by handles, since Ctrl-C may come before a handle is stored.
     """
     try:
         try:
@@ -174,53 +175,53 @@ def _attached(hooks: Sequence[tuple[nn.Module, _Hook]], attach: Callable[[nn.Mod
 
 def _detach(hooks: Sequence[tuple[nn.Module, _Hook]]) -> None:
     for module, hook in hooks:
-        for there, with_keywords in (
+        for registered, with_keywords in (
             (module._forward_hooks, module._forward_hooks_with_kwargs),
             (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
         ):
-            for key in [key for key, one in list(there.items()) if one is hook]:
+            for key in [key for key, candidate in list(registered.items()) if candidate is hook]:
                 with_keywords.pop(key, None)
-                there.pop(key, None)
+                registered.pop(key, None)
 
 
 class TensorHooks:
-    """The hooks set on tensors, to be removed together; of those that died with their tensors nothing is kept."""
+    """Hooks on tensors that are removed together. Hooks whose tensors are gone are forgotten."""
 
     def __init__(self) -> None:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._enough = _MANY
+        self._cleanup_length = _MANY
 
     def __len__(self) -> int:
         """Return how many hooks are remembered."""
         return len(self._handles)
 
     def add(self, tensor: Tensor, hook: GradientHook) -> None:
-        """Have the hook called with each gradient of a tensor, as it is now: before what is done to it in place.
+        """Have the hook called with each gradient of a tensor in its present state, before later in-place changes.
 
-        Of a view that is then changed in place PyTorch has the gradients of its uses before, and no others.
+        If a view is changed in place later, PyTorch returns only the gradients of its uses before the change.
         """
         self._handles.append(tensor.register_hook(hook))
-        if len(self._handles) > self._enough:
+        if len(self._handles) > self._cleanup_length:
             self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
-            self._enough = 2 * len(self._handles) + _MANY
+            self._cleanup_length = 2 * len(self._handles) + _MANY
 
     def remove(self) -> None:
         """Remove all of them."""
         while self._handles:
-            self._handles[-1].remove()  # first, so that it isn't forgotten where Ctrl-C comes in between
+            self._handles[-1].remove()  # before it is forgotten, in case Ctrl-C comes in between
             self._handles.pop()
 
 
 _MANY = 256
-"""Handles that may pile up, in a loop of many passes, before those of tensors that are gone are dropped."""
+"""How many handles may accumulate before those of deleted tensors are dropped: a few passes' worth, some kilobytes."""
 
 
 @contextmanager
 def ordinary_gradients(model: nn.Module) -> Iterator[None]:
-    """Have batch normalisations be given gradients that lie in memory in the ordinary order.
+    """Make gradients contiguous before they reach the model's batch normalisations.
 
-    On a CPU, PyTorch 2.15 differentiates one in evaluation mode wrongly for a single image whose gradient does not, as
-    behind ``flatten(2).transpose(1, 2)``: the error is as large as the gradient.
+    On a CPU, PyTorch 2.15 differentiates a batch normalisation in evaluation mode wrongly for a single image whose
+    gradient is not contiguous, as after ``flatten(2).transpose(1, 2)``: the error is as large as the gradient.
     """
 
     def hook(_: nn.Module, __: list[Tensor], output: Any) -> None:
@@ -233,21 +234,20 @@ def ordinary_gradients(model: nn.Module) -> Iterator[None]:
 
 
 def contiguous_gradients(values: Tensor) -> None:
-    """Have the batch normalisations that a tensor was computed with receive gradients in the ordinary order of memory.
+    """Make gradients contiguous before they reach the batch normalisations that a tensor was computed with.
 
-    On a CPU, PyTorch 2.15 differentiates a batch normalisation in evaluation mode wrongly for a single image whose
-    gradient lies in another order, as after ``flatten(2).transpose(1, 2)``: the error is as large as the gradient.
+    This avoids the same error as ``ordinary_gradients``, for a graph that already exists.
     """
     waiting = [values.grad_fn]
-    known = set(waiting)
+    visited = set(waiting)
     while waiting:
         node = waiting.pop()
         if node is None:
             continue
         if "BatchNorm" in node.name():
             node.register_prehook(_contiguous)
-        new = [before for before, _ in node.next_functions if before not in known]
-        known.update(new)
+        new = [before for before, _ in node.next_functions if before not in visited]
+        visited.update(new)
         waiting += new
 
 

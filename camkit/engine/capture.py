@@ -1,4 +1,4 @@
-"""Runs the model once and brings back feature maps, gradients and scores."""
+"""Run the model once and return feature maps, gradients and scores."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from camkit.targets.scores import Expands, Scores, Target
 from camkit.types import Extent, LayerRef, Layout, Precision
 
 _SAME_FP32, _SAME_AUTOCAST = 1e-4, 2e-2
-"""How far a linear layer's input may differ from the mean of the feature maps, as a share of the largest mean."""
+"""How far a linear layer's input may differ from the mean of the feature maps, as a share of the largest mean: several
+times the rounding of a sum over the cells in fp32, and in bf16, the coarsest type of autocast."""
 
 ReadLayout: TypeAlias = Callable[[tuple[int, ...], int, tuple[int, ...]], "Layout | None"]
-"""``read(shape, batch, size)`` returns how an output of this shape is laid out, or None if it is no grid."""
+"""``read(shape, batch, size)`` returns the layout of an output of this shape, or None if it has no grid."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ class Pass:
 
     Attributes:
         modules: the module of each layer to save.
-        layouts: of the layers' outputs, None for an output that has no grid. A layer that is not in it is read from the
-            shape of its output.
-        read_layout: reads such a shape.
+        layouts: the layouts of the layers' outputs, None for an output without a grid. ``read_layout`` reads the layout
+            of any other layer from the shape of its output.
+        read_layout: reads a layout from a shape.
         precision: "bf16" and "fp16" run under autocast.
-        memory_format: of the copy of the inputs that the model gets.
-        record: of the model, if one is prepared.
-        users_code: whether functions of the user run in the pass, besides the model.
-        may_resize: whether the model may resize and pad its input itself, as detectors do.
+        memory_format: the memory format in which the model receives the inputs.
+        record: the model's record, if it is already prepared.
+        users_code: True if functions of the user run in the pass, besides the model.
+        may_resize: True if the model may resize and pad its input itself, as detectors do.
     """
 
     modules: Mapping[LayerRef, nn.Module]
@@ -59,28 +60,28 @@ def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Seque
     """Run the model once and differentiate its head once per target.
 
     Args:
-        model: left exactly as it was found, also after an exception.
+        model: the model; it is restored exactly, also after an exception.
         inputs: a batch of N images on the model's device.
-        targets: each gives one score per image.
+        targets: each returns one score per image.
         options: the layers to save, and how the pass is run.
 
     Raises:
         LayerError: a layer did not run, ran several times, has no spatial extent, or the score does not depend on it.
-        TargetError: the output does not have what a target asks for.
+        TargetError: a target does not fit the model's output.
     """
     result = None
     with suppress(EntangledError):
         result = _capture(model, inputs, targets, options, trunk_graph=False)
     if result is None:
-        # The layer lies inside a no_grad block of the model's own forward, which switched gradients off again when it
-        # ended: if gradients are on outside the block, that is the mode it returns to. Or the layer returned several
-        # tensors, and another one may have been computed from the maps: in the whole graph, the maps lead to that one.
+        # There are two possible reasons. The layer may run inside a no_grad block of the model's own forward, which
+        # turned gradients off again at its end; with gradients on from the start, the block turns them back on. Or the
+        # layer returned several tensors, and one of them may be computed from the maps; the whole graph connects them.
         result = _capture(model, inputs, targets, options, trunk_graph=True)
     if result is None:
         names = " and ".join(repr(str(ref)) for ref in options.modules)
         raise LayerError(
-            f"the score does not depend on layer {names} in a way that can be differentiated; choose another layer, "
-            "or remove inference_mode, detach() or argmax from the model's forward after it"
+            f"the score does not depend on layer {names} in a differentiable way; choose another layer, or remove "
+            "inference_mode, detach() or argmax from the model's forward pass after this layer"
         )
     return result
 
@@ -88,6 +89,7 @@ def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Seque
 def _capture(
     model: nn.Module, inputs: Tensor, targets: Sequence[Target], options: Pass, *, trunk_graph: bool
 ) -> Capture | None:
+    """Run one pass; return None if no score has a gradient or depends on any of the layers."""
     scores: list[Scores] = []
     reached = False
     with (
@@ -96,7 +98,9 @@ def _capture(
         cut(options.modules, whole=trunk_graph) as tape,
         resizing(model if options.may_resize else None) as resized,
     ):
-        images = inputs.clone().requires_grad_() if trunk_graph else inputs  # all parameters may be frozen
+        images = (
+            inputs.clone().requires_grad_() if trunk_graph else inputs
+        )  # the input needs a gradient in case all parameters are frozen
         output = model(images.clone(memory_format=options.memory_format))
         _check_all_ran(tape, options.modules)
         layouts = _layouts(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
@@ -121,7 +125,7 @@ def _capture(
 
 
 def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target]:
-    """Return the targets; one that stands for several, as many as the output has, is taken apart."""
+    """Return the targets, each target that stands for several replaced with those that fit the output."""
     return [
         single
         for target in targets
@@ -132,7 +136,9 @@ def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target
 def _check_all_ran(tape: Tape, modules: Mapping[LayerRef, nn.Module]) -> None:
     missing = [str(ref) for ref in modules if ref not in tape.layers]
     if missing:
-        raise LayerError(f"layer {missing[0]!r} did not run in this pass; camkit layers --model NAME lists what runs")
+        raise LayerError(
+            f"layer {missing[0]!r} did not run in this pass; camkit layers --model NAME lists the layers that run"
+        )
 
 
 def _layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> dict[LayerRef, Layout]:
@@ -145,7 +151,7 @@ def _layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> di
         if layout is None:
             raise LayerError(
                 f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
-                f"{'x'.join(map(str, size))}; choose another (camkit layers --model NAME lists them)"
+                f"{'x'.join(map(str, size))}; choose another layer (camkit layers --model NAME lists them)"
             )
         layouts[ref] = layout
     return layouts
@@ -159,14 +165,14 @@ def _features(saved: Saved, layout: Layout, extent: Extent = ()) -> Features:
 def capture_for_cam(
     model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass
 ) -> Capture:
-    """Run the model once, without any gradient, and find the class weights of its linear layer.
+    """Run the model once without gradients, and return the class weights of its linear layer.
 
-    Whether the head is global average pooling of the layer followed by that linear layer is not guessed from names: the
-    linear layer's input is compared with the mean of the feature maps (or of their positive part, if a ReLU stands
-    between them, as in DenseNet).
+    The head must be global average pooling of the layer followed by that linear layer. This is not guessed from names:
+    the linear layer's input must equal the mean of the feature maps (or of their positive part, if a ReLU comes between
+    them, as in DenseNet).
 
     Raises:
-        MethodError: the head is of another form; the message names methods that work.
+        MethodError: the head has another form; the message names methods that work.
         TargetError: a target is not a class.
     """
     calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
@@ -201,6 +207,7 @@ def _cam_features(
     heads: Sequence[tuple[nn.Linear, Tensor, Tensor]],
     scores: Sequence[Scores],
 ) -> Features:
+    """Return a layer's maps with the class weights of the linear layer that reads their mean."""
     maps = features.activations
     cells = tuple(range(2, maps.dim()))
     if heads:
@@ -210,21 +217,22 @@ def _cam_features(
                 weights = tuple(_class_weights(linear, scored) for scored in scores)
                 return Features(positive_part, weights, features.extent)
     raise MethodError(
-        "cam needs a head of global average pooling and one linear layer, and this model's is not one after layer "
-        f"{str(ref)!r}; use 'gradcam' or 'hirescam', which work with any head"
+        "cam needs a head of global average pooling and one linear layer, and this model has no such head after layer "
+        f" {str(ref)!r}; use 'gradcam' or 'hirescam', which work with any head"
     )
 
 
 def _gives(logits: Tensor, scored: Scores) -> bool:
-    """Tell whether a linear layer's output holds the classes' scores."""
+    """Tell whether a linear layer's output contains the scores of the classes."""
     if scored.indices is None:
-        raise TargetError("cam explains classes; for a target function use 'gradcam'")
+        raise TargetError("cam explains classes only; use 'gradcam' for a target function")
     if logits.dim() != 2 or len(logits) != len(scored.indices) or max(scored.indices) >= logits.shape[1]:
         return False
     return torch.equal(logits[range(len(logits)), scored.indices], scored.values)
 
 
 def _same(pooled: Tensor, mean: Tensor) -> bool:
+    """Tell whether two tensors are equal up to rounding."""
     tolerance = _SAME_FP32 if pooled.dtype == mean.dtype == torch.float32 else _SAME_AUTOCAST
     if pooled.shape != mean.shape:
         return False

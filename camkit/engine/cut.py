@@ -1,9 +1,9 @@
-"""The cut: one pass that saves some layers' feature maps and differentiates the head alone.
+"""The cut: one pass that saves the feature maps of some layers and differentiates only the head.
 
-It is what makes explaining cost one inference. The model runs without a graph; at the first layer asked for, a forward
-hook takes the output out of the pass as a fresh leaf, has the model go on with a copy of it, and switches gradients on.
-So the trunk keeps nothing, only the head is differentiated, and an in-place operation right after the layer changes the
-copy and not what was saved. Tensor hooks keep the gradients.
+This is why an explanation costs about one inference pass. The model runs without a graph. At the first target layer, a
+forward hook saves the output as a new leaf, lets the model continue with a copy of it, and switches gradients on. The
+trunk keeps no activations, only the head is differentiated, and an in-place operation after the layer changes the copy
+and not the saved maps. Tensor hooks save the gradients.
 """
 
 from __future__ import annotations
@@ -24,20 +24,25 @@ from camkit.types import LayerRef
 
 
 class EntangledError(Exception):
-    """A layer returned several tensors, of which one may have been computed from another."""
+    """A layer returned several tensors, and one may have been computed from another."""
 
 
 _LIFT, _STEP = 1024.0, 32.0
-"""Where an fp16 backward pass begins, and by how much it is tried higher or lower; 2^16 would be infinite in fp16."""
+"""The first factor by which an fp16 score is multiplied before its backward pass, and the step by which the factor is
+raised or lowered: 1024 times 32 is 2^15, and 2^16 would be infinite in fp16."""
+
+
+_MOST_TRIES = 4
+"""How often an fp16 backward pass is run at most: four factors, each 32 times smaller than the last, end at 2^-5."""
 
 
 @dataclass(eq=False)
 class Saved:
     """One layer's feature maps, as the layer returned them, and one gradient for each backward pass so far.
 
-    ``end`` is where a backward pass must lead for the gradients to be computed: the output itself where it begins the
-    graph, otherwise its place in the graph, which an in-place operation after the layer doesn't move. ``images`` is the
-    axis along which the images lie.
+    ``end`` is the tensor or edge with respect to which a backward pass differentiates: the output itself if the graph
+    starts there, otherwise its edge in the graph, which in-place operations after the layer do not move. ``images`` is
+    the axis of the images.
     """
 
     output: Tensor
@@ -48,7 +53,7 @@ class Saved:
 
 @dataclass(eq=False)
 class Tape:
-    """What the hooks of one pass saved, by layer, in execution order."""
+    """The maps that the hooks of one pass saved, by layer, in execution order."""
 
     layers: dict[LayerRef, Saved] = field(default_factory=dict)
     recording: bool = True
@@ -57,25 +62,25 @@ class Tape:
     def backward(self, values: Tensor, *, keep_graph: bool, lifted: bool = False) -> bool:
         """Differentiate the images' scores (N,) down to the first layer; tensor hooks save each layer's gradient.
 
-        Parameters receive no ``.grad``. A layer the scores do not depend on has a gradient of zero. ``lifted`` is for
-        fp16, which loses small and large numbers: each image's score is multiplied by a power of two and its gradients
-        are divided by it in float32; where they came out infinite or tiny, the pass is repeated with another one. For
-        that, each score must be one image's own, as those of a model in evaluation mode are.
+        Parameters receive no ``.grad``. A layer that the scores do not depend on gets a gradient of zero. ``lifted`` is
+        for fp16, which cannot represent very small and very large numbers: each image's score is multiplied by a power
+        of two, and its gradients are divided by the same number in float32. If they were infinite or tiny, the pass is
+        repeated with another factor. This requires that each score depends on one image only, as in evaluation mode.
 
         Returns:
-            Whether the scores depend on any of the layers.
+            True if the scores depend on any of the layers.
         """
-        if not values.requires_grad:  # no image has what was asked for
+        if not values.requires_grad:  # the target exists in no image
             for layer in dict.fromkeys(self.layers.values()):
                 layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
             return False
-        self.recording = False  # modules under activation checkpointing run again in a backward pass
+        self.recording = False  # activation checkpointing runs modules again during the backward pass
         saved = list(dict.fromkeys(self.layers.values()))
         if not lifted:
             return self._differentiate(saved, values.sum(), keep_graph=keep_graph)
         lifts = torch.full_like(values, _LIFT, requires_grad=False)
         was_high = torch.zeros_like(lifts, dtype=torch.bool)
-        for tries_left in range(3, -1, -1):
+        for tries_left in range(_MOST_TRIES - 1, -1, -1):
             reached = self._differentiate(saved, (values * lifts).sum(), keep_graph=True)
             batched = [layer for layer in saved if layer.output.shape[layer.images] == len(values)]
             peaks = [
@@ -99,7 +104,7 @@ class Tape:
     @staticmethod
     def _differentiate(saved: list[Saved], score: Tensor, *, keep_graph: bool) -> bool:
         count = len(saved[0].gradients)
-        # Every layer is an end: one on a branch beside the others, such as a skip connection, lies on no way to them.
+        # Every layer is differentiated: one on a parallel branch, such as a skip connection, is on no path to the others.
         ends = [layer.end for layer in saved if layer.end is not None]
         torch.autograd.grad(score, cast("list[Tensor]", ends), retain_graph=keep_graph, allow_unused=True)
         unreached = [layer for layer in saved if len(layer.gradients) == count]
@@ -109,19 +114,21 @@ class Tape:
 
 
 def _shares_memory(output: Tensor, arguments: list[Tensor]) -> bool:
+    """Tell whether a layer returned one of its arguments, or a view of it."""
     storage = output.untyped_storage().data_ptr()
     return any(argument.untyped_storage().data_ptr() == storage for argument in arguments)
 
 
 def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gradients: bool) -> Any:
-    found = feature_tensor(output)
-    if found is None:
-        seen = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    """Save a layer's feature maps; return the output that replaces the layer's own, or None to keep it."""
+    maps = feature_tensor(output)
+    if maps is None:
+        returned = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise LayerError(
-            f"layer {str(ref)!r} returned {seen}, which has no spatial extent to draw a map on; "
+            f"layer {str(ref)!r} returned {returned}, which has no spatial extent to draw a map on; "
             "choose an earlier layer (camkit layers --model NAME lists them)"
         )
-    path, tensor = found
+    path, tensor = maps
     if not gradients:
         tape.layers[ref] = Saved(tensor.detach().clone())
         return None
@@ -135,13 +142,14 @@ def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gr
 
 
 def _begin(tape: Tape, ref: LayerRef, output: Any, path: tuple[Any, ...], tensor: Tensor, *, shared: bool) -> Any:
-    """Start the graph at a layer's output: save it as a leaf, and have the model go on with a copy of that."""
+    """Start the graph at a layer's output: save it as a leaf, and let the model continue with a copy."""
     leaf = (tensor.detach().clone() if shared else tensor.detach()).requires_grad_()
     tape.layers[ref] = saved = Saved(leaf, leaf)
     leaf.register_hook(saved.gradients.append)
     torch.set_grad_enabled(True)
     if shared and not tensor._is_view() and not (tensor.is_leaf and tensor.requires_grad):
-        # The layer returned its own input, or wrote into it. Others hold that tensor too, so it must be the copy.
+        # The layer returned its own input, or wrote into it. Other modules hold that tensor, so the graph must pass
+        # through it.
         tensor.copy_(leaf)
         return None
     return with_tensor(output, path, leaf.clone())
@@ -151,13 +159,13 @@ def _begin(tape: Tape, ref: LayerRef, output: Any, path: tuple[Any, ...], tensor
 def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: bool = False) -> Iterator[Tape]:
     """Save the outputs, and with ``gradients`` the gradients, of some layers during one forward pass.
 
-    Run it inside ``torch.no_grad()``: the first of the layers to be reached switches gradients on for the rest of the
-    pass, and leaving the outer context restores the mode. With ``whole`` the graph of the layers before is kept where
-    there is one, which costs their memory: a layer that returns several tensors may have computed one from the other.
+    Use it inside ``torch.no_grad()``: the first layer to run switches gradients on for the rest of the pass, and
+    leaving the outer context restores the mode. With ``whole`` the graph before the layers is kept if there is one,
+    which costs memory. A layer needs that if it returns several tensors and may have computed one from another.
 
     Raises:
-        LayerError: a layer ran more than once and no call was chosen, or it returned nothing spatial.
-        EntangledError: without ``whole``: the first of the layers to be reached returned several tensors.
+        LayerError: a layer ran more than once and no call was chosen, or it returned no spatial output.
+        EntangledError: the first of the layers to run returned several tensors, and ``whole`` is False.
 
     """
     tape = Tape(whole=whole)
@@ -173,7 +181,7 @@ def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: 
         if calls[module] > 1 and LayerRef(refs[module][0].name) in refs[module]:
             name = refs[module][0].name
             raise LayerError(
-                f"layer {name!r} runs more than once in a pass; choose the call, "
+                f"layer {name!r} runs more than once in a pass; choose one of its calls, "
                 f"for example {name + '#1'!r} or {name + '#2'!r}"
             )
         wanted = [ref for ref in refs[module] if ref.call in (None, calls[module])]

@@ -1,4 +1,4 @@
-"""What one pass through a model brings back."""
+"""The results of one pass through a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from camkit.types import Extent, Layout
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    r"""What the hooks saved of one layer: feature maps (N, C, \*grid), and for each target what weights them.
+    r"""One layer's feature maps (N, C, \*grid), and for each target the tensor that weights them.
 
     ``by_target`` holds the gradients (N, C, \*grid), or the class weights (N, C) of a linear head. ``extent`` is the
     part of the grid that lies on the input.
@@ -26,9 +26,9 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """The result of running the model once: features and layouts per layer in the order given, scores per target.
+    """The result of one pass: features and layouts per layer, in the order given, and scores per target.
 
-    ``resized`` is set if the model resized and padded its input itself.
+    ``resized`` is True if the model resized and padded its input itself.
     """
 
     features: tuple[Features, ...]

@@ -1,4 +1,4 @@
-"""Layers' outputs as grids of cells over the input."""
+"""Turn layers' outputs into grids of cells over the input."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from camkit.types import Extent, Layout
 
 
 def margins(size: Sequence[int], extent: Extent) -> list[int]:
-    """Return how many pixels of a grid lie before and after an input of this size, from the last axis to the first.
+    """Return how many pixels a grid extends before and after an input of this size, from the last axis to the first.
 
-    As ``torch.nn.functional.pad`` takes them; a negative number is of pixels that the grid lacks.
+    This is the order that ``torch.nn.functional.pad`` takes. A negative number means that the grid misses pixels.
     """
-    found: list[int] = []
+    amounts: list[int] = []
     for side, (start, end) in zip(reversed(size), reversed(extent), strict=True):
         whole = round(side / (end - start))
         before = round(start * whole)
-        found += [before, whole - before - side]
-    return found
+        amounts += [before, whole - before - side]
+    return amounts
 
 
 def to_grid(tensor: Shaped[Tensor, "*shape"], layout: Layout) -> Shaped[Tensor, "n c *grid"]:
-    r"""Return a layer's output as (N, C, \*grid) without copying it where the memory allows.
+    r"""Return a layer's output as (N, C, \*grid) without a copy if its memory allows.
 
     Raises:
-        LayerError: the output no longer has the shape the layout was read from.
+        LayerError: the output no longer has the shape that the layout was read from.
 
     """
     try:
@@ -43,4 +43,7 @@ def to_grid(tensor: Shaped[Tensor, "*shape"], layout: Layout) -> Shaped[Tensor, 
         cells = cells[:, :, layout.prefix :][:, :, : math.prod(layout.grid)]
         return cells.reshape(*cells.shape[:2], *layout.grid)
     except RuntimeError as error:
-        raise LayerError(f"a layer output of shape {tuple(tensor.shape)} is not laid out as {layout}") from error
+        raise LayerError(
+            f"a layer's output of shape {tuple(tensor.shape)} does not match its layout {str(layout)!r}; "
+            "the model may have changed"
+        ) from error

@@ -1,4 +1,4 @@
-"""From weights to a heatmap: sum over the channels, ReLU, upsample, divide by the maximum."""
+"""Turn weights into a heatmap: sum over the channels, ReLU, upsample, divide by the maximum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 def weighted_sum(
     weights: Float[Tensor, "n c *broadcast"], activations: Float[Tensor, "n c *grid"]
 ) -> Float[Tensor, "n *grid"]:
-    """Sum weights times activations over the channels, in float32: the signed map."""
+    """Return the signed map: weights times activations, summed over the channels in float32."""
     maps = activations.float()
     if weights[0, 0].numel() == 1 and maps.dim() == 4:
         return torch.einsum("nc,nchw->nhw", weights.float().flatten(1), maps)
@@ -26,12 +26,12 @@ def weighted_sum(
 
 
 def upsample(maps: Float[Tensor, "n *grid"], size: Sequence[int]) -> Float[Tensor, "n *size"]:
-    """Interpolate maps linearly along each axis, cell centres kept in place (``align_corners=False``)."""
+    """Interpolate maps linearly along each axis; cell centres stay in place (``align_corners=False``)."""
     return functional.interpolate(maps[:, None], size=tuple(size), mode=_MODES[len(size)], align_corners=False)[:, 0]
 
 
 def scale(maps: Float[Tensor, "n *size"]) -> Float[Tensor, "n *size"]:
-    """Divide each non-negative map by its maximum, so that 0 stays 0: no evidence. A map without any stays zero."""
+    """Divide each non-negative map by its maximum, so that 0 always means no evidence. A map of zeros stays zero."""
     largest = maps.flatten(1).amax(1).reshape(-1, *[1] * (maps.dim() - 1))
     return maps / torch.where(largest > 0, largest, 1)
 
@@ -39,15 +39,15 @@ def scale(maps: Float[Tensor, "n *size"]) -> Float[Tensor, "n *size"]:
 def to_heatmap(raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
     """Turn signed maps on the grid into heatmaps 0..1 at the size of the input.
 
-    ReLU comes before the upsampling, the division by the maximum after it. A map with a value that is not finite
-    becomes zero: there is nothing true to draw. ``extent`` is the part of the grid that lies on the input.
+    ReLU comes before the upsampling, the division by the maximum after it. A map with a non-finite value becomes zero,
+    since nothing true can be drawn. ``extent`` is the part of the grid that lies on the input.
     """
     finite = torch.isfinite(raw).flatten(1).all(1).reshape(-1, *[1] * (raw.dim() - 1))
     return scale(enlarge(torch.where(finite, raw, 0).relu(), size, extent))
 
 
 def enlarge(cells: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
-    """Interpolate the part of a grid that lies on the input to the size of the input; linear in the cells."""
+    """Interpolate the part of a grid that lies on the input to the input's size. The result is linear in the cells."""
     beside = margins(size, extent or ((0.0, 1.0),) * len(size))
     whole = [side + before + after for side, before, after in zip(size, beside[-2::-2], beside[::-2], strict=True)]
     return functional.pad(upsample(cells, whole), [-amount for amount in beside])
@@ -57,11 +57,11 @@ def fuse(raws: Sequence[Float[Tensor, "n *_"]], how: Fusion = "mean") -> Float[T
     """Fuse the signed maps of several layers, each scaled by its own largest absolute value first.
 
     Args:
-        raws: a map on its own grid for each layer. One layer's map passes through as it is.
-        how: "mean"; "max", if one layer is enough; "product", if all must agree.
+        raws: a map on its own grid for each layer. A single layer's map is returned unchanged.
+        how: "mean"; "max", if one layer's evidence is enough; "product", if all layers must agree.
 
     Returns:
-        The fused map on the finest of the grids; for a product, that of the positive parts.
+        The fused map on the finest of the grids. A product is of the maps' positive parts.
     """
     if len(raws) == 1:
         return raws[0]
@@ -74,13 +74,13 @@ def fuse(raws: Sequence[Float[Tensor, "n *_"]], how: Fusion = "mean") -> Float[T
 def fuse_heatmaps(
     raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int], how: Fusion = "mean", extents: Sequence[Extent] = ()
 ) -> Float[Tensor, "n *size"]:
-    """Fuse the heatmaps of several layers, and scale the result; zero if a layer's map is not finite.
+    """Fuse the heatmaps of several layers and scale the result; zero if a layer's map is not finite.
 
     Args:
         raws: a signed map on its own grid for each layer.
-        size: of the input.
+        size: the size of the input.
         how: as for ``fuse``.
-        extents: of the grids, as for ``to_heatmap``.
+        extents: the part of each grid that lies on the input.
     """
     extents = extents or [()] * len(raws)
     heatmaps = [to_heatmap(raw, size, extent) for raw, extent in zip(raws, extents, strict=True)]

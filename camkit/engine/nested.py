@@ -1,6 +1,6 @@
-"""What modules take and return: tensors, or tuples, lists, dictionaries and dataclasses of them.
+"""Nested structures that modules take and return: tensors in tuples, lists, dictionaries and dataclasses.
 
-One function takes such a structure apart, and one puts it together again; everything else here is written with the two.
+One function takes a structure apart and one puts it together again; all others are built on these two.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 Make: TypeAlias = Callable[[Tensor], Any]
-"""Makes something of a tensor: a copy, or a statistic."""
+"""Computes a value from a tensor, such as a copy or a statistic."""
 
 Path: TypeAlias = tuple[Any, ...]
-"""The keys that lead from a structure to an item inside it."""
+"""The keys that lead from a structure to an item in it."""
 
 
 def _items(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return the keys and items of a structure; None for what is not a structure, such as a tensor."""
+    """Return the keys and items of a structure; None for any other value, such as a tensor."""
     if isinstance(value, Tensor):
         return None
     if isinstance(value, dict):
@@ -34,7 +34,7 @@ def _items(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _with_items(value: Any, items: list[tuple[Any, Any]]) -> Any:
-    """Return a structure like the given one with other items; the given one is not changed."""
+    """Return a copy of a structure with other items."""
     if isinstance(value, tuple):
         return _tuple_like(value, [item for _, item in items])
     if type(value) is list:
@@ -52,13 +52,13 @@ def _tuple_like(value: tuple[Any, ...], items: list[Any]) -> Any:
     kind: Any = type(value)
     if hasattr(kind, "_make"):  # a named tuple
         return kind._make(items)
-    if kind.__module__ == "torch.return_types":  # what torch.max returns, and others
+    if kind.__module__ == "torch.return_types":  # such as the result of torch.max
         return kind(items)
     return tuple(items) if kind in (tuple, torch.Size) else tuple.__new__(kind, items)
 
 
 def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return the same structure with ``leaf(item)`` in the place of each item; the structure itself is not changed.
+    """Return a copy of a structure with each item replaced by ``leaf(item)``.
 
     >>> mapped((1, [2, {"a": 3}]), lambda number: 10 * number)
     (10, [20, {'a': 30}])
@@ -75,14 +75,14 @@ def _tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Walk through the tensors of what a module takes or returns."""
+    """Iterate over the tensors in a module's arguments or output."""
     return (tensor for _, tensor in _tensors(value))
 
 
 def feature_tensor(output: Any) -> tuple[Path, Tensor] | None:
-    """Find the tensor that holds a layer's feature maps, and the keys that lead to it.
+    """Return the keys that lead to the tensor with a layer's feature maps, and that tensor.
 
-    The first floating-point tensor of at least three dimensions; None if the output holds no such tensor.
+    It is the first floating-point tensor with at least three dimensions; None if the output contains none.
 
     >>> import torch
     >>> path, maps = feature_tensor((torch.zeros(1, 5), [torch.zeros(1, 8, 7, 7)]))
@@ -95,7 +95,7 @@ def feature_tensor(output: Any) -> tuple[Path, Tensor] | None:
 
 
 def with_tensor(value: Any, path: Path, tensor: Tensor) -> Any:
-    """Return a structure with the tensor at ``path`` exchanged; the structures on the way are copied, not changed."""
+    """Return a copy of a structure with another tensor at ``path``."""
     if not path:
         return tensor
     key, rest = path[0], path[1:]
@@ -105,7 +105,7 @@ def with_tensor(value: Any, path: Path, tensor: Tensor) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a number, a word or a truth value; None for any other object, since it may hold tensors."""
+    """Return a number, a string or a boolean unchanged; None for any other object, since it may hold tensors."""
     return value if isinstance(value, (bool, int, float, complex, str)) else None
 
 
@@ -113,5 +113,5 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
     """Tell whether writing into one tensor may change the other."""
     try:
         return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # sparse tensors, among others, have no one storage
+    except (RuntimeError, NotImplementedError):  # sparse tensors, for example, have no single storage
         return one is other

@@ -1,4 +1,4 @@
-"""One forward pass that leaves no trace, and the memory format in which it is fastest."""
+"""One forward pass that leaves the model unchanged, and the memory format in which it is fastest."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from camkit.types import Precision
 DTYPES = {"bf16": torch.bfloat16, "bf16-forced": torch.bfloat16, "fp16": torch.float16}
 
 _NO_BF16 = (
-    "this CPU has no units for bf16, which would take several times as long as fp32, so fp32 is used; precision "
-    "'bf16-forced' uses bf16 all the same"
+    "this CPU has no units for bf16, so bf16 would take several times as long as fp32; camkit uses fp32 instead "
+    "(precision 'bf16-forced' uses bf16 anyway)"
 )
 
 _FEW_IMAGES = 4
-"""Images in a batch from which the channels-last format saves more time than the conversion costs."""
+"""The smallest batch for which the channels-last format saves more time than the conversion costs, as measured in
+``docs/benchmarks.md``."""
 
 _SAME_FP32, _SAME_AUTOCAST = 1e-3, 5e-2
-"""How far a model's answers in the two formats may differ, as a share of the largest: a little more than rounding."""
+"""How far a model's outputs in the two formats may differ, as a share of the largest value: a little more than
+rounding."""
 
 
 def usable_precision(precision: Precision, device: torch.device) -> tuple[Precision, str]:
-    """Return the precision to run in, and what to tell the user if it is not the given one.
+    """Return the precision to run in, and a message for the user if it differs from the given one.
 
     Args:
-        precision: as the user gave it.
-        device: where the model is.
+        precision: the user's choice.
+        device: the model's device.
     """
     if precision == "bf16-forced":
         return "bf16", ""
@@ -45,7 +47,7 @@ def usable_precision(precision: Precision, device: torch.device) -> tuple[Precis
 
 
 def _cpu_has_bf16() -> bool:
-    """Tell whether the CPU computes in bf16; older versions of PyTorch tell it of x86 alone."""
+    """Tell whether the CPU computes in bf16; older versions of PyTorch report this for x86 only."""
     if not hasattr(torch.cpu, "get_capabilities"):
         return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_avx512_bf16_supported()
     capabilities = torch.cpu.get_capabilities()
@@ -63,16 +65,17 @@ def quiet_pass(
     *,
     users_code: bool = True,
 ) -> Iterator[None]:
-    """Set the stage for one pass: evaluation mode, no graph, the given precision; all of it is undone at the end.
+    """Prepare one pass: evaluation mode, no graph, the given precision. Everything is undone at the end.
 
-    Works inside a caller's ``no_grad``, ``inference_mode`` and ``autocast``, whose cache of weights is not shared.
+    It works inside the caller's ``no_grad``, ``inference_mode`` and ``autocast``, and does not share autocast's weight
+    cache.
 
     Args:
-        model: left exactly as it was found.
-        device: where the model is.
+        model: the model; it is restored exactly.
+        device: the model's device.
         precision: "fp32", or "bf16" or "fp16" under autocast.
-        record: of the model, if one is prepared; preparing it anew walks through all modules.
-        users_code: whether functions of the user run inside, besides the model.
+        record: the model's record, if it is already prepared; a new one walks through all modules.
+        users_code: True if functions of the user run inside, besides the model.
     """
     record = record or ModelRecord.of_model(model)
     with (
@@ -92,17 +95,17 @@ def faster_format(
     precision: Precision,
     remembered: dict[Precision, bool] | None = None,
 ) -> torch.memory_format:
-    """Return the memory format in which a batch should be given to a model.
+    """Return the memory format in which the model should receive a batch.
 
     Convolutions on a CPU are faster with the channels last, without any change to the model; ``docs/benchmarks.md`` has
-    the figures. Small batches gain little. A model that relies on the ordinary format, and so answers differently in
-    the other, gets the ordinary one.
+    the figures. Small batches gain little. A model that gives different results in this format gets the ordinary one.
 
     Args:
-        model: as in ``quiet_pass``.
+        model: the model; it is restored exactly.
         inputs: the batch.
-        precision: of the pass.
-        remembered: the caller's memory of whether the model answers alike, which one image decides; filled here.
+        precision: the precision of the pass.
+        remembered: for each precision, whether the model gives the same results in both formats; one image decides
+            this, and the answer is added here.
     """
     if inputs.dim() != 4 or inputs.device.type != "cpu" or len(inputs) < _FEW_IMAGES:
         return torch.preserve_format
@@ -114,23 +117,24 @@ def faster_format(
 
 
 def _same_in_both_formats(model: nn.Module, image: Tensor, precision: Precision) -> bool:
+    """Tell whether the model's outputs for one image are equal in both formats, up to rounding."""
     tolerance = _SAME_FP32 if precision == "fp32" else _SAME_AUTOCAST
     with quiet_pass(model, image.device, precision):
         try:
-            plain = [tensor.double() for tensor in tensors_in(model(image.clone()))]
-            other = list(tensors_in(model(image.clone(memory_format=torch.channels_last))))
-        except Exception:  # any error of a model that finds its input in an order it does not expect
+            ordinary = [tensor.double() for tensor in tensors_in(model(image.clone()))]
+            channels_last = list(tensors_in(model(image.clone(memory_format=torch.channels_last))))
+        except Exception:  # a model may raise anything if it does not expect this memory order
             return False
-        return len(plain) == len(other) and all(
-            _same(one, two, tolerance) for one, two in zip(plain, other, strict=True)
+        return len(ordinary) == len(channels_last) and all(
+            _same(*pair, tolerance) for pair in zip(ordinary, channels_last, strict=True)
         )
 
 
-def _same(one: Tensor, two: Tensor, tolerance: float) -> bool:
-    if one.shape != two.shape:
+def _same(expected: Tensor, values: Tensor, tolerance: float) -> bool:
+    if expected.shape != values.shape:
         return False
-    largest = float(one.nan_to_num(0, 0, 0).abs().amax()) if one.numel() else 0.0
-    return torch.allclose(one, two.double(), rtol=0, atol=tolerance * largest, equal_nan=True)
+    largest = float(expected.nan_to_num(0, 0, 0).abs().amax()) if expected.numel() else 0.0
+    return torch.allclose(expected, values.double(), rtol=0, atol=tolerance * largest, equal_nan=True)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Random generators: their state is saved before a pass and restored after it."""
+"""Save the state of the random generators before a pass and restore it afterwards."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _generator_arguments(device: torch.device) -> tuple[torch.device, ...]:
 
 @dataclass
 class _Generators:
-    """The random generators as they were before the first of the present users came."""
+    """The states of the random generators before the first of the current users."""
 
     users: int
     cpu: Tensor
     devices: dict[torch.device, Tensor] = field(default_factory=dict)
     others: tuple[Any, Any] | None = None
-    """The states of NumPy's and Python's."""
+    """The states of NumPy's and Python's generators."""
 
 
 _generators: list[_Generators] = []
@@ -62,20 +62,20 @@ def _restore_generators() -> None:
 
 
 def generators() -> tuple[Any, ...]:
-    """Return the state of the CPU's generators (torch, NumPy, Python) in a form that can be compared."""
+    """Return the states of the CPU's generators (PyTorch, NumPy, Python) in a form that can be compared."""
     numpy: Any = np.random.get_state()
     return torch.get_rng_state().numpy().tobytes(), (numpy[1].tobytes(), *numpy[2:]), random.getstate()
 
 
 @contextmanager
 def same_randomness(devices: frozenset[torch.device] = frozenset(), *, others: bool = True) -> Iterator[None]:
-    """Restore random generators at the end: PyTorch's on the CPU and on some other devices, NumPy's and Python's.
+    """Restore the random generators at the end: PyTorch's on the CPU and on other devices, NumPy's and Python's.
 
-    They belong to the process: what other threads draw in the meantime, they draw again afterwards.
+    All threads share the generators: numbers that other threads draw in the meantime are drawn again afterwards.
 
     Args:
-        devices: besides the CPU.
-        others: whether NumPy's and Python's are restored too, which costs as much as a small network's first layer.
+        devices: the devices besides the CPU.
+        others: True to restore NumPy's and Python's too, which takes as long as a small network's first layer.
     """
     with _lock:
         _save_generators(devices, others=others)

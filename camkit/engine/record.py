@@ -1,4 +1,4 @@
-"""What is remembered of a model between passes."""
+"""What camkit remembers of a model's modules and buffers between passes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from camkit.engine.attach import is_ours
 
 PYTORCHS = frozenset(vars(nn.Module()))
-"""Attributes that belong to PyTorch, such as the hooks. Other threads may set them in the meantime."""
+"""Attributes that belong to PyTorch, such as the hooks. Other threads may set them during a pass."""
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 """Containers that a forward pass may fill, and whose items are restored."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-"""Values whose change can change what a module does, and that refer to nothing else."""
+"""Types of attributes that can switch a module's behaviour and refer to no other object."""
 
 _OWN_GENERATORS = ("torch.", "torchvision.", "timm.")
-"""Packages whose networks draw random numbers from PyTorch's generators alone, in evaluation mode."""
+"""Packages whose networks use only PyTorch's random generators in evaluation mode."""
 
 _VERSION, _REQUIRES_GRAD = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
 _MODULES, _BUFFERS = operator.attrgetter("_modules"), operator.attrgetter("_buffers")
@@ -32,11 +32,11 @@ _HOOKS, _PRE_HOOKS = operator.attrgetter("_forward_hooks"), operator.attrgetter(
 
 
 class ModelRecord:
-    """What is remembered of a model between passes: enough to see that it changed, nothing that keeps it alive.
+    """Remembers enough of a model to notice changes, without keeping the model alive.
 
-    Modules are held by weak references. Modules whose ``forward`` is PyTorch's own are expected to set no attributes;
-    of the others, ``authored``, the attributes are restored after each pass. It is consulted in every call, so its
-    loops are those of ``map`` and ``itertools``.
+    It holds modules by weak references. A module whose ``forward`` PyTorch wrote is expected to set no attributes; the
+    attributes of all other modules, the ``authored`` ones, are restored after each pass. Every call reads the record, so
+    its loops use ``map`` and ``itertools``, which run in C.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -55,7 +55,7 @@ class ModelRecord:
         self._values = [_plain_values(module, names) for module, names in zip(authored, self._names, strict=True)]
         self._lengths = [len(vars(module)) for module in authored]
         self._containers = [_container_names(module) for module in authored]
-        self._where = _first_parameters(modules)
+        self._first_tensors = _first_parameters(modules)
         self.keys = frozenset(map(id, modules))
         self.buffers = BufferCopier(modules, authored)
         tensors = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
@@ -66,35 +66,35 @@ class ModelRecord:
 
     @classmethod
     def of_model(cls, model: nn.Module) -> ModelRecord:
-        """Prepare the record of a model with all its submodules."""
+        """Prepare the record of a model and all its submodules."""
         return cls(list(model.modules()))
 
     @property
     def device(self) -> torch.device:
         """The device of the model's first parameter or buffer; the CPU if it has none."""
-        tensor = _at(self._where[0])
+        tensor = _tensor_at(self._first_tensors[0])
         return torch.device("cpu") if tensor is None else tensor.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the model's first floating-point parameter, which its input must have."""
-        tensor = _at(self._where[1])
+        """The type of the model's first floating-point parameter, which the input must have too."""
+        tensor = _tensor_at(self._first_tensors[1])
         return torch.float32 if tensor is None else tensor.dtype
 
     def modules(self) -> list[nn.Module]:
-        """Return the modules that are still alive, in the model's order."""
+        """Return the modules that still exist, in the model's order."""
         return [module for reference in self._modules if (module := reference()) is not None]
 
     def authored(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
-        """Return the modules, of those that ``modules()`` returned, whose forward PyTorch did not write."""
+        """Select, from the result of ``modules()``, the modules whose ``forward`` PyTorch did not write."""
         return _picked(modules, self._authored)
 
     def buffer_holders(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
-        """Return the modules that have buffers, or may get some in a forward pass."""
+        """Select the modules that have buffers, or may get some in a forward pass."""
         return _picked(modules, self._holders)
 
     def containers(self, authored: Sequence[nn.Module]) -> list[Any]:
-        """Return the ordinary containers that the authors of some modules keep on them."""
+        """Return the lists, dictionaries and sets that the authored modules keep as attributes."""
         return [
             vars(module)[name]
             for module, names in zip(authored, self._containers, strict=True)
@@ -103,7 +103,7 @@ class ModelRecord:
         ]
 
     def is_current(self) -> bool:
-        """Tell whether the model still has the same modules, buffers, hooks and switches; weights may have changed."""
+        """Tell whether the modules, buffers, hooks and switches are the same as before; weights may have changed."""
         modules = self.modules()
         return (
             len(modules) == len(self._modules)
@@ -121,31 +121,31 @@ class ModelRecord:
         pairs = zip(authored, self._names, strict=True)
         try:
             return [_plain_values(module, names) for module, names in pairs] == self._values
-        except (KeyError, RuntimeError, ValueError):  # an attribute is gone, or has become a tensor
+        except (KeyError, RuntimeError, ValueError):  # an attribute was deleted, or became a tensor
             return False
 
 
-_Place: TypeAlias = "tuple[weakref.ref[nn.Module], str, str] | None"
-"""A tensor of a model: the module, the name of its dictionary, and the tensor's name there."""
+_TensorRef: TypeAlias = "tuple[weakref.ref[nn.Module], str, str] | None"
+"""Where a model keeps a tensor: the module, the name of the dictionary, and the key."""
 
 
-def _first_parameters(modules: Sequence[nn.Module]) -> tuple[_Place, _Place]:
-    """Return where the first parameter or buffer is, and the first floating-point parameter."""
-    places = [
+def _first_parameters(modules: Sequence[nn.Module]) -> tuple[_TensorRef, _TensorRef]:
+    """Return references to the first parameter or buffer, and to the first floating-point parameter."""
+    refs = [
         (weakref.ref(module), kind, name)
         for kind in ("_parameters", "_buffers")
         for module in modules
         for name, tensor in vars(module)[kind].items()
         if tensor is not None
     ]
-    floating = (place for place in places if place[1] == "_parameters" and _at(place).is_floating_point())
-    return next(iter(places), None), next(floating, None)
+    floating = (ref for ref in refs if ref[1] == "_parameters" and _tensor_at(ref).is_floating_point())
+    return next(iter(refs), None), next(floating, None)
 
 
-def _at(place: Any) -> Any:
-    """Return the tensor at a place; None if there is none."""
-    module = None if place is None else place[0]()
-    return None if module is None else vars(module)[place[1]].get(place[2])
+def _tensor_at(ref: Any) -> Any:
+    """Return the tensor that a reference leads to; None if there is none any more."""
+    module = None if ref is None else ref[0]()
+    return None if module is None else vars(module)[ref[1]].get(ref[2])
 
 
 def _picked(modules: Sequence[nn.Module], numbers: Sequence[int]) -> list[nn.Module]:
@@ -157,13 +157,13 @@ def _forward_of(kind: type[nn.Module]) -> Any:
 
 
 def _is_pytorchs(module: nn.Module) -> bool:
-    """Tell whether PyTorch wrote a module's forward pass, which then sets no attributes."""
+    """Tell whether PyTorch wrote a module's ``forward``, which then sets no attributes."""
     forward = _forward_of(type(module))
     return "forward" not in vars(module) and str(getattr(forward, "__module__", "")).startswith("torch.nn.modules")
 
 
 def _children(parents: Iterable[nn.Module]) -> list[int]:
-    """Return the identities of the modules inside others."""
+    """Return the identities of the modules' direct children."""
     return list(map(id, itertools.chain.from_iterable(map(dict.values, map(_MODULES, parents)))))
 
 
@@ -176,7 +176,7 @@ def _are_same(tensors: list[Tensor | None], others: list[Tensor | None]) -> bool
 
 
 def _users_hooks(modules: Sequence[nn.Module]) -> list[int]:
-    """Return the numbers of all hooks on forward passes but camkit's; PyTorch gives each hook a number of its own."""
+    """Return the numbers of all forward hooks except camkit's; PyTorch gives each hook its own number."""
     hooked = [hooks for kind in (_HOOKS, _PRE_HOOKS) for hooks in filter(None, map(kind, modules))]
     return [number for hooks in hooked for number, hook in list(hooks.items()) if not is_ours(hook)]
 
@@ -196,11 +196,11 @@ def _plain_values(module: nn.Module, names: tuple[str, ...]) -> list[Any]:
 
 
 class BufferCopier:
-    """Copies all buffers of a model at once: one operation for each type and device instead of one for each buffer.
+    """Copies all buffers of a model at once, with one operation per type and device instead of one per buffer.
 
-    It also tells whether a pass wrote into them. On a CPU values are compared, since PyTorch's batch normalisation,
-    ``.data`` and NumPy write without raising a tensor's version. On other devices, where a comparison would wait for
-    the device, the version tells it; so it does for the counters of PyTorch's own modules.
+    It also detects whether a pass wrote into the buffers. On a CPU it compares values, since PyTorch's batch
+    normalisation, ``.data`` and NumPy write without raising a tensor's version. On other devices a comparison would wait
+    for the device, so it compares versions there, and also for the counters of PyTorch's own modules.
     """
 
     def __init__(self, modules: Sequence[nn.Module], authored: Sequence[nn.Module]) -> None:
@@ -227,18 +227,18 @@ class BufferCopier:
         self._addresses = list(map(Tensor.data_ptr, self._pointers))
 
     def marks(self) -> list[Any]:
-        """Return what shows, besides its values, that a buffer was written to."""
+        """Return the versions and flags that show, besides the values, that a buffer was written to."""
         return [*map(_VERSION, self._versioned), *map(_REQUIRES_GRAD, self._learning)]
 
     def copy(self) -> BufferCopies:
         """Return copies of all buffers."""
-        if list(map(Tensor.data_ptr, self._pointers)) != self._addresses:  # other memory was given through ``.data``
+        if list(map(Tensor.data_ptr, self._pointers)) != self._addresses:  # ``.data`` has given a buffer other memory
             return BufferCopies([], [], [], dict(enumerate(tensor.detach().clone() for tensor in self.tensors)))
         single = {number: self.tensors[number].detach().clone() for number in self._single}
         return BufferCopies(self._joined, self._sizes, [torch.cat(views) for views in self._views], single)
 
     def are_equal(self, copies: BufferCopies) -> bool:
-        """Tell whether the buffers whose values are compared still have the values that were copied."""
+        """Tell whether the compared buffers still have the copied values."""
         if len(copies.flat) != len(self._views):
             return False
         joined = all(
@@ -249,19 +249,18 @@ class BufferCopier:
             values.device.type != "cpu"
             or values.layout is not torch.strided
             or same_values(self.tensors[number], values)
-            or values.layout is not torch.strided
-            or same_values(self.tensors[number], values)
             for number, values in copies.single.items()
         )
 
 
 def _can_be_joined(tensor: Tensor) -> bool:
+    """Tell whether a buffer can be copied together with others, as part of a flat tensor."""
     ordinary = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_quantized
     return ordinary and tensor.is_contiguous() and not tensor.is_inference()
 
 
 class BufferCopies:
-    """The values of a model's buffers, several of them in one flat tensor."""
+    """Copies of the values of a model's buffers, many of them joined into flat tensors."""
 
     def __init__(
         self, joined: list[list[int]], sizes: list[list[int]], flat: list[Tensor], single: dict[int, Tensor]
@@ -272,7 +271,7 @@ class BufferCopies:
         self.single = single
 
     def values(self) -> dict[int, Tensor]:
-        """Return the values of each buffer, by its number; those that were copied together are flat."""
+        """Return the values of each buffer by its number; those that were copied together are flat."""
         values = dict(self.single)
         for numbers, flat, sizes in zip(self._joined, self.flat, self._sizes, strict=True):
             values.update(zip(numbers, flat.split(sizes), strict=True))
@@ -280,7 +279,7 @@ class BufferCopies:
 
 
 def same_values(tensor: Tensor, values: Tensor) -> bool:
-    """Tell whether a tensor has some values; NaN equals NaN."""
+    """Tell whether a tensor has the given values; NaN equals NaN."""
     if tensor.shape != values.shape:
         return False
     if tensor.layout is not torch.strided:

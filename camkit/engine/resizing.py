@@ -1,4 +1,4 @@
-"""Models that resize and pad their input by themselves, noticed while they run."""
+"""Detect, while a model runs, that it resizes and pads its input itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from camkit.types import Extent
 
 @dataclass
 class Resized:
-    """What a model made of its input by itself, as detectors do: the padded size, and the input's place in it."""
+    """How a model resized its input itself, as detectors do: the padded size, and the part of it that is the input."""
 
     padded: tuple[int, ...] = ()
     extent: Extent = ()
@@ -23,25 +23,25 @@ class Resized:
 
 @contextmanager
 def resizing(model: nn.Module | None) -> Iterator[Resized]:
-    """Notice a part of the model that resizes and pads its images into a batch, and says so as torchvision's does.
+    """Detect a submodule that resizes and pads images into a batch, and returns an image list as torchvision's does.
 
-    Without a model nothing is noticed.
+    Without a model, nothing is detected.
     """
     resized = Resized()
 
     def note(_: nn.Module, __: list[Tensor], output: Any) -> None:
-        found = resized_input(output)
-        if found is not None:
-            resized.padded, resized.extent = found
+        size_and_extent = resized_input(output)
+        if size_and_extent is not None:
+            resized.padded, resized.extent = size_and_extent
 
     with forward_hooks(dict.fromkeys(() if model is None else model.children(), note)):
         yield resized
 
 
 def resized_input(output: Any) -> tuple[tuple[int, ...], Extent] | None:
-    """Return the padded size, and the part of it that is the first image, of a batch of resized and padded images."""
+    """Return a resized batch's padded size, and the part that the first image covers; None for any other output."""
     batch = output[0] if isinstance(output, tuple) and output else output
-    if isinstance(batch, dict):  # some answer any question for an attribute with a key's value, or with a KeyError
+    if isinstance(batch, dict):  # some return a key's value for any attribute, or raise a KeyError
         return None
     sizes, tensors = getattr(batch, "image_sizes", None), getattr(batch, "tensors", None)
     if not sizes or not isinstance(tensors, Tensor):

@@ -1,4 +1,4 @@
-"""Puts a model into evaluation mode for a while, and leaves it exactly as it was found."""
+"""Put a model into evaluation mode for a pass, and restore it exactly afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _lock = threading.Lock()
 
 
 class _Saved:
-    """What a model's modules were before a pass: training flags, buffers, and the attributes their author set."""
+    """The state of a model's modules before a pass: training flags, buffers, and the attributes their authors set."""
 
     def __init__(self, record: ModelRecord, modules: list[nn.Module], authored: list[nn.Module]) -> None:
         self._modules = modules
@@ -54,7 +54,7 @@ _SHAPE, _REQUIRES_GRAD = operator.attrgetter("shape"), operator.attrgetter("requ
 
 
 class _Buffers:
-    """The buffers of a model: which tensors they are, and copies of their values."""
+    """The buffers of a model before a pass: the tensors themselves, and copies of their values."""
 
     def __init__(self, record: ModelRecord, modules: list[nn.Module]) -> None:
         self._copier = record.buffers
@@ -80,7 +80,7 @@ class _Buffers:
             holder.update({name: replaced.get(id(buffer), buffer) for name, buffer in buffers.items()})
 
     def _restored(self) -> dict[int, Tensor]:
-        """Return, for the identity of each buffer that was changed, a tensor with the values it had."""
+        """Return, by the identity of each changed buffer, a tensor with its former values."""
         restored: dict[int, Tensor] = {}
         for number, copy in self._copies.values().items():
             tensor, required = self._copier.tensors[number], self._required[number]
@@ -91,25 +91,25 @@ class _Buffers:
 
 
 def _all_items(holders: list[dict[str, Tensor | None]]) -> list[Any]:
-    """Return the names and tensors of all buffers, one after the other."""
+    """Return the names and tensors of all buffers in one flat list."""
     return list(itertools.chain.from_iterable(itertools.chain.from_iterable(map(dict.items, holders))))
 
 
 def _with_values(tensor: Tensor, values: Tensor, *, required: bool) -> Tensor:
-    """Return a buffer with the values it had; the same tensor wherever it can still hold them."""
+    """Return a tensor with a buffer's former values; the buffer itself if it can still hold them."""
     try:
         if tensor.shape != values.shape:
             tensor.resize_(values.shape)
         tensor.copy_(values)
         if tensor.requires_grad and not required:
             tensor.detach_()
-    except Exception:  # the model made it into something that cannot be written to
+    except Exception:  # the model changed it so that it cannot be written to
         return values.clone().requires_grad_(required)
     return tensor
 
 
-def _same_items(these: dict[str, Any], those: dict[str, Any]) -> bool:
-    return list(these) == list(those) and all(map(operator.is_, these.values(), those.values()))
+def _same_items(items: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return list(items) == list(expected) and all(map(operator.is_, items.values(), expected.values()))
 
 
 def _same_contents(value: Any, contents: Any) -> bool:
@@ -121,12 +121,12 @@ def _same_contents(value: Any, contents: Any) -> bool:
 
 
 def _restore_attributes(module: nn.Module, saved: dict[str, Any]) -> None:
-    """Undo what a forward pass set, such as a cache and the flag that says it is there."""
+    """Restore the attributes that a forward pass changed, such as a cache and the flag that it is filled."""
     attributes = vars(module)
     for name in [name for name in attributes if name not in PYTORCHS and name not in saved]:
         del attributes[name]
     for name, value in saved.items():
-        # PyTorch's own attributes are not touched, and a pass may have made an attribute a parameter or a module.
+        # PyTorch manages its own attributes. A pass may also have turned an attribute into a parameter or a module.
         if name in PYTORCHS or name in module._parameters or name in module._modules:
             continue
         if attributes.get(name, attributes) is not value:
@@ -134,7 +134,7 @@ def _restore_attributes(module: nn.Module, saved: dict[str, Any]) -> None:
 
 
 class _Use:
-    """Models in use that share modules: how many passes are running, and what the modules were before the first."""
+    """Models that share modules and are running: the number of passes, and the modules' state before the first one."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -143,7 +143,7 @@ class _Use:
         self.joined: _Use | None = None
 
     def add(self, record: ModelRecord) -> None:
-        """Save what is not saved yet, and count one more user."""
+        """Count one more user, and save the state of the modules that are not saved yet."""
         self.users += 1
         if record.keys <= self.keys:
             return
@@ -156,7 +156,7 @@ class _Use:
         saved.switch_off_training()
 
     def take_over(self, other: _Use) -> None:
-        """Become one with another use, which a model that shares modules with both has connected."""
+        """Merge another use into this one, after a model that shares modules with both has connected them."""
         self.users += other.users
         self.saved += other.saved
         self.keys |= other.keys
@@ -164,7 +164,7 @@ class _Use:
 
 
 _in_use: list[_Use] = []
-"""The models that some thread is running at this moment."""
+"""The models that some thread is running now."""
 
 
 def _enter(record: ModelRecord) -> _Use:
@@ -191,14 +191,14 @@ def _leave(use: _Use) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module, record: ModelRecord | None = None) -> Iterator[None]:
-    """Put every submodule into evaluation mode, and restore each one's flag, buffers and attributes at the end.
+    """Put every submodule into evaluation mode, and restore its flag, buffers and attributes at the end.
 
-    Several threads may be inside for the same model, or for models that share modules: the first one in saves, the last
-    one out restores. ``train()`` and ``eval()`` are not called, since models may override them.
+    Several threads may use the same model at once, or models that share modules: the first one to enter saves the state
+    and the last one to leave restores it. ``train()`` and ``eval()`` are not called, since models may override them.
 
     Args:
         model: any module.
-        record: of the model, if one was prepared.
+        record: the model's record, if it is already prepared.
     """
     record = record or ModelRecord.of_model(model)
     with _lock, torch.no_grad():
@@ -211,19 +211,19 @@ def evaluating(model: nn.Module, record: ModelRecord | None = None) -> Iterator[
 
 
 def is_in_use(record: ModelRecord) -> bool:
-    """Tell whether some pass is running on the model, or on a model that shares modules with it."""
+    """Tell whether a pass is running on the model, or on a model that shares modules with it."""
     return any(not use.keys.isdisjoint(record.keys) for use in list(_in_use))
 
 
 def switch_off_training(model: nn.Module) -> None:
-    """Put every submodule into evaluation mode again, inside ``evaluating``, which restores the flags."""
+    """Put every submodule into evaluation mode again; use it inside ``evaluating``, which restores the flags."""
     for module in model.modules():
         module.training = False
 
 
 @contextmanager
 def same_requirements(model: nn.Module) -> Iterator[None]:
-    """Restore which parameters require gradients at the end: models may freeze parts of themselves in ``train()``."""
+    """Restore at the end which parameters require gradients, since models may freeze parameters in ``train()``."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         yield
@@ -235,7 +235,7 @@ def same_requirements(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class _Eager:
-    """How many threads need compiled modules to run as they are written, and what ends that."""
+    """The number of threads that need compiled modules to run eagerly, and the context that ends this."""
 
     users: int
     stance: AbstractContextManager[None]
@@ -246,9 +246,9 @@ _eager: list[_Eager] = []
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Run compiled modules as they are written: hooks that are set later do not exist in compiled code.
+    """Run compiled modules eagerly, since compiled code ignores hooks that are set later.
 
-    PyTorch has one such switch for all threads; the last one out restores it.
+    PyTorch has one switch for all threads; the last thread to leave restores it.
     """
     if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and importing it takes seconds
         yield

@@ -1,4 +1,4 @@
-"""Work done ahead in other threads, its results in order: reading pictures and writing them overlap with computing."""
+"""Run tasks ahead in other threads and return their results in order, so that reading and writing overlap computing."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 Task = tuple[Callable[[], Result], bool]
-"""What to do, and whether it is worth another thread."""
+"""A function, and whether to run it in another thread."""
 
 
 def in_order(tasks: Iterable[Task[Result]], *, workers: int, ahead: int, prompt: bool = False) -> Iterator[Result]:
-    """Run tasks up to ``ahead`` of the one whose result is wanted.
+    """Run tasks in threads, at most ``ahead`` of the next result, and return their results in order.
 
     Args:
-        tasks: taken only as fast as the results are; a task that needs no thread runs when its result is wanted.
-        workers: threads.
-        ahead: tasks begun but not yet asked for, at most.
-        prompt: give a result as soon as it is there, rather than begin as many tasks as allowed first.
+        tasks: read only as fast as the results are consumed; a task that needs no thread runs when its result is due.
+        workers: the number of threads.
+        ahead: the largest number of started tasks whose results have not been consumed.
+        prompt: return each result as soon as it is ready, instead of first starting as many tasks as allowed.
 
     Returns:
-        An iterator over the results. Closing it cancels what has not begun and waits for what has.
+        An iterator over the results. Closing it cancels tasks that have not started and waits for the others.
     """
     waiting: deque[tuple[Callable[[], bool], Callable[[], Result]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="camkit")
@@ -34,7 +34,7 @@ def in_order(tasks: Iterable[Task[Result]], *, workers: int, ahead: int, prompt:
                 function, in_thread = next(iterator)
             except StopIteration:
                 break
-            except Exception as error:  # results that come before it are given first
+            except Exception as error:  # earlier results come first
                 failure = error
                 break
             if in_thread:

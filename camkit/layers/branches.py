@@ -1,6 +1,6 @@
-"""The branches that a network ends in, beside the one that is explained.
+"""Networks that end in several branches: the other branches besides the explained one.
 
-Every function takes named calls with more than one channel whose cells influence the score, in execution order.
+Each function takes the named calls with more than one channel whose cells influence the score, in execution order.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from camkit.types import Layout
 
 
 def twins(graph: Graph, best: Call, fit: Sequence[Call], layouts: Mapping[Call, Layout | None]) -> list[Call]:
-    """Return the branches beside the best layer that have its grid and do not depend on one another, and that layer.
+    """Return the best layer and the branches with the same grid, none computed from another.
 
-    Empty if nothing is beside it: most networks end in one place.
+    Empty if there is no other branch, as in most networks.
     """
     beside: dict[int | None, Call] = {}
     grid = layouts[best]
@@ -27,36 +27,36 @@ def twins(graph: Graph, best: Call, fit: Sequence[Call], layouts: Mapping[Call, 
 
 
 def shared(trace: Trace, branches: Sequence[Call], fit: Sequence[Call]) -> Call | None:
-    """Return what the branches were computed from, if each is a single layer, such as an attention pool's keys.
+    """Return the layer that all branches were computed from, if each branch is a single layer.
 
-    None if they are longer: then none of them can stand for the others.
+    The keys and values of an attention pool are an example. None if a branch is longer: no layer can stand for all.
     """
     if not branches:
         return None
-    ways = [trace.graph.ancestors(call.operation) for call in branches]
+    paths = [trace.graph.ancestors(call.operation) for call in branches]
     common = -1
-    for way in ways:
-        common &= way
-    known = [call for call in fit if call.is_among(common)]
-    if not known:
+    for path in paths:
+        common &= path
+    sources = [call for call in fit if call.is_among(common)]
+    if not sources:
         return None
     weighted = [call for call in trace.calls if call.weighted]
-    longest = max(len({call.module for call in weighted if call.is_among(way & ~common)}) for way in ways)
-    return max(known, key=lambda call: call.finished) if longest <= 1 else None
+    longest = max(len({call.module for call in weighted if call.is_among(path & ~common)}) for path in paths)
+    return max(sources, key=lambda call: call.finished) if longest <= 1 else None
 
 
 def ends_beside(graph: Graph, best: Call, fit: Sequence[Call]) -> list[Call]:
-    """Return the last layers that the score depends on as well, on none of the ways to or from the best one."""
+    """Return the last layers that the score also depends on, which lie on no path to or from the best layer."""
     if best.operation is None:
         return []
     before = graph.ancestors(best.operation)
     others = [call for call in fit if call.output != best.output]
     others = [call for call in others if call.operation is not None and not call.is_among(before)]
-    on_the_way = graph.ancestors(
+    on_paths = graph.ancestors(
         *(number for call in others if call.operation is not None for number in graph[call.operation].inputs)
     )
     return [
         call
         for call in others
-        if not call.is_among(on_the_way) and not contains(graph.ancestors(call.operation), best.operation)
+        if not call.is_among(on_paths) and not contains(graph.ancestors(call.operation), best.operation)
     ]

@@ -1,7 +1,7 @@
-"""The last stage: the layer to explain, the deepest one with a spatial grid whose cells still influence the score.
+"""The last stage: choose the deepest layer with a spatial grid whose cells still influence the score.
 
-``decide`` runs all stages on a model and one image: a pass that is traced, the layouts of its outputs, where their
-cells lie, and which of them the score depends on. Nothing is decided by a module's name.
+``decide`` runs all stages on a model and one image: it traces a pass, reads the layouts of its outputs, locates their
+cells, and measures which of them the score depends on. No stage decides by a module's name.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from camkit.layers.trace import Call, Key, LivePass, Trace, traced
 from camkit.types import LayerRef, Layout, TargetLayer
 
 _RUNNERS_UP = 3
-"""How many of the next best layers are named: enough to try, few enough to read."""
+"""How many of the next best layers are listed: enough to try, few enough to read."""
 
 _LISTED = 6
-"""How many of the last layers an error message lists."""
+"""How many layers an error message lists: the last ones are the likely choices, and six fit on one line."""
 
-UNSURE = "; where its cells lie could not be measured"
+UNSURE = "; the position of its cells could not be measured"
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """What is known of one call of one module.
+    """What the stages found out about one call of one module.
 
     Attributes:
-        ref: its name, and its call if the module runs several times.
+        ref: the module's name, and the number of the call if the module runs several times.
         kind: the name of its class.
-        shape: of its output; None if it returned no maps.
-        layout: how the output is laid out; None if it is no grid.
+        shape: the shape of its output; None if it returned no maps.
+        layout: how the output is laid out; None if it has no grid.
         verdict: why it cannot be explained; empty if it can.
-        unsure: whether it could not be measured where its cells lie.
+        unsure: True if the position of its cells could not be measured.
     """
 
     ref: LayerRef
@@ -54,13 +54,14 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is known of a model's layers for one size of input.
+    """What the stages decided about a model's layers for one input size.
 
     Attributes:
-        rows: one for each call of a module, in the order in which they ended.
-        layer: the layer to explain; None if there is none, or several are equally deep.
-        equals: layers of which none is computed from another, all as deep as the chosen one would be.
-        lasting: whether it holds for other weights too: what a head of zeros hides is seen once it has weights.
+        rows: one for each call of a module, in the order in which the calls finished.
+        layer: the layer to explain; None if there is none, or if several are equally deep.
+        equals: the layers that are equally deep, none of them computed from another.
+        lasting: True if it holds for other weights too. It is false if the head's weights are zero: other weights may
+            show an influence that zeros hide.
     """
 
     rows: tuple[LayerRow, ...]
@@ -69,7 +70,7 @@ class Decision:
     lasting: bool = True
 
     def candidates(self) -> str:
-        """List the last spatial layers with their shapes, for an error message."""
+        """Return the last spatial layers and their shapes, for an error message."""
         spatial = [row for row in self.rows if row.layout is not None and row.ref.name]
         return ", ".join(f"{row.ref} {row.shape}" for row in spatial[-_LISTED:])
 
@@ -81,39 +82,41 @@ class Decision:
         """Return the layer to explain.
 
         Raises:
-            LayerError: there is none; the message lists what there is.
+            LayerError: there is none, or several are equally deep; the message lists the candidates.
         """
         if self.equals:
             listed = ", ".join(f"{row.ref} {row.shape}" for row in self.equals)
             names = ", ".join(repr(str(row.ref)) for row in self.equals)
             options = " ".join(f"--layer {row.ref}" for row in self.equals)
             raise LayerError(
-                f"the model ends in {len(self.equals)} branches that are equally deep: {listed}; name one, or fuse "
-                f"all: target_layer=[{names}] ({options})"
+                f"the model ends in {len(self.equals)} branches that are equally deep: {listed}; name one of them, or "
+                f"fuse them all with target_layer=[{names}] ({options})"
             )
         if self.layer is None and any(row.verdict == ELSEWHERE for row in self.rows):
             raise LayerError(
-                "in every layer the cells lie elsewhere than in the input, as when a model crops, mirrors or reorders "
-                "it; explain the network inside the model, with pictures that are already prepared"
+                "in every layer the cells lie elsewhere in the input than their shape suggests, as if the model crops, "
+                "mirrors or reorders its input; explain the network inside the model, with pictures that are already "
+                "prepared"
             )
         if self.layer is None:
             raise LayerError(
-                "no layer with a spatial grid influences the score, so none can be chosen; name one with target_layer "
-                "(--layer)" + (f": {self.candidates()}" if self.candidates() else "")
+                "no layer with a spatial grid influences the score, so camkit cannot choose one; name one with "
+                "target_layer (--layer)" + (f": {self.candidates()}" if self.candidates() else "")
             )
         return self.layer
 
     def named(self, ref: LayerRef, size: tuple[int, ...], reason: str) -> TargetLayer:
-        """Return a layer that the caller named.
+        """Return the target layer for a layer that the caller named.
 
         Raises:
-            LayerError: the layer's cells were seen to lie elsewhere in the input than its shape says.
+            LayerError: the layer's cells lie elsewhere in the input than its shape suggests.
         """
         row = self.row_of(ref)
         if row is not None and row.verdict == ELSEWHERE:
             raise LayerError(
                 f"layer {str(row.ref)!r} returned shape {row.shape}, but its cells lie elsewhere in the input than "
-                "that shape says, so no map can be drawn; choose another (camkit layers --model NAME lists them)"
+                "this shape suggests, so camkit cannot draw a map; choose another layer (camkit layers --model NAME "
+                "lists them)"
             )
         unsure = row is not None and row.unsure
         layout = None if row is None else row.layout
@@ -121,19 +124,19 @@ class Decision:
 
 
 def decide(model: nn.Module, image: Float[Tensor, "1 c *size"], record: ModelRecord | None = None) -> Decision:
-    """Look at a model with one pass over an image, a backward pass over its end, and two more passes if needed.
+    """Run all stages on a model: one pass over an image, a backward pass over its end, and two more passes if needed.
 
     Args:
-        model: left exactly as it was found.
+        model: the model; it is restored exactly.
         image: one input on the model's device.
-        record: of the model, if one is prepared.
+        record: the model's record, if it is already prepared.
     """
     with traced(model, image, record) as live:
         return choose_in(live)
 
 
 def choose_in(live: LivePass) -> Decision:
-    """Run the stages on a pass whose tensors are still there."""
+    """Run the stages after the trace on a pass whose tensors are kept."""
     trace = live.trace
     readings = read_layouts(trace)
     if trace.detects:
@@ -147,10 +150,10 @@ def choose_in(live: LivePass) -> Decision:
 
 
 def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
-    """Choose the layer of a detector: the deepest that each of its boxes was computed from, whichever they are.
+    """Choose the layer of a detector: the deepest one that every box is computed from.
 
-    A box's score depends on one scale and a few cells of it, and in a picture where nothing is found there is no score.
-    So the structure decides: the last grid before what the scales begin with, or before regions are taken out of it.
+    A box's score depends on a few cells of one scale, and a picture without detections has no score. So the structure
+    decides: the last grid before the scales branch off, or before regions are cropped from it.
     """
     graph = trace.graph
     pyramid = next((call for call in reversed(trace.calls) if call.scales), None)
@@ -164,9 +167,7 @@ def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
         verdicts.append(verdict or ("not every box is computed from it" if beside else ""))
     rows = _rows(trace, readings, verdicts)
     first: dict[int | None, int] = {}
-    for number, call in enumerate(
-        trace.calls
-    ):  # a module around others may return what one of them returned long before
+    for number, call in enumerate(trace.calls):  # an outer module may return the earlier output of an inner one
         first.setdefault(call.output, number)
     fit = [trace.calls[number] for number in first.values() if trace.calls[number].name and not verdicts[number]]
     if not fit:
@@ -181,12 +182,12 @@ def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
 
 
 def choose(trace: Trace, readings: Readings, influence: Influence) -> Decision:
-    """Choose the deepest layer whose cells lie in their places and influence the score."""
+    """Choose the deepest layer whose cells lie where its layout says and influence the score."""
     layouts = {call: reading.layout for call, reading in zip(trace.calls, readings, strict=True)}
     rows = _rows(trace, readings, influence.verdicts)
     lasting = influence.measured and not influence.note
     fit = [call for call, verdict in zip(trace.calls, influence.verdicts, strict=True) if not verdict]
-    wide = [call for call in fit if channels_of(call.shape, layouts[call]) > 1]  # maps of one channel are gates
+    wide = [call for call in fit if channels_of(call.shape, layouts[call]) > 1]  # maps with one channel are gates
     best = _deepest(trace, layouts, wide or fit)
     if best is None:
         return Decision(rows, None, lasting=lasting)
@@ -215,23 +216,24 @@ def _rows(trace: Trace, readings: Readings, verdicts: Sequence[str]) -> tuple[La
 
 
 def _deepest(trace: Trace, layouts: dict[Call, Layout | None], fit: Sequence[Call]) -> Call | None:
-    """Return the call whose output is the last that a later step turns into something without usable cells.
+    """Return the last call whose output has usable cells that no later step still refines.
 
-    The last fitting output is right for most networks. But inside a module that ends the grid, such as the attention
-    that only the class token leaves, or an attention pool, the keys and values fit too; then it is that module's input.
+    For most networks this is the last usable output. But a module may end the grid, such as an attention pool or an
+    attention from which only the class token goes on. The keys and values inside it are usable too, and its input is
+    chosen instead.
     """
     fit = [call for call in fit if call.name]
     if not fit:
         return None
     last = fit[-1]
-    # What ends another grid, such as the classifier of a coarser branch, says nothing about this one.
+    # A module that ends another grid, such as the classifier of a coarser branch, says nothing about this one.
     last_layout = layouts[last]
     grid = None if last_layout is None else last_layout.grid
     by_output = {call.output: call for call in fit}
     before = trace.graph.ancestors(last.operation)
     if last.operation is not None:
         before &= ~(1 << last.operation)
-    # ... and what begins after the last output but hangs on an earlier one, such as a late gate, is beside the way.
+    # A module that starts after the last output but uses an earlier one, such as a late gate, is a side branch.
     beside = {
         output: call
         for output, call in by_output.items()
@@ -248,7 +250,7 @@ def _deepest(trace: Trace, layouts: dict[Call, Layout | None], fit: Sequence[Cal
     ]
     if not ends:
         return last
-    computed = {call.output: call.finished for call in reversed(fit)}  # modules around it return it later
+    computed = {call.output: call.finished for call in reversed(fit)}  # outer modules return it later
     inputs = _grid_inputs(max(ends, key=lambda call: call.started), by_output)
     return max(inputs, key=lambda call: computed[call.output])
 
@@ -258,22 +260,22 @@ def _grid_inputs(call: Call, by_output: dict[int | None, Call]) -> list[Call]:
 
 
 def _outermost(call: Call, trace: Trace) -> LayerRef:
-    """Return the shortest name under which the call's output leaves a module, one that runs once if there is any.
+    """Return the shortest name of a module that returns the call's output, preferably of one that runs once.
 
-    Preferably alone: what comes out beside it may have been computed from it already.
+    Modules that return only this output come first: another tensor beside it may already be computed from it.
     """
-    leaves = [other for other in trace.by_output[call.output] if other.name]
-    same = [trace.refs[other] for other in leaves if other.alone] or [trace.refs[other] for other in leaves]
-    return min(same, key=lambda ref: (ref.call is not None, ref.name.count("."), len(ref.name)))
+    returning = [other for other in trace.by_output[call.output] if other.name]
+    refs = [trace.refs[other] for other in returning if other.alone] or [trace.refs[other] for other in returning]
+    return min(refs, key=lambda ref: (ref.call is not None, ref.name.count("."), len(ref.name)))
 
 
 def _apart(named: Sequence[LayerRef], chosen: LayerRef) -> list[LayerRef]:
-    """Return the next best layers, none inside another; parts of the chosen layer only if there is nothing else."""
+    """Return the next best layers, none inside another; parts of the chosen layer only if there is no other."""
     inside = chosen.name + "."
     outside = [ref for ref in named if ref != chosen and not ref.name.startswith(inside)]
     listed: list[LayerRef] = []
     for ref in outside or [ref for ref in named if ref != chosen]:
-        if len(listed) < _RUNNERS_UP and not any(f"{ref.name}.".startswith(f"{known.name}.") for known in listed):
+        if len(listed) < _RUNNERS_UP and not any(f"{ref.name}.".startswith(f"{other.name}.") for other in listed):
             listed.append(ref)
     return listed
 
@@ -281,27 +283,28 @@ def _apart(named: Sequence[LayerRef], chosen: LayerRef) -> list[LayerRef]:
 def _described(
     best: Call, trace: Trace, readings: Readings, fit: Sequence[Call], wide: Sequence[Call], influence: Influence
 ) -> TargetLayer:
+    """Return the chosen layer with its layout, its reason and the runners-up."""
     by_call = dict(zip(trace.calls, readings, strict=True))
     reading = by_call[best]
     assert reading.layout is not None
     grid = "x".join(map(str, reading.layout.grid))
     named = [_outermost(call, trace) for call in reversed(fit) if call.name and call.started <= best.finished]
     chosen = _outermost(best, trace)
-    seen = "whose cells influence the score" if influence.measured else "(its influence could not be measured)"
+    evidence = "whose cells influence the score" if influence.measured else "(its influence could not be measured)"
     doubt = UNSURE if reading.unsure else ""
     if any(
         by_call[call].elsewhere and call.started > best.started and call.finished > best.finished for call in by_call
     ):
         doubt += "; the cells of deeper layers lie elsewhere in the input"
     names = list(dict.fromkeys(str(_outermost(call, trace)) for call in ends_beside(trace.graph, best, wide)))
-    beside = f"; beside it, the score depends on {' and '.join(names)}" if names else ""
+    beside = f"; the score also depends on {' and '.join(names)}" if names else ""
     row = next(row for row in _rows(trace, readings, influence.verdicts) if row.ref == chosen)
     return TargetLayer(
         chosen.name,
         chosen.call,
         row.layout,
         trace.size,
-        f"the deepest {grid} grid {seen}{influence.note}{doubt}{beside}",
+        f"the deepest {grid} grid {evidence}{influence.note}{doubt}{beside}",
         tuple(_apart(named, chosen)),
         sure=not reading.unsure,
     )

@@ -1,7 +1,7 @@
-"""What was computed from what: the autograd graph of a pass as a frozen record.
+"""The autograd graph of a pass as a frozen record: which operation was computed from which others.
 
-Operations are numbered so that an operation comes after those it was computed from. Sets of operations are integers
-with one bit for each, which makes questions about ancestors cheap.
+Each operation has a higher number than those it was computed from. A set of operations is an integer with one bit per
+operation, which makes it cheap to look up ancestors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PRODUCTS = ("BmmBackward", "BaddbmmBackward")
 _SOFTMAXES = ("SoftmaxBackward", "SafeSoftmaxBackward")
 _CHOICES = ("IndexBackward", "IndexSelectBackward", "GatherBackward")
 _LAST_AXIS = (1 << 64) - 1
-"""How autograd writes the axis -1."""
+"""Autograd stores the axis -1 as this number."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Operation:
 
     Attributes:
         kind: autograd's name for it.
-        inputs: the numbers of the operations it was computed from; None for what has no gradient.
-        shape: of what it returned, for convolutions, poolings, resizings, products and softmaxes.
-        is_input: whether it is the input of the pass.
-        axis: of a softmax.
-        kernel: how many cells a convolution's kernel covers.
+        inputs: the numbers of the operations it was computed from; None for an input without a gradient.
+        shape: the shape of its result, for convolutions, poolings, resizings, matrix products and softmaxes.
+        is_input: True if it stands for the input of the pass.
+        axis: the axis of a softmax.
+        kernel: the number of cells in a convolution's kernel.
     """
 
     kind: str
@@ -47,37 +47,37 @@ class Operation:
 
     @functools.cached_property
     def is_spatial(self) -> bool:
-        """Whether it is a convolution, pooling or resizing, so that what it returned has a grid for certain."""
+        """True for a convolution, pooling or resizing, whose result certainly has a grid."""
         return any(kind in self.kind for kind in _SPATIAL)
 
     @functools.cached_property
     def moves_over_cells(self) -> bool:
-        """Whether it combined neighbouring cells, so that its axes are a grid; a 1 x 1 convolution does not."""
+        """True if it combined neighbouring cells, so that its axes are a grid; false for a 1 x 1 convolution."""
         return "Conv" not in self.kind or (self.kernel is not None and self.kernel > 1)
 
     @functools.cached_property
     def is_softmax(self) -> bool:
-        """Whether it is a softmax."""
+        """True for a softmax."""
         return self.kind.startswith(_SOFTMAXES)
 
     @functools.cached_property
     def is_product(self) -> bool:
-        """Whether it is a batched product of matrices."""
+        """True for a batched matrix product."""
         return self.kind.startswith(_PRODUCTS)
 
     @functools.cached_property
     def is_choice(self) -> bool:
-        """Whether it picked entries by their numbers, as pruning of tokens does."""
+        """True if it selected entries by index, as token pruning does."""
         return self.kind.startswith(_CHOICES)
 
     @property
     def operands(self) -> tuple[int | None, ...]:
-        """Where the two matrices of a batched product came from, not what was added to it."""
+        """The operations that computed the two matrices of a batched product, without the matrix added to it."""
         return self.inputs[-2:]
 
     @property
     def rows(self) -> int | None:
-        """How many rows the matrices had that it returned."""
+        """The number of rows of the matrices that it returned."""
         return None if self.shape is None else self.shape[-2]
 
 
@@ -88,7 +88,7 @@ class Graph:
     operations: tuple[Operation, ...]
 
     def __getitem__(self, number: int) -> Operation:
-        """Return an operation."""
+        """Return the operation with this number."""
         return self.operations[number]
 
     @functools.cached_property
@@ -114,7 +114,7 @@ class Graph:
         return _set_of(number for number, operation in enumerate(self.operations) if "roi" in operation.kind.casefold())
 
     def ancestors(self, *numbers: int | None) -> int:
-        """Return the set of all operations that some were computed from, these included."""
+        """Return the set of all operations that some operations were computed from, including themselves."""
         members = 0
         for number in numbers:
             if number is not None:
@@ -122,29 +122,29 @@ class Graph:
         return members
 
     def is_from_input(self, number: int | None) -> bool:
-        """Tell whether something was computed from the input of the pass."""
+        """Tell whether an operation was computed from the input of the pass."""
         return number is not None and self._from_input[number]
 
     def is_learned(self, number: int | None) -> bool:
-        """Tell whether something was computed from parameters alone; what is outside the graph may be the input's."""
+        """Tell whether an operation was computed from parameters alone; False for a tensor outside the graph."""
         return number is not None and not self._from_input[number]
 
     def is_regional(self, number: int | None) -> bool:
-        """Tell whether something was computed from regions taken out of feature maps: its grid is a region's."""
+        """Tell whether an operation was computed from regions cropped from feature maps: its grid covers a region."""
         return bool(self.ancestors(number) & self._regional)
 
     def is_attention(self, number: int | None, dimensions: int) -> bool:
-        """Tell whether a tensor of so many dimensions is a softmax along its last axis: weights, not features."""
+        """Tell whether a tensor with this many dimensions is a softmax along its last axis: weights, not features."""
         if number is None or not self[number].is_softmax:
             return False
         axis = self[number].axis
         return axis is not None and axis in (dimensions - 1, -1, _LAST_AXIS)
 
     def queries_of(self, number: int) -> list[int | None] | None:
-        """Return where the queries of attention came from, since its result lies where they do.
+        """Return the operations that computed the queries of attention; its result has the positions of the queries.
 
-        None for what is not attention's weighted sum. The list is empty if the weights were no products of queries and
-        keys.
+        None if the operation is not the weighted sum of an attention. The list is empty if the weights were not
+        products of queries and keys.
         """
         operation = self[number]
         if operation.kind.startswith("ScaledDotProduct"):
@@ -152,21 +152,24 @@ class Graph:
         if not operation.is_product:
             return None
         softmaxes = [
-            before for operand in operation.operands for before in self._back(operand) if self[before].is_softmax
+            before
+            for operand in operation.operands
+            for before in self._nearest_before(operand)
+            if self[before].is_softmax
         ]
         if not softmaxes:
             return None
         pairs = [
             (self[softmax], self[before])
             for softmax in softmaxes
-            for before in self._back(softmax)
+            for before in self._nearest_before(softmax)
             if self[before].is_product
         ]
         return [product.operands[0 if softmax.rows == product.rows else 1] for softmax, product in pairs]
 
-    def _back(self, number: int | None) -> Iterator[int]:
-        """Walk back from an operation to the nearest products, convolutions and softmaxes, these included."""
-        waiting, known = deque([number]), {number}
+    def _nearest_before(self, number: int | None) -> Iterator[int]:
+        """Walk back from an operation up to and including the nearest products, convolutions and softmaxes."""
+        waiting, visited = deque([number]), {number}
         while waiting:
             current = waiting.popleft()
             if current is None:
@@ -176,8 +179,8 @@ class Graph:
             if current == number or not (
                 operation.is_softmax or any(kind in operation.kind for kind in ("mm", "Conv"))
             ):
-                new = [before for before in operation.inputs if before not in known]
-                known.update(new)
+                new = [before for before in operation.inputs if before not in visited]
+                visited.update(new)
                 waiting.extend(new)
 
 
@@ -189,15 +192,16 @@ def _set_of(numbers: Iterable[int]) -> int:
 
 
 def contains(members: int, number: int | None) -> bool:
-    """Tell whether an operation is in a set of operations."""
+    """Tell whether a set of operations contains an operation."""
     return number is not None and bool(members >> number & 1)
 
 
 class Lineage(Generic[Note]):
-    """Remembers a note for some operations and finds the nearest notes before an operation.
+    """Stores notes on operations, and finds the nearest notes before an operation.
 
     Args:
-        read: returns the note that an operation without one carries in itself, if any, and where to look behind it.
+        read: for an operation without a stored note, returns the note that follows from the operation itself, or None,
+            and the operations to search before it.
     """
 
     def __init__(self, read: Callable[[int], tuple[Note | None, Sequence[int | None]]]) -> None:
@@ -205,14 +209,14 @@ class Lineage(Generic[Note]):
         self._read = read
 
     def add(self, number: int | None, note: Note) -> None:
-        """Write a note to an operation, unless it has one."""
+        """Store a note on an operation that has none."""
         if number is not None:
             self._notes.setdefault(number, note)
 
     def nearest(self, number: int | None) -> list[Note]:
-        """Return the different notes met first on all ways back from an operation, the nearest first."""
+        """Return the distinct notes met first on all paths back from an operation, the nearest first."""
         notes: list[Note] = []
-        waiting, known = deque([number]), {number}
+        waiting, visited = deque([number]), {number}
         while waiting:
             current = waiting.popleft()
             if current is None:
@@ -220,14 +224,14 @@ class Lineage(Generic[Note]):
             note, behind = (self._notes[current], ()) if current in self._notes else self._read(current)
             if note is not None and note not in notes:
                 notes.append(note)
-            new = [before for before in behind if before not in known]
-            known.update(new)
+            new = [before for before in behind if before not in visited]
+            visited.update(new)
             waiting.extend(new)
         return notes
 
 
 class GraphRecorder:
-    """Turns the graph behind some tensors into a ``Graph``, and tells the number of each tensor's operation."""
+    """Records the autograd graph of some tensors as a ``Graph``, and gives each operation its number."""
 
     def __init__(self, leaf: Tensor) -> None:
         self._leaf = leaf
@@ -235,11 +239,11 @@ class GraphRecorder:
         self._operations: list[Operation] = []
 
     def graph(self) -> Graph:
-        """Return what was recorded so far."""
+        """Return the operations recorded so far."""
         return Graph(tuple(self._operations))
 
     def number(self, node: Node | None) -> int | None:
-        """Return the number of an operation; it and all before it are recorded now if they were not yet."""
+        """Return the number of an operation; record it and all operations before it if necessary."""
         if node is None:
             return None
         waiting = [node]
@@ -265,10 +269,9 @@ class GraphRecorder:
             return Operation(operation.kind, is_input=getattr(node, "variable", None) is self._leaf)
         if not (operation.is_spatial or operation.is_softmax or operation.is_product):
             return operation
-        returned = getattr(
-            node, "_input_metadata", ()
-        )  # the backward's inputs have the shapes of the forward's outputs
-        shape = tuple(returned[0].shape) if returned else None
+        # The inputs of the backward function have the shapes of the forward function's outputs.
+        outputs = getattr(node, "_input_metadata", ())
+        shape = tuple(outputs[0].shape) if outputs else None
         axis = getattr(node, "_saved_dim", None) if operation.is_softmax else None
         weight = getattr(node, "_saved_weight", None) if "Conv" in operation.kind else None
         kernel = None if weight is None else weight.shape[2:].numel()

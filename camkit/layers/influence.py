@@ -1,4 +1,4 @@
-"""The fourth stage: on which of an output's cells the score depends."""
+"""The fourth stage: find the outputs, and the cells of each, that the score depends on."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from camkit.layers.trace import Call, Gradients, Score, Trace
 from camkit.types import Layout
 
 _TAIL = 32
-"""Outputs with a grid, counted from the end of the pass, that are measured first. Most networks end within them."""
+"""How many of the last outputs with a grid are measured first: enough to include the layer that most networks end in,
+and cheaper than a gradient of every output."""
 
-_OTHER_BRANCH = "no influence on the score"
+_OTHER_BRANCH = "does not influence the score"
 _NO_CELLS = "its cells do not influence the score"
 _SCORES = "class scores, not features"
 NO_GRID = "no spatial grid"
 ELSEWHERE = "its cells lie elsewhere in the input"
 NO_FEATURES = "computes no features"
 
-_HEAD_OF_ZEROS = "; the head's weights are zero, so the influence on its input was measured"
+_HEAD_OF_ZEROS = "; the head's weights are zero, so the influence on the head's input was measured instead"
+
+_LEAST_CELLS = 2
+"""Fewer active cells than this are no map: a single cell is a token or a pooled feature, not a grid."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,9 @@ class Influence:
     """Which calls the score depends on.
 
     Attributes:
-        verdicts: for each call of the trace, why it cannot be explained; empty if it can.
-        measured: whether the influence could be measured at all.
-        note: what should be known of the measurement, to be added to a reason.
+        verdicts: for each call of the trace, the reason it cannot be explained; empty if it can.
+        measured: True if the influence could be measured.
+        note: a remark on the measurement, to be appended to the reason for a layer.
     """
 
     verdicts: tuple[str, ...]
@@ -43,7 +47,7 @@ class Influence:
 
 @dataclass
 class _Measurement:
-    """The gradients known so far, as masks of the cells and channels where they are not zero."""
+    """The gradients measured so far, as masks of the cells and channels where they are not zero."""
 
     score: Score = "best"
     masks: dict[int, Tensor | None] = field(default_factory=dict)
@@ -55,12 +59,12 @@ class _Measurement:
 
 
 def measure_influence(trace: Trace, readings: Readings, gradients: Gradients) -> Influence:
-    """Tell on which outputs the score depends, cell by cell.
+    """Find the outputs that the score depends on, cell by cell.
 
     Args:
-        trace: of the pass.
+        trace: the trace of the pass.
         readings: one for each call.
-        gradients: differentiates a score; called for the last outputs first, and for others only if they are needed.
+        gradients: differentiates a score; called for the last outputs first, and for others only if necessary.
     """
     layouts = {
         call.output: reading.layout
@@ -69,9 +73,9 @@ def measure_influence(trace: Trace, readings: Readings, gradients: Gradients) ->
     }
     measurement = _measured(trace, layouts, gradients)
     verdicts = _verdicts(trace, readings, layouts, measurement, gradients)
-    # A module around the last fitting one may be better, and its input may be too far from the end to be known.
-    fit = [call for call, verdict in zip(trace.calls, verdicts, strict=True) if not verdict]
-    inputs = _inputs_around(trace.calls, verdicts, fit[-1]) if fit else set()
+    # The input of a module around the last usable one may be better, and may be too early to have been measured.
+    usable = [call for call, verdict in zip(trace.calls, verdicts, strict=True) if not verdict]
+    inputs = _inputs_around(trace.calls, verdicts, usable[-1]) if usable else set()
     missing = [number for number in layouts if number in inputs and number not in measurement.masks]
     if missing and measurement.succeeded:
         measurement.masks.update(gradients(measurement.score, missing) or {})
@@ -80,18 +84,19 @@ def measure_influence(trace: Trace, readings: Readings, gradients: Gradients) ->
 
 
 def _measured(trace: Trace, layouts: Mapping[int, Layout], gradients: Gradients) -> _Measurement:
-    """Differentiate the best class's score; if that says nothing, other scores."""
+    """Differentiate the best class's score; if its gradients are zero, try the other scores."""
     numbers = list(layouts)
     for score in ("best", "mixture", "head") if trace.scored else ():
         measurement = _Measurement(score, note=_HEAD_OF_ZEROS if score == "head" else "")
-        for some in (numbers[-_TAIL:], numbers[:-_TAIL]):
-            measurement.masks.update(gradients(score, some) or {})
-            if any(_active_cells(measurement.masks.get(number), layouts[number]) > 1 for number in some):
+        for outputs in (numbers[-_TAIL:], numbers[:-_TAIL]):
+            measurement.masks.update(gradients(score, outputs) or {})
+            if any(_active_cells(measurement.masks.get(number), layouts[number]) >= _LEAST_CELLS for number in outputs):
                 return measurement
     return _Measurement()
 
 
 def _active_cells(mask: Bool[Tensor, "*shape"] | None, layout: Layout) -> int:
+    """Count the cells that the score depends on, in any channel."""
     return 0 if mask is None else int(to_grid(mask, layout)[0].any(0).sum())
 
 
@@ -102,6 +107,7 @@ def _verdicts(
     measurement: _Measurement,
     gradients: Gradients,
 ) -> tuple[str, ...]:
+    """Return the reason against each call; empty for the calls that can be explained."""
     by_output: dict[int, str] = {}
     verdicts: list[str] = []
     for call, reading in zip(trace.calls, readings, strict=True):
@@ -115,7 +121,7 @@ def _verdicts(
 
 
 def structural_verdict(call: Call, layout: Layout | None, *, elsewhere: bool) -> str:
-    """Return why a call cannot be explained whatever the score is; empty if nothing is known against it."""
+    """Return why a call cannot be explained, whatever the score is; empty if there is no such reason."""
     if call.output is None or layout is None:
         return ELSEWHERE if elsewhere else NO_GRID
     return NO_FEATURES if call.passes or call.output in call.arguments else ""
@@ -124,6 +130,7 @@ def structural_verdict(call: Call, layout: Layout | None, *, elsewhere: bool) ->
 def _verdict(
     trace: Trace, call: Call, layout: Layout, readings: Readings, measurement: _Measurement, gradients: Gradients
 ) -> str:
+    """Return why a call with a grid cannot be explained; empty if it can."""
     assert call.output is not None
     mask = measurement.masks.get(call.output)
     channels = channels_of(call.shape, layout)
@@ -132,7 +139,7 @@ def _verdict(
             return _OTHER_BRANCH
         return "class scores" if channels == trace.classes else ""
     active = _active_cells(mask, layout)
-    if active < 2 and not (active and _spreads(call.output, layout, gradients)):
+    if active < _LEAST_CELLS and not (active and _spreads(call.output, layout, gradients)):
         return _NO_CELLS
     one_channel = int(to_grid(mask, layout)[0].sum(0).amax()) == 1
     returns_maps = bool(trace.calls) and not trace.calls[-1].name and readings[-1].layout is not None
@@ -142,13 +149,13 @@ def _verdict(
 
 
 def _spreads(number: int, layout: Layout, gradients: Gradients) -> bool:
-    """Tell whether other scores depend on other cells than the one that the best score comes from."""
+    """Tell whether other scores depend on more cells than the one that the best score comes from."""
     mask = (gradients("mixture", [number]) or {}).get(number)
-    return mask is not None and int(to_grid(mask, layout).any(1).sum()) > 1
+    return mask is not None and int(to_grid(mask, layout).any(1).sum()) >= _LEAST_CELLS
 
 
 def _inputs_around(calls: Sequence[Call], verdicts: Sequence[str], last: Call) -> set[int]:
-    """Return the inputs of the modules around the last fitting call that do not fit themselves."""
+    """Return the inputs of the modules around the last usable call that are not usable themselves."""
     return {
         argument
         for call, verdict in zip(calls, verdicts, strict=True)

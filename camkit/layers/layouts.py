@@ -24,7 +24,8 @@ _MOST_PREFIX_OF_SIGNALS = 4
 distillation, two registers) are tried."""
 
 _USUAL_PREFIX = 2
-"""Prefix tokens up to which the first of two possible readings is taken: a class and a distillation token, as in DeiT."""
+"""Prefix tokens up to which the first of two possible readings is taken: a class and a distillation token, as in
+DeiT."""
 
 _MOST_CELLS_LOST = 2.5
 """Cells that a grid may have fewer than the input's size divided by the stride: an unpadded 3 x 3
@@ -49,7 +50,7 @@ allows for a step twice as large."""
 
 
 def is_distorted(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
-    """Tell whether the cells of a grid over this size would be far from square, as if only an edge of a grid were left."""
+    """Tell whether the cells of a grid over this size would be far from square, as if only its edge were left."""
     strides = [s / g for g, s in zip(grid, size, strict=True)]
     return max(strides) > _MOST_DISTORTION * min(strides)
 

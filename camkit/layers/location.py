@@ -36,39 +36,41 @@ _PARTS = {
     1: torch.tensor([1, 1, 1, 0, 0, 1, 0, 0]),
     2: torch.tensor([[0, 1, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1]]),
 }
-"""The parts of the input that are replaced first, on a coarse grid: half of the area, in a pattern that resembles itself
-little when it is mirrored, rotated, shifted or reordered."""
+"""The parts of the input that are replaced first, on a coarse grid: half of the area, in a pattern that resembles
+itself little when it is mirrored, rotated, shifted or reordered."""
 
 _CONFIRMED = 0.5
-"""The correlation between cells' changes and the replaced pixels that confirms a layout: tokens in their places reach 0.9
-and more, others 0 on average. Convolutions with wide receptive fields go down to 0.1, but their grid is certain."""
+"""The correlation between cells' changes and the replaced pixels that confirms a layout: tokens in their places reach
+0.9 and more, others 0 on average. Convolutions with wide receptive fields go down to 0.1, but their grid is certain."""
 
 _SHARP = 0.85
-"""The correlation that another position needs if the grid is certain: high, since only a lost edge can have shifted it."""
+"""The correlation that another position needs if the grid is certain: high, since only a lost edge can have shifted
+it."""
 
 _FINE, _SOME_CELLS, _MANY_CELLS = 0.6, 16, 64
 """The spread and the numbers of cells at which small differences in correlation mean something: random weights spread
 wide receptive fields by a quarter, tokens by 0.5 and more, and 16 and 64 cells are grids of 4 x 4 and 8 x 8."""
 
 _LEAST_GAIN, _CLEAR_GAIN, _NEARLY_PERFECT = 0.05, 0.15, 0.95
-"""How much better another position must correlate to replace the expected one: by a clear gain, or by a small one if its
-correlation is nearly perfect. Repeated measurements of the same cells differ by less than 0.05, a third of a clear gain."""
+"""How much better another position must correlate to replace the expected one: by a clear gain, or by a small one if
+its correlation is nearly perfect. Repeated measurements of the same cells differ by less than 0.05, a third of a clear
+gain."""
 
 _ELSEWHERE = 0.3
-"""Below this correlation the cells lie elsewhere, if their changes depend on position at all: cells in their places reach
-0.9, others 0 on average, and this lies well below ``_CONFIRMED``."""
+"""Below this correlation the cells lie elsewhere, if their changes depend on position at all: cells in their places
+reach 0.9, others 0 on average, and this lies well below ``_CONFIRMED``."""
 
 _SHOWN = 0.35
-"""The spread of the cells' changes, between 0 and 1, from which they depend on position at all: wide receptive fields of
-random weights leave a quarter, tokens have 0.5 and more."""
+"""The spread of the cells' changes, between 0 and 1, from which they depend on position at all: wide receptive fields
+of random weights leave a quarter, tokens have 0.5 and more."""
 
 _ALIKE = 0.02
 """Correlations that differ by less count as equal, and the simplest reading wins: less than half of the difference
 between repeated measurements."""
 
 _UNCHANGED = 1e-3
-"""Changes below this share of the largest one count as rounding: well above float32's precision, and far below the change
-of any cell that sees the input."""
+"""Changes below this share of the largest one count as rounding: well above float32's precision, and far below the
+change of any cell that sees the input."""
 
 _KEPT = 0.8
 """If the cells of the first convolution correlate less than this, the model moves its input in an unknown way: they see

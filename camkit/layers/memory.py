@@ -1,4 +1,4 @@
-"""What is known of one model, so that it is found out once: its record, and the decisions about its layers."""
+"""What camkit keeps about one model between calls: its record, and the decisions about its layers."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from camkit.layers.trace import OperationNames
 from camkit.types import LayerRef, Precision, TargetLayer
 
 _MOST_SIZES = 32
-"""Sizes of inputs for which decisions are kept: few models see more, and a decision takes a second at most."""
+"""How many input sizes have their decisions kept: few models see more, and deciding again takes a second at most."""
 
 InputKind: TypeAlias = tuple[object, ...]
-"""What of an input a decision depends on: its shape without the batch, and its type."""
+"""The properties of an input that a decision depends on: its shape without the batch, and its type."""
 
 
 class ModelMemory:
-    """What is known of one model. Nothing in it keeps the model alive.
+    """Remembers what was decided for one model, without keeping the model alive.
 
-    A change of the model's structure, such as another submodule, hook or switch, makes ``refresh`` forget everything.
+    ``refresh`` forgets everything if the model's structure changed, such as a submodule, a hook or a switch.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
-        self._learn(model)
+        self._start(model)
 
-    def _learn(self, model: nn.Module) -> None:
+    def _start(self, model: nn.Module) -> None:
         self.record = ModelRecord.of_model(model)
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
@@ -47,24 +47,24 @@ class ModelMemory:
 
     @property
     def model(self) -> nn.Module | None:
-        """The model, while it lives."""
+        """The model; None after it was deleted."""
         return self._model()
 
     def refresh(self) -> bool:
-        """Forget everything if the model's structure has changed; return whether it has."""
+        """Forget everything if the model's structure has changed, and return whether it has."""
         model = self.model
         if model is None or is_in_use(self.record) or self.record.is_current():
             return False
-        self._learn(model)
+        self._start(model)
         return True
 
     def selected(self, selectors: tuple[object, ...]) -> Mapping[LayerRef, nn.Module]:
-        """Return the layers that selectors choose, with their modules.
+        """Return the layers that selectors match, with their modules.
 
         Raises:
-            LayerError: a selector chooses no layer, or the model as a whole.
+            LayerError: a selector matches no layer, or the whole model.
         """
-        selectors = tuple(one.ref if isinstance(one, TargetLayer) else one for one in selectors)
+        selectors = tuple(item.ref if isinstance(item, TargetLayer) else item for item in selectors)
         modules = self._selected.get(selectors)
         if modules is None:
             model = self.model
@@ -72,14 +72,14 @@ class ModelMemory:
             modules = weakref.WeakValueDictionary(select_layers(model, cast("Any", selectors)))
             if LayerRef("") in modules:
                 raise LayerError(
-                    "the model as a whole is no layer; name one of its parts, or pass None to have it chosen"
+                    "the whole model is not a layer; name one of its submodules, or pass None to let camkit choose"
                 )
-            if all(isinstance(one, (str, LayerRef)) for one in selectors):  # others could keep the model alive
+            if all(isinstance(item, (str, LayerRef)) for item in selectors):  # modules would keep the model alive
                 self._selected[selectors] = modules
         return modules
 
     def decision(self, image: Float[Tensor, "1 c *size"]) -> Decision:
-        """Return what is known of the model's layers for inputs like this image; it is found out the first time."""
+        """Return the decision for inputs like this image; the first call makes it."""
         kind = kind_of(image)
         decision = self._decisions.get(kind)
         if decision is None:
@@ -93,31 +93,31 @@ class ModelMemory:
         return decision
 
     def known(self, ref: LayerRef, image: Float[Tensor, "n c *size"]) -> TargetLayer | None:
-        """Return a layer that was named before, for inputs like this image."""
+        """Return the remembered layer with this name, for inputs like this image; None if there is none."""
         return self._named.get((kind_of(image), ref))
 
     def remember(self, layer: TargetLayer, image: Float[Tensor, "n c *size"]) -> None:
-        """Keep what is known of a layer that the caller named."""
+        """Remember a layer that the caller named, for inputs like this image."""
         if len(self._named) >= _MOST_SIZES:
             self._named.clear()
         self._named[kind_of(image), layer.ref] = layer
 
     def forget(self) -> None:
-        """Forget the decisions, since a pass showed that they no longer hold."""
+        """Forget all decisions, after a pass showed that they no longer hold."""
         self._decisions.clear()
         self._named.clear()
 
 
 def kind_of(image: Float[Tensor, "n c *size"]) -> InputKind:
-    """Return what of an input a decision depends on."""
+    """Return the properties of an input that a decision depends on."""
     return tuple(image.shape[1:]), image.dtype
 
 
 @contextmanager
 def watching_places(model: nn.Module, modules: Mapping[LayerRef, nn.Module]) -> Iterator[dict[nn.Module, bool]]:
-    """Tell, for each of some modules that runs in a pass, whether all operations before it leave cells in their places.
+    """Record for each module that runs in the block whether all operations before its end leave cells in their places.
 
-    It is what makes a pass that locates cells unnecessary for a layer of an ordinary convolutional network.
+    So a layer of an ordinary convolutional network needs no extra passes that locate its cells.
     """
     operations = OperationNames()
     kept: dict[nn.Module, bool] = {}

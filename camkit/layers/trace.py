@@ -1,8 +1,8 @@
-"""The first stage: one pass that notes which module returned what, computed from what.
+"""The first stage: run the model once and record what each module returned and what that was computed from.
 
-A ``Trace`` is a frozen record of numbers and shapes. The stages that follow read only it, and so they can be run on a
-recorded trace without a network. What the influence and location stages must measure on the model itself comes from a
-``LivePass``, which keeps the tensors of the pass.
+A ``Trace`` is a frozen record of numbers and shapes. The later stages read nothing else, so they also run on a recorded
+trace without a network. The influence and location stages get their measurements of the model from a ``LivePass``,
+which keeps the tensors of the pass.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PASSING = (
     nn.AdaptiveMaxPool2d,
     nn.AdaptiveMaxPool3d,
 )
-"""Modules that compute no features: what they return is their input, or a summary of it."""
+"""Modules that compute no features: they return their input, or a summary of it."""
 
 KEEPING = frozenset(
     [
@@ -120,10 +120,11 @@ KEEPING = frozenset(
         "pow",
     ]
 )
-"""PyTorch's operations that leave every cell of a feature map in its place. After any other, places are measured."""
+"""PyTorch's operations that leave every cell of a feature map in its place. After any other operation, the location
+stage measures where the cells lie."""
 
 Key: TypeAlias = tuple[str, int]
-"""A module's name and the number of its call, from 1."""
+"""A module's name and the number of its call, starting at 1."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,10 @@ class Convolution:
     """A convolution's geometry.
 
     Attributes:
-        kernel: cells along each axis.
-        stride: cells along each axis.
-        padded: whether it adds edges to its input.
-        size: of its input, (H, W), (L,) or (D, H, W); empty if the input had other axes than the pass's.
+        kernel: the kernel's size along each axis, in cells.
+        stride: the stride along each axis, in cells.
+        padded: True if it pads its input.
+        size: the size of its input, (H, W), (L,) or (D, H, W); empty if it has other axes than the model's input.
     """
 
     kernel: tuple[int, ...]
@@ -145,27 +146,27 @@ class Convolution:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of one module. Tensors are numbers, the same number for the same tensor.
+    """One call of one module. Each tensor of the pass has a number, and calls refer to tensors by these numbers.
 
     Attributes:
         module: the number of the module.
-        name: its dotted name, "" for the model itself.
-        number: which of the module's calls this is, from 1.
-        kind: the name of its class.
-        started, finished: moments, in the order of execution.
-        arguments: the tensors it was called with.
-        output: the tensor of at least three axes that it returned; None if there is none.
-        shape: of that tensor.
-        operation: the operation that computed the output; an in-place operation after the module gives the tensor
-            another one, ``operation_after``.
-        alone: whether nothing else that was computed came out with it.
+        name: the module's dotted name, "" for the model itself.
+        number: which of the module's calls this is, starting at 1.
+        kind: the name of the module's class.
+        started, finished: when the call started and finished, as counts of events.
+        arguments: the tensors that the module received.
+        output: the first floating-point tensor with at least three axes that it returned; None if there is none.
+        shape: the shape of that tensor.
+        operation: the operation that computed the output when the module returned it.
+        operation_after: the output's operation at the end of the pass: another one if it was changed in place.
+        alone: True if the module returned no other computed tensor.
         scales: the operations of its outputs, if they have several sizes.
         padded: the size of the images it returned, if it resized and padded the input.
-        passes: whether it computes no features.
-        weighted: whether it has parameters of its own.
-        classes: how many classes it scores, for a linear layer or a convolution of single cells; otherwise None.
+        passes: True if it computes no features.
+        weighted: True if it has parameters of its own.
+        classes: how many classes it scores, for a linear layer or a 1 x 1 convolution; otherwise None.
         convolution: its geometry, if it is a convolution.
-        kept: whether all operations before its end leave every cell in its place.
+        kept: True if all operations up to its end leave every cell in its place.
     """
 
     module: int
@@ -190,28 +191,28 @@ class Call:
 
     @property
     def key(self) -> Key:
-        """The name and the number."""
+        """The module's name and the number of the call."""
         return self.name, self.number
 
     def is_among(self, members: int) -> bool:
-        """Tell whether the output is in a set of operations, as it was or as an in-place operation left it.
+        """Tell whether a set of operations contains the output, as it was returned or after in-place operations.
 
-        What is added in place to a part of a tensor moves the part: its former place is on no way any more.
+        An in-place addition to a part of a tensor gives that part a new operation; no path leads to the old one.
         """
         return contains(members, self.operation) or contains(members, self.operation_after)
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What one pass showed.
+    """The record of one pass.
 
     Attributes:
-        size: of the input, (H, W), (L,) or (D, H, W).
-        calls: of all modules, in the order in which they ended.
-        graph: what was computed from what.
-        detects: whether the model returned boxes.
-        scored: whether a score can be differentiated.
-        maps: how many classes the model has, if it returns maps of scores; otherwise 0.
+        size: the size of the input, (H, W), (L,) or (D, H, W).
+        calls: the calls of all modules, in the order in which they finished.
+        graph: the operations, and what each was computed from.
+        detects: True if the model returned boxes.
+        scored: True if the model returned a score that can be differentiated.
+        maps: the number of classes, if the model returns maps of scores; otherwise 0.
     """
 
     size: tuple[int, ...]
@@ -223,10 +224,10 @@ class Trace:
 
     @functools.cached_property
     def classes(self) -> int | None:
-        """For how many classes the last layer with weights gives scores; None if it gives features.
+        """The number of classes that the last layer with weights scores; None if it returns features.
 
-        Scores come from a linear layer or a convolution of single cells. A network without a head ends in another
-        convolution, or in a normalisation.
+        Scores come from a linear layer or a 1 x 1 convolution. A network without a head ends in a larger convolution or
+        a normalisation.
         """
         return next((call.classes for call in reversed(self.calls) if call.weighted), None)
 
@@ -246,21 +247,22 @@ class Trace:
 
 
 Score: TypeAlias = Literal["best", "mixture", "head"]
-"""What is differentiated: the best class's score, a mixture of all outputs, or one of the last layer's inputs."""
+"""The score to differentiate: the best class's, a mixture of all outputs, or a mixture of the last layer's inputs."""
 
 Gradients: TypeAlias = Callable[[Score, Sequence[int]], "Mapping[int, Bool[Tensor, '*shape'] | None] | None"]
-"""``gradients(score, tensors)`` tells where the gradient of each tensor is not zero. None if there is no such score."""
+"""``gradients(score, tensors)`` returns masks of where each tensor's gradient is not zero; None if there is no such
+score."""
 
 Profiles: TypeAlias = Mapping[str, Tensor]
-"""For each way to read an output, how much each of its cells changed."""
+"""How much each cell of an output changed, for each way to read the output."""
 
 Changes: TypeAlias = Callable[[Sequence[Key]], "Mapping[Key, tuple[Profiles, Profiles]] | None"]
-"""``changes(calls)`` tells how outputs changed when one half of the input was exchanged, and when the other was. A call
-is missing if its changes could not be measured; None if the model takes no changed input."""
+"""``changes(calls)`` returns how outputs changed when one half of the input was replaced, and when the other half was.
+It leaves out calls whose changes could not be measured, and returns None if the model fails on the changed input."""
 
 
 class OperationNames(TorchDispatchMode):
-    """Notes the names of all operations that run, as PyTorch's dispatcher calls them."""
+    """Collects, in ``others``, the names of the operations that may move cells, as PyTorch's dispatcher calls them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -281,14 +283,14 @@ class OperationNames(TorchDispatchMode):
 
 
 def _widens(weight: Tensor, _: Any, __: Any, padding: Sequence[int], dilation: Sequence[int], transposed: bool) -> bool:
-    """Tell whether a convolution may move cells: it adds more edge than its kernel uses up, or is transposed."""
-    reach = (step * (side - 1) for step, side in zip(dilation, weight.shape[2:], strict=False))
-    return transposed or any(2 * edge > far for edge, far in zip(padding, reach, strict=False))
+    """Tell whether a convolution may move cells: it is transposed, or pads by more than its kernel uses up."""
+    used = (step * (side - 1) for step, side in zip(dilation, weight.shape[2:], strict=False))
+    return transposed or any(2 * added > cells for added, cells in zip(padding, used, strict=False))
 
 
 @dataclass(eq=False)
 class LivePass:
-    """A pass whose tensors are still there: what the model returned, and each call's arguments and output."""
+    """A pass whose tensors are kept: the model's output, and the arguments and output of each call."""
 
     model: nn.Module
     leaf: Tensor
@@ -298,7 +300,7 @@ class LivePass:
     _scores: dict[Score, Tensor | None] = field(default_factory=dict)
 
     def gradients(self, score: Score, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
-        """Differentiate a score; see ``Gradients``."""
+        """Differentiate a score, as described at ``Gradients``."""
         if score not in self._scores:
             self._scores[score] = self._score(score)
         value = self._scores[score]
@@ -323,17 +325,17 @@ class LivePass:
         return score_of(self.output, scored, self.trace.classes)
 
     def changes(self, parts: tuple[Tensor, Tensor], noise: Tensor, calls: Sequence[Key]) -> Any:
-        """Run the model twice more, with noise in some parts of the input and then in the others; see ``Changes``."""
+        """Run the model twice more, with noise in one half of the input and then in the other; see ``Changes``."""
         image = self.leaf.detach()
         halves: list[dict[Key, Profiles]] = []
         wanted = set(calls)
         for part in parts:
-            switch_off_training(self.model)  # the pass before may have switched parts of the model to training
+            switch_off_training(self.model)  # the previous pass may have switched parts of the model to training
             changed = torch.where(part, noise, image)
             try:
                 with torch.no_grad():
                     outputs = _outputs(self.model, changed, wanted)
-            except Exception:  # noqa: BLE001 - a model may raise anything for an input it was not made for
+            except Exception:  # noqa: BLE001 - a model may raise anything if it does not expect such an input
                 return None
             halves.append(
                 {
@@ -347,19 +349,19 @@ class LivePass:
 
 
 _ROUNDING = 64
-"""Times the type's precision: smaller changes of an output, relative to its size, may be rounding alone."""
+"""Relative changes below this many times the type's precision may be rounding alone: errors of many layers add up."""
 
 _LEAST_CHANGE = 0.03
-"""Change of an output, relative to its size, that no type's rounding reaches."""
+"""A relative change that counts in every type: 64 times bf16's precision would be half of the output."""
 
 
 def _profiles(before: Tensor, after: Tensor, rank: int) -> Iterator[tuple[str, Tensor]]:
-    """Return, for each way to read an output, how much its cells changed; nothing if that is not measurable."""
+    """Yield how much each cell changed, for each way to read an output; nothing if the change cannot be measured."""
     if before.shape != after.shape:
         return
     change = (after.detach() - before.detach()).abs().float()
     rounding = min(_ROUNDING * torch.finfo(before.dtype).eps, _LEAST_CHANGE)
-    if not change.mean() > rounding * before.detach().float().abs().mean():  # also if it is not finite
+    if not change.mean() > rounding * before.detach().float().abs().mean():  # "not >" holds for NaN too
         return
     if len(change) != 1:
         yield "sequence_first", change.flatten(1).mean(1)
@@ -373,12 +375,12 @@ def _profiles(before: Tensor, after: Tensor, rank: int) -> Iterator[tuple[str, T
 
 @contextmanager
 def traced(model: nn.Module, image: Tensor, record: ModelRecord | None = None) -> Iterator[LivePass]:
-    """Run a model once on one image with a graph of all it computes, and keep the tensors while the block runs.
+    """Run a model once on one image, record the graph, and keep the tensors while the block runs.
 
     Args:
-        model: left exactly as it was found.
+        model: the model; it is restored exactly.
         image: one input (1, C, *size) on the model's device.
-        record: of the model, if one is prepared.
+        record: the model's record, if it is already prepared.
     """
     record = record or ModelRecord.of_model(model)
     with (
@@ -393,8 +395,8 @@ def traced(model: nn.Module, image: Tensor, record: ModelRecord | None = None) -
 
 
 @dataclass(eq=False)
-class _Begun:
-    """A call that has begun, and what is known of it so far."""
+class _OpenCall:
+    """A call in progress, and what has been recorded of it so far."""
 
     call: Call
     arguments: list[Tensor] = field(default_factory=list)
@@ -404,11 +406,11 @@ class _Begun:
 
 
 def _trace(model: nn.Module, leaf: Tensor) -> LivePass:
-    """Run the model and note every call of every module: when it began and ended, with what, and what it returned."""
+    """Run the model and record every call of every module: its start and end, its arguments and its output."""
     first_names = first_name_by_module(modules_by_name(model))
     names = {module: (number, name) for number, (module, name) in enumerate(first_names.items())}
-    running: list[_Begun] = []
-    finished: list[_Begun] = []
+    running: list[_OpenCall] = []
+    finished: list[_OpenCall] = []
     counts = dict.fromkeys(names, 0)
     clock = itertools.count()
     operations = OperationNames()
@@ -416,29 +418,29 @@ def _trace(model: nn.Module, leaf: Tensor) -> LivePass:
     def begin(module: nn.Module) -> None:
         counts[module] += 1
         number, name = names[module]
-        running.append(_Begun(_call(number, name, counts[module], module, next(clock))))
+        running.append(_OpenCall(_call(number, name, counts[module], module, next(clock))))
 
     def end(module: nn.Module, arguments: list[Tensor], output: Any) -> None:
-        while running[-1].call.module != names[module][0]:  # a call that an exception ended
+        while running[-1].call.module != names[module][0]:  # an exception ended these calls
             running.pop()
-        begun = running.pop()
+        open_call = running.pop()
         maps = feature_tensor(output)
         computed = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
-        begun.arguments = arguments
+        open_call.arguments = arguments
         if maps is not None:
-            begun.output, begun.node = maps[1], maps[1].grad_fn
+            open_call.output, open_call.node = maps[1], maps[1].grad_fn
             if len({tensor.shape[2:] for tensor in computed if tensor.dim() == leaf.dim()}) > 1:
-                begun.scales = [tensor.grad_fn for tensor in computed if tensor.grad_fn is not None]
+                open_call.scales = [tensor.grad_fn for tensor in computed if tensor.grad_fn is not None]
         resized = resized_input(output)
-        begun.call = replace(
-            begun.call,
+        open_call.call = replace(
+            open_call.call,
             finished=next(clock),
             alone=maps is None or len(computed) == 1,
             padded=() if resized is None else resized[0],
             convolution=_geometry(module, arguments, leaf.dim()),
             kept=not operations.others,
         )
-        finished.append(begun)
+        finished.append(open_call)
 
     with starts(names, begin), forward_hooks(dict.fromkeys(names, end)):
         image = leaf.clone()
@@ -447,28 +449,28 @@ def _trace(model: nn.Module, leaf: Tensor) -> LivePass:
     return _live(model, leaf, finished, output)
 
 
-def _live(model: nn.Module, leaf: Tensor, finished: list[_Begun], output: Any) -> LivePass:
-    """Number the tensors and operations of a pass that has ended."""
+def _live(model: nn.Module, leaf: Tensor, finished: list[_OpenCall], output: Any) -> LivePass:
+    """Number the tensors and operations of a finished pass, and build its trace."""
     recorder = GraphRecorder(leaf)
     numbers: dict[int, int] = {}
     tensors: dict[int, Tensor] = {}
 
     def number(tensor: Tensor) -> int:
-        given = numbers.setdefault(id(tensor), len(numbers))
-        tensors[given] = tensor
-        return given
+        assigned = numbers.setdefault(id(tensor), len(numbers))
+        tensors[assigned] = tensor
+        return assigned
 
     calls = [
         replace(
-            begun.call,
-            arguments=tuple(map(number, begun.arguments)),
-            output=None if begun.output is None else number(begun.output),
-            shape=() if begun.output is None else tuple(begun.output.shape),
-            operation=recorder.number(begun.node),
-            operation_after=None if begun.output is None else recorder.number(begun.output.grad_fn),
-            scales=tuple(known for node in begun.scales if (known := recorder.number(node)) is not None),
+            open_call.call,
+            arguments=tuple(map(number, open_call.arguments)),
+            output=None if open_call.output is None else number(open_call.output),
+            shape=() if open_call.output is None else tuple(open_call.output.shape),
+            operation=recorder.number(open_call.node),
+            operation_after=None if open_call.output is None else recorder.number(open_call.output.grad_fn),
+            scales=tuple(scale for node in open_call.scales if (scale := recorder.number(node)) is not None),
         )
-        for begun in finished
+        for open_call in finished
     ]
     scored = scored_tensor(output)
     maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
@@ -479,6 +481,7 @@ def _live(model: nn.Module, leaf: Tensor, finished: list[_Begun], output: Any) -
 
 
 def _call(number: int, name: str, count: int, module: nn.Module, started: int) -> Call:
+    """Return the record of a call that is starting."""
     weight = getattr(module, "weight", None)
     scores = isinstance(module, (nn.Linear, *CONVOLUTIONS)) and isinstance(weight, Tensor)
     scores = scores and isinstance(weight, Tensor) and weight.shape[2:].numel() == 1
@@ -495,6 +498,7 @@ def _call(number: int, name: str, count: int, module: nn.Module, started: int) -
 
 
 def _geometry(module: nn.Module, arguments: list[Tensor], dimensions: int) -> Convolution | None:
+    """Return the geometry of a convolution; None for any other module."""
     if not isinstance(module, CONVOLUTIONS) or not arguments:
         return None
     size = tuple(arguments[0].shape[2:]) if arguments[0].dim() == dimensions else ()
@@ -503,7 +507,7 @@ def _geometry(module: nn.Module, arguments: list[Tensor], dimensions: int) -> Co
 
 
 def _outputs(model: nn.Module, image: Tensor, wanted: set[Key]) -> dict[Key, Tensor]:
-    """Run the model and return what some calls returned."""
+    """Run the model and return the outputs of some calls."""
     modules = modules_by_name(model)
     counts: dict[nn.Module, int] = {}
     names = {modules[name]: name for name, _ in wanted}
@@ -522,15 +526,15 @@ def _outputs(model: nn.Module, image: Tensor, wanted: set[Key]) -> dict[Key, Ten
 
 
 def detections_in(output: Any) -> bool:
-    """Tell whether a model returned boxes: a list with a dictionary for each image."""
+    """Tell whether a model returned boxes: a list with one dictionary per image."""
     boxes = output[0] if isinstance(output, tuple) and output else output
     return isinstance(boxes, list) and bool(boxes) and all(isinstance(item, dict) and "boxes" in item for item in boxes)
 
 
 def scored_tensor(output: Any) -> Tensor | None:
-    """Return what holds the scores of an output, or the first of several tensors; None if there is no gradient.
+    """Return the tensor that holds an output's scores, else its first tensor; None if none has a gradient.
 
-    Of several that could hold them, all beside each other.
+    If several tensors could hold the scores, they are concatenated.
     """
     several = [tensor for tensor in rivals(output) if tensor.requires_grad]
     if len(several) > 1:
@@ -542,10 +546,10 @@ def scored_tensor(output: Any) -> Tensor | None:
 
 
 def score_of(output: Any, scored: Tensor, classes: int | None) -> Tensor:
-    """Return the largest value of the output, a classifier's best logit; for a map, the sum of its cells' largest.
+    """Return a classifier's largest logit; for maps of scores, the sum of each cell's largest score.
 
-    For features, when there are no ``classes``, a mixture of all. The caller's own target is not used: it may have been
-    written for one batch.
+    For features, if there are no ``classes``, it is a mixture of all values. The caller's own target is not used, since
+    it may work for one batch only.
     """
     if classes is None or len(rivals(output)) > 1:
         return mixture(scored)
@@ -559,11 +563,11 @@ def mixture(features: Tensor) -> Tensor:
 
 
 def _head_input(trace: Trace, tensors: Mapping[int, Tensor]) -> Tensor | None:
-    """Return a fixed random projection of the input of the last layer with weights."""
+    """Return a mixture of the input of the last layer with weights; None if that input has no gradient."""
     names = {call.name for call in trace.calls}
     for call in reversed(trace.calls):
         argument = next((tensors[number] for number in call.arguments if tensors[number].is_floating_point()), None)
-        has_parts = any(name.startswith(f"{call.name}.") for name in names) or not call.name
-        if argument is not None and call.weighted and not has_parts:
+        has_children = any(name.startswith(f"{call.name}.") for name in names) or not call.name
+        if argument is not None and call.weighted and not has_children:
             return mixture(argument) if argument.requires_grad else None
     return None
