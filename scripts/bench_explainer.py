@@ -3,7 +3,8 @@
     python scripts/bench_explainer.py --rounds 40 --threads 1 2 --json explainer.json --markdown explainer.md
 
 Each round runs every variant once, in random order; the table shows the medians of the rounds' ratios. First calls are
-measured on fresh copies of the model. The networks have random weights, since the cost does not depend on them. torchcam is measured if it is installed (``pip install '.[bench]'``).
+measured on fresh copies of the model. The networks have random weights, since the cost does not depend on
+them. torchcam is measured if it is installed (``pip install '.[bench]'``).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python scripts/zoo.py --state zoo.jsonl --only timm:vit --redo wrong refused
 
 Each finished model is a line of the state file, and an interrupted run continues where it stopped. Each model is tested
-on a square picture and a wider one. Neither truth comes from camkit. The grid comes from the model's own description, as
-``zoo_models.py`` reads it. For the position, a strip of the picture is replaced with noise; the cells of the claimed
+on a square picture and a wider one. Neither truth comes from camkit. The grid comes from the model's own description,
+which ``zoo_models.py`` reads. For the position, a strip of the picture is replaced with noise; the cells of the claimed
 layer must change most under that strip. A model is
 
 right     if its map has the true grid and isn't blank, its cells lie where they are drawn, and the layer isn't in the
@@ -69,7 +69,7 @@ EARLY = {
 
 
 class Claim(NamedTuple):
-    """What camkit claims about a model: the layer, the layout of its output, the map's grid, and whether it is blank."""
+    """What camkit claims of a model: the layer, the layout of its output, the map's grid, and whether it is blank."""
 
     layer: str
     kind: str
@@ -140,7 +140,7 @@ class _Reached(Exception):  # noqa: N818 - not an error: it ends a pass after th
 
 
 def capture(model: nn.Module, images: Tensor, layer: str, *, whole: bool = True) -> tuple[Tensor, float]:
-    """Return a layer's output ("name#2": of its second call), and the share of all calls that finished before or with it.
+    """Return a layer's output ("name#2": of its second call), and the share of all calls that had finished by then.
 
     Without ``whole`` the model stops after that layer, and the share is 1.
     """
@@ -185,7 +185,7 @@ def _repeated(rounds: Sequence[Tensor]) -> bool:
 
 
 def place(cells_of: Callable[[Tensor], Tensor], images: Tensor) -> tuple[float, float] | None:
-    """Return how well cells (C, h, w) lie where they are drawn: the smallest correlation and largest offset of the axes.
+    """Return how well cells (C, h, w) lie where they are drawn: the axes' smallest correlation and largest offset.
 
     A strip of the picture, as wide as a cell, is replaced with noise. In a random network every cell changes with every
     strip, so the cells that count change more than they do for the other strips. Returns None if two replacements of a
@@ -331,16 +331,17 @@ def visit(entry: Entry, seconds: int = 300) -> dict[str, Any]:
 
 PAGE = """# The zoo
 
-Results of `scripts/zoo.py` on {date} with {versions}: models with random weights, each with a square and a wider picture.
+Results of `scripts/zoo.py` on {date} with {versions}: models with random weights, each tested \
+on a square and a wider picture.
 
 {summary}
 
 *Right*: the map has the grid that the model's own description gives, isn't blank, and its cells lie where they are \
 drawn. *Refused*: camkit said that it can't choose a layer. *Wrong*: neither. *Unusable*: the model can't be built or \
-run, or takes no pictures; if only the wider size is unusable, the square one counts. *Place* is the correlation between \
-the position of a replaced strip of the picture and the position of the cells that change; it is empty if random weights \
-spread every change evenly. Not tested: torchvision's video, optical flow and quantized models, all but the smallest \
-model of each timm family, and Hugging Face models other than image classifiers. Those are built with few layers.
+run, or takes no pictures; if only the wider size is unusable, the square one counts. *Place* is the correlation \
+between the position of a replaced strip of the picture and the position of the cells that change; it is empty if \
+random weights spread every change evenly. Not tested: torchvision's video, optical flow and quantized models, all but \
+the smallest model of each timm family, and Hugging Face models other than image classifiers. Those are built with few layers.
 
 {table}
 """
