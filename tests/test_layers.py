@@ -27,7 +27,7 @@ def assert_one_sentence(error: BaseException) -> None:
     assert "\n" not in str(error)
 
 
-# --- the layer camkit chooses ------------------------------------------------------------------------------------------
+# --- the layer camkit chooses -----------------------------------------------------------------------------------------
 
 SQUARE, WIDE = (128, 128), (96, 160)
 

@@ -61,8 +61,8 @@ class ModelRecord:
         tensors = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
         devices = {tensor.device for tensor in tensors if tensor is not None}
         self.devices = frozenset(device for device in devices if device.type in ("cuda", "mps", "xpu"))
-        known = all(f"{type(module).__module__}.".startswith(_OWN_GENERATORS) for module in authored)
-        self.draws_elsewhere = bool(self._hooks) or not known
+        draws_in_torch = all(f"{type(module).__module__}.".startswith(_OWN_GENERATORS) for module in authored)
+        self.draws_elsewhere = bool(self._hooks) or not draws_in_torch
 
     @classmethod
     def of_model(cls, model: nn.Module) -> ModelRecord:
