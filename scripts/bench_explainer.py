@@ -1,9 +1,9 @@
-"""Measures what an Explainer costs for one picture at a time, as ratios to a plain inference pass in the same run.
+"""Measure the cost of an Explainer for one picture at a time, relative to a plain inference pass in the same run.
 
     python scripts/bench_explainer.py --rounds 40 --threads 1 2 --json explainer.json --markdown explainer.md
 
-Every round runs each variant once, in an order that changes from round to round; the table shows the medians of the
-rounds' ratios. Fresh copies of a model give the first calls. Networks have random weights: the cost does not depend on
+Each round runs every variant once, in random order; the table shows the medians of the rounds' ratios. First calls are
+measured on fresh copies of the model. The networks have random weights, since the cost does not depend on
 them. torchcam is measured if it is installed (``pip install '.[bench]'``).
 """
 
@@ -37,7 +37,7 @@ NETWORKS = {
     "resnet50": "layer4",
     "vit_b_16": "encoder.layers.encoder_layer_11.ln_1",
 }
-"""The networks, and the layer that is explained in each."""
+"""The networks, and the layer to explain in each."""
 
 VARIANTS = {
     "plain": "plain inference",
@@ -50,7 +50,11 @@ VARIANTS = {
     "first_chosen": "first call on a fresh model, chosen layer",
 }
 
+_ALLOWED = 1.05
+"""The goal for an Explainer, relative to the plain pass and without the head's backward pass."""
+
 _WARM_UP = 3
+"""Unmeasured calls of each variant: the first allocates memory, the next ones fill the caches."""
 
 
 class _Bench:
@@ -88,7 +92,7 @@ class _Bench:
         return scores
 
     def backward(self) -> float:
-        """Return the seconds of differentiating the head alone, by hooks written here."""
+        """Return the seconds of the head's backward pass alone, measured with the benchmark's own hooks."""
         leaves: list[Tensor] = []
 
         def hook(_: nn.Module, __: Any, output: Tensor) -> Tensor:
@@ -105,14 +109,14 @@ class _Bench:
             handle.remove()
 
     def first(self, layer: str | None) -> float:
-        """Return the seconds of making an Explainer for a fresh copy of the model and explaining one picture."""
+        """Return the seconds it takes to build an Explainer for a fresh copy of the model and explain one picture."""
         model = copy.deepcopy(self.model)
         return _timed(lambda: camkit.Explainer(model, layer)(self.image))
 
 
 def _torchcam(model: nn.Module, layer: str) -> Callable[[Tensor], Any] | None:
     try:
-        from torchcam.methods import GradCAM  # noqa: PLC0415 - measured if it is there
+        from torchcam.methods import GradCAM  # noqa: PLC0415 - optional
     except ImportError:
         return None
     extractor = GradCAM(model, layer)
@@ -131,7 +135,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def measure(name: str, rounds: int, first_rounds: int) -> dict[str, Any]:
-    """Return the medians of one network's variants: milliseconds of the plain pass, and ratios to it."""
+    """Return one network's medians: the milliseconds of the plain pass, and each variant's ratio to it."""
     bench = _Bench(name)
     runs = bench.runs()
     for _ in range(_WARM_UP):
@@ -150,21 +154,21 @@ def measure(name: str, rounds: int, first_rounds: int) -> dict[str, Any]:
             plain = _timed(bench.plain)
             firsts[variant].append(bench.first(layer) / plain)
     ratios = {
-        variant: statistics.median(one / plain for one, plain in zip(values, seconds["plain"], strict=True))
+        variant: statistics.median(value / plain for value, plain in zip(values, seconds["plain"], strict=True))
         for variant, values in seconds.items()
     }
     ratios |= {variant: statistics.median(values) for variant, values in firsts.items()}
-    more = [one - other for one, other in zip(seconds["explain"], seconds["explainer"], strict=True)]
+    extra = [shell - inner for shell, inner in zip(seconds["explain"], seconds["explainer"], strict=True)]
     return {
         "plain_ms": 1e3 * statistics.median(seconds["plain"]),
         "ratios": ratios,
-        "allowed": 1.05 + ratios["backward"],
-        "explain_more_ms": 1e3 * statistics.median(more),
+        "allowed": _ALLOWED + ratios["backward"],
+        "explain_more_ms": 1e3 * statistics.median(extra),
     }
 
 
 def profile(name: str, calls: int = 200, rows: int = 25) -> str:
-    """Return where the time of calls to an Explainer with a named layer goes, the model's own forward pass included."""
+    """Return a profile of calls to an Explainer with a named layer, including the model's own forward pass."""
     bench = _Bench(name)
     bench.named(bench.image)
     profiler = cProfile.Profile()

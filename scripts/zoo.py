@@ -1,19 +1,19 @@
-"""Explains one model of every kind there is, with random weights, and compares the map with two independent truths.
+"""Explain one model of every kind, with random weights, and check the map against two independent truths.
 
     python scripts/zoo.py --state zoo.jsonl --markdown docs/zoo.md
     python scripts/zoo.py --state zoo.jsonl --only timm:vit --redo wrong refused
 
-Every finished model is a line of the state file; a run that was interrupted goes on where it stopped. Each model meets
-a square picture and a wider one. Neither truth comes from camkit. The grid: what the model's own description says, as
-``zoo_models.py`` reads it. The place: where a strip of the picture is exchanged, the claimed layer's cells, as claimed,
-must change most where the strip lies. A model is
+Each finished model is a line of the state file, and an interrupted run continues where it stopped. Each model is tested
+on a square picture and a wider one. Neither truth comes from camkit. The grid comes from the model's own description,
+which ``zoo_models.py`` reads. For the position, a strip of the picture is replaced with noise; the cells of the claimed
+layer must change most under that strip. A model is
 
-right     where its map has the truth's grid and isn't blank, its cells lie where they are drawn, and the layer isn't
-          among the first third of the calls, unless no later one will do;
-refused   where camkit said that it can't choose a layer, or can't tell how its output is laid out;
-wrong     where it is neither: camkit was wrong without a word;
-unusable  where the model itself can't be built or run, or takes no pictures;
-failed    where anything else went wrong.
+right     if its map has the true grid and isn't blank, its cells lie where they are drawn, and the layer isn't in the
+          first third of the calls, unless no later layer works;
+refused   if camkit said that it can't choose a layer, or can't tell how its output is laid out;
+wrong     if neither is true: camkit was silently wrong;
+unusable  if the model itself can't be built or run, or takes no pictures;
+failed    if anything else went wrong.
 """
 
 from __future__ import annotations
@@ -43,31 +43,33 @@ from camkit.errors import LayerError
 from camkit.layers.choose import decide
 
 STATUSES = ("wrong", "failed", "refused", "right", "unusable")
-"""The worst first; a model has the worst of its sizes'."""
+"""The worst status comes first; a model gets the worst status of its sizes."""
 
 STRIPS = 6
-"""Rows, and columns, of the grid whose part of the picture is exchanged, each twice."""
+"""How many rows, and columns, of the grid are tested by replacing the picture under them, twice each: more take too
+long."""
 
 LEAST_REPEATED = 0.8
-"""Correlation between what two exchanges of the same strips change; below it noise hides where the cells lie. Layers
-that keep places have 0.98 and more, noise gives up to 0.6."""
+"""The least correlation between the changes from two replacements of the same strips; below it, noise hides where the
+cells lie. Layers that keep positions reach 0.98 and more, noise reaches 0.6."""
 
 LEAST_PLACE = 0.8
-"""How well the place of a strip must go along with where it changes the cells most; chance gives both axes as much in
-1 of 1,000 models."""
+"""The least correlation between a strip's position and the position of the cells that change most; by chance, both axes
+reach it in 1 of 1,000 models."""
 
 MOST_OFFSET = 0.75
-"""In cells. Strided convolutions shift by up to half a cell, a token too many before the grid by a whole one."""
+"""The largest offset, in cells: strided convolutions shift by up to half a cell, a wrong prefix token by a whole
+one."""
 
 EARLY = {
     "ssd300_vgg16": "half of its calls come after the last grid that all boxes are computed from",
-    "Perceiver": "only what it attends to has a grid",
+    "Perceiver": "only its input to attention has a grid",
 }
-"""Models, by the begin of their name, whose deepest grid may be among the first third of the calls."""
+"""Name prefixes of models whose deepest grid may be in the first third of the calls, and why."""
 
 
 class Claim(NamedTuple):
-    """What camkit said of a model: the layer, how its output is laid out, the map's grid and whether it is blank."""
+    """What camkit claims of a model: the layer, the layout of its output, the map's grid, and whether it is blank."""
 
     layer: str
     kind: str
@@ -79,7 +81,7 @@ class Claim(NamedTuple):
 
 @dataclass
 class Seen:
-    """What camkit did with a model at one size; ``place`` and ``offset`` as the function ``place`` returns them."""
+    """The result for a model at one size; ``place`` and ``offset`` come from the function ``place``."""
 
     size: Size
     status: str = "unusable"
@@ -94,10 +96,10 @@ class Seen:
 
 
 def trained_like(model: nn.Module, images: Tensor) -> nn.Module:
-    """Make a new model carry signals as a trained one does, without changing what it computes with what.
+    """Make a new model pass signals on like a trained one, without changing its structure.
 
-    Batch norms scale by these images' statistics and weights of one, since otherwise the activations of many fade;
-    layers whose weights are all zero get small random ones; and a detector keeps boxes of low scores.
+    Batch norms get these images' statistics and weights of one, since the activations of many networks fade otherwise;
+    layers whose weights are all zero get small random ones; and a detector keeps boxes with low scores.
     """
     detector: Any = getattr(model, "roi_heads", model)
     if hasattr(detector, "score_thresh"):
@@ -117,40 +119,41 @@ def trained_like(model: nn.Module, images: Tensor) -> nn.Module:
 
 
 def claim(model: nn.Module, images: Tensor, target: Any = None) -> Claim:
-    """Ask camkit."""
-    found = camkit.explain(model, images[0], target=target)
-    assert isinstance(found, camkit.Explanation)
+    """Explain the first image, and return what camkit claims."""
+    explanation = camkit.explain(model, images[0], target=target)
+    assert isinstance(explanation, camkit.Explanation)
     layout = decide(model, images).chosen().layout
     assert layout is not None
-    return Claim(found.layer, layout.kind, layout.prefix, layout.grid, found.raw.shape, not np.abs(found.raw).max() > 0)
+    blank = not np.abs(explanation.raw).max() > 0
+    return Claim(explanation.layer, layout.kind, layout.prefix, layout.grid, explanation.raw.shape, blank)
 
 
 def _feature_maps(output: Any) -> Tensor | None:
     if isinstance(output, Tensor):
         return output if output.dim() > 2 and output.is_floating_point() else None
     parts = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
-    return next((found for part in parts if (found := _feature_maps(part)) is not None), None)
+    return next((maps for part in parts if (maps := _feature_maps(part)) is not None), None)
 
 
-class _Reached(Exception):  # noqa: N818 - no error: ends a pass whose later part isn't wanted
+class _Reached(Exception):  # noqa: N818 - not an error: it ends a pass after the layer
     pass
 
 
 def capture(model: nn.Module, images: Tensor, layer: str, *, whole: bool = True) -> tuple[Tensor, float]:
-    """Run the model; return a layer's output ("name#2": of its second call) and the share of all calls then ended.
+    """Return a layer's output ("name#2": of its second call), and the share of all calls that had finished by then.
 
-    Without ``whole`` the model runs up to that layer only, and the share is 1.
+    Without ``whole`` the model stops after that layer, and the share is 1.
     """
     name, _, call = layer.partition("#")
     wanted = model.get_submodule(name)
     ended: list[nn.Module] = []
-    found: list[tuple[Tensor, int]] = []
+    captured: list[tuple[Tensor, int]] = []
 
     def hook(module: nn.Module, _: Any, output: Any) -> None:
         ended.append(module)
         maps = _feature_maps(output) if module is wanted and ended.count(module) == int(call or 1) else None
         if maps is not None:
-            found.append((maps.clone(), len(ended)))
+            captured.append((maps.clone(), len(ended)))
             if not whole:
                 raise _Reached
 
@@ -159,11 +162,11 @@ def capture(model: nn.Module, images: Tensor, layer: str, *, whole: bool = True)
         model(images)
     for handle in handles:
         handle.remove()
-    return found[0][0], found[0][1] / len(ended)
+    return captured[0][0], captured[0][1] / len(ended)
 
 
 def as_cells(output: Tensor, claimed: Claim) -> Tensor:
-    """Return a layer's output (1, ...) as cells (C, h, w), read as claimed."""
+    """Return a layer's output (1, ...) as cells (C, h, w), read in the claimed layout."""
     if claimed.kind == "sequence_first":
         output = output.transpose(0, 1)
     if claimed.kind not in ("channels_first", "tokens_last"):
@@ -182,16 +185,16 @@ def _repeated(rounds: Sequence[Tensor]) -> bool:
 
 
 def place(cells_of: Callable[[Tensor], Tensor], images: Tensor) -> tuple[float, float] | None:
-    """Return how well cells (C, h, w) lie where they are drawn: the axes' least correlation, and largest offset.
+    """Return how well cells (C, h, w) lie where they are drawn: the axes' smallest correlation and largest offset.
 
-    A strip of the picture, as wide as a cell, is exchanged for noise. Every cell of a random network changes with every
-    strip, so what counts is which change more than they do for the other strips. None where that is not the same for
-    two exchanges, as after attention that random weights leave uniform; where it is the same for the channels instead,
-    they are the cells, and the correlation is 0.
+    A strip of the picture, as wide as a cell, is replaced with noise. In a random network every cell changes with every
+    strip, so the cells that count change more than they do for the other strips. Returns None if two replacements of a
+    strip disagree, as after attention that random weights leave uniform. If the channels agree instead of the cells,
+    the axes are confused, and the correlation is 0.
     """
     cells = cells_of(images)
     generator = torch.Generator().manual_seed(3)
-    found: list[tuple[float, float]] = []
+    by_axis: list[tuple[float, float]] = []
     for axis, side in enumerate(cells.shape[1:]):
         step = images.shape[axis + 2] / side
         strips = torch.linspace(0, side - 1, min(STRIPS, side)).round()
@@ -215,10 +218,13 @@ def place(cells_of: Callable[[Tensor], Tensor], images: Tensor) -> tuple[float, 
             return None
         profile = torch.stack(by_cell).mean(0).sum(2 - axis).clamp(min=0)
         centres = (profile * torch.arange(side)).sum(1) / profile.sum(1)
-        found.append(
+        by_axis.append(
             (float(torch.corrcoef(torch.stack([centres, strips]))[0, 1]), float((centres - strips).mean().abs()))
         )
-    return (min(one[0] for one in found), max(one[1] for one in found)) if found else None
+    if not by_axis:
+        return None
+    correlations, offsets = zip(*by_axis, strict=True)
+    return min(correlations), max(offsets)
 
 
 def judge(
@@ -230,10 +236,10 @@ def judge(
     early: bool = False,
     placed: bool = False,
 ) -> Seen:
-    """Compare what camkit said with the grids it may have, and with where the picture moves the cells.
+    """Compare a claim with the true grids, and with the cells that change when the picture does.
 
-    ``early`` allows a layer among the first. Where another size has been ``placed``, which takes most of the time, only
-    tokens are again: their axes could be confused at one size and not at another.
+    ``early`` allows an early layer. Measuring positions takes most of the time, so after one size has been ``placed``,
+    only tokens are measured again: their axes could be confused at one size and not at another.
     """
     layout = claimed.kind + (f" after {claimed.prefix}" if claimed.prefix else "")
     seen = Seen((images.shape[2], images.shape[3]), "wrong", "", claimed.layer, layout, claimed.grid, list(truth))
@@ -245,11 +251,11 @@ def judge(
     try:
         as_cells(output, claimed)
     except (RuntimeError, ValueError) as error:
-        seen.said = f"the layer's output is not laid out so: {error}"
+        seen.said = f"the layer's output does not have this layout: {error}"
         return seen
     if not placed or not claimed.kind.startswith("channels"):
-        found = place(lambda changed: as_cells(capture(model, changed, claimed.layer, whole=False)[0], claimed), images)
-        seen.place, seen.offset = found or (None, None)
+        placed_at = place(lambda part: as_cells(capture(model, part, claimed.layer, whole=False)[0], claimed), images)
+        seen.place, seen.offset = placed_at or (None, None)
     if claimed.blank:
         seen.said = "a blank map"
     elif depth < 1 / 3 and not early:
@@ -261,24 +267,24 @@ def judge(
     return seen
 
 
-def look(entry: Entry, size: Size, known: dict[Size | None, nn.Module], *, placed: bool) -> Seen:
-    """Explain a random picture of one size with the model, made for this size or else as its authors made it."""
+def look(entry: Entry, size: Size, models: dict[Size | None, nn.Module], *, placed: bool) -> Seen:
+    """Explain a random picture of one size with the model, built for this size or else at its default size."""
     reason = entry.unusable
     early = entry.model.startswith(tuple(EARLY))
     for fitted in () if reason else (None, size) if size[0] == size[1] else (size, None):
         try:
             torch.manual_seed(0)
-            model = known.get(fitted)
+            model = models.get(fitted)
             if model is None:
                 built = entry.build(**({"img_size": fitted} if fitted else {}))
                 model = trained_like(built, torch.randn(4, 3, *size))
-            known |= {} if fitted else {None: model}
+            models |= {} if fitted else {None: model}
             images = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(2))
             with torch.no_grad():
                 truth = entry.truth(model, images)
         except TimeoutError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a model raises is its reason
+        except Exception as error:  # noqa: BLE001 - any error of the model is recorded as the reason
             reason = f"{type(error).__name__}: {error}" if fitted is None or not reason else reason
             continue
         try:
@@ -289,21 +295,24 @@ def look(entry: Entry, size: Size, known: dict[Size | None, nn.Module], *, place
 
 
 def visit(entry: Entry, seconds: int = 300) -> dict[str, Any]:
-    """Look at a model at the first wider size that it can take and at a square one, each in so many seconds."""
+    """Test a model at the first wider size that it accepts and at a square one, each within this many seconds."""
 
     def too_slow(*_: Any) -> None:
-        raise TimeoutError(f"not done after {seconds} s")
+        raise TimeoutError(f"not finished after {seconds} s")
 
-    begin, side, known = time.perf_counter(), entry.side, dict[Size | None, nn.Module]()
+    begin, side, models = time.perf_counter(), entry.side, dict[Size | None, nn.Module]()
     sizes: list[Seen] = []
     signal.signal(signal.SIGALRM, too_slow)
-    for widths in ((side * 3 // 2, side * 2, side * 3 // 2 // 28 * 28), (side,)):  # also whole windows; patches of 14
+    for widths in (
+        (side * 3 // 2, side * 2, side * 3 // 2 // 28 * 28),
+        (side,),
+    ):  # whole windows; multiples of 14 for patches of 14
         tries: list[Seen] = []
         for width in widths[:1] if entry.unusable else widths:
             signal.alarm(seconds)
             try:
-                tries.append(look(entry, (side, width), known, placed=any(seen.place for seen in sizes)))
-            except Exception as error:  # noqa: BLE001 - a table of everything must hold every failure
+                tries.append(look(entry, (side, width), models, placed=any(seen.place for seen in sizes)))
+            except Exception as error:  # noqa: BLE001 - the table must contain every failure
                 tries.append(Seen((side, width), "failed", f"{type(error).__name__}: {error}"))
             finally:
                 signal.alarm(0)
@@ -322,16 +331,18 @@ def visit(entry: Entry, seconds: int = 300) -> dict[str, Any]:
 
 PAGE = """# The zoo
 
-What `scripts/zoo.py` saw on {date} with {versions}: models with random weights, each with a square and a wider picture.
+Results of `scripts/zoo.py` on {date} with {versions}: models with random weights, each tested \
+on a square and a wider picture.
 
 {summary}
 
 *Right*: the map has the grid that the model's own description gives, isn't blank, and its cells lie where they are \
-drawn. *Refused*: camkit said that it can't choose. *Wrong*: neither. *Unusable*: the model can't be built or run, or \
-takes no pictures; where only the wider size is, the other counts. *Place* is how well the place of a strip of the \
-picture goes along with where it changes the cells; empty where random weights spread every change evenly. Left out: \
-torchvision's video, optical flow and quantized models, all but the smallest of each timm family, and of Hugging Face \
-all but image classification, which is made shallow.
+drawn. *Refused*: camkit said that it can't choose a layer. *Wrong*: neither. *Unusable*: the model can't be built or \
+run, or takes no pictures; if only the wider size is unusable, the square one counts. *Place* is the correlation \
+between the position of a replaced strip of the picture and the position of the cells that change; it is empty if \
+random weights spread every change evenly. Not tested: torchvision's video, optical flow and quantized models, all but \
+the smallest model of each timm family, and Hugging Face models other than image classifiers. Hugging Face's models \
+are built with few layers.
 
 {table}
 """
@@ -344,14 +355,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def _line(row: dict[str, Any]) -> list[str]:
     seen = row["seen"]
-    layers = dict.fromkeys(f"`{one['layer']}`" for one in seen if one["layer"])
-    grids = (f"{named(one['size'])}: {named(one['grid'])}" for one in seen if one["grid"])
-    places = [one["place"] for one in seen if one["place"] is not None]
-    said = {one["said"].partition("\n")[0][:160].replace("|", "/"): named(one["size"]) for one in seen if one["said"]}
+    layers = dict.fromkeys(f"`{result['layer']}`" for result in seen if result["layer"])
+    grids = (f"{named(result['size'])}: {named(result['grid'])}" for result in seen if result["grid"])
+    places = [result["place"] for result in seen if result["place"] is not None]
+    remarks = [(result["said"].partition("\n")[0][:160], named(result["size"])) for result in seen if result["said"]]
+    said = {remark.replace("|", "/"): size for remark, size in remarks}
     return [
         row["model"],
         ", ".join(layers),
-        ", ".join(dict.fromkeys(one["layout"] for one in seen if one["layout"])),
+        ", ".join(dict.fromkeys(result["layout"] for result in seen if result["layout"])),
         "; ".join(grids),
         f"{min(places):.2f}" if places else "",
         "; ".join([row["status"], *(f"{size}: {reason}" for reason, size in said.items())]),
@@ -359,7 +371,7 @@ def _line(row: dict[str, Any]) -> list[str]:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as a page of Markdown."""
+    """Return the rows as a Markdown page."""
     packages = ("camkit", "torch", "torchvision", "timm", "transformers")
     counts = {source: Counter(row["status"] for row in rows if row["source"] == source) for source in SOURCES}
     shown = ("right", "refused", "wrong", "unusable", "failed")
@@ -374,17 +386,26 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 def options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--state", type=Path, default=Path("zoo.jsonl"), metavar="FILE", help="what is done so far")
-    parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES), help="leave the others out")
-    parser.add_argument("--only", default="", metavar="PREFIX", help="of SOURCE:MODEL, for example timm:vit")
-    parser.add_argument("--redo", nargs="+", choices=STATUSES, default=[], help="look again at models of this status")
-    parser.add_argument("--seconds", type=int, default=300, help="that a model may take for each size")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the page to write")
+    parser.add_argument(
+        "--state", type=Path, default=Path("zoo.jsonl"), metavar="FILE", help="the file with the results so far"
+    )
+    parser.add_argument(
+        "--sources", nargs="+", choices=SOURCES, default=list(SOURCES), help="test only these packages' models"
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="PREFIX",
+        help="test only models whose SOURCE:MODEL starts with this, for example timm:vit",
+    )
+    parser.add_argument("--redo", nargs="+", choices=STATUSES, default=[], help="test models with these statuses again")
+    parser.add_argument("--seconds", type=int, default=300, help="the time limit for each model and size")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the results to this page")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Visit the models that are not done yet, and write the page."""
+    """Test the models that have no result yet, and write the page."""
     given = options()
     warnings.simplefilter("ignore")
     lines = [json.loads(line) for line in given.state.read_text().splitlines()] if given.state.exists() else []

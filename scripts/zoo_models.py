@@ -1,7 +1,7 @@
-"""The models of the zoo, and what grid each one's map must have by its own description.
+"""The models of the zoo, and the grid that each model's map must have by its own description.
 
-The truth is never camkit's: of torchvision's models the output of the stage that their papers call the last, of timm's
-what ``forward_features`` returns and ``feature_info`` says, of Hugging Face's the hidden states and the configuration.
+The truth never comes from camkit. For torchvision it is the output of the last stage by the model's paper, for timm the
+result of ``forward_features`` and ``feature_info``, and for Hugging Face the hidden states and the configuration.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Size: TypeAlias = tuple[int, int]
 Grid: TypeAlias = tuple[int, ...]
 
 MOST_PREFIX = 16
-"""Tokens before a grid."""
+"""The most tokens before a grid; more would let almost any number of tokens pass."""
 
 STAGES = {
     "features": ("alexnet", "convnext", "densenet", "efficientnet", "mobilenet", "squeezenet", "swin", "vgg"),
@@ -33,36 +33,37 @@ STAGES = {
     "backbone.features": ("ssd300",), "backbone.features.0": ("ssdlite",),
     "backbone.body": ("fasterrcnn", "fcos_", "keypointrcnn", "maskrcnn", "retinanet"),
 }  # fmt: skip
-"""The module of torchvision's models whose output is the last stage of features, and how their names begin."""
+"""The module that returns the last stage of features, and the name prefixes of the torchvision models it holds for."""
 
 SMALLER = {"deepseek_vit": 224, "gemma4_vit": 288, "qwen3_vit": 256}
-"""The square side for families of timm whose own takes minutes."""
+"""The square side for timm families whose default side takes minutes."""
 
 NO_PICTURES = {
     "dinat": "needs the natten package",
     "imagegpt": "takes colour indices, not a picture",
-    "shieldgemma2": "takes text beside the picture",
+    "shieldgemma2": "takes text besides the picture",
 }
-"""Architectures of Hugging Face that no picture alone can be given to."""
+"""Hugging Face architectures that cannot run on a picture alone, and why."""
 
 PERCEIVERS: dict[str, dict[str, int]] = {
     "PerceiverForImageClassificationLearned": {},
     "PerceiverForImageClassificationFourier": {"d_model": 261, "num_cross_attention_heads": 1},
     "PerceiverForImageClassificationConvProcessing": {"d_model": 322, "num_cross_attention_heads": 1},
 }
-"""What the configuration of each Perceiver needs."""
+"""The settings that each Perceiver's configuration needs."""
 
 
 class TruthError(Exception):
-    """The model's own description does not say what its grid is."""
+    """The model's own description does not determine its grid."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """A model of the zoo.
 
-    ``build`` may get the size to make the model for as ``img_size``. ``truth`` returns the grids that a map of these
-    images may have. ``target`` is what to explain where there are no classes. ``unusable`` says why nothing can be.
+    ``build`` builds the model, for the size ``img_size`` if given. ``truth`` returns the grids that a map of the given
+    images may have. ``target`` is the target of a model without classes. ``unusable`` is the reason why a model cannot
+    be tested.
     """
 
     source: str
@@ -80,14 +81,14 @@ def named(grid: Sequence[int]) -> str:
 
 
 def strided(images: Tensor, stride: int) -> Grid:
-    """Return the grid that patches, or strided layers with padding, make of images (N, 3, H, W)."""
+    """Return the grid of patches, or of strided layers with padding, over images (N, 3, H, W)."""
     return tuple(math.ceil(side / stride) for side in images.shape[2:])
 
 
 def tokens(count: int, grid: Grid) -> list[Grid]:
-    """Return the grid if so many tokens can be its cells with a few before them."""
+    """Return the grid if this many tokens can be its cells after a few prefix tokens."""
     if not 0 <= count - math.prod(grid) <= MOST_PREFIX:
-        raise TruthError(f"{count} tokens do not make {named(grid)} cells")
+        raise TruthError(f"{count} tokens are not a grid of {named(grid)} cells after at most {MOST_PREFIX} others")
     return [grid]
 
 
@@ -101,11 +102,11 @@ def _torchvision() -> Iterator[Entry]:
     )
     for part, target in parts:
         for name in models.list_models(module=part):
-            known = inspect.signature(models.get_model_builder(name)).parameters
-            options: dict[str, Any] = {"weights_backbone": None} if "weights_backbone" in known else {}
+            parameters = inspect.signature(models.get_model_builder(name)).parameters
+            options: dict[str, Any] = {"weights_backbone": None} if "weights_backbone" in parameters else {}
             if name in ("googlenet", "inception_v3"):
                 options["init_weights"] = False
-            if part is models.detection and "ssd" not in name:  # whose inner pictures are smaller already
+            if part is models.detection and "ssd" not in name:  # SSD resizes its input to smaller pictures itself
                 options |= {"min_size": 320, "max_size": 640}
             truth = partial(_torchvision_truth, next(stages[begin] for begin in stages if name.startswith(begin)))
             side = 299 if name == "inception_v3" else 224
@@ -129,16 +130,16 @@ def _smallest(family: str) -> str:
         with torch.device("meta"):
             try:
                 counts[name] = sum(parameter.numel() for parameter in timm.create_model(name).parameters())
-            except Exception:  # noqa: BLE001 - some can't be built without memory; others of the family can
+            except Exception:  # noqa: BLE001 - some models can't be built on the meta device
                 continue
     return min(counts, key=lambda name: counts[name]) if counts else str(timm.list_models(module=family)[0])
 
 
 def timm_entry(name: str, side: int | None = None) -> Entry:
-    """Return the entry of one of timm's models, at its own size if none is given."""
+    """Return the entry of a timm model, at its default size if none is given."""
     timm = import_module("timm")
-    found = timm.get_pretrained_cfg(name)
-    side = side or (int(found.input_size[1]) if found else 224)
+    config = timm.get_pretrained_cfg(name)
+    side = side or (int(config.input_size[1]) if config else 224)
     return Entry("timm", name, side, partial(timm.create_model, name), _timm_truth)
 
 
@@ -150,7 +151,7 @@ def _timm(smallest: dict[str, str]) -> Iterator[Entry]:
 
 def _timm_truth(model: Any, images: Tensor) -> list[Grid]:
     features = model.forward_features(images)
-    if hasattr(model, "img_size_scaled"):  # CrossViT resizes its input for each branch; either's patches will do
+    if hasattr(model, "img_size_scaled"):  # CrossViT resizes its input for each branch; the patches of either are right
         pairs = zip(model.img_size_scaled, model.patch_embed, strict=True)
         return [tuple(s // p for s, p in zip(size, embed.patch_size, strict=True)) for size, embed in pairs]
     if isinstance(features, (list, dict)):  # stages; NaFlexViT's patches
@@ -160,7 +161,7 @@ def _timm_truth(model: Any, images: Tensor) -> list[Grid]:
         width = model.num_features
         return [shape[2:] if shape[1] == width or shape[3] != width else shape[1:3]]
     if not hasattr(model, "feature_info"):
-        raise TruthError(f"feature_info says nothing, forward_features returned {shape}")
+        raise TruthError(f"the model has no feature_info, and forward_features returned {shape}")
     grid = strided(images, list(model.feature_info)[-1]["reduction"])
     if shape[1] == 1 or shape[2] == math.prod(grid):  # the class token alone; tokens last
         return [grid]
@@ -168,8 +169,8 @@ def _timm_truth(model: Any, images: Tensor) -> list[Grid]:
 
 
 def _huggingface() -> Iterator[Entry]:
-    listed = import_module("transformers.models.auto.modeling_auto").MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
-    for family, names in listed.items():
+    families = import_module("transformers.models.auto.modeling_auto").MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    for family, names in families.items():
         for name in (names,) if isinstance(names, str) else names:
             build, truth = partial(_build_huggingface, family, name), partial(_huggingface_truth, name)
             yield Entry("huggingface", name, 224, build, truth, unusable=NO_PICTURES.get(family, ""))
@@ -197,13 +198,13 @@ def _build_huggingface(family: str, name: str, img_size: Size | int = 224) -> nn
 
 
 def _huggingface_truth(name: str, model: Any, images: Tensor) -> list[Grid]:
-    if name in PERCEIVERS:  # it attends to pixels, or to what a small network makes of them
-        seen: list[Tensor] = []
+    if name in PERCEIVERS:  # it attends to pixels, or to the output of a small network
+        outputs: list[Tensor] = []
         network = getattr(model.perceiver.input_preprocessor, "convnet", None)
-        with (network or nn.Identity()).register_forward_hook(lambda _m, _a, output: seen.append(output)):
+        with (network or nn.Identity()).register_forward_hook(lambda _m, _a, output: outputs.append(output)):
             model(images)
-        return [tuple((seen or [images])[0].shape[2:])]
-    if hasattr(model, "model") and not hasattr(model, "config"):  # the adapter of one that takes flattened patches
+        return [tuple((outputs or [images])[0].shape[2:])]
+    if hasattr(model, "model") and not hasattr(model, "config"):  # an adapter for models that take flattened patches
         return [strided(images, model.model.config.vision_config.patch_size)]
     output = model(images, output_hidden_states=True)
     last = output.hidden_states[-1]
@@ -223,4 +224,5 @@ SOURCES: dict[str, Callable[[dict[str, str]], Iterator[Entry]]] = {
     "timm": _timm,
     "huggingface": lambda _: _huggingface(),
 }
-"""Given the smallest model of each timm family, as far as known, which timm completes."""
+"""For each source, a function that lists its models. It receives the smallest model of each timm family, and timm's
+function adds the missing ones."""

@@ -1,6 +1,6 @@
 """Slow references, written from the papers' formulas in float64 with explicit loops.
 
-Every oracle takes one image: activations A (C, \\*grid), and either the gradients dS/dA of the same shape or, for CAM,
+Each oracle takes one image: activations A (C, \\*grid), and either the gradients dS/dA of the same shape or, for CAM,
 the class weights (C,). It returns the signed map (\\*grid) before any ReLU on the sum. The grid may have any number of
 axes; the papers write two of them, i and j.
 """
@@ -20,7 +20,7 @@ Score = Callable[[Tensor], Tensor]
 
 
 def as_float64(values: Array | Tensor) -> Array:
-    """Return the values as a float64 array; what the narrower type held is kept exactly."""
+    """Return the values as a float64 array; the conversion is exact."""
     if isinstance(values, Tensor):
         values = values.detach().to("cpu", torch.float64).numpy()
     return np.asarray(values, dtype=np.float64)
@@ -43,7 +43,7 @@ def weighted_by_channel(activations: Array, weights: list[float]) -> Array:
 def cam(activations: Array | Tensor, class_weights: Array | Tensor) -> Array:
     """CAM: M_c(x, y) = sum_k w_k^c f_k(x, y), Zhou et al. 2016 (CVPR), Eq. 2.
 
-    w^c is the row of the final linear layer that belongs to class c; its bias has no place on the map.
+    w^c is the row of the final linear layer that belongs to class c; its bias has no position on the map.
     """
     a, w = as_float64(activations), as_float64(class_weights)
     return weighted_by_channel(a, [float(w[k]) for k in range(len(a))])

@@ -1,7 +1,7 @@
 """Traces recorded once from real networks, so that the stages that choose a layer can be tested without a network.
 
-``python tests/recorded.py`` from the project's root records them again. A file holds the trace, where the gradients of
-each score are not zero, and how much each cell changed when parts of the input were exchanged.
+``python tests/recorded.py`` from the project's root records them again. A file holds the trace, the masks of the
+non-zero gradients of each score, and how much each cell changed when parts of the input were replaced.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from camkit.layers.trace import Call, Convolution, Trace, traced
 FOLDER = Path(__file__).parent / "traces"
 
 _LAST = 24
-"""How many outputs have gradients in a record: those of the last layers decide."""
+"""How many outputs have gradients in a record: only the last layers decide, and masks take space."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recorded:
-    """What the stages need of a pass."""
+    """All that the stages read of a pass."""
 
     trace: Trace
     masks: dict[str, dict[int, Tensor]]
     profiles: dict[tuple[str, int], Any]
 
     def gradients(self, score: str, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
-        """Stand in for the differentiation of a score."""
+        """Return recorded masks instead of differentiating a score."""
         if score not in self.masks:
             return None
         return {number: self.masks[score].get(number) for number in tensors if number in self.masks[score]}
 
     def changes(self, calls: Sequence[tuple[str, int]]) -> Mapping[tuple[str, int], Any]:
-        """Stand in for the passes with exchanged parts."""
+        """Return recorded changes instead of running the passes with replaced parts."""
         return {key: self.profiles[key] for key in calls if key in self.profiles}
 
 
 def record(model: nn.Module, image: Tensor) -> Recorded:
-    """Record a pass, and all that the stages may ask about it."""
+    """Record a pass, with all gradients and changes that the stages may request."""
     with traced(model, image) as live:
         outputs = [call.output for call in live.trace.calls if call.output is not None][-_LAST:]
         masks = {}
         for score in ("best", "mixture", "head"):
-            found = live.gradients(score, list(dict.fromkeys(outputs)))
-            if found is not None:
-                masks[score] = {number: mask for number, mask in found.items() if mask is not None}
+            by_tensor = live.gradients(score, list(dict.fromkeys(outputs)))
+            if by_tensor is not None:
+                masks[score] = {number: mask for number, mask in by_tensor.items() if mask is not None}
         changes = live.changes(*exchange(live.leaf.detach()), [call.key for call in live.trace.calls])
         return Recorded(live.trace, masks, changes)
 
@@ -115,7 +115,7 @@ def _call(row: dict[str, Any]) -> Call:
     geometry = None
     if convolution is not None:
         geometry = Convolution(
-            **{key: _tuple(one) if isinstance(one, list) else one for key, one in convolution.items()}
+            **{key: _tuple(value) if isinstance(value, list) else value for key, value in convolution.items()}
         )
     return Call(**{**row, **lists}, convolution=geometry)
 

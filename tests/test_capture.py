@@ -1,4 +1,4 @@
-"""What one pass brings back equals what a full graph holds, and the part before the layer costs no graph."""
+"""One pass returns the maps and gradients of the full graph, without a graph before the layer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def full_graph(
     def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         output.retain_grad()
         maps.append(output)
-        return output.clone()  # what follows in place must not change what is kept
+        return output.clone()  # later in-place operations must not change the saved maps
 
     handles = [model.get_submodule(layer).register_forward_hook(keep) for layer in layers]
     with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
@@ -92,7 +92,7 @@ def full_graph(
 
 @pytest.fixture
 def one_attention() -> Iterator[None]:
-    """Without gradients PyTorch's attention takes another kernel, whose rounding differs; keep to one."""
+    """Use one kernel: without gradients, PyTorch's attention uses another one, whose rounding differs."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     yield
@@ -131,7 +131,7 @@ def test_the_attention_kernel_for_inference_changes_no_more_than_rounding(layer:
 
 
 @pytest.mark.parametrize(("name", "layers"), SEVERAL, ids=lambda value: value if isinstance(value, str) else "")
-def test_the_order_asked_for_is_the_order_returned(name: str, layers: tuple[str, ...]) -> None:
+def test_layers_are_returned_in_the_given_order(name: str, layers: tuple[str, ...]) -> None:
     model = network(name)
     forwards, backwards = (
         capture(model, pictures(), top(1), Pass(select_layers(model, order), read_layout=infer_layout)).features
@@ -146,7 +146,7 @@ def test_the_order_asked_for_is_the_order_returned(name: str, layers: tuple[str,
 @pytest.mark.parametrize("name", ["resnet18", "densenet121"])
 def test_before_the_layer_there_is_no_graph(name: str, method: str) -> None:
     model, layer = copy.deepcopy(network(name)), LAYERS[name][-1]
-    camkit.explain(model, pictures(), layer, method=method)  # the model is looked at once; that has a graph
+    camkit.explain(model, pictures(), layer, method=method)  # the first call chooses the layer, with a graph
     place, counts = ["trunk"], {"trunk": 0, "head": 0}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ SCALES = (1e-6, 1e-3, 1e3, 1e6)
 
 
 class Scaled(nn.Module):
-    """Another network's logits times a number."""
+    """Multiplies another network's logits by a number."""
 
     def __init__(self, net: nn.Module, factor: float) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ CASES.remove(("ending in a ReLU", "cam"))
 
 
 @pytest.mark.parametrize(("name", "method"), [case for case in CASES if case[1] != "gradcam++"])
-def test_scaled_logits_leave_the_heatmap_as_it_is(name: str, method: str) -> None:
+def test_scaled_logits_do_not_change_the_heatmap(name: str, method: str) -> None:
     heatmaps = []
     for factor in (1, *SCALES):
         model, layer = scaled(name, factor, method)
@@ -258,7 +258,7 @@ def test_bf16_maps_agree_with_fp32(
     assert min(correlations) > 0.99, correlations
 
 
-# --- what the pass meets on its way -----------------------------------------------------------------------------------
+# --- difficult networks and precisions --------------------------------------------------------------------------------
 
 
 def by_an_ordinary_pass(net: nn.Module, images: Tensor, layers: list[str], index: int) -> list[tuple[Tensor, Tensor]]:
@@ -295,7 +295,7 @@ def test_parallel_branches_get_the_gradients_of_the_full_graph():
 
 
 class Loud(nn.Module):
-    """Its logits' gradients are as large as ``volume``."""
+    """The gradients of its logits are as large as ``volume``."""
 
     def __init__(self, volume: float) -> None:
         super().__init__()
@@ -321,7 +321,7 @@ def test_fp16_gradients_neither_vanish_nor_overflow(volume):
 
 
 class Checkpointed(nn.Module):
-    """Throws its blocks' activations away and computes them again in the backward pass."""
+    """Drops its blocks' activations and recomputes them in the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -335,7 +335,7 @@ class Checkpointed(nn.Module):
         return self.head(found.mean((2, 3)))
 
 
-def test_activation_checkpointing_is_no_second_run_of_a_layer():
+def test_activation_checkpointing_does_not_count_as_a_second_call():
     net, images = Checkpointed().eval(), torch.randn(2, 3, 8, 8)
     names = ["first", "second.0"]
 
@@ -402,7 +402,7 @@ def with_an_assertion(maps: Tensor) -> Tensor:
     "flatten",
     [
         lambda maps: maps.view(len(maps), -1),
-        lambda maps: torch.as_strided(maps, (len(maps), 256), (256, 1)),  # silently other numbers
+        lambda maps: torch.as_strided(maps, (len(maps), 256), (256, 1)),  # returns other numbers without an error
         with_an_assertion,
         for_five,
     ],
@@ -434,7 +434,7 @@ def test_infinite_logits_do_not_hide_that_a_model_relies_on_the_memory_format():
 
 
 class Tokens(nn.Module):
-    """A batch norm and then tokens, whose gradient comes back in another order than the channels lie."""
+    """A batch norm followed by tokens, whose gradient comes back in another memory order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -451,7 +451,7 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_batch_norm_before_tokens_is_differentiated_rightly_also_for_one_image(count):
+def test_a_batch_norm_before_tokens_is_differentiated_correctly_for_one_image_too(count):
     net = Tokens().eval()
     with torch.no_grad():
         for values in (net.norm.weight, net.norm.bias, net.norm.running_mean):

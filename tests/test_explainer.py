@@ -1,4 +1,4 @@
-"""The Explainer: what it returns, what it remembers, and that it notices when what it remembers no longer holds."""
+"""The Explainer: what it returns, what it remembers, and whether it notices that the model has changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = 32
 
 
 class Tally:
-    """Counts outside the module, whose own attributes are restored."""
+    """Counts passes outside the module, since camkit restores the module's attributes."""
 
     count = 0
 
@@ -63,7 +63,7 @@ def picture(seed: int = 1, size: int = SIZE) -> Tensor:
     return torch.randn(3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-# --- what comes back
+# --- results
 
 
 def test_one_picture_gives_one_explanation_and_several_give_a_list() -> None:
@@ -79,7 +79,7 @@ def test_one_picture_gives_one_explanation_and_several_give_a_list() -> None:
     assert len(list(stream)) == 2
 
 
-def test_it_gives_what_explain_gives() -> None:
+def test_it_returns_what_explain_returns() -> None:
     model = made()
     for layer in (None, "deep", ["deep", "late"]):
         for method in ("gradcam", "layercam"):
@@ -152,7 +152,7 @@ def test_the_layer_says_what_was_decided_and_can_be_passed_back() -> None:
     assert camkit.Explainer(model, layer)(picture(size=48)).raw.shape == (12, 12), "of another size it is only a name"
 
 
-def test_fused_layers_are_all_there() -> None:
+def test_all_fused_layers_are_listed() -> None:
     explainer = camkit.Explainer(made(), ["deep", "late"])
     explainer(picture())
     assert [str(layer) for layer in explainer.layers] == ["deep", "late"]

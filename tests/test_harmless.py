@@ -1,4 +1,4 @@
-"""The user's model and process come back exactly as they went in, whatever happens in between."""
+"""The user's model and process are the same after an explanation as before, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIZE = 64
 
 
 class Held:
-    """An object compared by identity; holding it keeps its identity from being used again."""
+    """An object compared by identity; it is kept alive so that its identity is not reused."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -108,7 +108,7 @@ def describe_process() -> dict[str, Any]:
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
-    """Return all there is about a model and the process that an explanation might change, by name."""
+    """Return everything about a model and the process that an explanation might change, by name."""
     state = {f"process {name}": value for name, value in describe_process().items()}
     for name, module in model.named_modules(remove_duplicate=False):
         state |= {f"module {name!r} {key}": describe_attribute(value) for key, value in vars(module).items()}
@@ -119,7 +119,7 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def unchanged(model: nn.Module, *, except_for: str | None = None) -> Iterator[None]:
-    """Assert that the state after the block, also one that raises, equals the state before it."""
+    """Assert that the block leaves the state unchanged, even if it raises."""
     before = snapshot(model)
     try:
         yield
@@ -140,7 +140,7 @@ def trained(name: str) -> nn.Module:
     models = torchvision.models
     if name == "resnet18":
         model: nn.Module = models.resnet18(num_classes=10)
-    elif name == "vgg11":  # its own head is 120 million numbers
+    elif name == "vgg11":  # its own head has 120 million weights
         model = models.vgg11(num_classes=10, init_weights=False)
         model.classifier = nn.Sequential(
             nn.Linear(512 * 49, 32), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(32, 10)
@@ -154,7 +154,7 @@ def trained(name: str) -> nn.Module:
 
 
 def in_the_middle_of_training(model: nn.Module) -> nn.Module:
-    """Return a copy with mixed training flags, some frozen parameters and gradients that wait for the optimizer."""
+    """Return a copy with mixed training flags, some frozen parameters, and gradients for the next optimizer step."""
     model = copy.deepcopy(model).train()
     for number, module in enumerate(model.modules()):
         module.training = number % 3 != 2
@@ -166,7 +166,7 @@ def in_the_middle_of_training(model: nn.Module) -> nn.Module:
 
 
 class Parts(nn.Module):
-    """A small network that says in two pure functions what lies before and after ``layer``."""
+    """A small network with two pure functions that compute the parts before and after ``layer``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,11 +180,11 @@ class Parts(nn.Module):
         return self.norm(self.stem(x)).relu()
 
     def features(self, x: Tensor) -> Tensor:
-        """What ``layer`` returns for the trunk's output."""
+        """Return ``layer``'s output for the trunk's output."""
         return self.layer(x)
 
     def tail(self, maps: Tensor, x: Tensor) -> Tensor:
-        """The logits from what ``layer`` returned, without any in-place operation."""
+        """Return the logits for ``layer``'s output, without any in-place operation."""
         return self.head(self.drop(maps.relu().mean((2, 3))))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class AddedOntoItsInput(AddedToInPlace):
 
 
 class LayerInPlace(Parts):
-    """The layer itself overwrites what it was given."""
+    """The layer itself overwrites its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class ResultNotTaken(LayerInPlace):
 
 
 class IdentityThenWritten(Parts):
-    """The layer returns its input, which is doubled in place afterwards, and so is what the layer returned."""
+    """The layer returns its input, which is doubled in place afterwards, so its output changes too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Concatenation(nn.Module):
 
 
 class OneOfAListThenWritten(IdentityThenWritten):
-    """As DenseNet's layers, this one takes a list; with one item it returns that item itself."""
+    """The layer takes a list, as DenseNet's do; it returns a single item itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -332,7 +332,7 @@ class InputWritten(Parts):
 
 
 class InputWrittenWithoutGradients(InputWritten):
-    """As above, and the layer lies in a no_grad block, so that a second pass is needed."""
+    """As above, with the layer in a no_grad block, which requires a second pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -341,7 +341,7 @@ class InputWrittenWithoutGradients(InputWritten):
 
 
 class Counting(Parts):
-    """Writes into one buffer and exchanges another in every pass, in evaluation mode too; its logits depend on both."""
+    """Writes into one buffer and replaces another in every pass, in evaluation mode too; its logits depend on both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -358,7 +358,7 @@ class Counting(Parts):
 
 
 class BuildsAtFirst(Parts):
-    """Makes a buffer in its first pass, and makes it anew for another number of images."""
+    """Creates a buffer in its first pass, and another one for another number of images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -376,7 +376,7 @@ class BuildsAtFirst(Parts):
 
 
 class Remembers(Parts):
-    """Fills a dictionary, a list and a set it holds; what it keeps for evaluation, ``train()`` throws away."""
+    """Fills a dictionary, a list and a set that it keeps; ``train()`` clears what evaluation cached."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -404,7 +404,7 @@ class Drawing(Parts):
 
 
 class SwitchesItself(Parts):
-    """Leaves other training flags behind than it found, in both directions."""
+    """Changes training flags in both directions."""
 
     def forward(self, x: Tensor) -> Tensor:
         logits = super().forward(x)
@@ -414,7 +414,7 @@ class SwitchesItself(Parts):
 
 
 class Twice(Parts):
-    """The layer runs twice; ``features`` and ``tail`` are of the second call."""
+    """The layer runs twice; ``features`` and ``tail`` describe the second call."""
 
     def features(self, x: Tensor) -> Tensor:
         return self.layer(self.layer(x))
@@ -457,11 +457,11 @@ def pictures(count: int = 2) -> Tensor:
     return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(5))
 
 
-# --- every method and architecture, in the middle of training, with hooks of the user's
+# --- every method and architecture, in the middle of training, with the user's hooks
 
 
 def watch(model: nn.Module, fired: dict[str, int]) -> None:
-    """Set one hook of the user's of every kind."""
+    """Set one user hook of every kind."""
 
     def note(kind: str) -> Callable[..., None]:
         def hook(*_: object, **__: object) -> None:
@@ -483,7 +483,7 @@ def watch(model: nn.Module, fired: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["resnet18", "vgg11", "densenet", "vit"])
-def test_a_model_in_the_middle_of_training_comes_back_as_it_went_in(name: str, method: str) -> None:
+def test_a_model_in_the_middle_of_training_is_restored_exactly(name: str, method: str) -> None:
     model, fired = in_the_middle_of_training(trained(name)), {}
     watch(model, fired)
     with unchanged(model):
@@ -511,7 +511,7 @@ def test_mode_and_frozen_weights_do_not_change_the_explanation(name: str) -> Non
 @pytest.mark.parametrize(
     "set_hook", ["register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook"]
 )
-def test_a_backward_hook_of_the_users_anywhere_is_no_obstacle(place: str, set_hook: str) -> None:
+def test_a_users_backward_hook_anywhere_is_no_obstacle(place: str, set_hook: str) -> None:
     model = made(Parts)
     _, maps, gradients = reference(model, pictures(), 1)
     module = {"layer": model.layer, "trunk": model.stem, "head": model.head, "whole": model}[place]
@@ -534,11 +534,11 @@ def test_parameter_gradients_are_those_of_an_undisturbed_training_step() -> None
     assert all(one is None if two is None else torch.equal(one, two) for one, two in zip(*gradients, strict=True))
 
 
-# --- whatever raises
+# --- errors
 
 
 class MishapError(Exception):
-    """An error of the user's own."""
+    """An error class of the user."""
 
 
 def fails_with(error: type[BaseException], _: Tensor) -> Tensor:
@@ -557,7 +557,7 @@ ERRORS = (MishapError, RuntimeError, torch.OutOfMemoryError, KeyboardInterrupt, 
 
 
 def failing_call(model: Parts, fault: str, error: type[BaseException]) -> Callable[..., Any]:
-    """Arrange for an error and return ``explain`` with the arguments that meet it."""
+    """Plan an error, and return ``explain`` with arguments that cause it."""
 
     def fail(*_: object) -> Tensor:
         raise error("as planned")
@@ -591,7 +591,7 @@ def test_no_method_leaves_a_trace_of_an_exception(method: str, error: type[BaseE
     calls = iter(range(5))
 
     def fail_late(module: nn.Module, args: tuple[Tensor]) -> None:
-        if next(calls) == 1:  # the pass that chooses the layer succeeds, the one that explains does not
+        if next(calls) == 1:  # the pass that chooses the layer succeeds, the one that explains fails
             raise error("as planned")
 
     model.head.register_forward_pre_hook(fail_late)
@@ -599,7 +599,7 @@ def test_no_method_leaves_a_trace_of_an_exception(method: str, error: type[BaseE
         camkit.explain(model, pictures(), method=method)
 
 
-# --- whatever surrounds the call
+# --- the caller's modes
 
 
 SURROUNDINGS: dict[str, Callable[[], Any]] = {
@@ -639,12 +639,12 @@ def test_an_input_that_requires_grad_gets_no_gradient_and_no_graph() -> None:
     assert x._version == 0
 
 
-# --- models that make it difficult
+# --- difficult models
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_an_awkward_network_is_explained_as_it_is(name: str, count: int) -> None:
+def test_an_awkward_network_is_explained_correctly(name: str, count: int) -> None:
     model, x = made(NETWORKS[name]), pictures(count)
     scores, maps, gradients = reference(model, x.clone(), 2)
     assert torch.allclose(model(x.clone())[:, 2], scores), "the reference and the network are the same function"
@@ -664,7 +664,7 @@ def test_a_batch_of_pictures_is_not_written_to(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
-def test_a_layer_after_another_target_layer_is_saved_alike(name: str) -> None:
+def test_a_layer_after_another_target_layer_is_saved_correctly(name: str) -> None:
     model = made(NETWORKS[name])
     _, maps, gradients = reference(model, pictures(), 2)
     layers = select_layers(model, ["stem", "layer"])
@@ -674,7 +674,7 @@ def test_a_layer_after_another_target_layer_is_saved_alike(name: str) -> None:
     torch.testing.assert_close(later.by_target[0], gradients)
 
 
-def test_a_layer_that_runs_twice_is_an_error_that_names_the_way_out() -> None:
+def test_a_layer_that_runs_twice_is_an_error_that_suggests_a_call() -> None:
     model = made(Twice)
     scores, maps, gradients = reference(model, pictures(), 1)
     with unchanged(model):
@@ -685,7 +685,7 @@ def test_a_layer_that_runs_twice_is_an_error_that_names_the_way_out() -> None:
     np.testing.assert_allclose([e.raw for e in found], hirescam_of(maps, gradients), rtol=1e-4, atol=1e-8)
 
 
-def test_both_calls_of_a_layer_may_be_asked_for_at_once() -> None:
+def test_both_calls_of_a_layer_can_be_named_at_once() -> None:
     model = made(Twice)
     trunk = model.trunk(pictures()).detach()
     first = model.layer(trunk).detach().requires_grad_()
@@ -725,7 +725,7 @@ def test_a_layer_the_score_is_cut_off_from_is_an_error_and_not_a_blank_map(froze
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "cam"])
-def test_buffers_that_a_forward_writes_come_back(method: str) -> None:
+def test_buffers_that_a_forward_pass_writes_are_restored(method: str) -> None:
     model = in_the_middle_of_training(made(Counting))
     with unchanged(model, except_for="'seen' version"):
         first, second = (camkit.explain(model, pictures(1), method=method) for _ in range(2))
@@ -735,7 +735,7 @@ def test_buffers_that_a_forward_writes_come_back(method: str) -> None:
 @pytest.mark.parametrize("layer", ["layer", None])
 @pytest.mark.parametrize("network", [BuildsAtFirst, Remembers])
 @pytest.mark.parametrize("warm", [False, True])
-def test_what_a_forward_keeps_for_later_comes_back(network: type[Parts], layer: str | None, warm: bool) -> None:
+def test_caches_that_a_forward_pass_fills_are_restored(network: type[Parts], layer: str | None, warm: bool) -> None:
     model = made(network)
     if warm:
         model(pictures(2))
@@ -754,14 +754,14 @@ def test_no_stale_cache_is_left_to_a_model_in_training() -> None:
     with torch.no_grad():
         model.stem.bias += 1
     for module in model.modules():
-        module.training = False  # unlike eval(), this lets a cache be
+        module.training = False  # unlike eval(), this does not clear a cache
     fresh = made(Remembers)
     fresh.load_state_dict(model.state_dict())
     assert torch.equal(model(pictures(1)), fresh(pictures(1)))
 
 
 @pytest.mark.parametrize("kind", ["sparse", "not a number", "empty", "complex", "text"])
-def test_odd_buffers_and_attributes_are_no_hindrance(kind: str) -> None:
+def test_odd_buffers_and_attributes_are_no_obstacle(kind: str) -> None:
     model = made(Parts)
     odd = {
         "sparse": torch.eye(3).to_sparse(),
@@ -789,14 +789,14 @@ def test_a_buffer_that_waits_for_a_backward_pass_is_not_written_to() -> None:
 
 
 @pytest.mark.parametrize("layer", ["layer", None])
-def test_random_numbers_drawn_in_a_forward_are_put_back(layer: str | None) -> None:
+def test_random_generators_are_restored_after_a_forward_pass(layer: str | None) -> None:
     model = made(Drawing)
     with unchanged(model):
         found = camkit.explain(model, pictures(1), layer, target=1)
     assert found.score == pytest.approx(model(pictures(1))[0, 1].item()), "the pass saw the numbers a plain pass sees"
 
 
-def test_flags_that_a_forward_sets_itself_come_back() -> None:
+def test_training_flags_that_a_forward_pass_sets_are_restored() -> None:
     for model in (made(SwitchesItself), in_the_middle_of_training(made(SwitchesItself))):
         with unchanged(model):
             camkit.explain(model, pictures(1), "layer", target=1)
@@ -812,7 +812,7 @@ def test_weights_of_half_precision(method: str) -> None:
     assert np.corrcoef(found.raw.ravel(), expected.raw.ravel())[0, 1] > 0.99
 
 
-# --- streams that are not walked to their end
+# --- abandoned streams
 
 
 def endless() -> Iterator[Tensor]:
@@ -893,7 +893,7 @@ def test_four_threads_explain_one_model_in_the_middle_of_training() -> None:
 
 
 def overlapping(model: nn.Module) -> None:
-    """Explain in two threads: the second begins while the first is in its pass, and ends after it."""
+    """Explain in two threads: the second starts during the first one's pass and finishes after it."""
     first_in, second_in, first_done = threading.Event(), threading.Event(), threading.Event()
 
     def of_first(logits: Tensor) -> Tensor:
@@ -944,7 +944,7 @@ def test_plain_passes_in_another_thread_are_undisturbed() -> None:
     assert all(torch.equal(output, expected) and not output.requires_grad for output in outputs)
 
 
-def test_a_plain_pass_survives_hooks_that_go_while_it_is_in_the_layer() -> None:
+def test_a_plain_pass_survives_hooks_that_are_removed_while_it_is_in_the_layer() -> None:
     model, x = made(Parts), pictures(1)
     expected = model(x)
     explaining, go_on = threading.Event(), threading.Event()
@@ -979,7 +979,7 @@ def no_collector() -> Iterator[None]:
 
 
 def followed(model: nn.Module) -> list[weakref.ref[Tensor]]:
-    """Return a list that fills with a weak reference to every tensor any module is given or returns."""
+    """Return a list that collects weak references to all tensors that modules receive or return."""
     found: list[weakref.ref[Tensor]] = []
     for module in model.modules():
         module.register_forward_pre_hook(lambda _, args: found.extend(map(weakref.ref, args)))
@@ -1067,7 +1067,7 @@ def test_a_loop_of_calls_does_not_pile_up_tensors() -> None:
 
 
 class Preparation:
-    """A preprocessing that owns a tensor, as one that belongs to a model does."""
+    """A preprocessing that owns a tensor, as a model's own preprocessing does."""
 
     def __init__(self) -> None:
         self.mean = torch.full((3, 1, 1), 0.5)
@@ -1094,11 +1094,11 @@ def test_the_model_is_not_kept() -> None:
     assert [reference() for reference in kept] == [None, None]
 
 
-# --- buffers that a forward writes in ways of its own -----------------------------------------------------------------
+# --- buffers that a forward pass writes in unusual ways ---------------------------------------------------------------
 
 
 class Writing(nn.Module):
-    """A network whose forward changes its buffers, as ``write`` does."""
+    """A network whose forward pass changes its buffers with ``write``."""
 
     def __init__(self, write: Callable[[Any, Tensor], object]) -> None:
         super().__init__()
@@ -1134,7 +1134,7 @@ def _norm_in_training(net: Any, maps: Tensor) -> None:
     ids=["train()", "batch_norm", "resize_", "graph", "data", "numpy", "None", "new"],
 )
 @pytest.mark.parametrize("frozen", [False, True])
-def test_buffers_come_back_however_they_were_written(write, frozen):
+def test_buffers_are_restored_however_they_were_written(write, frozen):
     net = Writing(write).train().requires_grad_(not frozen)
     before = {name: (buffer, buffer.clone()) for name, buffer in net.named_buffers()}
 

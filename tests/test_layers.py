@@ -1,4 +1,4 @@
-"""Which layer is explained: the resolver's choice, and the layers a caller names."""
+"""Which layer is explained: the layer camkit chooses, and the layers a caller names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def assert_one_sentence(error: BaseException) -> None:
     assert "\n" not in str(error)
 
 
-# --- the resolver's choice --------------------------------------------------------------------------------------------
+# --- the layer camkit chooses -----------------------------------------------------------------------------------------
 
 SQUARE, WIDE = (128, 128), (96, 160)
 
@@ -57,7 +57,7 @@ def build(name: str) -> nn.Module:
 
 
 def weight_the_channels(net: nn.Module) -> None:
-    """Give the last layer weights of some size, so that no map is empty by chance of the initialisation."""
+    """Give the last layer larger weights, so that no map is empty because of the initialisation."""
     head = [module for module in net.modules() if isinstance(module, (nn.Linear, nn.Conv2d))][-1]
     nn.init.uniform_(head.weight, 0.0, 0.1)
 
@@ -149,7 +149,7 @@ def test_tokens_after_any_number_of_others_become_the_patch_grid(registers, size
 
 
 class Returning(nn.Module):
-    """Two convolutions; what the first stage returns is the test's choice."""
+    """Two convolutions; the test chooses the type of the first stage's output."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -195,14 +195,14 @@ def test_a_layer_may_return_its_maps_in_any_form(kind, layer):
 
     found, plain = (camkit.explain(net, picture, layer, target=1) for net in nets)
 
-    # Unasked, a layer is not cut where something that could have been computed from its maps leaves beside them.
+    # By default, a layer that returns more than its maps is not chosen: the rest may be computed from them.
     assert found.layer == ("stage.conv" if layer is None and kind in ("dict", "tuple") else "stage")
     assert found.raw.shape == (8, 12)
     assert np.allclose(found.raw, plain.raw, atol=1e-6)
 
 
 class Pooling(nn.Module):
-    """Returns its maps and, computed from them, what the head takes; as Hugging Face's networks do."""
+    """Returns its maps, and the head's input computed from them, like Hugging Face's networks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ def test_flattened_maps_are_never_read_with_their_axes_exchanged(channels):
 
     try:
         found = camkit.explain(net, picture, "stage", target=1)
-    except LayerError as error:  # an honest answer where (N, 256, 144) can be both
+    except LayerError as error:  # an honest answer, since (N, 256, 144) can be read both ways
         assert_one_sentence(error)
     else:
         assert np.allclose(found.raw, expected.raw, atol=1e-5)
@@ -287,7 +287,7 @@ def test_a_segmentation_networks_features_are_chosen_and_not_its_class_scores():
         ("retinanet_resnet50_fpn_v2", "backbone.body.layer4", (25, 34)),
     ],
 )
-def test_networks_that_join_scales_are_explained_at_the_coarsest_that_all_come_from(name, layer, grid):
+def test_networks_that_join_scales_are_explained_at_the_coarsest_common_source(name, layer, grid):
     torch.manual_seed(0)
     net = torchvision.models.get_model(name, weights=None, weights_backbone=None).eval()
     choice = decide(net, torch.randn(1, 3, 96, 128)).layer
@@ -297,7 +297,7 @@ def test_networks_that_join_scales_are_explained_at_the_coarsest_that_all_come_f
 
 
 class TwoBranches(nn.Module):
-    """Two views of a picture, side by side to the head; alike, or the second one deeper."""
+    """Two views of a picture that the head joins: equally deep, or the second one deeper."""
 
     def __init__(self, alike: bool) -> None:
         super().__init__()
@@ -325,7 +325,7 @@ def test_branches_that_are_equally_deep_are_listed_with_what_to_type():
 
 
 class Unpadded(nn.Module):
-    """A small network without padding, as the first ones for digits were: grids out of proportion to the input."""
+    """A small network without padding, like the first ones for digits: its grids are out of proportion to the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -376,7 +376,7 @@ class Mean(nn.Module):
         return maps.flatten(2).mean(2)
 
 
-def test_a_network_without_any_grid_is_told_so():
+def test_a_network_without_any_grid_is_an_error_that_says_so():
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10), nn.ReLU(), nn.Linear(10, 4))
 
     with pytest.raises(LayerError, match="target_layer") as caught:
@@ -407,7 +407,7 @@ def scored_by_nothing(net: nn.Module, picture: Tensor) -> None:
 
 
 @pytest.mark.parametrize("first", [refused, scored_by_nothing])
-def test_the_choice_does_not_hang_on_the_target_that_came_first(first):
+def test_the_choice_does_not_depend_on_the_first_target(first):
     nets = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -438,7 +438,7 @@ class Counted(nn.Module):
         self.unused = nn.Conv2d(8, 8, 1)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Linear(8, 4)
-        self.tally = Tally()  # an attribute of the module itself would be put back
+        self.tally = Tally()  # camkit would restore an attribute of the module itself
 
     @property
     def passes(self) -> int:
@@ -461,12 +461,12 @@ def picture() -> Tensor:
     return torch.randn(3, 16, 24)
 
 
-TRACED = 1  # a pass over one image: all its operations leave cells in their places, so that none locates cells
-LOCATED = 3  # the same, and two passes that show where cells lie
+TRACED = 1  # one pass over one image; all operations leave cells in their places, so no pass locates cells
+LOCATED = 3  # the same, and two passes that locate the cells
 
 
 @pytest.mark.parametrize(("layer", "looks"), [(None, TRACED), ("deep", 0)])
-def test_what_was_decided_is_remembered_for_the_module_and_size(net, picture, layer, looks):
+def test_a_decision_is_remembered_for_the_module_and_size(net, picture, layer, looks):
     camkit.explain(net, picture, layer)
     assert net.passes == looks + 1
 
@@ -480,7 +480,7 @@ def test_what_was_decided_is_remembered_for_the_module_and_size(net, picture, la
 
 @pytest.mark.parametrize(("layer", "passes"), [(None, LOCATED + 1), ("deep", 1 + LOCATED + 1)])
 def test_where_cells_lie_is_measured_if_an_operation_may_have_moved_them(picture, layer, passes):
-    """A layer that the caller named is explained first; the result is not used, since its cells may lie elsewhere."""
+    """A named layer is explained at once, but the result is discarded, since its cells may lie elsewhere."""
 
     class Rolled(Counted):
         def forward(self, images: Tensor) -> Tensor:
@@ -493,7 +493,7 @@ def test_where_cells_lie_is_measured_if_an_operation_may_have_moved_them(picture
     assert net.passes == passes + 1
 
 
-def test_what_was_remembered_is_forgotten_with_the_module(picture):
+def test_a_decision_is_forgotten_with_the_module(picture):
     net = Counted().eval()
     camkit.explain(net, picture)
     gone = weakref.ref(net)
@@ -504,7 +504,7 @@ def test_what_was_remembered_is_forgotten_with_the_module(picture):
     assert gone() is None
 
 
-def test_two_modules_of_one_kind_are_looked_at_each(picture):
+def test_two_modules_of_one_class_are_decided_separately(picture):
     first, second = Counted().eval(), Counted().eval()
 
     camkit.explain(first, picture)
@@ -513,7 +513,7 @@ def test_two_modules_of_one_kind_are_looked_at_each(picture):
     assert (first.passes, second.passes) == (TRACED + 1, TRACED + 1)
 
 
-def test_the_probe_lists_every_call_with_what_it_returned_and_why_it_is_no_choice(net, picture):
+def test_the_decision_lists_every_call_with_its_shape_and_verdict(net, picture):
     rows = {str(row.ref): row for row in decide(net, picture[None]).rows}
 
     assert list(rows) == ["stem", "relu#1", "deep", "relu#2", "pool", "head", ""]
@@ -524,7 +524,7 @@ def test_the_probe_lists_every_call_with_what_it_returned_and_why_it_is_no_choic
     assert "unused" not in rows
 
 
-def test_the_runners_up_are_other_layers_that_can_be_asked_for(net, picture):
+def test_the_runners_up_are_other_layers_that_can_be_named(net, picture):
     choice = decide(net, picture[None]).layer
 
     assert str(choice) == "relu#2"
@@ -546,7 +546,7 @@ def test_a_name_and_the_module_are_the_same_layer(net, picture):
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("deeb", "'deep'"), ("Stem", "'stem'"), ("layer4", "stem, relu, deep")])
-def test_an_unknown_name_is_answered_with_the_nearest_or_all(net, picture, typed, meant):
+def test_an_error_for_an_unknown_name_lists_similar_names_or_all(net, picture, typed, meant):
     with pytest.raises(LayerError, match=meant) as caught:
         camkit.explain(net, picture, typed)
 
@@ -554,7 +554,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_all(net, picture, typed
 
 
 @pytest.mark.parametrize("layer", ["", "deep.", ".deep", "#1", "deep#0", "deep#x", "deep#", "deep#-1", "deep#1.5"])
-def test_a_name_that_cannot_be_is_one_sentence(net, picture, layer):
+def test_an_impossible_name_is_one_sentence(net, picture, layer):
     with pytest.raises(LayerError) as caught:
         camkit.explain(net, picture, layer)
 
@@ -702,7 +702,7 @@ def test_several_layers_of_which_one_is_not_finite_have_no_heatmap():
 
 
 class Patches(nn.Module):
-    """Tokens by channels whose shape is that of channels by tokens as well; only the convolution before them tells."""
+    """Tokens whose shape could also be channels by tokens; only the convolution before them shows which."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -721,7 +721,7 @@ def test_a_named_layer_whose_axes_are_not_clear_is_read_as_the_pass_shows():
 
 
 class Tokens(nn.Module):
-    """Patches flattened to tokens, channels after them or before, and a layer that computes with them."""
+    """Patches flattened to tokens, with the channels last or first, and a layer that mixes the channels."""
 
     def __init__(self, channels: int, patch: int, stride: int, *, last: bool, beside: bool = False) -> None:
         super().__init__()
@@ -760,7 +760,7 @@ def test_tokens_are_read_by_the_grid_they_were_computed_from(channels, patch, st
 
 
 class Weighing(nn.Module):
-    """Attention whose softmax is the last module with something like a grid: heads by tokens by tokens."""
+    """Attention whose softmax is the last module with a grid-like output: heads by tokens by tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -775,7 +775,7 @@ class Weighing(nn.Module):
 
 
 class PooledTokens(nn.Module):
-    """Patches pooled by a function, not a module, to fewer tokens than there are channels."""
+    """A function, not a module, pools the patches to fewer tokens than there are channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -804,7 +804,7 @@ def test_tokens_are_read_by_the_grid_of_a_function_between_the_modules(layer):
 
 
 class OneToken(nn.Module):
-    """The class token goes on alone; as many channels as there are patches."""
+    """Only the class token goes on; there are as many channels as patches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -817,7 +817,7 @@ class OneToken(nn.Module):
         return self.head(self.token(tokens.relu().mean(1, keepdim=True)).relu()[:, 0])
 
 
-def test_one_token_by_itself_is_no_map():
+def test_a_single_token_is_not_a_map():
     torch.manual_seed(0)
     model, image = OneToken().eval(), torch.randn(3, 64, 64)
 
@@ -826,14 +826,14 @@ def test_one_token_by_itself_is_no_map():
         camkit.explain(model, image, "token", target=1)
 
 
-def test_attention_between_tokens_is_no_grid_of_features():
+def test_attention_between_tokens_is_not_a_grid_of_features():
     found = camkit.explain(Weighing().eval(), torch.randn(3, 128, 128), target=1)
 
     assert (found.layer, found.raw.shape) == ("patches", (8, 8))
 
 
 class Vectors(nn.Module):
-    """Learned vectors, as a module of their own."""
+    """A module that returns learned vectors."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -844,7 +844,7 @@ class Vectors(nn.Module):
 
 
 class Latents(nn.Module):
-    """Learned vectors that attend to the patches, as many as make a square; then a layer mixes them (Perceiver)."""
+    """A square number of learned vectors that attend to the patches, and a layer that mixes them (Perceiver)."""
 
     def __init__(self, attention: str, count: int, queries: str, *, vectors: bool = False) -> None:
         super().__init__()
@@ -883,7 +883,7 @@ ATTENTION = ["product", "einsum", "fused", "module", "module without weights"]
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-def test_learned_vectors_that_a_module_returns_are_no_grid_either(attention):
+def test_learned_vectors_that_a_module_returns_are_not_a_grid(attention):
     torch.manual_seed(0)
     net = Latents(attention, 16, "learned", vectors=True).eval()
 
@@ -893,9 +893,9 @@ def test_learned_vectors_that_a_module_returns_are_no_grid_either(attention):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("count", [16, 36, 64])  # 4x4, which merging makes of 8x8; 6x6; as many as patches
+@pytest.mark.parametrize("count", [16, 36, 64])  # 4x4, as after merging 8x8; 6x6; as many as patches
 @pytest.mark.parametrize("attention", ATTENTION)
-def test_learned_vectors_that_attend_to_the_patches_are_no_grid(attention, count, frozen):
+def test_learned_vectors_that_attend_to_the_patches_are_not_a_grid(attention, count, frozen):
     torch.manual_seed(0)
     net, picture = Latents(attention, count, "learned").eval(), torch.randn(3, 128, 128)
     net.requires_grad_(not frozen)
@@ -918,7 +918,7 @@ def test_patches_that_attend_to_each_other_stay_a_grid(attention):
 
 
 class Fewer(nn.Module):
-    """A network that goes on with fewer tokens than patches, then mixes their channels."""
+    """A network that reduces its patches to fewer tokens and then mixes their channels."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -952,7 +952,7 @@ class Fewer(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["the first", "the strongest", "some", "weighed"])
-def test_tokens_that_lie_nowhere_for_certain_are_no_grid(way):
+def test_tokens_without_a_certain_position_are_not_a_grid(way):
     torch.manual_seed(0)
     net, picture = Fewer(way).eval(), torch.randn(3, 128, 128)
 
@@ -965,7 +965,7 @@ def test_tokens_that_lie_nowhere_for_certain_are_no_grid(way):
 
 
 @pytest.mark.parametrize("way", ["merged", "asked by a part of them"])
-def test_tokens_that_were_merged_are_a_coarser_grid(way):
+def test_merged_tokens_are_a_coarser_grid(way):
     torch.manual_seed(0)
     found = camkit.explain(Fewer(way).eval(), torch.randn(3, 128, 128), target=1)
     assert (found.layer, found.raw.shape) == ("mix", (4, 4))
@@ -1023,7 +1023,7 @@ def test_a_block_that_adds_in_place_is_one_branch():
 
 
 class Gated(nn.Module):
-    """Features, and beside them a gate that runs last: from the stem, or of one channel from the features."""
+    """Features, and a gate that runs last: computed from the stem, or from the features with one channel."""
 
     def __init__(self, late: bool) -> None:
         super().__init__()

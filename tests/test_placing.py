@@ -1,4 +1,4 @@
-"""Where a layer's cells lie in the picture: their order, tokens beside them, and the model's own padding."""
+"""Where a layer's cells lie in the picture: their order, extra tokens, and the model's own padding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from camkit.layers.choose import decide
 
 
 class Arranged(nn.Module):
-    """Patches that a network arranges in its own way before it goes on with them."""
+    """Patches that a network rearranges before it uses them."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Arranged(nn.Module):
 
 
 def follows(net: nn.Module, layer: str, image: Tensor, raw: Any) -> bool:
-    """Tell whether the map of a score that reads one corner alone lies in that corner, seen by changing the picture."""
+    """Change one corner of the picture, and tell whether the map of a score that reads only this corner lies there."""
     corner = image.clone()
     corner[:, :16, :16] += 1
     change = camkit.explain(net, corner, layer, target=0, method="hirescam").raw - raw
@@ -75,7 +75,7 @@ def test_cells_are_drawn_where_they_lie_however_they_are_arranged(way, layer):
 
 
 @pytest.mark.parametrize("way", ["windows first", "backwards", "columns"])
-def test_cells_in_another_order_are_no_map(way):
+def test_cells_in_another_order_are_refused(way):
     torch.manual_seed(0)
     net, image = Arranged(way).eval(), torch.randn(3, 64, 64)
 
@@ -123,11 +123,11 @@ def test_time_is_not_mistaken_for_channels(length, channels):
     assert (found.layer, found.raw.shape) == ("memory", (length // 4,))
 
 
-def test_where_the_places_cannot_be_measured_the_reason_says_so():
+def test_if_positions_cannot_be_measured_the_reason_says_so():
     torch.manual_seed(0)
 
     class Pooled(nn.Module):
-        """As many weighed sums of the patches as there are patches."""
+        """As many weighted sums of the patches as there are patches."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -149,7 +149,7 @@ def test_where_the_places_cannot_be_measured_the_reason_says_so():
 
 
 class Bright(nn.Module):
-    """Cells of some stride, without any mixing, that measure brightness; a model around it may pad its picture."""
+    """Cells that measure brightness without mixing; a model around it may pad its picture."""
 
     def __init__(self, stride: int = 8, own: int = 0) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ def test_a_picture_that_is_padded_by_the_model_is_explained_as_one_that_was_padd
     np.testing.assert_allclose(found.extent, ((0.0, 96 / 128), (16 / 160, 144 / 160)), atol=1e-12)
 
 
-def test_padding_of_the_first_convolutions_own_counts_too():
+def test_the_first_convolutions_own_padding_counts_too():
     """As in Long et al. 2015, whose first convolution pads by 100."""
     torch.manual_seed(0)
     found = camkit.explain(Bright(8, own=48).eval(), dark((128, 128), 80, 32), target=0)
@@ -236,7 +236,7 @@ def test_padding_of_the_first_convolutions_own_counts_too():
 
 
 @pytest.mark.parametrize("kernel", [3, 7])
-def test_what_convolutions_add_to_their_edges_is_not_taken_for_padding(kernel):
+def test_the_edges_that_convolutions_add_are_not_taken_for_padding(kernel):
     torch.manual_seed(0)
     net = nn.Sequential(
         *(nn.ZeroPad2d(kernel // 2), nn.Conv2d(3, 16, kernel, 2), nn.ReLU(), nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU()),
@@ -247,7 +247,7 @@ def test_what_convolutions_add_to_their_edges_is_not_taken_for_padding(kernel):
     assert [choice.extent] == [()]
 
 
-def test_a_grid_from_which_the_padding_was_cropped_again_is_the_pictures():
+def test_a_grid_whose_padding_was_cropped_again_covers_the_picture():
     torch.manual_seed(0)
 
     class Cropping(nn.Module):
@@ -287,7 +287,7 @@ class Encoding(nn.Module):
 
 
 class SequenceFirst(nn.Module):
-    """A transformer of PyTorch's own parts, whose tokens are (L, N, C) unless asked otherwise."""
+    """A transformer of PyTorch's own parts, whose tokens are (L, N, C) by default."""
 
     def __init__(self, batch_first: bool, wrapped: bool) -> None:
         super().__init__()
@@ -347,7 +347,7 @@ def test_the_score_decides_that_is_called_so_and_not_what_comes_first():
 
 
 class Surrounded(nn.Module):
-    """Patches between any number of other tokens, such as a detector's queries or a prompt."""
+    """Patches among any number of other tokens, such as a detector's queries or a prompt."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -378,7 +378,7 @@ def test_patches_are_found_between_any_number_of_other_tokens(before, after, sid
 
 
 class Before(nn.Module):
-    """A network around another that does something to the picture first."""
+    """A network that changes the picture before it passes it to another network."""
 
     def __init__(self, change: Any, inner: nn.Module) -> None:
         super().__init__()
@@ -438,7 +438,7 @@ def test_a_model_that_resizes_its_picture_is_explained_at_its_deepest_layer(size
 
 
 class Unpadded(nn.Module):
-    """Two levels of a U-Net of unpadded convolutions (Ronneberger et al. 2015): its maps show the middle alone."""
+    """Two levels of a U-Net of unpadded convolutions (Ronneberger et al. 2015): its maps show only the middle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -462,11 +462,11 @@ def test_maps_that_lost_their_edges_are_drawn_on_the_middle():
     assert choice is not None
     layout = choice.layout
     assert (str(choice), layout.grid) == ("join", (44, 44))
-    assert np.allclose(layout.extent, (-8 / 44, 52 / 44))  # 8 pixels are lacking on either side
+    assert np.allclose(layout.extent, (-8 / 44, 52 / 44))  # 8 pixels are missing on each side
 
 
 @pytest.mark.parametrize("function", [torch.log, torch.sqrt])
-def test_the_picture_is_exchanged_for_nothing_out_of_its_range(function):
+def test_the_noise_stays_within_the_pictures_range(function):
     torch.manual_seed(0)
     net = Before(lambda images: function(images + 1e-3), Bright())
     found = camkit.explain(net.eval(), torch.rand(3, 64, 64), target=0)
@@ -474,7 +474,7 @@ def test_the_picture_is_exchanged_for_nothing_out_of_its_range(function):
     assert "could not" not in found.layer_reason
 
 
-def test_a_model_that_takes_no_noise_is_explained_with_a_doubt():
+def test_a_model_that_fails_on_noise_is_explained_with_a_doubt():
     torch.manual_seed(0)
     image = torch.rand(3, 64, 64)
 
@@ -498,13 +498,13 @@ def test_a_model_that_takes_no_noise_is_explained_with_a_doubt():
 
 
 @pytest.mark.parametrize("side", [8, 16, 24, 32])
-def test_a_layer_that_sees_few_places_in_the_picture_is_not_taken_for_one_that_lies_elsewhere(side):
+def test_a_layer_that_reacts_to_few_places_is_not_said_to_lie_elsewhere(side):
     torch.manual_seed(0)
     net = nn.Sequential(
         *(nn.Conv2d(3, 16, 8, 8), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3)),
     )
-    with torch.no_grad():  # bright places alone, seen by the first layer and handed on
+    with torch.no_grad():  # the first layer reacts only to bright pixels
         net[0].weight.copy_((torch.rand(16, 3, 1, 1) + 0.5).expand(-1, -1, 8, 8) / 192)
         net[0].bias.fill_(-0.7)
         net[2].weight.zero_()
@@ -549,7 +549,7 @@ def test_the_padding_is_found_in_any_precision(dtype):
 
 
 class Trunk(nn.Module):
-    """A few convolutions and a head of some kind."""
+    """A few convolutions and the given head."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -589,7 +589,7 @@ class GatedPool(nn.Module):
 
 
 @pytest.mark.parametrize("pool", [AttentionPool(), GatedPool(layers=False), GatedPool(layers=True)])
-def test_what_an_attention_pool_pools_is_explained(pool):
+def test_the_input_of_an_attention_pool_is_explained(pool):
     torch.manual_seed(0)
     assert camkit.explain(Trunk(pool).eval(), torch.randn(3, 64, 64), target=0).layer == "maps"
 
@@ -618,8 +618,8 @@ def test_a_branch_of_another_grid_is_named_in_the_reason(fine_last):
     assert found.layer_reason.endswith(f"the score also depends on {other}")
 
 
-def test_one_cell_for_each_class_is_influence_enough():
-    """The largest of a map of scores, as in multiple-instance learning."""
+def test_one_influential_cell_per_class_is_enough():
+    """The score is the maximum over a map of scores, as in multiple-instance learning."""
     torch.manual_seed(0)
 
     class Largest(nn.Module):
@@ -636,13 +636,13 @@ def test_one_cell_for_each_class_is_influence_enough():
 
 
 @pytest.mark.parametrize("last", [nn.ConvTranspose2d(16, 5, 2, 2), nn.Conv2d(16, 5, 3, 1, 1), nn.Conv2d(16, 5, 1)])
-def test_a_map_of_class_scores_is_never_what_is_explained(last):
+def test_a_map_of_class_scores_is_never_explained(last):
     torch.manual_seed(0)
     net = Trunk(nn.Sequential(nn.ConvTranspose2d(32, 16, 2, 2), nn.ReLU(), last))
     assert camkit.explain(net.eval(), torch.randn(3, 64, 64), target=1).layer == "head.1"
 
 
-def test_what_was_seen_is_forgotten_when_a_switch_of_the_model_is_turned():
+def test_a_decision_is_forgotten_when_a_switch_of_the_model_changes():
     torch.manual_seed(0)
 
     class Exits(nn.Module):
@@ -665,7 +665,7 @@ def test_what_was_seen_is_forgotten_when_a_switch_of_the_model_is_turned():
 
 
 class Reading(nn.Module):
-    """Tokens of a signal after a class token."""
+    """A class token, followed by the tokens of a signal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -688,7 +688,7 @@ def test_the_class_token_of_a_signal_is_not_its_first_step(length):
 
 
 @pytest.mark.parametrize("layer", ["1", "2", "3"])
-def test_what_convolutions_and_pools_of_signals_return_is_never_read_with_its_axes_exchanged(layer):
+def test_outputs_of_signal_convolutions_and_pools_are_never_read_with_exchanged_axes(layer):
     torch.manual_seed(0)
     net = nn.Sequential(
         *(nn.Conv1d(1, 128, 80, 4), nn.BatchNorm1d(128), nn.MaxPool1d(4), nn.Conv1d(128, 128, 3)),

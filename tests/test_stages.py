@@ -1,4 +1,4 @@
-"""The stages that choose a layer, each on traces that were recorded once: no network runs here."""
+"""The stages that choose a layer, tested on recorded traces without running a network."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_all_stages_together_choose_the_layer(name: str) -> None:
     assert layer.sure
 
 
-def test_a_stage_gives_the_same_for_the_same_record(name: str) -> None:
+def test_a_stage_returns_the_same_result_for_the_same_record(name: str) -> None:
     first, second = load(name), load(name)
     assert read_layouts(first.trace) == read_layouts(first.trace) == read_layouts(second.trace)
     readings = read_layouts(first.trace)
@@ -51,7 +51,7 @@ def test_a_stage_gives_the_same_for_the_same_record(name: str) -> None:
     assert run(first) == run(second)
 
 
-def test_the_records_cannot_be_changed(name: str) -> None:
+def test_records_are_frozen(name: str) -> None:
     trace = load(name).trace
     for record, attribute in ((trace, "size"), (trace.calls[0], "name"), (trace.graph[0], "kind")):
         with pytest.raises(FrozenInstanceError):
@@ -72,13 +72,15 @@ def test_nothing_is_measured_for_a_network_of_convolutions() -> None:
 
 def test_tokens_are_measured() -> None:
     recorded = load("vit")
-    asked = []
-    locate(recorded.trace, read_layouts(recorded.trace), lambda calls: asked.extend(calls) or recorded.changes(calls))
-    assert ("encoder.layers.encoder_layer_1.ln_1", 1) in asked
+    measured = []
+    locate(
+        recorded.trace, read_layouts(recorded.trace), lambda calls: measured.extend(calls) or recorded.changes(calls)
+    )
+    assert ("encoder.layers.encoder_layer_1.ln_1", 1) in measured
 
 
-def test_cells_that_lie_elsewhere_are_found() -> None:
-    """The tokens' measurements are put into another order, as if the network had shuffled them."""
+def test_cells_that_lie_elsewhere_are_detected() -> None:
+    """The measurements of the tokens are shuffled, as if the network had shuffled the tokens."""
     recorded = load("vit")
     order = torch.randperm(17, generator=torch.Generator().manual_seed(0))
     shuffled = {
@@ -123,7 +125,7 @@ def test_without_any_gradient_the_reason_says_so() -> None:
     assert not decision.lasting
 
 
-def test_a_graph_knows_ancestors_and_origin() -> None:
+def test_a_graph_knows_each_operations_ancestors_and_origin() -> None:
     graph = Graph(
         (
             Operation("AccumulateGrad", is_input=True),
@@ -144,8 +146,8 @@ def test_a_graph_knows_ancestors_and_origin() -> None:
 
 
 @pytest.mark.parametrize(("inputs", "rows"), [((0, 1), 16), ((1, 0), 4)])
-def test_the_queries_of_attention_are_where_its_result_lies(inputs: tuple[int, int], rows: int) -> None:
-    """softmax(Q K^T) V has the rows of Q, also if the product is taken of the transposed matrices."""
+def test_the_result_of_attention_has_the_positions_of_its_queries(inputs: tuple[int, int], rows: int) -> None:
+    """softmax(Q K^T) V has the rows of Q, even if the product uses the transposed matrices."""
     graph = Graph(
         (
             Operation("ViewBackward0", (), is_input=True),

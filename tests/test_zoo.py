@@ -1,4 +1,4 @@
-"""A few models of the zoo, through the functions of its script; and that its checks can fail."""
+"""A few models of the zoo, tested with its script's functions, and proof that its checks can fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the models' own
+pytestmark = pytest.mark.filterwarnings("ignore")  # from the models themselves
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +20,8 @@ def zoo() -> ModuleType:
 
 def visited(zoo: ModuleType, source: str, model: str) -> dict[str, Any]:
     entry = next(entry for entry in zoo.SOURCES[source]({}) if entry.model == model)
-    found: dict[str, Any] = zoo.visit(entry)
-    return found
+    row: dict[str, Any] = zoo.visit(entry)
+    return row
 
 
 @pytest.mark.parametrize("model", ["mobilenet_v3_small", "squeezenet1_1"])
@@ -46,7 +46,7 @@ def test_hugging_face(zoo: ModuleType, model: str) -> None:
     assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
 
 
-def test_what_takes_no_picture_is_listed_with_the_reason(zoo: ModuleType) -> None:
+def test_a_model_that_takes_no_picture_is_listed_with_the_reason(zoo: ModuleType) -> None:
     pytest.importorskip("transformers")
     row = visited(zoo, "huggingface", "ImageGPTForImageClassification")
     assert row["status"] == "unusable"
@@ -54,7 +54,7 @@ def test_what_takes_no_picture_is_listed_with_the_reason(zoo: ModuleType) -> Non
 
 
 class Patches(nn.Module):
-    """64 tokens of 64 channels, an extra one where asked: nothing in their shape tells one axis from the other."""
+    """64 tokens of 64 channels, with an optional extra token: the shape does not distinguish the two axes."""
 
     def __init__(self, extra: str = "") -> None:
         super().__init__()
@@ -76,12 +76,12 @@ def images() -> Tensor:
 
 
 def claimed(zoo: ModuleType, **changes: Any) -> Any:
-    """What is true of ``Patches``, with changes."""
+    """Return the true claim about ``Patches``, with changes."""
     truth = zoo.Claim(layer="mix", kind="tokens", prefix=0, layout=(8, 8), grid=(8, 8), blank=False)
     return truth._replace(**changes)
 
 
-def test_what_is_true_is_found_right(zoo: ModuleType, images: Tensor) -> None:
+def test_a_true_claim_is_right(zoo: ModuleType, images: Tensor) -> None:
     seen = zoo.judge(Patches(), images, [(8, 8)], claimed(zoo))
     assert seen.status == "right", seen
     assert seen.place > 0.99
@@ -93,27 +93,27 @@ def test_what_is_true_is_found_right(zoo: ModuleType, images: Tensor) -> None:
     ("changes", "said"),
     [
         ({"kind": "tokens_last"}, "cells lie elsewhere"),
-        ({"kind": "channels_last"}, "not laid out so"),
-        ({"prefix": 1}, "not laid out so"),
+        ({"kind": "channels_last"}, "does not have this layout"),
+        ({"prefix": 1}, "does not have this layout"),
         ({"grid": (4, 16), "layout": (4, 16)}, "the grid is 8x8"),
         ({"layout": (4, 16)}, "the grid is 8x8"),
         ({"layer": "embed", "kind": "channels_first"}, "an early layer"),
         ({"blank": True}, "a blank map"),
     ],
 )
-def test_what_is_false_is_found_wrong(zoo: ModuleType, images: Tensor, changes: dict[str, Any], said: str) -> None:
+def test_a_false_claim_is_wrong(zoo: ModuleType, images: Tensor, changes: dict[str, Any], said: str) -> None:
     seen = zoo.judge(Patches(), images, [(8, 8)], claimed(zoo, **changes))
     assert seen.status == "wrong"
     assert said in seen.said
 
 
-def test_a_token_after_the_grid_taken_for_one_before_it_is_found_wrong(zoo: ModuleType, images: Tensor) -> None:
+def test_a_suffix_token_claimed_as_a_prefix_token_is_wrong(zoo: ModuleType, images: Tensor) -> None:
     seen = zoo.judge(Patches("last"), images, [(8, 8)], claimed(zoo, prefix=1))
     assert seen.status == "wrong"
     assert "cells lie elsewhere" in seen.said
 
 
-def test_a_model_that_fails_says_why_and_the_next_goes_on(zoo: ModuleType) -> None:
+def test_a_model_that_cannot_be_built_is_recorded_with_the_reason(zoo: ModuleType) -> None:
     def build() -> nn.Module:
         raise MemoryError("too large")
 

@@ -104,7 +104,7 @@ class Tape:
     @staticmethod
     def _differentiate(saved: list[Saved], score: Tensor, *, keep_graph: bool) -> bool:
         count = len(saved[0].gradients)
-        # Every layer is differentiated: one on a parallel branch, such as a skip connection, is on no path to the others.
+        # Every layer is an input here: one on a parallel branch, such as a skip connection, is on no path to another.
         ends = [layer.end for layer in saved if layer.end is not None]
         torch.autograd.grad(score, cast("list[Tensor]", ends), retain_graph=keep_graph, allow_unused=True)
         unreached = [layer for layer in saved if len(layer.gradients) == count]

@@ -35,7 +35,7 @@ class ModelRecord:
     """Remembers enough of a model to notice changes, without keeping the model alive.
 
     It holds modules by weak references. A module whose ``forward`` PyTorch wrote is expected to set no attributes; the
-    attributes of all other modules, the ``authored`` ones, are restored after each pass. Every call reads the record, so
+    attributes of all other modules, the ``authored`` ones, are restored after each pass. Each call reads the record, so
     its loops use ``map`` and ``itertools``, which run in C.
     """
 
@@ -61,8 +61,8 @@ class ModelRecord:
         tensors = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
         devices = {tensor.device for tensor in tensors if tensor is not None}
         self.devices = frozenset(device for device in devices if device.type in ("cuda", "mps", "xpu"))
-        known = all(f"{type(module).__module__}.".startswith(_OWN_GENERATORS) for module in authored)
-        self.draws_elsewhere = bool(self._hooks) or not known
+        draws_in_torch = all(f"{type(module).__module__}.".startswith(_OWN_GENERATORS) for module in authored)
+        self.draws_elsewhere = bool(self._hooks) or not draws_in_torch
 
     @classmethod
     def of_model(cls, model: nn.Module) -> ModelRecord:
@@ -199,8 +199,8 @@ class BufferCopier:
     """Copies all buffers of a model at once, with one operation per type and device instead of one per buffer.
 
     It also detects whether a pass wrote into the buffers. On a CPU it compares values, since PyTorch's batch
-    normalisation, ``.data`` and NumPy write without raising a tensor's version. On other devices a comparison would wait
-    for the device, so it compares versions there, and also for the counters of PyTorch's own modules.
+    normalisation, ``.data`` and NumPy write without raising a tensor's version. On other devices a comparison would
+    wait for the device, so it compares versions there, and also for the counters of PyTorch's own modules.
     """
 
     def __init__(self, modules: Sequence[nn.Module], authored: Sequence[nn.Module]) -> None:
