@@ -14,6 +14,7 @@ import pytest
 import torch
 import torchvision
 from oracles import gradcam, gradcam_plus_plus
+from tiers import rows_represented
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -100,9 +101,16 @@ def one_attention() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_attention")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("name", "layers"), SINGLE + SEVERAL, ids=lambda value: value if isinstance(value, str) else "+".join(value)
+    ("name", "layers", "precision"),
+    # In fp32 every network and its last layer, in bf16 one network: many processors only emulate bf16, slowly.
+    rows_represented(
+        lambda name, layers, precision: (
+            (layers[-1] == LAYERS[name][-1] and precision == "fp32") or (name, layers) == ("resnet18", ("layer4",))
+        ),
+        [(*case, precision) for precision in ("fp32", "bf16") for case in SINGLE + SEVERAL],
+    ),
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
 def test_maps_and_gradients_are_those_of_the_full_graph(
     name: str, layers: tuple[str, ...], precision: Literal["fp32", "bf16"]
@@ -253,7 +261,9 @@ def test_bf16_maps_agree_with_fp32(
         camkit.explain(model, photos, "features", method=method, target=target, precision=precision)
         for precision in ("fp32", "bf16-forced")
     )
-    correlations = [np.corrcoef(one.raw.ravel(), two.raw.ravel())[0, 1] for one, two in zip(full, half, strict=True)]
+    correlations = [
+        float(np.corrcoef(one.raw.ravel(), two.raw.ravel())[0, 1]) for one, two in zip(full, half, strict=True)
+    ]
     record_property("correlations", correlations)
     assert min(correlations) > 0.99, correlations
 
