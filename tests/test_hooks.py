@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torchvision
+from tiers import represented_by
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -192,7 +193,7 @@ def test_gradients_are_those_of_the_full_backward_hook(name: str) -> None:
     assert len(expected) > 1
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", represented_by("fp32", among=["fp32", "bf16"]))
 @pytest.mark.parametrize("reduce", [None, torch.linalg.vector_norm])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_training_step_is_the_same_while_it_is_recorded(name: str, reduce: Any, precision: str) -> None:
