@@ -46,7 +46,7 @@ from camkit.models import (
 )
 from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
-from camkit.targets import SimilarTarget, TargetLike, as_targets
+from camkit.targets import ClassTarget, SimilarTarget, TargetLike, TopTarget, as_targets
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import (
     Box,
@@ -345,7 +345,8 @@ class Explainer:
             An explanation, or a failure, for each target of each picture, picture by picture.
         """
         try:
-            with torch.autocast(device_of(self.model).type, enabled=False):
+            memory = self._current_memory()
+            with torch.autocast(memory.record.device.type, enabled=False):
                 return self._explain_at_once(request, batch)
         except RuntimeError as error:
             if len(batch) == 1 or not is_out_of_memory(error):
@@ -355,7 +356,8 @@ class Explainer:
 
     def _explain_at_once(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
         module = self.model
-        inputs = stacked([item.tensor for item in batch]).to(device_of(module), dtype_of(module))
+        record = self._memory.record
+        inputs = stacked([item.tensor for item in batch]).to(record.device, record.dtype)
         finite = _finite(inputs)
         if not all(finite):
             return self._explain_finite(request, batch, finite)
@@ -406,7 +408,7 @@ class Explainer:
         self, request: _Request, batch: Sequence[Prepared], inputs: Tensor
     ) -> tuple[Capture, tuple[TargetLayer, ...]]:
         """Run the model with the layers to explain, and return these."""
-        memory = self._current_memory()
+        memory = self._memory
         modules = self._refs()
         run = functools.partial(self._run, _targets(request, batch), inputs)
         if not modules:
@@ -494,9 +496,14 @@ class Explainer:
             self._precision,
             faster_format(module, inputs, self._precision, memory.answers_alike),
             memory.record,
+            memory.may_resize,
+            any(not isinstance(target, (ClassTarget, TopTarget)) for target in targets),
         )
-        needs_head = self._method is not None and self._method.needs == "head"
-        return (capture_for_cam if needs_head else capture)(module, inputs, targets, options)
+        if self._method is not None and self._method.needs == "head":
+            return capture_for_cam(module, inputs, targets, options)
+        captured = capture(module, inputs, targets, options)
+        memory.may_resize = captured.resized
+        return captured
 
     # --- from what was captured to explanations
 
@@ -518,9 +525,10 @@ class Explainer:
             raws.append(heat.weighted_sum(weights, maps.activations))
         extents = tuple(maps.extent for maps in captured.features)
         raw = heat.fuse(raws, self._fuse)
-        influenced = torch.stack([maps.by_target[number].flatten(1).any(1) for maps in captured.features]).any(0)
+        influenced = [maps.by_target[number].flatten(1).any(1) for maps in captured.features]
         parts = [part.cpu() for part in raws]
-        rows = zip(raw.cpu().numpy(), influenced.tolist(), scores.values.tolist(), strict=True)
+        some = (influenced[0] if len(influenced) == 1 else torch.stack(influenced).any(0)).tolist()
+        rows = zip(raw.cpu().numpy(), some, scores.values.tolist(), strict=True)
         described = {
             "layer": "+".join(map(str, layers)),
             "layer_reason": layers[0].reason if len(layers) == 1 else _joined_reasons(layers),

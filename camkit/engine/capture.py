@@ -41,6 +41,8 @@ class Pass:
         precision: "bf16" and "fp16" run under autocast.
         memory_format: of the copy of the inputs that the model gets.
         record: of the model, if one is prepared.
+        users_code: whether functions of the user run in the pass, besides the model.
+        may_resize: whether the model may resize and pad its input itself, as detectors do.
     """
 
     modules: Mapping[LayerRef, nn.Module]
@@ -49,6 +51,8 @@ class Pass:
     precision: Precision = "fp32"
     memory_format: torch.memory_format = torch.preserve_format
     record: ModelRecord | None = None
+    may_resize: bool = True
+    users_code: bool = True
 
 
 def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass) -> Capture:
@@ -87,10 +91,10 @@ def _capture(
     scores: list[Scores] = []
     reached = False
     with (
-        quiet_pass(model, inputs.device, options.precision, options.record),
+        quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
         torch.set_grad_enabled(trunk_graph),
         cut(options.modules, whole=trunk_graph) as tape,
-        resizing(model) as resized,
+        resizing(model if options.may_resize else None) as resized,
     ):
         images = inputs.clone().requires_grad_() if trunk_graph else inputs  # all parameters may be frozen
         output = model(images.clone(memory_format=options.memory_format))
@@ -113,7 +117,7 @@ def _capture(
         if not reached:
             return None
         features = tuple(_features(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items())
-    return Capture(features, tuple(scores), tuple(layouts.values()))
+    return Capture(features, tuple(scores), tuple(layouts.values()), bool(resized.padded))
 
 
 def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target]:

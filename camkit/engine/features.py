@@ -26,8 +26,12 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """The result of running the model once: features and layouts per layer in the order given, scores per target."""
+    """The result of running the model once: features and layouts per layer in the order given, scores per target.
+
+    ``resized`` is set if the model resized and padded its input itself.
+    """
 
     features: tuple[Features, ...]
     scores: tuple[Scores, ...]
     layouts: tuple[Layout, ...] = ()
+    resized: bool = False

@@ -56,7 +56,12 @@ def _cpu_has_bf16() -> bool:
 
 @contextmanager
 def quiet_pass(
-    model: nn.Module, device: torch.device, precision: Precision, record: ModelRecord | None = None
+    model: nn.Module,
+    device: torch.device,
+    precision: Precision,
+    record: ModelRecord | None = None,
+    *,
+    users_code: bool = True,
 ) -> Iterator[None]:
     """Set the stage for one pass: evaluation mode, no graph, the given precision; all of it is undone at the end.
 
@@ -67,11 +72,12 @@ def quiet_pass(
         device: where the model is.
         precision: "fp32", or "bf16" or "fp16" under autocast.
         record: of the model, if one is prepared; preparing it anew walks through all modules.
+        users_code: whether functions of the user run inside, besides the model.
     """
     record = record or ModelRecord.of_model(model)
     with (
         eagerly(),
-        same_randomness(record.devices),
+        same_randomness(record.devices, others=users_code or record.draws_elsewhere),
         evaluating(model, record),
         torch.inference_mode(mode=False),
         torch.no_grad(),

@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,22 +26,24 @@ class _Generators:
 
     users: int
     cpu: Tensor
-    devices: dict[torch.device, Tensor]
-    numpy: Any
-    python: Any
+    devices: dict[torch.device, Tensor] = field(default_factory=dict)
+    others: tuple[Any, Any] | None = None
+    """The states of NumPy's and Python's."""
 
 
 _generators: list[_Generators] = []
 
 
-def _save_generators(devices: frozenset[torch.device]) -> None:
+def _save_generators(devices: frozenset[torch.device], *, others: bool) -> None:
     if not _generators:
-        _generators.append(_Generators(0, torch.get_rng_state(), {}, np.random.get_state(), random.getstate()))
+        _generators.append(_Generators(0, torch.get_rng_state()))
     saved = _generators[0]
     saved.users += 1
     for device in devices - saved.devices.keys():
         module = torch.get_device_module(device.type)
         saved.devices[device] = module.get_rng_state(*_generator_arguments(device))
+    if others and saved.others is None:
+        saved.others = np.random.get_state(), random.getstate()
 
 
 def _restore_generators() -> None:
@@ -54,11 +56,9 @@ def _restore_generators() -> None:
         torch.set_rng_state(saved.cpu)
     for device, state in saved.devices.items():
         torch.get_device_module(device.type).set_rng_state(state, *_generator_arguments(device))
-    drawn: Any = np.random.get_state()
-    if drawn[2:] != saved.numpy[2:] or not np.array_equal(drawn[1], saved.numpy[1]):
-        np.random.set_state(saved.numpy)
-    if random.getstate() != saved.python:
-        random.setstate(saved.python)
+    if saved.others is not None:
+        np.random.set_state(saved.others[0])
+        random.setstate(saved.others[1])
 
 
 def generators() -> tuple[Any, ...]:
@@ -68,13 +68,17 @@ def generators() -> tuple[Any, ...]:
 
 
 @contextmanager
-def same_randomness(devices: frozenset[torch.device] = frozenset()) -> Iterator[None]:
-    """Restore the random generators of torch (CPU and some other devices), NumPy and Python at the end.
+def same_randomness(devices: frozenset[torch.device] = frozenset(), *, others: bool = True) -> Iterator[None]:
+    """Restore random generators at the end: PyTorch's on the CPU and on some other devices, NumPy's and Python's.
 
     They belong to the process: what other threads draw in the meantime, they draw again afterwards.
+
+    Args:
+        devices: besides the CPU.
+        others: whether NumPy's and Python's are restored too, which costs as much as a small network's first layer.
     """
     with _lock:
-        _save_generators(devices)
+        _save_generators(devices, others=others)
     try:
         yield
     finally:

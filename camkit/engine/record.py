@@ -7,7 +7,7 @@ import operator
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,20 @@ CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 """Values whose change can change what a module does, and that refer to nothing else."""
 
+_OWN_GENERATORS = ("torch.", "torchvision.", "timm.")
+"""Packages whose networks draw random numbers from PyTorch's generators alone, in evaluation mode."""
+
 _VERSION, _REQUIRES_GRAD = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
+_MODULES, _BUFFERS = operator.attrgetter("_modules"), operator.attrgetter("_buffers")
+_HOOKS, _PRE_HOOKS = operator.attrgetter("_forward_hooks"), operator.attrgetter("_forward_pre_hooks")
 
 
 class ModelRecord:
     """What is remembered of a model between passes: enough to see that it changed, nothing that keeps it alive.
 
     Modules are held by weak references. Modules whose ``forward`` is PyTorch's own are expected to set no attributes;
-    of the others, ``authored``, the attributes are restored after each pass.
+    of the others, ``authored``, the attributes are restored after each pass. It is consulted in every call, so its
+    loops are those of ``map`` and ``itertools``.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -40,35 +46,52 @@ class ModelRecord:
         self._authored = [number for number, module in enumerate(modules) if not _is_pytorchs(module)]
         authored = self.authored(modules)
         self._parents = [number for number, module in enumerate(modules) if module._modules]
-        self._holders = [number for number, module in enumerate(modules) if _holds_tensors(module)]
-        self._children = _children([modules[number] for number in self._parents])
-        self._tensors = _tensors([modules[number] for number in self._holders])
+        others = set(self._authored)
+        self._holders = [number for number, module in enumerate(modules) if module._buffers or number in others]
+        self._children = _children(_picked(modules, self._parents))
+        self._buffers = _all_buffers(_picked(modules, self._holders))
         self._hooks = _users_hooks(modules)
         self._names = [_plain_names(module) for module in authored]
         self._values = [_plain_values(module, names) for module, names in zip(authored, self._names, strict=True)]
         self._lengths = [len(vars(module)) for module in authored]
         self._containers = [_container_names(module) for module in authored]
+        self._where = _first_parameters(modules)
         self.keys = frozenset(map(id, modules))
         self.buffers = BufferCopier(modules, authored)
-        known = [tensor for tensor in self._tensors if tensor is not None]
-        self.devices = frozenset(tensor.device for tensor in known if tensor.device.type in ("cuda", "mps", "xpu"))
+        tensors = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
+        devices = {tensor.device for tensor in tensors if tensor is not None}
+        self.devices = frozenset(device for device in devices if device.type in ("cuda", "mps", "xpu"))
+        known = all(f"{type(module).__module__}.".startswith(_OWN_GENERATORS) for module in authored)
+        self.draws_elsewhere = bool(self._hooks) or not known
 
     @classmethod
     def of_model(cls, model: nn.Module) -> ModelRecord:
         """Prepare the record of a model with all its submodules."""
         return cls(list(model.modules()))
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's first parameter or buffer; the CPU if it has none."""
+        tensor = _at(self._where[0])
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the model's first floating-point parameter, which its input must have."""
+        tensor = _at(self._where[1])
+        return torch.float32 if tensor is None else tensor.dtype
+
     def modules(self) -> list[nn.Module]:
         """Return the modules that are still alive, in the model's order."""
-        return [module for module in (reference() for reference in self._modules) if module is not None]
+        return [module for reference in self._modules if (module := reference()) is not None]
 
     def authored(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
         """Return the modules, of those that ``modules()`` returned, whose forward PyTorch did not write."""
-        return [modules[number] for number in self._authored]
+        return _picked(modules, self._authored)
 
     def buffer_holders(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
         """Return the modules that have buffers, or may get some in a forward pass."""
-        return [modules[number] for number in self._holders]
+        return _picked(modules, self._holders)
 
     def containers(self, authored: Sequence[nn.Module]) -> list[Any]:
         """Return the ordinary containers that the authors of some modules keep on them."""
@@ -80,14 +103,14 @@ class ModelRecord:
         ]
 
     def is_current(self) -> bool:
-        """Tell whether the model still has the same modules, tensors, hooks and switches; weights may have changed."""
+        """Tell whether the model still has the same modules, buffers, hooks and switches; weights may have changed."""
         modules = self.modules()
         return (
             len(modules) == len(self._modules)
             and list(map(type, modules)) == self._types
             and all(_forward_of(kind) is forward for kind, forward in self._forwards.items())
-            and _children([modules[number] for number in self._parents]) == self._children
-            and _are_same(_tensors([modules[number] for number in self._holders]), self._tensors)
+            and _children(_picked(modules, self._parents)) == self._children
+            and _are_same(_all_buffers(_picked(modules, self._holders)), self._buffers)
             and _users_hooks(modules) == self._hooks
             and self._same_switches(self.authored(modules))
         )
@@ -102,6 +125,33 @@ class ModelRecord:
             return False
 
 
+_Place: TypeAlias = "tuple[weakref.ref[nn.Module], str, str] | None"
+"""A tensor of a model: the module, the name of its dictionary, and the tensor's name there."""
+
+
+def _first_parameters(modules: Sequence[nn.Module]) -> tuple[_Place, _Place]:
+    """Return where the first parameter or buffer is, and the first floating-point parameter."""
+    places = [
+        (weakref.ref(module), kind, name)
+        for kind in ("_parameters", "_buffers")
+        for module in modules
+        for name, tensor in vars(module)[kind].items()
+        if tensor is not None
+    ]
+    floating = (place for place in places if place[1] == "_parameters" and _at(place).is_floating_point())
+    return next(iter(places), None), next(floating, None)
+
+
+def _at(place: Any) -> Any:
+    """Return the tensor at a place; None if there is none."""
+    module = None if place is None else place[0]()
+    return None if module is None else vars(module)[place[1]].get(place[2])
+
+
+def _picked(modules: Sequence[nn.Module], numbers: Sequence[int]) -> list[nn.Module]:
+    return list(map(modules.__getitem__, numbers))
+
+
 def _forward_of(kind: type[nn.Module]) -> Any:
     return kind.forward
 
@@ -112,36 +162,23 @@ def _is_pytorchs(module: nn.Module) -> bool:
     return "forward" not in vars(module) and str(getattr(forward, "__module__", "")).startswith("torch.nn.modules")
 
 
-def _holds_tensors(module: nn.Module) -> bool:
-    """Tell whether a module has parameters or buffers, or may get some in a forward pass."""
-    return bool(module._parameters or module._buffers) or not _is_pytorchs(module)
-
-
-def _children(parents: Iterable[nn.Module]) -> list[Any]:
+def _children(parents: Iterable[nn.Module]) -> list[int]:
     """Return the identities of the modules inside others."""
-    return list(map(id, itertools.chain.from_iterable([module._modules.values() for module in parents])))
+    return list(map(id, itertools.chain.from_iterable(map(dict.values, map(_MODULES, parents)))))
 
 
-def _tensors(holders: Sequence[nn.Module]) -> list[Tensor | None]:
-    """Return all parameters and buffers of some modules."""
-    parameters = itertools.chain.from_iterable([module._parameters.values() for module in holders])
-    return [*parameters, *itertools.chain.from_iterable([module._buffers.values() for module in holders])]
+def _all_buffers(holders: Iterable[nn.Module]) -> list[Tensor | None]:
+    return list(itertools.chain.from_iterable(map(dict.values, map(_BUFFERS, holders))))
 
 
 def _are_same(tensors: list[Tensor | None], others: list[Tensor | None]) -> bool:
     return len(tensors) == len(others) and all(map(operator.is_, tensors, others))
 
 
-def _users_hooks(modules: Iterable[nn.Module]) -> list[int]:
+def _users_hooks(modules: Sequence[nn.Module]) -> list[int]:
     """Return the numbers of all hooks on forward passes but camkit's; PyTorch gives each hook a number of its own."""
-    hooked = [module for module in modules if module._forward_hooks or module._forward_pre_hooks]
-    return [
-        number
-        for module in hooked
-        for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        for number, hook in list(hooks.items())
-        if not is_ours(hook)
-    ]
+    hooked = [hooks for kind in (_HOOKS, _PRE_HOOKS) for hooks in filter(None, map(kind, modules))]
+    return [number for hooks in hooked for number, hook in list(hooks.items()) if not is_ours(hook)]
 
 
 def _container_names(module: nn.Module) -> tuple[str, ...]:
@@ -209,7 +246,11 @@ class BufferCopier:
             for is_compared, flat, views in zip(self._compared, copies.flat, self._views, strict=True)
         )
         return joined and all(
-            values.device.type != "cpu" or same_values(self.tensors[number], values)
+            values.device.type != "cpu"
+            or values.layout is not torch.strided
+            or same_values(self.tensors[number], values)
+            or values.layout is not torch.strided
+            or same_values(self.tensors[number], values)
             for number, values in copies.single.items()
         )
 
@@ -239,9 +280,11 @@ class BufferCopies:
 
 
 def same_values(tensor: Tensor, values: Tensor) -> bool:
-    """Tell whether a tensor has some values; NaN equals NaN. Sparse tensors are never equal."""
-    if tensor.shape != values.shape or tensor.layout is not torch.strided:
+    """Tell whether a tensor has some values; NaN equals NaN."""
+    if tensor.shape != values.shape:
         return False
+    if tensor.layout is not torch.strided:
+        tensor, values = tensor.to_dense(), values.to_dense()
     if torch.equal(tensor, values):
         return True
     both_nan = tensor.isnan() & values.isnan()

@@ -22,8 +22,11 @@ class Resized:
 
 
 @contextmanager
-def resizing(model: nn.Module) -> Iterator[Resized]:
-    """Notice a part of the model that resizes and pads its images into a batch, and says so as torchvision's does."""
+def resizing(model: nn.Module | None) -> Iterator[Resized]:
+    """Notice a part of the model that resizes and pads its images into a batch, and says so as torchvision's does.
+
+    Without a model nothing is noticed.
+    """
     resized = Resized()
 
     def note(_: nn.Module, __: list[Tensor], output: Any) -> None:
@@ -31,7 +34,7 @@ def resizing(model: nn.Module) -> Iterator[Resized]:
         if found is not None:
             resized.padded, resized.extent = found
 
-    with forward_hooks(dict.fromkeys(model.children(), note)):
+    with forward_hooks(dict.fromkeys(() if model is None else model.children(), note)):
         yield resized
 
 

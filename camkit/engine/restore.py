@@ -24,22 +24,21 @@ class _Saved:
 
     def __init__(self, record: ModelRecord, modules: list[nn.Module], authored: list[nn.Module]) -> None:
         self._modules = modules
-        self._training = [module for module in modules if module.training]
+        self._flags = list(map(_TRAINING, modules))
         self._authored = authored
         self._attributes = [vars(module).copy() for module in authored]
         self._containers = [(value, value.copy()) for value in record.containers(authored)]
         self._buffers = _Buffers(record, record.buffer_holders(modules))
 
     def switch_off_training(self) -> None:
-        for module in self._training:
-            module.training = False
+        if any(self._flags):
+            for module in self._modules:
+                module.training = False
 
     def restore(self) -> None:
-        for module in self._modules:
-            if module.training:
-                module.training = False
-        for module in self._training:
-            module.training = True
+        if list(map(_TRAINING, self._modules)) != self._flags:
+            for module, flag in zip(self._modules, self._flags, strict=True):
+                module.training = flag
         self._buffers.restore()
         for module, attributes in zip(self._authored, self._attributes, strict=True):
             if not _same_items(vars(module), attributes):
@@ -50,6 +49,7 @@ class _Saved:
                 (value.extend if isinstance(value, list) else value.update)(contents)
 
 
+_TRAINING = operator.attrgetter("training")
 _SHAPE, _REQUIRES_GRAD = operator.attrgetter("shape"), operator.attrgetter("requires_grad")
 
 

@@ -40,6 +40,7 @@ class ModelMemory:
     def _learn(self, model: nn.Module) -> None:
         self.record = ModelRecord.of_model(model)
         self.answers_alike: dict[Precision, bool] = {}
+        self.may_resize = True
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[InputKind, Decision] = OrderedDict()
         self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
