@@ -508,6 +508,7 @@ def test_annotations_appear_on_github(scenes, tmp_path, monkeypatch):
     assert "::error title=camkit%3A FAIL bird::" in done.stdout
 
 
+@pytest.mark.extended
 def test_a_full_disk_exits_with_2_and_keeps_the_finished_rows(scenes, tmp_path):
     out, config = tmp_path / "out", scenes.parent / "camkit.toml"
     call = ["check", str(scenes), "--model", "demo-biased", "--config", str(config), "--out", str(out)]

@@ -704,6 +704,7 @@ def is_of_the_heat(response):
     return key is not None and "heat" in json.loads(base64.urlsafe_b64decode(key[1] + "=="))
 
 
+@pytest.mark.extended
 def test_tensorboard_shows_the_grid_in_a_browser(served, browser):
     page = browser.new_page()
     with page.expect_response(is_of_the_heat, timeout=90_000) as shown:
