@@ -24,7 +24,8 @@ with mock.patch("random.getrandbits", random.Random(0).getrandbits):
 
 install_import_hook("camkit", "beartype.beartype")  # before any test imports camkit
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # pytest-xdist gives each processor a worker of its own
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the commands that tests start
 
 
 @pytest.fixture(autouse=True)

@@ -104,7 +104,7 @@ def test_the_report_does_not_depend_on_threads_batches_or_the_data_folder(biased
 
     done = run_installed(
         moved / "pictures", "--model", "demo-biased", "--out", tmp_path / "out", "--config", config,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
     )  # fmt: skip
 
     assert done.returncode == 1, done.stderr

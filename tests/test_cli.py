@@ -151,6 +151,7 @@ class TestInstalled:
         assert json.loads(done.stdout)["source"] == str(odd)
         assert (tmp_path / "vögel.gradcam.png").is_file()
 
+    @pytest.mark.extended
     def test_the_demo(self, tmp_path: Path) -> None:
         done = run("demo", "--out", tmp_path)
         assert done.returncode == 0, done.stderr

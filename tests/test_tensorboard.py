@@ -638,6 +638,7 @@ def test_a_wrong_writer_is_refused():
         TrainingWatch(network(), batch()[0], print)
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore")  # Lightning's own warnings with the newest PyTorch
 def test_the_callback_of_lightning_watches_a_training(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
