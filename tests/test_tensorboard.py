@@ -249,7 +249,7 @@ def test_a_network_whose_heat_cannot_be_drawn_is_still_watched(tmp_path):
         ({"layers": "nope"}, "no layer"),
         ({"target_layer": "nope"}, "nope"),
         ({"target": "wolf", "labels": ["cat", "dog", "bird"]}, "wolf"),
-        ({"target": 1.5}, "a target is"),
+        ({"target": 1.5}, "target must be None"),
         ({"images": "nofile.png"}, "nofile.png"),
         ({"images": scene_paths()["plane-sky"]}, "preprocess"),
         ({"scaler": 5}, "GradScaler"),
