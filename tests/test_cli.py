@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from tiers import represented_by
 
 import camkit
 from camkit.cli import main
@@ -124,7 +125,7 @@ class TestInstalled:
         assert written
         assert all(cv2.imread(str(path)) is not None for path in written)
 
-    @pytest.mark.parametrize("form", [(), ("--json",)])
+    @pytest.mark.parametrize("form", represented_by((), among=[(), ("--json",)]))
     def test_a_reader_that_goes_away_ends_it_quietly(self, plane: Path, tmp_path: Path, form: tuple[str]) -> None:
         pictures = [tmp_path / f"{number}.jpg" for number in range(60)]
         for picture in pictures:
