@@ -363,7 +363,14 @@ def test_activation_checkpointing_is_no_second_run_of_a_layer():
         torch.testing.assert_close(features.by_target[1], gradients)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "densenet121", "shufflenet_v2_x0_5", "swin_t"])
+@pytest.mark.parametrize(
+    "name",
+    represented_by(
+        "resnet18",
+        "mobilenet_v3_small",
+        among=["resnet18", "mobilenet_v3_small", "densenet121", "shufflenet_v2_x0_5", "swin_t"],
+    ),
+)
 def test_channels_last_is_used_on_a_cpu_and_changes_nothing_but_rounding(name):
     torch.manual_seed(0)
     net, images = torchvision.models.get_model(name, weights=None).eval(), torch.randn(4, 3, 96, 96)

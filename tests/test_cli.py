@@ -29,14 +29,14 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env={**os.environ, **environment},
     )
 
 
 def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=True, timeout=300
     )
 
 
@@ -116,7 +116,7 @@ class TestInstalled:
         out = tmp_path / "out"
         command = [CAMKIT, *map(str, pictures), "--model", "demo-fair", "--out", str(out), "--batch-size", "1"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not list(out.glob("*.png")) and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.02)
         process.kill()
@@ -139,9 +139,10 @@ class TestInstalled:
             assert "plane" in process.stdout.readline()
             process.stdout.close()
             said = process.stderr.read()
-            assert process.wait(timeout=60) == 141
+            assert process.wait(timeout=300) == 141
         assert said == ""
 
+    @pytest.mark.extended
     def test_names_the_terminal_cannot_show_are_spelled_out(self, plane: Path, tmp_path: Path) -> None:
         odd = tmp_path / "vögel.jpg"
         odd.write_bytes(plane.read_bytes())
