@@ -27,6 +27,7 @@ from camkit.engine.passes import faster_format, is_out_of_memory, quiet_pass, us
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, ImageError, InputError, LayerError, TargetError, did_you_mean
 from camkit.explanation import Explanation, LayerMaps
+from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
 from camkit.layers.choose import UNSURE
 from camkit.layers.layouts import infer_layout, plain_layout
@@ -131,19 +132,20 @@ class Explainer:
         fuse: Fusion = "mean",
     ) -> None:
         loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
-        self._set_up(loaded, ModelMemory(loaded.module), target_layer, method, precision, fuse)
+        self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), target_layer, method, precision, fuse)
 
     @classmethod
-    def _sharing(cls, memory: ModelMemory, loaded: LoadedModel, *arguments: Any) -> Explainer:
-        """Return an Explainer that shares what is known of the model."""
+    def _sharing(cls, memory: ModelMemory, boxes: CropBoxes, loaded: LoadedModel, *arguments: Any) -> Explainer:
+        """Return an Explainer that shares what is known of the model and of preprocessings."""
         explainer = cls.__new__(cls)
-        explainer._set_up(loaded, memory, *arguments)
+        explainer._set_up(loaded, memory, boxes, *arguments)
         return explainer
 
     def _set_up(
         self,
         loaded: LoadedModel,
         memory: ModelMemory,
+        boxes: CropBoxes,
         target_layer: Layers | None,
         method: MethodLike | None,
         precision: Precision,
@@ -155,6 +157,7 @@ class Explainer:
             raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
         self._loaded = loaded
         self._memory = memory
+        self._boxes = boxes
         self._method = None if method is None else find_method(method)
         self._fuse: Fusion = fuse
         self._precision, note = usable_precision(precision, device_of(loaded.module))
@@ -227,7 +230,7 @@ class Explainer:
         request = self._request(target, 1)
         image = next(iter(unbatched([img], self._rank)))
         prepared = prepare(image, self._loaded.preprocess, _source(image, 1), self._rank)
-        rows = self._explain_batch(request, [located(prepared, self._loaded.preprocess)])
+        rows = self._explain_batch(request, [located(prepared, self._loaded.preprocess, self._boxes)])
         return cast("Explanation", next(_checked(rows, "raise")))
 
     def _is_batch(self, img: object) -> bool:
@@ -330,7 +333,7 @@ class Explainer:
                 yield from _checked(self._explain_batch(request, batch), on_error)
                 batch = []
             if isinstance(item, Prepared):
-                batch.append(located(item, self._loaded.preprocess))
+                batch.append(located(item, self._loaded.preprocess, self._boxes))
             elif isinstance(item, Failure):
                 yield from _checked([item], on_error)
             elif failure is not None:
@@ -740,6 +743,7 @@ class _Shell:
     def __init__(self) -> None:
         self._memories: weakref.WeakKeyDictionary[nn.Module, ModelMemory] = weakref.WeakKeyDictionary()
         self._loaded: dict[tuple[str, str, int], LoadedModel] = {}
+        self._boxes = CropBoxes()
 
     def explainer(
         self,
@@ -759,6 +763,7 @@ class _Shell:
             memory = self._memories.setdefault(loaded.module, ModelMemory(loaded.module))
         return Explainer._sharing(
             memory,
+            self._boxes,
             loaded,
             target_layer,
             options.get("method"),

@@ -28,7 +28,7 @@ def answer_batch(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) 
     precision = plan.settings.check.precision
     inputs = batch.to(device, dtype_of(module))
     with quiet_pass(module, device, precision):
-        inputs = inputs.to(memory_format=faster_format(module, inputs, precision))
+        inputs = inputs.to(memory_format=faster_format(module, inputs, precision, plan.answers_alike))
         logits = logits_of(module(inputs), len(inputs)).float().cpu()
     return answers_of(logits, classes)
 

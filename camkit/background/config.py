@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from camkit.background.classes import normalize_name
 from camkit.errors import InputError, did_you_mean
+from camkit.types import Precision
 
 FILE = "camkit.toml"
 
@@ -71,7 +72,7 @@ class CheckSection(_Section):
     batch_size: int = Field(default=32, ge=1)
     layer: str | None = None
     method: str = "gradcam"
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"
     ring: float = Field(default=0.15, gt=0, lt=0.5)
     ring_is_background: bool = False
 

@@ -6,7 +6,7 @@ import datetime as dt
 import functools
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
 from camkit.images.regions import measure_shades, preprocess_region
 from camkit.models.loaded import LoadedModel
-from camkit.types import Preprocess
+from camkit.types import Precision, Preprocess
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Plan:
             also includes classes that may be recognised by anything.
         with_regions: whether any object is annotated.
         today: the day that decides whether waivers are in force.
+        answers_alike: whether the model answers alike with the channels last; filled when that has been tried.
     """
 
     model: LoadedModel
@@ -52,6 +53,7 @@ class Plan:
     backgrounds: tuple[Item, ...]
     with_regions: bool
     today: dt.date
+    answers_alike: dict[Precision, bool] = field(default_factory=dict)
 
     @property
     def edits(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +23,10 @@ from camkit.background.plan import SPARE_PICTURES, Plan, content_hash, fingerpri
 from camkit.background.report import html, json, junit, markdown, words
 from camkit.background.showcase import strips, thumbnails
 from camkit.background.values import Progress, Stage
+from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, OutputError
 from camkit.images.files import write_file
-from camkit.models import Labels, as_model
+from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
 
@@ -119,6 +121,10 @@ def plan_check(
     loaded = as_model(model, preprocess=preprocess, labels=labels)
     if loaded.preprocess is None:
         raise InputError("the preprocessing of this model is not known; pass preprocess=...")
+    precision, note = usable_precision(settings.check.precision, device_of(loaded.module))
+    if note:
+        warnings.warn(note, stacklevel=2)
+    settings = settings.model_copy(update={"check": settings.check.model_copy(update={"precision": precision})})
     folder = settings.data.path if data is None else Path(data)
     if folder is None:
         raise InputError(

@@ -62,7 +62,7 @@ def explain(
     mask: Path | None = None,
     everywhere: Annotated[bool, Parameter(negative=())] = False,
     similar_to: Path | None = None,
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp16", "bf16-forced"] = "fp32",
     batch_size: int = 32,
     out: Path = Path("camkit-out"),
     style: str = "overlay",
@@ -89,7 +89,8 @@ def explain(
         mask: Explain the target of a segmentation network inside the white part of this picture.
         everywhere: Explain the target of a segmentation network everywhere, not only where it is predicted.
         similar_to: Explain what makes the embedding similar to that of this picture.
-        precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them.
+        precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them. On a CPU
+            without units for bf16, bf16 runs in fp32; bf16-forced does not.
         batch_size: Pictures per pass; halved automatically if memory runs out.
         out: The folder for the drawn pictures.
         style: overlay, side-by-side or heatmap.
@@ -101,8 +102,10 @@ def explain(
     if not pictures:
         raise InputError("name at least one picture: camkit image.jpg --model resnet50 (or try: camkit demo)")
     from camkit.cli.targets import TargetOptions
+    from camkit.engine.passes import usable_precision
     from camkit.images.files import find_pictures
     from camkit.methods import find_method
+    from camkit.models import device_of
     from camkit.scale.folder import Drawing, explain_files
 
     drawing = Drawing(style, colormap, alpha)
@@ -117,8 +120,9 @@ def explain(
     targets.check()
     files = find_pictures(pictures, skip=out)
     loaded = source.load()
-    if loaded.note:
-        say(loaded.note)
+    precision, precision_note = usable_precision(precision, device_of(loaded.module))
+    for note in filter(None, (loaded.note, precision_note)):
+        say(note)
     rows = explain_files(
         loaded,
         files,

@@ -16,7 +16,7 @@ from camkit.engine.record import ModelRecord
 from camkit.engine.restore import eagerly, evaluating
 from camkit.types import Precision
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "bf16-forced": torch.bfloat16, "fp16": torch.float16}
 
 _NO_BF16 = (
     "this CPU has no units for bf16, which would take several times as long as fp32, so fp32 is used; precision "

@@ -30,15 +30,32 @@ def crop_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, i
     """
     if isinstance(preprocess, ImageClassification):
         return _preset_box(preprocess, size)
-    # Python creates a bound method anew at each access, so the cache is keyed by the object it belongs to.
-    owner, key = getattr(preprocess, "__self__", preprocess), (getattr(preprocess, "__name__", ""), size, output)
-    try:
-        boxes = _boxes.setdefault(owner, {})
-    except TypeError:  # it cannot be hashed or weakly referenced, so its boxes are not cached
-        return _measured_box(preprocess, size, output)
-    if key not in boxes:
-        boxes[key] = _measured_box(preprocess, size, output)
-    return boxes[key]
+    return _measured_box(preprocess, size, output)
+
+
+class CropBoxes:
+    """Crop boxes that were measured before, as long as their preprocessing lives."""
+
+    def __init__(self) -> None:
+        self._boxes: weakref.WeakKeyDictionary[Any, dict[Any, Box | None]] = weakref.WeakKeyDictionary()
+
+    def of(self, preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:
+        """Return what ``crop_box`` returns; it is measured the first time."""
+        # Python creates a bound method anew at each access, so the boxes are kept for the object it belongs to.
+        owner, key = getattr(preprocess, "__self__", preprocess), (getattr(preprocess, "__name__", ""), size, output)
+        try:
+            boxes = self._boxes.setdefault(owner, {})
+        except TypeError:  # it cannot be hashed or weakly referenced, so its boxes are not kept
+            return crop_box(preprocess, size, output)
+        if key not in boxes:
+            while len(boxes) >= _MOST_SIZES:
+                del boxes[next(iter(boxes))]
+            boxes[key] = crop_box(preprocess, size, output)
+        return boxes[key]
+
+
+_MOST_SIZES = 4096
+"""Sizes of pictures whose boxes are kept: more than a folder of photos has, and less than a megabyte."""
 
 
 def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
@@ -68,9 +85,6 @@ _SMALLEST_VIEW = 0.02
 
 _FEW_POSITIONS = 8
 """Up to this many positions along an axis, the line is fitted through the outermost ones too."""
-
-
-_boxes: weakref.WeakKeyDictionary[Any, dict[Any, Box | None]] = weakref.WeakKeyDictionary()
 
 
 def _measured_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ImageError
-from camkit.images.crop import crop_box
+from camkit.images.crop import CropBoxes
 from camkit.images.read import from_array, open_picture, upright
 from camkit.types import Box, ImageLike, Pixels, Preprocess
 
@@ -86,7 +86,7 @@ def _check_not_thin(picture: Image.Image, preset: ImageClassification, source: s
         )
 
 
-def located(prepared: Prepared, preprocess: Preprocess | None) -> Prepared:
+def located(prepared: Prepared, preprocess: Preprocess | None, boxes: CropBoxes) -> Prepared:
     """Add the crop box of the preprocessing; if there is none to be found, remove the original picture.
 
     Call it in the caller's thread: it runs the caller's preprocessing and touches the random generators.
@@ -94,7 +94,7 @@ def located(prepared: Prepared, preprocess: Preprocess | None) -> Prepared:
     if prepared.pixels is None or preprocess is None:
         return prepared
     size, output = prepared.pixels.shape[1::-1], prepared.tensor.shape[:0:-1]
-    box = crop_box(preprocess, (size[0], size[1]), (output[0], output[1]))
+    box = boxes.of(preprocess, (size[0], size[1]), (output[0], output[1]))
     return replace(prepared, box=box) if box is not None else replace(prepared, pixels=None)
 
 

@@ -203,7 +203,7 @@ def choose(trace: Trace, readings: Readings, influence: Influence) -> Decision:
 def _rows(trace: Trace, readings: Readings, verdicts: Sequence[str]) -> tuple[LayerRow, ...]:
     return tuple(
         LayerRow(
-            _ref(call, trace),
+            trace.refs[call],
             call.kind,
             None if call.output is None else call.shape,
             reading.layout,
@@ -257,17 +257,13 @@ def _grid_inputs(call: Call, by_output: dict[int | None, Call]) -> list[Call]:
     return [by_output[argument] for argument in call.arguments if argument in by_output]
 
 
-def _ref(call: Call, trace: Trace) -> LayerRef:
-    return LayerRef(call.name, None if trace.runs_once(call) else call.number)
-
-
 def _outermost(call: Call, trace: Trace) -> LayerRef:
     """Return the shortest name under which the call's output leaves a module, one that runs once if there is any.
 
     Preferably alone: what comes out beside it may have been computed from it already.
     """
-    leaves = [other for other in trace.calls if other.output == call.output and other.name]
-    same = [_ref(other, trace) for other in leaves if other.alone] or [_ref(other, trace) for other in leaves]
+    leaves = [other for other in trace.by_output[call.output] if other.name]
+    same = [trace.refs[other] for other in leaves if other.alone] or [trace.refs[other] for other in leaves]
     return min(same, key=lambda ref: (ref.call is not None, ref.name.count("."), len(ref.name)))
 
 

@@ -45,27 +45,27 @@ class Operation:
     axis: int | None = None
     kernel: int | None = None
 
-    @property
+    @functools.cached_property
     def is_spatial(self) -> bool:
         """Whether it is a convolution, pooling or resizing, so that what it returned has a grid for certain."""
         return any(kind in self.kind for kind in _SPATIAL)
 
-    @property
+    @functools.cached_property
     def moves_over_cells(self) -> bool:
         """Whether it combined neighbouring cells, so that its axes are a grid; a 1 x 1 convolution does not."""
         return "Conv" not in self.kind or (self.kernel is not None and self.kernel > 1)
 
-    @property
+    @functools.cached_property
     def is_softmax(self) -> bool:
         """Whether it is a softmax."""
         return self.kind.startswith(_SOFTMAXES)
 
-    @property
+    @functools.cached_property
     def is_product(self) -> bool:
         """Whether it is a batched product of matrices."""
         return self.kind.startswith(_PRODUCTS)
 
-    @property
+    @functools.cached_property
     def is_choice(self) -> bool:
         """Whether it picked entries by their numbers, as pruning of tokens does."""
         return self.kind.startswith(_CHOICES)

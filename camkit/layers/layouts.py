@@ -1,7 +1,6 @@
-"""The second stage: how each output could be a grid.
+"""The second stage: read each layer's output as a grid of cells, (N, C, *grid).
 
-That is read from its shape, the input's size and what it was computed from. Whatever a layer returns becomes
-(N, C, *grid).
+The layout follows from the output's shape, the size of the input, and the outputs it was computed from.
 """
 
 from __future__ import annotations
@@ -17,44 +16,47 @@ from camkit.layers.trace import Trace
 from camkit.types import Layout
 
 MOST_PREFIX_TOKENS = 16
-"""More tokens than this before the grid are not taken for class, distillation or register tokens."""
+"""The most class, distillation and register tokens expected before a grid: DINOv2 with
+registers has 5, and a much larger number would let almost any sequence length pass as a grid."""
 
 _MOST_PREFIX_OF_SIGNALS = 4
-"""Tokens before those of a signal, whose number says nothing of how many these are."""
+"""The most extra tokens expected before a signal's: any length can be a signal's grid, so only the usual few (class,
+distillation, two registers) are tried."""
 
 _USUAL_PREFIX = 2
-"""Tokens before the grid up to which the first of two possible readings is taken: class and distillation."""
+"""Prefix tokens up to which the first of two possible readings is taken: a class and a distillation token, as in DeiT."""
 
 _MOST_CELLS_LOST = 2.5
-"""Cells that unpadded convolutions may cost a grid, against the input's size divided by the stride."""
-
+"""Cells that a grid may have fewer than the input's size divided by the stride: an unpadded 3 x 3
+convolution loses two, and the half absorbs rounding."""
 
 _MOST_DISTORTION = 2.0
-"""How much longer a cell may be than wide; beyond that what is left of a grid is an edge of it."""
-
+"""The largest ratio between the sides of a cell: at more than twice, the output is only an edge of a grid."""
 
 NO_GRID: tuple[int, ...] = ()
-"""Stands among the grids an output was computed from, for what has no certain place in the picture: latent vectors, or
-tokens picked or weighed together."""
+"""Marks a source without a certain position in the picture, such as latent vectors or tokens that were selected or
+averaged. It stands in the list of the grids that an output was computed from."""
 
 STRIDES = (1, 2, 4, 8, 16, 32)
-"""Pixels, along each axis, that a cell of a grid may stand for."""
+"""The usual strides of vision networks: pixels per cell along each axis, in powers of two."""
 
 EXACT = 0.02
-"""Share of a grid's size below which edges do not count."""
+"""Share of a grid's size below which edges do not count: less than a cell of any grid up to 50 cells wide."""
 
 _MOST_MERGED = 4
-"""Cells of a grid, along each axis, that one step joins to a cell of the next, or makes of it."""
+"""The most cells along each axis that one step merges into one, or splits one into: Swin's patch merging uses 2, and 4
+allows for a step twice as large."""
 
 
 def is_distorted(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
-    """Tell whether cells of a grid over this size would be much longer than wide, as those of an edge left over are."""
+    """Tell whether the cells of a grid over this size would be far from square, as if only an edge of a grid were left."""
     strides = [s / g for g, s in zip(grid, size, strict=True)]
     return max(strides) > _MOST_DISTORTION * min(strides)
 
 
+@functools.lru_cache(maxsize=4096)
 def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
-    """Tell whether a grid can be the input seen at one whole-numbered stride, short of a few cells at the edges."""
+    """Tell whether a grid can cover the input at one integer stride, except for a few cells lost at the edges."""
     if len(grid) != len(size) or math.prod(grid) < 2 or min(grid) < 1 or is_distorted(grid, size):
         return False
     longest = max(range(len(size)), key=lambda axis: size[axis])
@@ -66,7 +68,7 @@ def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
 
 
 def _is_step(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Tell whether merging, or splitting, as many cells along each axis makes the one grid of the other."""
+    """Tell whether merging or splitting the same number of cells along each axis turns one grid into the other."""
 
     def merged(fine: tuple[int, ...], coarse: tuple[int, ...]) -> bool:
         return len(fine) == len(coarse) and any(
@@ -85,32 +87,33 @@ class _TokenGrid(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _token_grids(length: int, size: tuple[int, ...]) -> list[_TokenGrid]:
-    """List patch grids among ``length`` tokens: first patches that divide the input, then few tokens before them."""
-    found = [
+    """List the patch grids that ``length`` tokens can hold, patches that divide the input and short prefixes first."""
+    options = [
         _TokenGrid(grid, prefix, exact=all(s % patch == 0 for s in size))
         for patch in range(1, min(size) + 1)
         for grid in {tuple(s // patch for s in size), tuple(-(-s // patch) for s in size)}
         if 0 <= (prefix := length - math.prod(grid)) <= MOST_PREFIX_TOKENS and math.prod(grid) > 1
     ]
-    return sorted(found, key=lambda option: (not option.exact, option.prefix))
+    return sorted(options, key=lambda option: (not option.exact, option.prefix))
 
 
 def infer_layout(
-    shape: tuple[int, ...], batch: int, size: tuple[int, ...], seen: Sequence[tuple[int, ...]] = ()
+    shape: tuple[int, ...], batch: int, size: tuple[int, ...], sources: Sequence[tuple[int, ...]] = ()
 ) -> Layout | None:
     """Decide which axes of a layer's output are its grid.
 
     Args:
-        shape: of the layer's output.
-        batch: images in the input; a layer with another first dimension cannot be mapped onto pictures.
-            Tokens may come as (L, batch, C), as PyTorch's own attention has them.
+        shape: the shape of the layer's output.
+        batch: the number of images in the input. An output whose first dimension differs has no layout, except tokens
+            of shape (L, batch, C), the order of PyTorch's own attention.
         size: the input's H x W (or its L, or D x H x W).
-        seen: grids of the outputs this one was computed from, the nearest first. A shape alone does not tell tokens
-            from channels; it is read as one of these grids, or as what a step of merging makes of one. Any other
-            number of tokens, that of latent vectors for example, only looks like a grid.
+        sources: the grids of the outputs that this one was computed from, the nearest first. A shape alone does not
+            distinguish tokens from channels, so it is read as one of these grids, or as the result of merging or
+            splitting the cells of one. Any other number of tokens, such as that of latent vectors, only looks like a
+            grid.
 
     Returns:
-        The layout, or None when the output has no axes in proportion to the input's.
+        The layout, or None if no axes of the output are in proportion to the input's.
 
     >>> str(infer_layout((1, 2048, 7, 7), 1, (224, 224)))
     'channels_first 7x7'
@@ -118,67 +121,75 @@ def infer_layout(
     'channels_last 7x11'
     >>> str(infer_layout((1, 197, 192), 1, (224, 224)))
     'tokens 14x14 after 1'
-    >>> str(infer_layout((1, 64, 256), 1, (128, 128))), str(infer_layout((1, 64, 256), 1, (128, 128), seen=[(16, 16)]))
-    ('tokens 8x8', 'tokens_last 16x16')
+    >>> str(infer_layout((1, 64, 256), 1, (128, 128)))
+    'tokens 8x8'
+    >>> str(infer_layout((1, 64, 256), 1, (128, 128), sources=[(16, 16)]))
+    'tokens_last 16x16'
 
     """
     if not shape or shape[0] != batch:
-        return _sequence_first(shape, batch, size, seen)
+        return _sequence_first(shape, batch, size, sources)
     if len(shape) == len(size) + 2:
         first, last = shape[2:], shape[1:-1]
         kinds: list[tuple[Literal["channels_first", "channels_last"], tuple[int, ...]]]
         kinds = [("channels_first", first), ("channels_last", last)]
         fitting = [Layout(kind, grid) for kind, grid in kinds if _fits(grid, size)]
-        known = [layout for layout in fitting if layout.grid in seen] or _signal_as_seen(shape, size, seen)
-        return next(iter(known or fitting), None)
+        traced = [layout for layout in fitting if layout.grid in sources] or _signal_by_sources(shape, size, sources)
+        return next(iter(traced or fitting), None)
     if not are_tokens(shape, size):
         return None
-    as_seen = _tokens_as_seen(shape, seen)
-    if as_seen is not None or not seen:
-        return as_seen or _tokens_by_size(shape, size)
-    by_size = None if NO_GRID in seen else _tokens_by_size(shape, size)
-    return by_size if by_size is not None and any(_is_step(grid, by_size.grid) for grid in seen) else None
+    by_sources = _tokens_by_sources(shape, sources)
+    if by_sources is not None or not sources:
+        return by_sources or _tokens_by_size(shape, size)
+    by_size = None if NO_GRID in sources else _tokens_by_size(shape, size)
+    return by_size if by_size is not None and any(_is_step(grid, by_size.grid) for grid in sources) else None
 
 
-def follow(shape: tuple[int, ...], batch: int, size: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> Layout | None:
-    """Guess the layout of an output of other proportions than the input from those it was computed from.
+def follow(
+    shape: tuple[int, ...], batch: int, size: tuple[int, ...], sources: Sequence[tuple[int, ...]]
+) -> Layout | None:
+    """Guess the layout of an output that is not in proportion to the input from the grids it was computed from.
 
-    As in a model that resizes its input, or adds more than a few tokens. To be confirmed by a measurement.
+    This happens if a model resizes its input, or adds more than a few tokens. A measurement must confirm the guess.
     """
-    if NO_GRID in seen or not shape or shape[0] != batch:
+    if NO_GRID in sources or not shape or shape[0] != batch:
         return None
     if are_tokens(shape, size):
-        fewer = [grid for grid in seen if 1 < math.prod(grid) <= shape[1]]
+        fewer = [grid for grid in sources if 1 < math.prod(grid) <= shape[1]]
         return Layout("tokens", fewer[0], shape[1] - math.prod(fewer[0])) if fewer else None
     for kind, grid in (("channels_first", shape[2:]), ("channels_last", shape[1:-1])):
-        seen_so = any(_is_step(one, grid) for one in seen if one != NO_GRID)
-        if seen_so and math.prod(grid) > 1 and not is_distorted(grid, size):
+        is_step = any(_is_step(source, grid) for source in sources if source != NO_GRID)
+        if is_step and math.prod(grid) > 1 and not is_distorted(grid, size):
             return Layout(cast("Literal['channels_first', 'channels_last']", kind), grid)
     return None
 
 
 def _sequence_first(
-    shape: tuple[int, ...], batch: int, size: tuple[int, ...], seen: Sequence[tuple[int, ...]]
+    shape: tuple[int, ...], batch: int, size: tuple[int, ...], sources: Sequence[tuple[int, ...]]
 ) -> Layout | None:
+    """Read an output (L, N, C)."""
     if len(shape) != 3 or shape[1] != batch:
         return None
-    turned = infer_layout((batch, shape[0], shape[2]), batch, size, seen)
-    by_cell = turned is not None and turned.kind in ("tokens", "channels_last")
-    return replace(turned, kind="sequence_first", assumed=False) if turned is not None and by_cell else None
+    layout = infer_layout((batch, shape[0], shape[2]), batch, size, sources)
+    if layout is None or layout.kind not in ("tokens", "channels_last"):
+        return None
+    return replace(layout, kind="sequence_first", assumed=False)
 
 
 def readings(shape: tuple[int, ...], size: tuple[int, ...], layout: Layout) -> list[Layout]:
-    """List other ways to read an output than a layout: its axes exchanged, its grid elsewhere among the tokens."""
+    """List the other ways to read an output: with its axes exchanged, or its grid elsewhere among the tokens."""
     if layout.kind == "sequence_first":
-        turned = readings((shape[1], shape[0], shape[2]), size, replace(layout, kind="tokens"))
+        batch_first = readings((shape[1], shape[0], shape[2]), size, replace(layout, kind="tokens"))
         return [
-            replace(option, kind="sequence_first") for option in turned if option.kind in ("tokens", "channels_last")
+            replace(option, kind="sequence_first")
+            for option in batch_first
+            if option.kind in ("tokens", "channels_last")
         ]
     options: list[Layout] = []
     if are_tokens(shape, size):
         options = [
-            *(Layout("tokens", found.grid, found.prefix) for found in _token_grids(shape[1], size)),
-            *(Layout("tokens_last", found.grid) for found in _token_grids(shape[2], size) if not found.prefix),
+            *(Layout("tokens", tokens.grid, tokens.prefix) for tokens in _token_grids(shape[1], size)),
+            *(Layout("tokens_last", tokens.grid) for tokens in _token_grids(shape[2], size) if not tokens.prefix),
         ]
         options += [replace(option, prefix=0) for option in options if option.prefix]
     else:
@@ -196,25 +207,28 @@ def readings(shape: tuple[int, ...], size: tuple[int, ...], layout: Layout) -> l
 
 
 def are_tokens(shape: tuple[int, ...], size: tuple[int, ...]) -> bool:
-    """Tell whether an output has its grid, if any, in one axis."""
+    """Tell whether an output has all its cells along one axis, as tokens."""
     return len(shape) == 3 and len(size) > 1
 
 
-def _signal_as_seen(shape: tuple[int, ...], size: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> list[Layout]:
-    """Read a signal's tokens as those of a grid seen before, after a few others."""
+def _signal_by_sources(
+    shape: tuple[int, ...], size: tuple[int, ...], sources: Sequence[tuple[int, ...]]
+) -> list[Layout]:
+    """Read a signal's tokens as one of the grids it was computed from, after a few prefix tokens."""
     if len(size) != 1:
         return []
-    spare = [(grid, shape[1] - math.prod(grid)) for grid in seen if grid != NO_GRID]
+    spare = [(grid, shape[1] - math.prod(grid)) for grid in sources if grid != NO_GRID]
     return [Layout("tokens", grid, prefix) for grid, prefix in spare if 0 < prefix <= _MOST_PREFIX_OF_SIGNALS]
 
 
-def _tokens_as_seen(shape: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> Layout | None:
+def _tokens_by_sources(shape: tuple[int, ...], sources: Sequence[tuple[int, ...]]) -> Layout | None:
+    """Read tokens as one of the grids they were computed from."""
     kinds: list[tuple[Literal["tokens", "tokens_last"], int]] = [("tokens", shape[1])]
-    if shape[1] > 1:  # one token, such as the class token by itself, is no map of one channel
+    if shape[1] > 1:  # a single token, such as the class token alone, is not a map with one channel
         kinds.append(("tokens_last", shape[2]))
     readings = [
         Layout(kind, grid, prefix)
-        for grid in seen
+        for grid in sources
         if grid != NO_GRID
         for kind, length in kinds
         if 0 <= (prefix := length - math.prod(grid)) <= (MOST_PREFIX_TOKENS if kind == "tokens" else 0)
@@ -224,33 +238,36 @@ def _tokens_as_seen(shape: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> 
 
 
 def _tokens_by_size(shape: tuple[int, ...], size: tuple[int, ...]) -> Layout | None:
+    """Read tokens by the patch grids that the input's size allows."""
     rows = _token_grids(shape[1], size)
-    columns = [found for found in _token_grids(shape[2], size) if not found.prefix and shape[1] > 1]
-    # Channels after tokens is by far the usual order; the other is taken where it alone divides the input.
+    columns = [tokens for tokens in _token_grids(shape[2], size) if not tokens.prefix and shape[1] > 1]
+    # Tokens before channels is by far the usual order; use the other only if it alone divides the input.
     assumed = bool(rows and columns)
-    if rows and (_clear(rows) or not _exact(columns)):
+    if rows and (_is_clear(rows) or not _is_exact(columns)):
         return Layout("tokens", rows[0].grid, rows[0].prefix, assumed)
     return Layout("tokens_last", columns[0].grid, columns[0].prefix, assumed) if columns else None
 
 
-def _exact(grids: list[_TokenGrid]) -> bool:
+def _is_exact(grids: list[_TokenGrid]) -> bool:
+    """Tell whether the first grid's patches divide the input without a remainder."""
     return bool(grids) and grids[0].exact
 
 
-def _clear(grids: list[_TokenGrid]) -> bool:
-    return _exact(grids) and grids[0].prefix <= _USUAL_PREFIX
+def _is_clear(grids: list[_TokenGrid]) -> bool:
+    """Tell whether the first grid is exact and follows at most the usual prefix tokens."""
+    return _is_exact(grids) and grids[0].prefix <= _USUAL_PREFIX
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How one call's output is read.
+    """How one call's output is laid out, and how certain that is.
 
     Attributes:
-        layout: None if the output has no grid.
-        certain: a convolution, pooling or resizing gave the output its grid.
-        tentative: the layout counts only if the cells are seen to lie so.
-        elsewhere: the cells were seen to lie elsewhere than the shape says.
-        unsure: where the cells lie could not be measured.
+        layout: the layout; None if the output has no grid.
+        certain: True if a convolution, pooling or resizing produced the grid.
+        tentative: True if the layout counts only after a measurement confirms it.
+        elsewhere: True if a measurement showed that the cells lie elsewhere than the shape suggests.
+        unsure: True if the position of the cells could not be measured.
     """
 
     layout: Layout | None = None
@@ -261,17 +278,18 @@ class Reading:
 
 
 Readings: TypeAlias = tuple[Reading, ...]
-"""One for each call of a trace."""
+"""One reading for each call of a trace."""
 
 
 def read_layouts(trace: Trace) -> Readings:
-    """Read each output's layout, that of tokens by the grids of the outputs they were computed from."""
+    """Read the layout of each output; the layout of tokens follows from the grids that they were computed from."""
     graph, size = trace.graph, trace.size
     rank = len(size)
-    resizing_to = _first_convolved(trace) or size  # as the model resized its input
+    resized_size = _first_convolution_input(trace) or size  # the model may have resized its input
     fitting: set[int | None] = set()
 
-    def computed(number: int) -> tuple[tuple[int, ...] | None, Sequence[int | None]]:
+    # Both functions return the grid that an operation itself shows, if any, and which operations to search before it.
+    def grid_source(number: int) -> tuple[tuple[int, ...] | None, Sequence[int | None]]:
         operation = graph[number]
         queries = graph.queries_of(number)
         if queries:
@@ -282,19 +300,21 @@ def read_layouts(trace: Trace) -> Readings:
         shape = operation.shape if operation.is_spatial else None
         if shape is None or len(shape) != rank + 2 or max(shape[2:]) < 2:
             return None, operation.inputs
-        # A grid out of proportion may be one (a model that resizes its input) or not (attention between tokens).
+        # A grid out of proportion may be real (the model resizes its input) or not (attention between tokens).
         return shape[2:], operation.inputs if infer_layout(shape, 1, size) is None else ()
 
-    def resized(number: int) -> tuple[tuple[int, ...] | None, Sequence[int | None]]:
+    def resampled_source(number: int) -> tuple[tuple[int, ...] | None, Sequence[int | None]]:
         operation = graph[number]
         shape = operation.shape if operation.is_spatial and operation.moves_over_cells else None
-        if shape is not None and len(shape) == rank + 3 and shape[2] == 1:  # a signal's pooling is a picture's
+        if (
+            shape is not None and len(shape) == rank + 3 and shape[2] == 1
+        ):  # PyTorch pools a signal as an image of height 1
             shape = shape[:2] + shape[3:]
         grid = shape[2:] if shape is not None and len(shape) == rank + 2 else None
         return grid, () if grid is not None or number in fitting else operation.inputs
 
-    grids: Lineage[tuple[int, ...]] = Lineage(computed)
-    stretched: Lineage[tuple[int, ...]] = Lineage(resized)
+    grids: Lineage[tuple[int, ...]] = Lineage(grid_source)
+    resampled: Lineage[tuple[int, ...]] = Lineage(resampled_source)
     by_output: dict[int, Reading] = {}
     readings: list[Reading] = []
     for call in trace.calls:
@@ -302,12 +322,13 @@ def read_layouts(trace: Trace) -> Readings:
         if call.output is None or graph.is_attention(call.operation, len(call.shape)):
             readings.append(Reading())
             continue
-        if call.output not in by_output:  # otherwise it was returned by a module inside this one
+        if call.output not in by_output:  # otherwise a module inside this one has already returned it
             nearest = grids.nearest(call.operation)
-            learned = graph.is_learned(call.operation)  # what is behind a detach() looks as if it had been learned
-            reading = _read(call.shape, size, resizing_to, nearest, stretched.nearest(call.operation), learned=learned)
+            learned = graph.is_learned(call.operation)  # a detached tensor looks as if it were learned, too
+            resampled_grids = resampled.nearest(call.operation)
+            reading = _read(call.shape, size, resized_size, nearest, resampled_grids, learned=learned)
             by_output[call.output] = reading
-            # What is computed from learned vectors as well, such as a Perceiver's sums, has no grid from these.
+            # An output that is also computed from learned vectors, as in a Perceiver, does not get its grid from them.
             if reading.layout is not None and not reading.layout.assumed and not learned:
                 grids.add(call.operation, reading.layout.grid)
                 if not reading.certain:
@@ -319,48 +340,51 @@ def read_layouts(trace: Trace) -> Readings:
 def _read(
     shape: tuple[int, ...],
     size: tuple[int, ...],
-    resizing_to: tuple[int, ...],
-    nearest: Sequence[tuple[int, ...]],
-    stretched: Sequence[tuple[int, ...]],
+    resized_size: tuple[int, ...],
+    sources: Sequence[tuple[int, ...]],
+    resampled_grids: Sequence[tuple[int, ...]],
     *,
     learned: bool,
 ) -> Reading:
-    layout = infer_layout(shape, 1, size, nearest)
+    """Read one output; ``resampled_grids`` are those of the convolutions, poolings and resizings before it."""
+    layout = infer_layout(shape, 1, size, sources)
     tentative, certain = layout is not None and learned, False
-    maps = not are_tokens(shape, size) and shape[0] == 1 and max(shape[2:], default=1) > 1
-    if maps and shape[2:] in stretched and not is_distorted(shape[2:], resizing_to):
+    are_maps = not are_tokens(shape, size) and shape[0] == 1 and max(shape[2:], default=1) > 1
+    if are_maps and shape[2:] in resampled_grids and not is_distorted(shape[2:], resized_size):
         layout = Layout("channels_first", shape[2:])
-        certain = shape[2:] != shape[1:-1]  # with as many channels as columns it may be either
+        certain = shape[2:] != shape[1:-1]  # otherwise the channels could come first or last
     if layout is None:
-        layout = follow(shape, 1, resizing_to, nearest)
+        layout = follow(shape, 1, resized_size, sources)
         tentative = layout is not None
     return Reading(layout, certain, tentative)
 
 
-def _first_convolved(trace: Trace) -> tuple[int, ...]:
-    """Return the size of the input of the first convolution; empty if there is none."""
+def _first_convolution_input(trace: Trace) -> tuple[int, ...]:
+    """Return the input size of the first convolution; empty if there is none."""
     convolutions = (call.convolution for call in trace.calls if call.convolution is not None)
     return next((convolution.size for convolution in convolutions if convolution.size), ())
 
 
 def is_whole(layout: Layout, size: tuple[int, ...]) -> bool:
-    """Tell whether a grid has as many cells as the input, padded as it may be, at a usual stride: no edge is lost."""
+    """Tell whether a grid covers the (possibly padded) input at a usual stride, without losing an edge."""
     extent = layout.extent or ((0.0, 1.0),) * len(size)
     shares = [side / (end - start) / cells for side, (start, end), cells in zip(size, extent, layout.grid, strict=True)]
     return any(all(abs(share / stride - 1) <= EXACT for share in shares) for stride in STRIDES)
 
 
 def channels_of(shape: tuple[int, ...], layout: Layout | None) -> int:
-    """Return how many channels an output has; 0 without a grid."""
+    """Return how many channels an output has; 0 if it has no grid."""
     if layout is None:
         return 0
     return shape[1 if layout.kind in ("channels_first", "tokens_last") else -1]
 
 
 def plain_layout(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout | None:
-    """Return the layout of an output (N, C, *grid) whose grid is the input at a usual stride; None for any other."""
+    """Return the layout of an output (N, C, *grid) whose grid is the input at a usual stride; None for any other shape.
+
+    The channels certainly come first only if all operations before the output leave cells in their places.
+    """
     if len(shape) != len(size) + 2 or shape[0] != batch:
         return None
     layout = Layout("channels_first", shape[2:])
-    reversible = shape[1:-1] != shape[2:] and _fits(shape[1:-1], size)
-    return layout if _fits(shape[2:], size) and is_whole(layout, size) and not reversible else None
+    return layout if _fits(shape[2:], size) and is_whole(layout, size) else None

@@ -1,15 +1,15 @@
 """The third stage: where in the picture the cells of each output lie.
 
-A shape tells how many cells there are, not where they lie: tokens may be in another order, behind the grid instead of
-before it, or in no place at all. So one half of the input is exchanged for noise, and then the other half. If an output
-is read rightly, the cells over the exchanged parts change more than they do the other time.
+A shape tells how many cells there are, not where they lie: tokens may be in another order, extra tokens may follow the
+grid instead of preceding it, and some tokens have no position at all. So this stage replaces one half of the input with
+noise, and then the other half. If the layout is right, each cell changes more when the half under it is replaced.
 
-The first convolution, whose cells see few pixels each, shows what a model does to its input before it: padding and
-crops are found, and if the input is moved in another way, that is reported. The cells of a grid that convolutions made
-lie where those of the first convolution do, however wide their fields are. For tokens, the measurement is all there is.
+Each cell of the first convolution sees few pixels, so that convolution shows what the model did to its input before:
+the stage finds padding and crops, and reports an input that was moved in another way. The cells of later convolutions
+lie where those of the first one do, however wide their receptive fields are. For tokens, only the measurement tells.
 
-Nothing is measured where every operation so far leaves cells in their places, as in a network of convolutions,
-normalisations and poolings.
+The stage measures nothing if every operation before an output leaves cells in their places, as in a network of
+convolutions, normalisations and poolings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from camkit.engine.grid import margins
-from camkit.layers.layouts import EXACT, STRIDES, Reading, Readings, is_whole
+from camkit.layers.layouts import EXACT, STRIDES, Reading, Readings, is_whole, plain_layout
 from camkit.layers.layouts import readings as other_readings
 from camkit.layers.trace import Call, Changes, Key, Profiles, Trace
 from camkit.types import Extent, Layout
@@ -36,71 +36,80 @@ _PARTS = {
     1: torch.tensor([1, 1, 1, 0, 0, 1, 0, 0]),
     2: torch.tensor([[0, 1, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1]]),
 }
-"""Which parts are exchanged first: half of them, little alike when mirrored, turned, shifted or reordered."""
+"""The parts of the input that are replaced first, on a coarse grid: half of the area, in a pattern that resembles itself
+little when it is mirrored, rotated, shifted or reordered."""
 
 _CONFIRMED = 0.5
-"""Correlation between what cells show and where they are drawn, from which their places count as confirmed. Tokens in
-their places have 0.9 and more, those in other places 0 on average. Convolutions with wide fields go down to 0.1, but
-there the grid itself is certain."""
+"""The correlation between cells' changes and the replaced pixels that confirms a layout: tokens in their places reach 0.9
+and more, others 0 on average. Convolutions with wide receptive fields go down to 0.1, but their grid is certain."""
 
 _SHARP = 0.85
-"""Correlation from which another place is believed for cells whose grid is certain."""
+"""The correlation that another position needs if the grid is certain: high, since only a lost edge can have shifted it."""
 
 _FINE, _SOME_CELLS, _MANY_CELLS = 0.6, 16, 64
-"""Spread, and numbers of cells, from which small differences tell places apart."""
+"""The spread and the numbers of cells at which small differences in correlation mean something: random weights spread
+wide receptive fields by a quarter, tokens by 0.5 and more, and 16 and 64 cells are grids of 4 x 4 and 8 x 8."""
 
 _LEAST_GAIN, _CLEAR_GAIN, _NEARLY_PERFECT = 0.05, 0.15, 0.95
-"""How much better another place must correlate to be believed: a clear gain, or a small one if it is nearly perfect.
-Measurements of the same cells differ by less than 0.05."""
+"""How much better another position must correlate to replace the expected one: by a clear gain, or by a small one if its
+correlation is nearly perfect. Repeated measurements of the same cells differ by less than 0.05, a third of a clear gain."""
 
 _ELSEWHERE = 0.3
-"""Below this correlation the cells lie elsewhere, if they show places at all."""
+"""Below this correlation the cells lie elsewhere, if their changes depend on position at all: cells in their places reach
+0.9, others 0 on average, and this lies well below ``_CONFIRMED``."""
 
 _SHOWN = 0.35
-"""Spread of what cells show, from none to 1, from which they show places at all. Wide fields of random weights leave
-a quarter of it, tokens have 0.5 and more."""
+"""The spread of the cells' changes, between 0 and 1, from which they depend on position at all: wide receptive fields of
+random weights leave a quarter, tokens have 0.5 and more."""
 
 _ALIKE = 0.02
-"""Of correlations that differ by less, that of the simplest reading is taken."""
+"""Correlations that differ by less count as equal, and the simplest reading wins: less than half of the difference
+between repeated measurements."""
 
 _UNCHANGED = 1e-3
-"""Share of the largest change that a cell which doesn't see the input may seem to have, by rounding."""
+"""Changes below this share of the largest one count as rounding: well above float32's precision, and far below the change
+of any cell that sees the input."""
 
 _KEPT = 0.8
-"""Correlation of the first convolution's cells below which a model moves its input in a way that isn't known."""
+"""If the cells of the first convolution correlate less than this, the model moves its input in an unknown way: they see
+few pixels each, so those in their places are near 1."""
 
 _MOST_LOST = 4
-"""How many times larger or smaller than the input a grid may be by edges that were added or lost."""
+"""How many times larger or smaller than the input a grid may become by added or lost edges: beyond that, less than a
+quarter of an axis would be picture."""
 
 _SEED = 5821934
-"""Of the noise, so that the same model and picture are always judged alike."""
+"""The seed of the noise; any fixed number will do, so that the same model and picture always give the same result."""
 
 _FEW_CELLS = 9
-"""Of fewer cells, a correlation says little: they are only given up where it is negative."""
+"""With fewer cells than a 3 x 3 grid a correlation says little, so the cells are dropped only if it is negative."""
+
+
+_MOSTLY_INPUT = 0.5
+"""Cells of which a smaller share is input are left out: they show the padding more than the picture."""
 
 
 class _Match(NamedTuple):
-    """How well cells follow what was exchanged where they are drawn.
+    """How well the changes of cells match the pixels that were replaced at their positions.
 
     Attributes:
-        along: correlation between what cells show and what was exchanged at their places.
-        spread: how much cells differ in what they show.
+        correlation: between each cell's relative change and the replaced share of its pixels.
+        spread: the standard deviation of the cells' relative changes.
         cells: how many cells changed at all.
     """
 
-    along: float
+    correlation: float
     spread: float
     cells: int
 
 
 def locate(trace: Trace, readings: Readings, changes: Changes) -> Readings:
-    """Correct or drop the layouts of outputs whose cells lie elsewhere than their shape says.
+    """Correct or drop the layouts of outputs whose cells lie elsewhere than their shape suggests.
 
-    Nothing is measured for a model that resizes and pads its input itself, as detectors do: its grids show its own
-    padding as well.
+    A model that resizes and pads its input itself, as detectors do, is not measured: its grids include its padding.
 
     Args:
-        trace: of the pass.
+        trace: the trace of the pass.
         readings: one for each call.
         changes: measures how outputs change; called at most once.
     """
@@ -114,37 +123,38 @@ def locate(trace: Trace, readings: Readings, changes: Changes) -> Readings:
     if not unknown:
         return readings
     by_output: dict[int | None, Call] = {}
-    for call in unknown:  # the same tensor may leave several modules
+    for call in unknown:  # several modules may return the same tensor
         by_output.setdefault(call.output, call)
     first = next((call for call in trace.calls if call.convolution is not None), None)
     measured = changes([call.key for call in (*by_output.values(), *([first] if first is not None else []))])
-    extent, kept = _input_extent(first, measured, trace.size) if measured is not None else ((), 1.0)
+    extent, correlation = _input_extent(first, measured, trace.size) if measured is not None else ((), 1.0)
     located: list[Reading] = []
     for call, reading in zip(trace.calls, readings, strict=True):
         if reading.layout is None or _is_known(call, reading, trace):
             located.append(reading)
-        elif kept < _ELSEWHERE:
+        elif correlation < _ELSEWHERE:
             located.append(replace(reading, layout=None, elsewhere=True))
         else:
             profiles = (measured or {}).get(by_output[call.output].key, ({}, {}))
             on_extent = replace(reading, layout=replace(reading.layout, extent=extent))
-            judged = _judged(call.shape, on_extent, profiles, trace.size)
-            located.append(replace(judged, unsure=judged.unsure or kept < _KEPT))
+            corrected = _corrected(call.shape, on_extent, profiles, trace.size)
+            located.append(replace(corrected, unsure=corrected.unsure or correlation < _KEPT))
     return tuple(located)
 
 
 def _is_known(call: Call, reading: Reading, trace: Trace) -> bool:
     """Tell whether the operations before an output leave no doubt where its cells lie."""
-    return call.kept and reading.certain and reading.layout is not None and is_whole(reading.layout, trace.size)
+    return call.kept and reading.layout is not None and reading.layout == plain_layout(call.shape, 1, trace.size)
 
 
 def _input_extent(
     call: Call | None, changes: Mapping[Key, tuple[Profiles, Profiles]], size: tuple[int, ...]
 ) -> tuple[Extent, float]:
-    """Return which part of the grids the input is if the model pads or crops it, as its first convolution shows it.
+    """Return the part of the grids that is the input, and how well the first convolution's cells correlate with it.
 
-    The edges that a convolution adds to fit its kernel are not counted; pixels that whole patches leave over are. Also
-    returns how well the convolution's cells lie so: low if the model moves its input in another way.
+    The part is smaller than the grid if the model pads its input. It includes pixels that whole patches leave over, but
+    not the edges that a convolution adds to fit its kernel. The correlation is low if the model moves its input in any
+    other way.
     """
     if call is None or call.convolution is None or call.key not in changes or len(call.shape) != len(size) + 2:
         return (), 1.0
@@ -162,46 +172,46 @@ def _input_extent(
         for side, whole, kernel in zip(size, wholes, geometry.kernel, strict=True)
     ]
     parts = list(map(_parts, shares, _changed_part(first + second)))
-    alike = itertools.islice(zip(*parts, strict=False), 1, None)  # the same along all axes
-    extents = [plain, *alike, *itertools.product(*parts)]
+    same_along_axes = itertools.islice(zip(*parts, strict=False), 1, None)
+    extents = [plain, *same_along_axes, *itertools.product(*parts)]
     layouts = [Layout("channels_first", grid, extent=extent) for extent in extents]
     matches = _matches(layouts, first, second, size)
     fewest = min(_SOME_CELLS, math.prod(grid) / 2)
-    along = [matches[layout].along if matches[layout].cells >= fewest else -1.0 for layout in layouts]
-    best = next(number for number, value in enumerate(along) if value >= max(along) - _ALIKE)
-    extent = extents[best] if along[best] > _CONFIRMED else plain
-    kept = along[best] if math.prod(grid) >= _SOME_CELLS else 1.0
-    return (extent if any(part != (0.0, 1.0) for part in extent) else ()), kept
+    correlations = [matches[layout].correlation if matches[layout].cells >= fewest else -1.0 for layout in layouts]
+    best = next(number for number, value in enumerate(correlations) if value >= max(correlations) - _ALIKE)
+    extent = extents[best] if correlations[best] > _CONFIRMED else plain
+    correlation = correlations[best] if math.prod(grid) >= _SOME_CELLS else 1.0
+    return (extent if any(part != (0.0, 1.0) for part in extent) else ()), correlation
 
 
-def _parts(share: float, seen: tuple[float, float]) -> list[tuple[float, float]]:
-    """List which parts of an axis the input may be: all, the start, the middle, the end, or where cells changed.
+def _parts(share: float, changed_part: tuple[float, float]) -> list[tuple[float, float]]:
+    """List the parts of an axis that the input may cover: all, the start, middle or end, or the cells that changed.
 
-    Cells beside the input change as well, as far as a kernel reaches; so its width is taken where it is known. Of an
-    input that is cropped, the grid is a part.
+    Cells beside the input change too, as far as a kernel reaches, so the input's width is used if it is known. If the
+    model crops its input, the share exceeds 1.
     """
-    middle = sum(seen) / 2
+    middle = sum(changed_part) / 2
     changed = (middle - share / 2, middle + share / 2)
     if share == 1:
-        return list(dict.fromkeys([(0.0, 1.0), seen]))
+        return list(dict.fromkeys([(0.0, 1.0), changed_part]))
     return [(0.0, 1.0), (0.0, share), (0.5 - share / 2, 0.5 + share / 2), (1.0 - share, 1.0), changed]
 
 
 def _changed_part(changes: Tensor) -> Extent:
-    """Return from where to where a grid's cells changed at all."""
+    """Return the first and the last position along each axis at which cells changed, as shares of the axis."""
     changed = torch.nonzero(changes > _UNCHANGED * changes.amax())
     first, last = changed.amin(0).tolist(), changed.amax(0).tolist()
-    return tuple((one / side, (other + 1) / side) for one, other, side in zip(first, last, changes.shape, strict=True))
+    return tuple((start / side, (end + 1) / side) for start, end, side in zip(first, last, changes.shape, strict=True))
 
 
 def exchange(image: Float[Tensor, "1 c *size"]) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Return the two halves of an image to exchange one after the other, and the noise to exchange them for."""
-    part = _exchanged(tuple(image.shape[2:])).to(image.device)
+    """Return the two halves of an image (masks) that are replaced one after the other, and the noise to put there."""
+    part = _first_half(tuple(image.shape[2:])).to(image.device)
     return (part, ~part), _noise(image)
 
 
-def _exchanged(size: tuple[int, ...]) -> Tensor:
-    """Return which pixels are exchanged first."""
+def _first_half(size: tuple[int, ...]) -> Tensor:
+    """Return the mask of the pixels that are replaced first."""
     parts = _PARTS.get(len(size))
     if parts is None:
         parts = _PARTS[2][..., None] ^ torch.tensor([1, 1, 0, 0])
@@ -209,61 +219,61 @@ def _exchanged(size: tuple[int, ...]) -> Tensor:
 
 
 def _noise(image: Tensor) -> Tensor:
-    """Return noise within the image's range: about its mean, as far as two deviations."""
+    """Return uniform noise within two standard deviations of the image's mean, and within its range."""
     values = image.float()
     mean, deviation = values.mean(), values.std(correction=0)
     low, high = torch.maximum(values.min(), mean - 2 * deviation), torch.minimum(values.max(), mean + 2 * deviation)
-    if not high > low:  # of one value
+    if not high > low:  # all pixels are equal
         low, high = (low.clamp(max=0), high.clamp(min=0)) if low != 0 else (low, low + 1)
     drawn = torch.rand(image.shape, generator=torch.Generator().manual_seed(_SEED)).to(image.device)
     return (low + drawn * (high - low)).to(image)
 
 
-def _judged(
+def _corrected(
     shape: tuple[int, ...], reading: Reading, profiles: tuple[Profiles, Profiles], size: tuple[int, ...]
 ) -> Reading:
-    """Return a reading corrected by how the output's cells changed."""
+    """Correct a reading by the measured changes of the output's cells."""
     layout = reading.layout
     assert layout is not None
     first, second = profiles
     if layout.kind not in first:
         return replace(reading, layout=None if reading.tentative else layout, unsure=True)
-    drawn = _all_matches([layout], first, second, size)[layout]
-    # Cells with wide fields show little, and those of random weights are like some other place by chance.
-    fine = drawn.spread > _FINE and drawn.cells >= _MANY_CELLS
-    matches = {layout: drawn}
+    expected = _all_matches([layout], first, second, size)[layout]
+    # Wide receptive fields show little, and with random weights they resemble some other position by chance.
+    fine = expected.spread > _FINE and expected.cells >= _MANY_CELLS
+    matches = {layout: expected}
     if not reading.certain or (fine and not is_whole(layout, size)):
-        matches |= _all_matches(_others(shape, reading, size), first, second, size)
-    best = max(matches, key=lambda option: matches[option].along - _chance(matches[option].cells))
-    if _is_better(reading, matches[best], drawn):
+        matches |= _all_matches(_alternatives(shape, reading, size), first, second, size)
+    best = max(matches, key=lambda option: matches[option].correlation - _chance_level(matches[option].cells))
+    if _is_better(reading, matches[best], expected):
         return replace(reading, layout=best)
-    if reading.tentative and not (drawn.along > _CONFIRMED or reading.certain):
+    if reading.tentative and not (expected.correlation > _CONFIRMED or reading.certain):
         return replace(reading, layout=None)
-    lies_elsewhere = drawn.along < (_ELSEWHERE if drawn.cells >= _FEW_CELLS else 0)
-    if drawn.spread > (_FINE if reading.certain else _SHOWN) and drawn.cells and lies_elsewhere:
+    lies_elsewhere = expected.correlation < (_ELSEWHERE if expected.cells >= _FEW_CELLS else 0)
+    if expected.spread > (_FINE if reading.certain else _SHOWN) and expected.cells and lies_elsewhere:
         return replace(reading, layout=None, elsewhere=True)
     if reading.certain:
-        return replace(reading, unsure=drawn.along < 0)
-    few = drawn.cells < _FEW_CELLS
-    needed = _chance(drawn.cells) if reading.tentative or few else _CONFIRMED
-    return replace(reading, unsure=not drawn.along > needed)  # also if there is no correlation
+        return replace(reading, unsure=expected.correlation < 0)
+    few = expected.cells < _FEW_CELLS
+    needed = _chance_level(expected.cells) if reading.tentative or few else _CONFIRMED
+    return replace(reading, unsure=not expected.correlation > needed)  # "not >" holds for NaN too
 
 
-def _is_better(reading: Reading, best: _Match, drawn: _Match) -> bool:
-    """Tell whether another place is believed rather than the one the shape says."""
-    gain = best.along - drawn.along
+def _is_better(reading: Reading, best: _Match, expected: _Match) -> bool:
+    """Tell whether the best layout replaces the one that the shape suggests."""
+    gain = best.correlation - expected.correlation
     if reading.certain:
-        return best.along > _SHARP and gain > _LEAST_GAIN
-    clear = gain > _CLEAR_GAIN or (best.along > _NEARLY_PERFECT and gain > _LEAST_GAIN)
-    return best.along > _chance(best.cells) and clear
+        return best.correlation > _SHARP and gain > _LEAST_GAIN
+    clear = gain > _CLEAR_GAIN or (best.correlation > _NEARLY_PERFECT and gain > _LEAST_GAIN)
+    return best.correlation > _chance_level(best.cells) and clear
 
 
-def _others(shape: tuple[int, ...], reading: Reading, size: tuple[int, ...]) -> list[Layout]:
-    """List other ways to read an output than the one its shape suggests."""
+def _alternatives(shape: tuple[int, ...], reading: Reading, size: tuple[int, ...]) -> list[Layout]:
+    """List the ways to read an output other than the one its shape suggests."""
     layout = reading.layout
     assert layout is not None
     others = other_readings(shape, size, layout)
-    if layout.extent:  # the padding may have been cropped off again
+    if layout.extent:  # the model may have cropped its padding off again
         others = [*others, *(replace(other, extent=()) for other in (layout, *others))]
     if reading.certain:
         others += [replace(layout, extent=extent) for extent in _extents(layout.grid, size)]
@@ -271,9 +281,9 @@ def _others(shape: tuple[int, ...], reading: Reading, size: tuple[int, ...]) -> 
 
 
 def _extents(grid: tuple[int, ...], size: tuple[int, ...]) -> list[Extent]:
-    """List which parts of a grid the input may be where edges were added or lost on the way to it.
+    """List the parts of a grid that the input may cover if edges were added or lost on the way to it.
 
-    One that begins where the input does, or has its middle, and has cells of a whole number of pixels as usual.
+    Each part starts where the grid starts, or shares its centre, and its cells have one of the usual strides.
     """
     options: list[Extent] = []
     for stride in STRIDES:
@@ -288,15 +298,19 @@ def _extents(grid: tuple[int, ...], size: tuple[int, ...]) -> list[Extent]:
     return options
 
 
-def _chance(cells: int) -> float:
-    """Return the correlation that a wrong reading has in less than one of 10,000 outputs of so many cells."""
-    return next(needed for least, needed in ((36, 0.7), (16, 0.9), (_FEW_CELLS, 0.97), (0, 1.0)) if cells >= least)
+_CHANCE_LEVELS = ((36, 0.7), (16, 0.9), (_FEW_CELLS, 0.97), (0, 1.0))
+"""For the least number of cells: the correlation that a wrong reading reaches in fewer than 1 of 10,000 outputs."""
+
+
+def _chance_level(cells: int) -> float:
+    """Return the correlation that chance alone does not reach for this number of cells."""
+    return next(level for fewest, level in _CHANCE_LEVELS if cells >= fewest)
 
 
 def _all_matches(
     layouts: Sequence[Layout], first: Profiles, second: Profiles, size: tuple[int, ...]
 ) -> dict[Layout, _Match]:
-    """Return how well an output's cells lie in their places by each of several layouts."""
+    """Return how well each of several layouts matches the measured changes of an output's cells."""
     kinds = dict.fromkeys(layout.kind for layout in layouts)
     matches: dict[Layout, _Match] = {}
     for kind in kinds:
@@ -305,49 +319,51 @@ def _all_matches(
 
 
 def _matches(layouts: Sequence[Layout], first: Tensor, second: Tensor, size: tuple[int, ...]) -> dict[Layout, _Match]:
-    """Return the same for layouts of one kind."""
-    alike: dict[Layout, list[Layout]] = {}
+    """Return the same as ``_all_matches`` for layouts of one kind."""
+    by_grid: dict[Layout, list[Layout]] = {}
     for layout in layouts:
-        alike.setdefault(replace(layout, prefix=0), []).append(layout)
+        by_grid.setdefault(replace(layout, prefix=0), []).append(layout)
     total = first + second
-    follows = (first - second) / total.clamp(min=torch.finfo(torch.float32).tiny)
+    contrast = (first - second) / total.clamp(min=torch.finfo(torch.float32).tiny)
     matches: dict[Layout, _Match] = {}
-    for layout, group in alike.items():
+    for layout, group in by_grid.items():
         starts = torch.tensor([option.prefix for option in group], device=total.device)
-        at = starts[:, None] + torch.arange(math.prod(layout.grid), device=total.device)
-        drawn, covered = (maps.flatten().to(total) for maps in _drawn(layout.grid, layout.extent, size))
-        measured = _correlated(follows.flatten()[at], total.flatten()[at], drawn, covered > 0.5)
+        indices = starts[:, None] + torch.arange(math.prod(layout.grid), device=total.device)
+        replaced, covered = (maps.flatten().to(total) for maps in _replaced_shares(layout.grid, layout.extent, size))
+        is_input = covered > _MOSTLY_INPUT
+        measured = _correlated(contrast.flatten()[indices], total.flatten()[indices], replaced, is_input)
         matches.update(zip(group, measured, strict=True))
     return matches
 
 
 def _correlated(
-    follows: Float[Tensor, "ways cells"],
+    contrast: Float[Tensor, "ways cells"],
     total: Float[Tensor, "ways cells"],
-    drawn: Float[Tensor, " cells"],
-    covered: Bool[Tensor, " cells"],
+    replaced: Float[Tensor, " cells"],
+    is_input: Bool[Tensor, " cells"],
 ) -> list[_Match]:
-    # Cells that never change, such as those of features that are nowhere in the picture, tell nothing.
-    counted = covered & (total > _UNCHANGED * total.amax(1, keepdim=True))
+    """Correlate the cells' contrast between the two changes with the share of their pixels that was replaced first."""
+    # Cells that never change say nothing, such as those of features that do not occur in the picture.
+    counted = is_input & (total > _UNCHANGED * total.amax(1, keepdim=True))
     number = counted.sum(1, keepdim=True)
     parts = [
         torch.where(counted, values - (values * counted).sum(1, keepdim=True) / number.clamp(min=1), 0).double()
-        for values in (follows, drawn.expand_as(follows))
+        for values in (contrast, replaced.expand_as(contrast))
     ]
     squares = [part.square().sum(1) for part in parts]
     scale = (squares[0] * squares[1]).sqrt()
-    along = torch.where(scale > 0, (parts[0] * parts[1]).sum(1) / scale.clamp(min=1e-30), 0)
+    correlation = torch.where(scale > 0, (parts[0] * parts[1]).sum(1) / scale.clamp(min=1e-30), 0)
     spread = (squares[0] / (number[:, 0] - 1).clamp(min=1)).sqrt()
-    columns = along.tolist(), spread.tolist(), number[:, 0].tolist()
+    columns = correlation.tolist(), spread.tolist(), number[:, 0].tolist()
     return [_Match(*row) for row in zip(*columns, strict=True)]
 
 
 @functools.lru_cache(maxsize=64)
-def _drawn(grid: tuple[int, ...], extent: Extent, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return how much of what each cell of a grid lies on was exchanged first, and how much of it is the input."""
-    exchanged = _exchanged(size)
-    maps = torch.stack([exchanged.float(), torch.ones_like(exchanged, dtype=torch.float32)])
+def _replaced_shares(grid: tuple[int, ...], extent: Extent, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return the share of each cell's area that is replaced first, and the share that is input and not padding."""
+    first_half = _first_half(size)
+    maps = torch.stack([first_half.float(), torch.ones_like(first_half, dtype=torch.float32)])
     if extent:
         maps = functional.pad(maps, margins(size, extent))
-    exchanged_share, covered = functional.interpolate(maps[None], grid, mode="area")[0]
-    return exchanged_share, covered
+    replaced, covered = functional.interpolate(maps[None], grid, mode="area")[0]
+    return replaced, covered

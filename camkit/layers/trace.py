@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from camkit.engine.restore import eagerly, evaluating, switch_off_training
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.targets.outputs import main_tensor, rivals
+from camkit.types import LayerRef
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -228,9 +230,19 @@ class Trace:
         """
         return next((call.classes for call in reversed(self.calls) if call.weighted), None)
 
-    def runs_once(self, call: Call) -> bool:
-        """Tell whether a call's module runs only once in the pass."""
-        return sum(other.module == call.module for other in self.calls) == 1
+    @functools.cached_property
+    def refs(self) -> Mapping[Call, LayerRef]:
+        """How each call is typed: with its number only if its module runs several times."""
+        runs = Counter(call.module for call in self.calls)
+        return {call: LayerRef(call.name, call.number if runs[call.module] > 1 else None) for call in self.calls}
+
+    @functools.cached_property
+    def by_output(self) -> Mapping[int | None, Sequence[Call]]:
+        """The calls that returned each tensor, in the order in which they ended."""
+        calls: defaultdict[int | None, list[Call]] = defaultdict(list)
+        for call in self.calls:
+            calls[call.output].append(call)
+        return calls
 
 
 Score: TypeAlias = Literal["best", "mixture", "head"]
@@ -253,6 +265,10 @@ class OperationNames(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.others: set[str] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise PyTorch imports its compiler at the first operation, which takes seconds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

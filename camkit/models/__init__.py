@@ -211,9 +211,10 @@ def as_model(
         raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
     module = unwrapped(model)
     _check_device(module, device)
-    if any(is_lazy(tensor) for tensor in itertools.chain(module.parameters(), module.buffers())):
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(map(is_lazy, tensors)):
         raise ModelError("the model has lazy layers without weights; run it once before you explain it")
-    if any(tensor.is_inference() for tensor in itertools.chain(module.parameters(), module.buffers())):
+    if any(map(torch.Tensor.is_inference, tensors)):
         raise ModelError(
             "the model was built inside torch.inference_mode(), so it can never have gradients; build it outside"
         )

@@ -31,7 +31,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     Raises:
         ModelError: the module is TorchScript, which takes no hooks, or quantised, which has no gradients.
     """
-    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+    parts = list(model.modules())
+    if any(isinstance(part, torch.jit.ScriptModule) for part in parts):
         raise ModelError("a TorchScript module takes no hooks; pass the Python module it was made from")
     if isinstance(model, _WRAPPERS):
         return unwrapped(model.module)
@@ -39,7 +40,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         inner = getattr(model, name, None)
         if isinstance(inner, nn.Module):
             return unwrapped(inner)
-    quantised = next((part for part in model.modules() if type(part).__module__.startswith(_QUANTISED)), None)
+    quantised = next((part for part in parts if type(part).__module__.startswith(_QUANTISED)), None)
     if quantised is not None:
         raise ModelError(
             f"the model is quantised (it has a {type(quantised).__module__}.{type(quantised).__name__}), and integers "

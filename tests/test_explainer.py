@@ -1,0 +1,364 @@
+"""The Explainer: what it returns, what it remembers, and that it notices when what it remembers no longer holds."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+
+import camkit
+from camkit.engine.passes import usable_precision
+from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError
+
+SIZE = 32
+
+
+class Tally:
+    """Counts outside the module, whose own attributes are restored."""
+
+    count = 0
+
+
+class Net(nn.Module):
+    """A small classifier with switches that change what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.deep = nn.Conv2d(6, 10, 3, stride=2, padding=1)
+        self.late = nn.Conv2d(10, 10, 3, padding=1)
+        self.head = nn.Linear(10, 4)
+        self.turns = 0
+        self.share = 1.0
+        self.skips = False
+        self.tally = Tally()
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.tally.count += 1
+        if self.turns:
+            images = images.rot90(self.turns, (2, 3))
+        maps = self.deep(self.norm(self.stem(images)).relu()).relu()
+        if not self.skips:
+            maps = self.late(maps).relu()
+        return self.head(maps.mean((2, 3)) * self.share)
+
+
+def made(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    return Net().eval()
+
+
+def picture(seed: int = 1, size: int = SIZE) -> Tensor:
+    return torch.randn(3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+# --- what comes back
+
+
+def test_one_picture_gives_one_explanation_and_several_give_a_list() -> None:
+    explainer = camkit.Explainer(made())
+    one = explainer(picture(), target=2)
+    assert isinstance(one, camkit.Explanation)
+    assert one.target == 2
+    several = explainer.batch([picture(1), picture(2)], [0, 1])
+    assert [row.target for row in several] == [0, 1, 0, 1]
+    assert isinstance(explainer.batch([picture()]), list)
+    stream = explainer.stream(iter([picture(1), picture(2)]))
+    assert inspect.isgenerator(stream) or hasattr(stream, "__next__")
+    assert len(list(stream)) == 2
+
+
+def test_it_gives_what_explain_gives() -> None:
+    model = made()
+    for layer in (None, "deep", ["deep", "late"]):
+        for method in ("gradcam", "layercam"):
+            expected = camkit.explain(copy.deepcopy(model), picture(), layer, method=method, target=1)
+            found = camkit.Explainer(model, layer, method=method)(picture(), 1)
+            assert np.array_equal(found.raw, expected.raw)
+            assert np.array_equal(found.heatmap, expected.heatmap)
+            assert (found.layer, found.layer_reason) == (expected.layer, expected.layer_reason)
+
+
+def test_a_failure_takes_the_place_of_an_unreadable_picture() -> None:
+    rows = list(camkit.Explainer(made()).stream([picture(), "nowhere.png"], on_error="yield"))
+    assert [type(row).__name__ for row in rows] == ["Explanation", "Failure"]
+    with pytest.raises(ImageError):
+        camkit.Explainer(made()).batch([picture(), "nowhere.png"])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda e: e([picture(), picture()]), ImageError, "explains one picture"),
+        (lambda e: e(torch.zeros(2, 3, SIZE, SIZE)), ImageError, "explains one picture"),
+        (lambda e: e(picture(), target=[0, 1]), TargetError, "explains one target"),
+        (lambda e: e(picture(), target=camkit.targets.above(0.1)), TargetError, "explains one target"),
+        (lambda e: e.batch([picture()], batch_size=0), InputError, "batch_size"),
+        (lambda e: e.layer, LayerError, "first picture"),
+        (lambda _: camkit.Explainer(made(), "dep"), LayerError, "did you mean 'deep'"),
+        (lambda _: camkit.Explainer(made(), []), LayerError, "empty"),
+        (lambda _: camkit.Explainer(made(), "(the model)"), LayerError, "the model as a whole is no layer"),
+        (lambda _: camkit.Explainer(made(), method="gradcamm"), MethodError, "did you mean 'gradcam'"),
+        (lambda _: camkit.explain(made(), picture(), methd="cam"), TypeError, "did you mean 'method'"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(call: Callable, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        call(camkit.Explainer(made()))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_is_a_method() -> None:
+    def strongest(activations: Tensor, gradients: Tensor) -> Tensor:
+        return gradients.amax((2, 3), keepdim=True)
+
+    explanation = camkit.Explainer(made(), "deep", method=strongest)(picture())
+    assert explanation.method == "strongest"
+    assert np.isfinite(explanation.raw).all()
+    with pytest.raises(MethodError, match="returned weights of shape"):
+        camkit.Explainer(made(), "deep", method=lambda activations, gradients: gradients.sum((2, 3)))(picture())
+
+
+# --- the layer as a value
+
+
+def test_the_layer_says_what_was_decided_and_can_be_passed_back() -> None:
+    model = made()
+    explainer = camkit.Explainer(model)
+    first = explainer(picture())
+    layer = explainer.layer
+    assert (layer.name, layer.call, layer.layout.grid, layer.size, layer.sure) == ("late", None, (8, 8), (32, 32), True)
+    assert "deepest" in layer.reason
+    assert layer.runners_up
+    with pytest.raises(AttributeError):
+        layer.name = "other"
+
+    before = model.tally.count
+    again = camkit.Explainer(model, layer)
+    assert np.array_equal(again(picture()).raw, first.raw)
+    assert model.tally.count == before + 1, "nothing is looked at again"
+    assert again.layer == layer
+    assert camkit.Explainer(model, layer)(picture(size=48)).raw.shape == (12, 12), "of another size it is only a name"
+
+
+def test_fused_layers_are_all_there() -> None:
+    explainer = camkit.Explainer(made(), ["deep", "late"])
+    explainer(picture())
+    assert [str(layer) for layer in explainer.layers] == ["deep", "late"]
+    with pytest.raises(LayerError, match="2 layers are fused"):
+        _ = explainer.layer
+
+
+# --- what is remembered
+
+
+@pytest.mark.parametrize(("layer", "looks"), [(None, 1), ("deep", 0), (nn.Conv2d, 0)])
+def test_a_decision_is_made_once_for_each_size(layer: object, looks: int) -> None:
+    model = made()
+    explainer = camkit.Explainer(model, layer)
+    for size, passes in ((32, looks + 1), (32, looks + 2), (48, 2 * looks + 3), (32, 2 * looks + 4)):
+        explainer(picture(size=size))
+        assert model.tally.count == passes
+
+
+def _turn(model: Net) -> None:
+    model.turns = 1
+
+
+def _skip(model: Net) -> None:
+    model.skips = True
+
+
+def _replace(model: Net) -> None:
+    torch.manual_seed(7)
+    model.late = nn.Conv2d(10, 10, 1)
+
+
+def _stretch(model: Net) -> None:
+    torch.manual_seed(7)
+    model.deep = nn.Conv2d(6, 10, 3, padding=1)
+
+
+def _patch(model: Net) -> None:
+    original = model.forward
+    model.forward = lambda images: original(images.flip(3))
+
+
+class Flipping(Net):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.flip(2))
+
+
+def _change_class(model: Net) -> None:
+    model.__class__ = Flipping
+
+
+def _hook(model: Net) -> None:
+    model.stem.register_forward_hook(lambda _, __, output: output.flip(3))
+
+
+def _pre_hook(model: Net) -> None:
+    model.register_forward_pre_hook(lambda _, inputs: (inputs[0].rot90(1, (2, 3)),))
+
+
+def _other_weights(model: Net) -> None:
+    model.load_state_dict(made(9).state_dict())
+
+
+def _assigned_weights(model: Net) -> None:
+    model.load_state_dict(made(9).state_dict(), assign=True)
+
+
+def _double(model: Net) -> None:
+    model.double()
+
+
+def _share(model: Net) -> None:
+    model.share = 0.25
+
+
+def _buffers(model: Net) -> None:
+    model.norm.running_mean = torch.linspace(-1, 1, 6)
+
+
+CHANGES = (
+    _turn, _skip, _replace, _stretch, _patch, _change_class, _hook, _pre_hook, _other_weights, _assigned_weights,
+    _double, _share, _buffers,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", [None, "deep"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_after_a_change_the_answer_is_that_of_a_new_explainer(change: Callable, layer: str | None) -> None:
+    model = made()
+    explainer = camkit.Explainer(model, layer)
+    explainer(picture())
+    camkit.explain(model, picture(), layer)
+    change(model)
+    try:
+        expected = camkit.Explainer(model, layer)(picture(), 1)
+    except LayerError as error:
+        for call in (lambda: explainer(picture(), 1), lambda: camkit.explain(model, picture(), layer, target=1)):
+            with pytest.raises(LayerError) as caught:
+                call()
+            assert str(caught.value) == str(error)
+        return
+    for found in (explainer(picture(), 1), camkit.explain(model, picture(), layer, target=1)):
+        assert (found.layer, found.layer_reason) == (expected.layer, expected.layer_reason)
+        assert np.array_equal(found.raw, expected.raw)
+        assert np.array_equal(found.heatmap, expected.heatmap)
+
+
+def test_a_model_that_turns_its_input_is_not_explained_after_the_switch_either() -> None:
+    model = made()
+    explainer = camkit.Explainer(model, "deep")
+    explainer(picture())
+    model.turns = 1
+    with pytest.raises(LayerError, match="lie elsewhere"):
+        explainer(picture())
+    model.turns = 0
+    assert explainer(picture()).status in ("ok", "no_positive_evidence")
+
+
+def test_half_precision_is_noticed() -> None:
+    model = made()
+    explainer = camkit.Explainer(model, "deep")
+    single = explainer(picture(), 1)
+    half = copy.deepcopy(single)
+    model.half()
+    half = explainer(picture(), 1)
+    np.testing.assert_allclose(half.raw, single.raw, rtol=0.05, atol=1e-4)
+
+
+# --- what is kept
+
+
+def test_a_thousand_calls_keep_nothing() -> None:
+    explainer = camkit.Explainer(made())
+    image = picture()
+    for _ in range(100):
+        explainer(image)
+    gc.collect()
+    process, objects = psutil.Process(), len(gc.get_objects())
+    before = process.memory_info().rss
+    for _ in range(1000):
+        explainer(image)
+    gc.collect()
+    assert len(gc.get_objects()) - objects < 100
+    assert process.memory_info().rss - before < 8 << 20
+
+
+def test_a_model_dies_with_its_explainer_while_another_lives() -> None:
+    kept, gone = made(), made()
+    living, explainer = camkit.Explainer(kept), camkit.Explainer(gone)
+    living(picture())
+    explainer(picture())
+    camkit.explain(gone, picture())
+    reference = weakref.ref(gone)
+    del gone, explainer
+    gc.collect()
+    assert reference() is None
+    living(picture())
+
+
+def test_explain_keeps_no_model_alive_even_if_its_parts_know_it() -> None:
+    model = made()
+    model.late.parent = [model]
+    model.deep.register_forward_hook(lambda *_: None)
+    camkit.explain(model, picture())
+    camkit.explain(model, picture(), model.deep)
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+def test_four_threads_on_one_explainer_give_the_maps_of_one() -> None:
+    model = made().train()
+    flags = [module.training for module in model.modules()]
+    images = [picture(seed) for seed in range(24)]
+    expected = [camkit.Explainer(copy.deepcopy(model))(image, 1).raw for image in images]
+    explainer, start = camkit.Explainer(model), threading.Barrier(4)
+
+    def work(part: int) -> list[np.ndarray]:
+        start.wait()
+        return [explainer(image, 1).raw for image in images[part::4]]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, range(4)))
+    for part in range(4):
+        assert all(np.array_equal(one, two) for one, two in zip(found[part], expected[part::4], strict=True))
+    assert [module.training for module in model.modules()] == flags
+
+
+# --- bf16
+
+
+def test_bf16_without_units_for_it_warns_and_runs_in_fp32() -> None:
+    cpu = torch.device("cpu")
+    if usable_precision("bf16", cpu) == ("bf16", ""):
+        pytest.skip("this CPU has units for bf16")
+    with pytest.warns(UserWarning, match="no units for bf16"):
+        explainer = camkit.Explainer(made(), "deep", precision="bf16")
+    assert np.array_equal(explainer(picture(), 1).raw, camkit.Explainer(made(), "deep")(picture(), 1).raw)
+
+
+def test_bf16_can_be_forced_and_is_not_questioned_on_other_devices() -> None:
+    assert usable_precision("bf16-forced", torch.device("cpu")) == ("bf16", "")
+    assert usable_precision("bf16", torch.device("cuda")) == ("bf16", "")
+    assert usable_precision("fp16", torch.device("cpu")) == ("fp16", "")
+    forced = camkit.Explainer(made(), "deep", precision="bf16-forced")(picture(), 1)
+    exact = camkit.Explainer(made(), "deep")(picture(), 1)
+    assert not np.array_equal(forced.raw, exact.raw)
+    np.testing.assert_allclose(forced.raw, exact.raw, atol=0.05 * np.abs(exact.raw).max())
