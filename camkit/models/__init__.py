@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
