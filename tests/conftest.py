@@ -7,13 +7,16 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from jaxtyping import install_import_hook
-from playwright.sync_api import Browser, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # beartype draws the items it checks from Python's generator, which camkit must be seen to leave alone: give it its own.
 with mock.patch("random.getrandbits", random.Random(0).getrandbits):
@@ -21,7 +24,8 @@ with mock.patch("random.getrandbits", random.Random(0).getrandbits):
 
 install_import_hook("camkit", "beartype.beartype")  # before any test imports camkit
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # pytest-xdist gives each processor a worker of its own
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the commands that tests start
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +46,7 @@ _FLAGS = [
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed")
+    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
         yield started

@@ -115,6 +115,7 @@ def test_a_network_that_reads_a_mark_in_the_corner_gets_every_hint(marked):
     assert "with outer rings of the object's own class and 0% with outer rings of other classes" in reasons
 
 
+@pytest.mark.extended
 def test_a_network_that_reads_the_objects_gets_no_hint(tmp_path):
     pictures = write_scenes(tmp_path, 12)
     result = camkit.check("demo-fair", pictures, config={"check": {"pastes": 1}, "data": {"regions": None}})

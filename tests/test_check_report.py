@@ -45,11 +45,13 @@ def page(browser, out):
     opened.close()
 
 
+@pytest.mark.extended
 def test_the_page_logs_nothing_and_requests_nothing_but_itself(page, out):
     assert page.events == [(out / "report.html").as_uri()]
     assert page.title().startswith("FAIL: demo-biased")
 
 
+@pytest.mark.extended
 def test_the_page_begins_with_twelve_pictures_of_the_classes_in_turn(page, result):
     titles = page.eval_on_selector_all("h2#data ~ .grid figcaption", "all => all.map(element => element.textContent)")[
         :12
@@ -59,6 +61,7 @@ def test_the_page_begins_with_twelve_pictures_of_the_classes_in_turn(page, resul
     assert classes == sorted(result.classes) * 3
 
 
+@pytest.mark.extended
 def test_the_table_has_a_caption_and_headings_of_rows(page, result):
     assert page.inner_text("table caption") == "Measures by class. Click a heading to sort."
     assert page.eval_on_selector_all(
@@ -66,6 +69,7 @@ def test_the_table_has_a_caption_and_headings_of_rows(page, result):
     ) == sorted(result.classes)
 
 
+@pytest.mark.extended
 def test_the_page_gives_the_reasons_by_class(page, result):
     names = page.eval_on_selector_all("dl.why dt", "all => all.map(element => element.textContent)")
 
@@ -73,6 +77,7 @@ def test_the_page_gives_the_reasons_by_class(page, result):
     assert "on backgrounds of the object's own class" in page.inner_text("dl.why dd")
 
 
+@pytest.mark.extended
 def test_a_foreign_script_does_not_run(browser, out, tmp_path):
     text = (out / "report.html").read_text().replace("</main>", "<script>document.title='taken'</script></main>")
     (tmp_path / "report.html").write_text(text)
@@ -83,6 +88,7 @@ def test_a_foreign_script_does_not_run(browser, out, tmp_path):
     opened.close()
 
 
+@pytest.mark.extended
 def test_every_picture_of_the_page_loads(page):
     sizes = page.eval_on_selector_all("img", "images => images.map(image => [image.naturalWidth, image.alt])")
 
@@ -90,6 +96,7 @@ def test_every_picture_of_the_page_loads(page):
     assert all(width > 0 and alt for width, alt in sizes)
 
 
+@pytest.mark.extended
 def test_strips_show_each_edit_with_a_probability(page):
     strips = page.query_selector_all("section.strip")
 
@@ -100,6 +107,7 @@ def test_strips_show_each_edit_with_a_probability(page):
     assert all(re.search(r"\d+%", text) for text in captions[2:])
 
 
+@pytest.mark.extended
 def test_the_table_sorts_by_mouse_and_keyboard(page):
     def column(number):
         return page.eval_on_selector_all(
@@ -121,6 +129,7 @@ def test_the_table_sorts_by_mouse_and_keyboard(page):
     assert page.get_attribute("#table th:nth-child(1)", "aria-sort") == "none"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast_in_both_schemes(browser, out, scheme):
     opened = browser.new_page(color_scheme=scheme)
@@ -148,6 +157,7 @@ def luminance(channels):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("width", [360, 1200])
 def test_the_page_itself_never_scrolls_sideways(browser, out, width):
     opened = browser.new_page(viewport={"width": width, "height": 800})
@@ -168,6 +178,7 @@ def evil(result):
     return replace(result, classes=classes, judged=judged, images=images, failures={f"{EVIL}.png": EVIL})
 
 
+@pytest.mark.extended
 def test_a_class_name_with_markup_is_shown_as_text(browser, evil, tmp_path):
     file = tmp_path / "report.html"
     file.write_text(check_html.render(evil, [], []))

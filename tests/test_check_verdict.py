@@ -291,6 +291,7 @@ def test_edits_that_may_touch_the_object_only_warn():
     assert judged(rows, may_fail=False)[OVERALL].verdict == "WARN"
 
 
+@pytest.mark.extended
 def test_many_clean_classes_do_not_alarm():
     """100 classes with a true gap of half the limit: the correction for many tests must prevent false alarms."""
     alarms = 0

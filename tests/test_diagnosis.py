@@ -16,6 +16,7 @@ import timm
 import torch
 import torchvision
 from test_harmless import unchanged
+from tiers import represented_by
 from torch import Tensor, nn
 
 import camkit
@@ -206,18 +207,22 @@ class TestHealthy:
     """Networks without a fault have no finding; the limits are set by them."""
 
     @pytest.mark.parametrize("training", [False, True])
-    @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "mobilenet_v3_small"])
+    @pytest.mark.parametrize(
+        "name", represented_by("resnet18", among=["resnet18", "squeezenet1_1", "mobilenet_v3_small"])
+    )
     def test_fresh_networks(self, name: str, *, training: bool) -> None:
         model = torchvision.models.get_model(name, weights=None, num_classes=10)
         assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
 
-    @pytest.mark.parametrize("training", [False, True])
-    @pytest.mark.parametrize("name", ["regnetx_002", "mobilevit_xxs", "nf_regnet_b0"])
+    @pytest.mark.parametrize("training", represented_by(False, among=[False, True]))
+    @pytest.mark.parametrize(
+        "name", represented_by("regnetx_002", among=["regnetx_002", "mobilevit_xxs", "nf_regnet_b0"])
+    )
     def test_fresh_networks_of_timm(self, name: str, *, training: bool) -> None:
         model = timm.create_model(name, num_classes=10)
         assert found(camkit.diagnose(model, pictures(8, 64), training=training)) == []
 
-    @pytest.mark.parametrize("steps", [1, 3, 6])
+    @pytest.mark.parametrize("steps", represented_by(1, among=[1, 3, 6]))
     def test_a_network_that_has_just_begun_to_learn(self, steps: int) -> None:
         model = torchvision.models.mobilenet_v3_small(num_classes=10).train()
         optimizer = torch.optim.SGD(model.parameters(), 0.05)

@@ -869,7 +869,7 @@ def run_together(*jobs: Callable[[], Any]) -> list[Any]:
         return job()
 
     with ThreadPoolExecutor(len(jobs)) as pool, eager_switching():
-        return [future.result(timeout=60) for future in [pool.submit(started, job) for job in jobs]]
+        return [future.result(timeout=300) for future in [pool.submit(started, job) for job in jobs]]
 
 
 def test_four_threads_explain_one_model_in_the_middle_of_training() -> None:
@@ -898,12 +898,12 @@ def overlapping(model: nn.Module) -> None:
 
     def of_first(logits: Tensor) -> Tensor:
         first_in.set()
-        assert second_in.wait(10)
+        assert second_in.wait(60)
         return logits[:, 0]
 
     def of_second(logits: Tensor) -> Tensor:
         second_in.set()
-        assert first_done.wait(10)
+        assert first_done.wait(60)
         return logits[:, 0]
 
     def first() -> None:
@@ -911,7 +911,7 @@ def overlapping(model: nn.Module) -> None:
         first_done.set()
 
     def second() -> None:
-        assert first_in.wait(10)
+        assert first_in.wait(60)
         camkit.explain(model, pictures(1), "layer", target=of_second)
 
     run_together(first, second)
@@ -951,7 +951,7 @@ def test_a_plain_pass_survives_hooks_that_are_removed_while_it_is_in_the_layer()
 
     def target(logits: Tensor) -> Tensor:
         explaining.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return logits[:, 0]
 
     explainer = threading.Thread(target=camkit.explain, args=(model, x, "layer"), kwargs={"target": target})
@@ -959,11 +959,11 @@ def test_a_plain_pass_survives_hooks_that_are_removed_while_it_is_in_the_layer()
     def users(*_: object) -> None:
         if threading.current_thread() is threading.main_thread():
             go_on.set()
-            explainer.join(10)
+            explainer.join(60)
 
     model.layer.register_forward_hook(users)
     explainer.start()
-    assert explaining.wait(10)
+    assert explaining.wait(60)
     assert torch.equal(model(x), expected)
 
 

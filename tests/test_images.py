@@ -1122,6 +1122,7 @@ def test_without_a_box_the_heat_is_drawn_on_the_models_own_input():
     assert math.dist(hottest(drawn, np.zeros((224, 224), bool)), (224 - 50, 75)) < 3
 
 
+@pytest.mark.extended
 def test_a_large_photo_with_the_callers_own_preprocessing_keeps_its_box():
     size = (6000, 4000)
     preprocess = functools.partial(lambda picture: functional.to_tensor(picture.resize((32, 32))))

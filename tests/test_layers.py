@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from tiers import represented_by, rows_represented
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -62,7 +63,7 @@ def weight_the_channels(net: nn.Module) -> None:
     nn.init.uniform_(head.weight, 0.0, 0.1)
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", represented_by("resnet18", "vgg11", "squeezenet1_1", "swin_t", among=CHOICES))
 def test_the_choice_on_torchvisions_networks_and_its_grid_at_two_shapes(name):
     layer, square, wide = CHOICES[name]
     net = build(name)
@@ -77,7 +78,9 @@ def test_the_choice_on_torchvisions_networks_and_its_grid_at_two_shapes(name):
     assert np.abs(first.raw).max() > 0
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1", "swin_t"])
+@pytest.mark.parametrize(
+    "name", represented_by("mobilenet_v3_small", among=["resnet18", "mobilenet_v3_small", "squeezenet1_1", "swin_t"])
+)
 def test_the_choice_is_the_same_when_the_first_picture_is_not_square(name):
     layer, _, wide = CHOICES[name]
 
@@ -86,6 +89,7 @@ def test_the_choice_is_the_same_when_the_first_picture_is_not_square(name):
     assert (found.layer, found.raw.shape) == (layer, wide)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", [(299, 299), (128, 192)])
 def test_inception_is_explained_at_its_own_size_and_at_another(size):
     found = camkit.explain(build("inception_v3"), torch.randn(3, *size), target=1)
@@ -93,7 +97,7 @@ def test_inception_is_explained_at_its_own_size_and_at_another(size):
     assert (found.layer, found.raw.shape) == ("Mixed_7c", (8, 8) if size[0] == 299 else (2, 4))
 
 
-@pytest.mark.parametrize("head", ["zero, as initialised", "random"])
+@pytest.mark.parametrize("head", represented_by("random", among=["zero, as initialised", "random"]))
 def test_a_vit_is_explained_where_its_patches_still_reach_the_class_token(head):
     net = build("vit_b_32")
     if head == "random":
@@ -281,11 +285,14 @@ def test_a_segmentation_networks_features_are_chosen_and_not_its_class_scores():
 
 @pytest.mark.parametrize(
     ("name", "layer", "grid"),
-    [
-        ("lraspp_mobilenet_v3_large", "backbone.16", (6, 8)),
-        ("fasterrcnn_mobilenet_v3_large_320_fpn", "backbone.fpn.inner_blocks.1", (10, 14)),
-        ("retinanet_resnet50_fpn_v2", "backbone.body.layer4", (25, 34)),
-    ],
+    rows_represented(
+        lambda name, *_: name.startswith("lraspp"),
+        [
+            ("lraspp_mobilenet_v3_large", "backbone.16", (6, 8)),
+            ("fasterrcnn_mobilenet_v3_large_320_fpn", "backbone.fpn.inner_blocks.1", (10, 14)),
+            ("retinanet_resnet50_fpn_v2", "backbone.body.layer4", (25, 34)),
+        ],
+    ),
 )
 def test_networks_that_join_scales_are_explained_at_the_coarsest_common_source(name, layer, grid):
     torch.manual_seed(0)

@@ -352,7 +352,7 @@ def test_everything_but_the_pictures_is_json(explanation, tmp_path, photo):
 
     assert found["source"] == str(tmp_path / "p.png")
     assert (found["target"], found["label"], found["status"], found["method"]) == (0, "bright", "ok", "gradcam")
-    assert (found["layer"], found["layer_reason"]) == ("cells", "as asked for")
+    assert (found["layer"], found["layer_reason"]) == ("cells", "as named")
     assert np.allclose(found["raw"], explanation.raw)
     assert found["box"] == pytest.approx(list(explanation.box))
     assert found["peak"] == pytest.approx(list(explanation.peak))

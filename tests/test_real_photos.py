@@ -13,6 +13,7 @@ import torchvision
 from PIL import Image, ImageDraw, ImageFilter
 from pytorch_grad_cam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from tiers import represented_by
 from torch import Tensor, nn
 from torchvision import transforms
 
@@ -84,6 +85,7 @@ def test_the_five_best_classes_of_every_photo_are_those_of_plain_torchvision(mod
         assert {row.source for row in found} == {str(folder / photo)}
 
 
+@pytest.mark.extended
 def test_the_recorded_probabilities_of_squeezenet_on_every_picture(models, test_data, expected):
     # The record was made with pictures squashed to 227 x 227, not with torchvision's resize and crop.
     squash = transforms.Compose(
@@ -243,7 +245,7 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
 
 
-@pytest.mark.parametrize("method", PEERS)
+@pytest.mark.parametrize("method", represented_by("gradcam", among=PEERS))
 def test_maps_agree_with_grad_cam_on_every_photo(model, folder, method):
     paths = [folder / photo for photo in PHOTOS]
     found = camkit.explain(model, paths, "features", method=method)

@@ -151,11 +151,13 @@ def test_shipped_weights_are_small_and_ready(name: str):
     assert all(value.dtype == torch.float32 for value in network.parameters())
 
 
+@pytest.mark.extended
 def test_both_networks_know_objects_at_home(home: list[Scene]):
     for name in ("demo-biased", "demo-fair"):
         assert share_right(look(name, home)[0], home) > 0.97, name
 
 
+@pytest.mark.extended
 def test_only_the_fair_network_knows_objects_elsewhere(strange: list[Scene]):
     fair, biased = look("demo-fair", strange)[0], look("demo-biased", strange)[0]
     assert share_right(fair, strange) > 0.92
@@ -164,6 +166,7 @@ def test_only_the_fair_network_knows_objects_elsewhere(strange: list[Scene]):
     assert np.mean([b == s.background for b, s in zip(backgrounds, strange, strict=True)]) > 0.75
 
 
+@pytest.mark.extended
 def test_fair_looks_at_the_object_and_biased_does_not(home: list[Scene]):
     assert share_of_peaks_inside(look("demo-fair", home)[1], home) > 0.85
     assert share_of_peaks_inside(look("demo-biased", home)[1], home) < 0.15

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from tiers import represented_by, rows_represented
 from torch import nn
 
 import camkit
@@ -171,7 +172,7 @@ def test_a_hugging_face_model_of_several_labels_gives_each_its_own_probability(c
     assert found.probability == pytest.approx(1 / (1 + np.exp(-found.score)), abs=1e-6)
 
 
-@pytest.fixture(scope="module", params=["clip", "siglip", "siglip2"])
+@pytest.fixture(scope="module", params=represented_by("clip", among=["clip", "siglip", "siglip2"]))
 def comparer(request, tmp_path_factory) -> Path:
     """A tiny model that compares pictures with texts, with a tokenizer of single letters."""
     transformers = pytest.importorskip("transformers")
@@ -229,7 +230,7 @@ def test_texts_are_the_classes_of_a_model_that_compares(comparer):
     assert not np.allclose(found[0].raw, found[1].raw)
 
 
-@pytest.mark.parametrize("picture", [PLANE, "portrait"])
+@pytest.mark.parametrize("picture", represented_by("portrait", among=[PLANE, "portrait"]))
 def test_a_classifier_of_flattened_patches_gets_pictures_in_their_own_shape(picture, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -282,7 +283,10 @@ def test_a_hugging_face_model_that_cannot_be_loaded_is_one_sentence(tmp_path, mo
         assert_one_sentence(caught.value)
 
 
-@pytest.mark.parametrize(("name", "package"), [("timm:resnet18", "timm"), ("hf:a/b", "transformers")])
+@pytest.mark.parametrize(
+    ("name", "package"),
+    rows_represented(lambda _, package: package == "timm", [("timm:resnet18", "timm"), ("hf:a/b", "transformers")]),
+)
 def test_a_missing_package_is_named_with_what_to_install(name, package):
     code = f"""
 import sys

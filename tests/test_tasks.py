@@ -9,6 +9,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from tiers import represented_by
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -238,8 +239,14 @@ def test_a_box_on_the_original_picture(tmp_path):
     assert (row.overlay()[min(bottom, 256) - 1, left + 3 : right - 3] == 255).all()
 
 
-@pytest.mark.parametrize("name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large"])
-@pytest.mark.parametrize("size", [(160, 160), (160, 280)])
+@pytest.mark.parametrize(
+    "name",
+    represented_by(
+        "ssdlite320_mobilenet_v3_large",
+        among=["fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large"],
+    ),
+)
+@pytest.mark.parametrize("size", represented_by((160, 280), among=[(160, 160), (160, 280)]))
 def test_torchvisions_detectors_are_explained_where_all_boxes_come_from(name, size):
     torch.manual_seed(0)
     options = {"box_score_thresh": 0.0} if "rcnn" in name else {"score_thresh": 0.0}

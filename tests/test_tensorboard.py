@@ -249,7 +249,7 @@ def test_a_network_whose_heat_cannot_be_drawn_is_still_watched(tmp_path):
         ({"layers": "nope"}, "no layer"),
         ({"target_layer": "nope"}, "nope"),
         ({"target": "wolf", "labels": ["cat", "dog", "bird"]}, "wolf"),
-        ({"target": 1.5}, "a target is"),
+        ({"target": 1.5}, "target must be None"),
         ({"images": "nofile.png"}, "nofile.png"),
         ({"images": scene_paths()["plane-sky"]}, "preprocess"),
         ({"scaler": 5}, "GradScaler"),
@@ -638,6 +638,7 @@ def test_a_wrong_writer_is_refused():
         TrainingWatch(network(), batch()[0], print)
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore")  # Lightning's own warnings with the newest PyTorch
 def test_the_callback_of_lightning_watches_a_training(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
@@ -704,6 +705,7 @@ def is_of_the_heat(response):
     return key is not None and "heat" in json.loads(base64.urlsafe_b64decode(key[1] + "=="))
 
 
+@pytest.mark.extended
 def test_tensorboard_shows_the_grid_in_a_browser(served, browser):
     page = browser.new_page()
     with page.expect_response(is_of_the_heat, timeout=90_000) as shown:

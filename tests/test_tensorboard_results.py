@@ -109,6 +109,7 @@ def test_the_findings_of_a_broken_model_are_text(tmp_path):
             assert told == pytest.approx(row.parameter_gradient, rel=1e-6)
 
 
+@pytest.mark.extended
 def test_check_writes_its_verdict_its_measures_and_the_worst_pictures(tmp_path):
     data = write_scenes(tmp_path / "scenes", 10)
     config = tmp_path / "camkit.toml"
@@ -205,6 +206,7 @@ def test_the_commands_of_the_guide_exist(capsys):
         assert "--tensorboard" in capsys.readouterr().out
 
 
+@pytest.mark.extended
 def test_the_example_shows_heat_moving_onto_the_object(tmp_path):
     script = ROOT / "examples" / "train_and_watch.py"
     done = subprocess.run(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import represented_by
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # from the models themselves
@@ -24,14 +25,14 @@ def visited(zoo: ModuleType, source: str, model: str) -> dict[str, Any]:
     return row
 
 
-@pytest.mark.parametrize("model", ["mobilenet_v3_small", "squeezenet1_1"])
+@pytest.mark.parametrize("model", represented_by("squeezenet1_1", among=["mobilenet_v3_small", "squeezenet1_1"]))
 def test_torchvision(zoo: ModuleType, model: str) -> None:
     row = visited(zoo, "torchvision", model)
     assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
     assert row["seen"][1]["place"] > 0.9
 
 
-@pytest.mark.parametrize("model", ["test_vit", "test_convnext"])
+@pytest.mark.parametrize("model", represented_by("test_vit", among=["test_vit", "test_convnext"]))
 def test_timm(zoo: ModuleType, model: str) -> None:
     pytest.importorskip("timm")
     row = zoo.visit(import_module("zoo_models").timm_entry(model))

@@ -1,0 +1,20 @@
+"""Long lists of cases: a few represent the list in the default tier, the others carry the marker ``extended``."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def represented_by(*chosen: Any, among: Iterable[Any]) -> list[Any]:
+    """Return one parameter for each case; those not in ``chosen`` run in the extended tier only."""
+    cases = list(among)
+    assert all(case in cases for case in chosen), "a representative is not in its list"
+    return [case if case in chosen else pytest.param(case, marks=pytest.mark.extended) for case in cases]
+
+
+def rows_represented(is_chosen: Callable[..., bool], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Do the same for cases of several arguments; ``is_chosen`` receives the arguments of one case."""
+    cases = list(rows)
+    assert any(is_chosen(*row) for row in cases), "no case is left for the default tier"
+    return [row if is_chosen(*row) else pytest.param(*row, marks=pytest.mark.extended) for row in cases]
