@@ -429,5 +429,5 @@ def test_a_detector_without_a_grid_is_refused():
         def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
             return [{"boxes": torch.zeros(0, 4), "scores": torch.zeros(0)} for _ in images]
 
-    with pytest.raises(LayerError, match="none can be chosen"):
+    with pytest.raises(LayerError, match="cannot choose one"):
         camkit.explain(Empty(), torch.randn(3, 12, 12))
