@@ -22,6 +22,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from tiers import represented_by
 from torch import Tensor, nn
 
 import camkit

@@ -32,7 +32,8 @@ def test_torchvision(zoo: ModuleType, model: str) -> None:
     assert row["seen"][1]["place"] > 0.9
 
 
-@pytest.mark.parametrize("model", represented_by("test_vit", among=["test_vit", "test_convnext"]))
+@pytest.mark.extended
+@pytest.mark.parametrize("model", ["test_vit", "test_convnext"])
 def test_timm(zoo: ModuleType, model: str) -> None:
     pytest.importorskip("timm")
     row = zoo.visit(import_module("zoo_models").timm_entry(model))
@@ -40,6 +41,7 @@ def test_timm(zoo: ModuleType, model: str) -> None:
     assert all(seen["place"] > 0.9 for seen in row["seen"] if seen["place"] is not None)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("model", ["PvtV2ForImageClassification"])
 def test_hugging_face(zoo: ModuleType, model: str) -> None:
     pytest.importorskip("transformers")
