@@ -221,11 +221,11 @@ class Explainer:
             InputError: something in the call or the picture is wrong.
             Exception: whatever the model, ``preprocess`` or a target function raises.
         """
-        if isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor)):
+        if _are_several_targets(target):
             raise TargetError(
                 "explainer(img, target) explains one target; use explainer.batch([img], targets) for several"
             )
-        if isinstance(img, (list, tuple)) or self._is_batch(img):
+        if self._are_several_images(img):
             raise ImageError("explainer(img) explains one picture; use explainer.batch(images) for several")
         request = self._request(target, 1)
         image = next(iter(unbatched([img], self._rank)))
@@ -233,8 +233,10 @@ class Explainer:
         rows = self._explain_batch(request, [located(prepared, self._loaded.preprocess, self._boxes)])
         return cast("Explanation", next(_checked(rows, "raise")))
 
-    def _is_batch(self, img: object) -> bool:
-        return isinstance(img, Tensor) and img.dim() == self._rank + 2 and len(img) != 1
+    def _are_several_images(self, img: object) -> bool:
+        if isinstance(img, Tensor):
+            return img.dim() == self._rank + 2 and len(img) != 1
+        return isinstance(img, (list, tuple))
 
     def batch(self, images: Iterable[ImageLike], target: Targets = None, *, batch_size: int = 32) -> list[Explanation]:
         """Explain several pictures.
@@ -584,6 +586,11 @@ class Explainer:
         )
 
 
+def _are_several_targets(target: object) -> bool:
+    """Tell whether a target is a list, or one that stands for several."""
+    return isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor))
+
+
 def _selectors(target_layer: Layers) -> tuple[Any, ...]:
     """Return what the caller passed as target layers as a tuple."""
     if isinstance(target_layer, (str, nn.Module, LayerRef, TargetLayer, type)) or not isinstance(
@@ -835,13 +842,8 @@ def explain(
     batch_size = options.pop("batch_size", 32)
     explainer = _SHELL.explainer("explain", model, target_layer, options)
     explained = explainer.batch(images, target, batch_size=batch_size)
-    return explained if _stands_for_several(img, target, explainer) else explained[0]
-
-
-def _stands_for_several(img: object, target: object, explainer: Explainer) -> bool:
-    if isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor)):
-        return True
-    return isinstance(img, (list, tuple)) or explainer._is_batch(img)
+    several = _are_several_targets(target) or explainer._are_several_images(img)
+    return explained if several else explained[0]
 
 
 @overload

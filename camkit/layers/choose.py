@@ -174,8 +174,7 @@ def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
         return Decision(rows, None)
     chosen = _outermost(fit[-1], trace)
     others = _apart([_outermost(call, trace) for call in reversed(fit)], chosen)
-    row = Decision(rows, None).row_of(chosen)
-    layout = None if row is None else row.layout
+    layout = _layout_of(chosen, trace, readings)
     grid = "x".join(map(str, layout.grid)) if layout is not None else ""
     reason = f"the deepest grid, {grid}, that every box is computed from"
     return Decision(rows, TargetLayer(chosen.name, chosen.call, layout, trace.size, reason, tuple(others)))
@@ -269,6 +268,11 @@ def _outermost(call: Call, trace: Trace) -> LayerRef:
     return min(refs, key=lambda ref: (ref.call is not None, ref.name.count("."), len(ref.name)))
 
 
+def _layout_of(ref: LayerRef, trace: Trace, readings: Readings) -> Layout | None:
+    """Return how the output of a layer that ran is laid out."""
+    return next(reading.layout for call, reading in zip(trace.calls, readings, strict=True) if trace.refs[call] == ref)
+
+
 def _apart(named: Sequence[LayerRef], chosen: LayerRef) -> list[LayerRef]:
     """Return the next best layers, none inside another; parts of the chosen layer only if there is no other."""
     inside = chosen.name + "."
@@ -298,11 +302,10 @@ def _described(
         doubt += "; the cells of deeper layers lie elsewhere in the input"
     names = list(dict.fromkeys(str(_outermost(call, trace)) for call in ends_beside(trace.graph, best, wide)))
     beside = f"; the score also depends on {' and '.join(names)}" if names else ""
-    row = next(row for row in _rows(trace, readings, influence.verdicts) if row.ref == chosen)
     return TargetLayer(
         chosen.name,
         chosen.call,
-        row.layout,
+        _layout_of(chosen, trace, readings),
         trace.size,
         f"the deepest {grid} grid {evidence}{influence.note}{doubt}{beside}",
         tuple(_apart(named, chosen)),
