@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from camkit.diagnosis.reductions import CURVES, RELUS, Summaries, both_peaks, flaws, share_for
 from camkit.diagnosis.statistics import norm, plain
-from camkit.engine.attach import ordinary_gradients
+from camkit.engine.attach import contiguous_gradients
 from camkit.engine.nested import tensors_in
 from camkit.engine.passes import quiet_pass
 from camkit.engine.restore import same_requirements
@@ -165,8 +165,6 @@ def _prepared(model: nn.Module, inputs: Tensor, precision: Precision, *, trainin
             _replace_buffers(model)
             model.train()
         stack.enter_context(torch.enable_grad())
-        if len(inputs) == 1 and inputs.device.type == "cpu":
-            stack.enter_context(ordinary_gradients(model))
         yield
 
 
@@ -183,6 +181,8 @@ def _differentiate(loss: Tensor | None, leaf: Tensor, parameters: list[nn.Parame
     """Run the backward pass without touching any ``.grad``, and return the norm of each parameter's gradient."""
     if loss is None or not loss.requires_grad:
         return {}
+    if len(leaf) == 1 and leaf.device.type == "cpu":
+        contiguous_gradients(loss)
     _, *gradients = torch.autograd.grad(loss, [leaf, *parameters], allow_unused=True)
     return {
         parameter: norm(plain(gradient))

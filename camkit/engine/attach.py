@@ -216,27 +216,11 @@ _MANY = 256
 """How many handles may accumulate before those of deleted tensors are dropped: a few passes' worth, some kilobytes."""
 
 
-@contextmanager
-def ordinary_gradients(model: nn.Module) -> Iterator[None]:
-    """Make gradients contiguous before they reach the model's batch normalisations.
-
-    On a CPU, PyTorch 2.15 differentiates a batch normalisation in evaluation mode wrongly for a single image whose
-    gradient is not contiguous, as after ``flatten(2).transpose(1, 2)``: the error is as large as the gradient.
-    """
-
-    def hook(_: nn.Module, __: list[Tensor], output: Any) -> None:
-        if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(torch.Tensor.contiguous)
-
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    with forward_hooks({module: hook for module in model.modules() if isinstance(module, kinds)}):
-        yield
-
-
 def contiguous_gradients(values: Tensor) -> None:
     """Make gradients contiguous before they reach the batch normalisations that a tensor was computed with.
 
-    This avoids the same error as ``ordinary_gradients``, for a graph that already exists.
+    On a CPU, PyTorch 2.15 differentiates a batch normalisation in evaluation mode wrongly for a single image whose
+    gradient is not contiguous, as after ``flatten(2).transpose(1, 2)``: the error is as large as the gradient.
     """
     waiting = [values.grad_fn]
     visited = set(waiting)
