@@ -6,6 +6,7 @@ Explanation. ``explain`` and ``explain_many`` are shells around an Explainer.
 
 from __future__ import annotations
 
+import cmath
 import copy
 import functools
 import os
@@ -20,20 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camkit.engine import heatmap as heat
 from camkit.engine.capture import Pass, capture, capture_for_cam
 from camkit.engine.features import Capture
-from camkit.engine.passes import faster_format, is_out_of_memory, quiet_pass, usable_precision
+from camkit.engine.passes import autocasting, faster_format, is_out_of_memory, quiet_pass, usable_precision
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, ImageError, InputError, LayerError, TargetError, did_you_mean
-from camkit.explanation import Explanation, LayerMaps
+from camkit.explanation import Explanation, explanations
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
 from camkit.layers.choose import UNSURE
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, watching_places
 from camkit.layers.names import Selector
-from camkit.methods import Method, WeightFunction, check_weights, find_method
+from camkit.methods import Method, WeightFunction, find_method
 from camkit.models import (
     Labels,
     about_channels,
@@ -48,9 +48,8 @@ from camkit.models import (
 from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
 from camkit.targets import ClassTarget, SimilarTarget, TargetLike, TopTarget, as_targets
-from camkit.targets.scores import Expands, OfPictures, Scores, Target
+from camkit.targets.scores import Expands, OfPictures, Target
 from camkit.types import (
-    Box,
     Failure,
     Fusion,
     ImageLike,
@@ -58,7 +57,6 @@ from camkit.types import (
     Layout,
     Precision,
     Preprocess,
-    Status,
     TargetLayer,
 )
 
@@ -351,7 +349,7 @@ class Explainer:
         """
         try:
             memory = self._current_memory()
-            with torch.autocast(memory.record.device.type, enabled=False):
+            with autocasting(memory.record.device):
                 return self._explain_at_once(request, batch)
         except RuntimeError as error:
             if len(batch) == 1 or not is_out_of_memory(error):
@@ -374,10 +372,7 @@ class Explainer:
                 raise
             return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
         self._used = layers
-        explained = [
-            self._explanations(batch, inputs, captured, number, layers) for number in range(len(captured.scores))
-        ]
-        return [row for rows in zip(*explained, strict=True) for row in _of_one_picture(rows, captured.scores)]
+        return explanations(captured, batch, inputs, layers, self._method, self._fuse, self._loaded.labels)
 
     def _explain_finite(
         self, request: _Request, batch: list[Prepared], finite: Sequence[bool]
@@ -510,81 +505,6 @@ class Explainer:
         memory.may_resize = captured.resized
         return captured
 
-    # --- from what was captured to explanations
-
-    def _explanations(
-        self,
-        batch: Sequence[Prepared],
-        inputs: Tensor,
-        captured: Capture,
-        number: int,
-        layers: Sequence[TargetLayer],
-    ) -> list[Explanation | Failure]:
-        """Weight and sum the feature maps for one target, and wrap each map with what is known of its picture."""
-        scores = captured.scores[number]
-        method = self._method or find_method("gradcam" if scores.boxes is None else "hirescam")
-        raws = []
-        for maps in captured.features:
-            weights = method.weights(maps.activations, maps.by_target[number])
-            check_weights(method, weights, maps.activations)
-            raws.append(heat.weighted_sum(weights, maps.activations))
-        extents = tuple(maps.extent for maps in captured.features)
-        raw = heat.fuse(raws, self._fuse)
-        influenced = [maps.by_target[number].flatten(1).any(1) for maps in captured.features]
-        parts = [part.cpu() for part in raws]
-        some = (influenced[0] if len(influenced) == 1 else torch.stack(influenced).any(0)).tolist()
-        rows = zip(raw.cpu().numpy(), some, scores.values.tolist(), strict=True)
-        described = {
-            "layer": "+".join(map(str, layers)),
-            "layer_reason": layers[0].reason if len(layers) == 1 else _joined_reasons(layers),
-            "method": method.name,
-            "extent": extents[0] if len(extents) == 1 else (),
-        }
-        return [
-            self._explanation(
-                item,
-                inputs[place],
-                scores,
-                place,
-                LayerMaps(tuple(part[place].clone() for part in parts), extents, self._fuse, tuple(inputs.shape[2:])),
-                *row,
-                described,
-            )
-            for place, (item, row) in enumerate(zip(batch, rows, strict=True))
-        ]
-
-    def _explanation(
-        self,
-        item: Prepared,
-        tensor: Tensor,
-        scores: Scores,
-        number: int,
-        maps: LayerMaps,
-        raw: np.ndarray,
-        influenced: bool,
-        score: float,
-        described: Mapping[str, Any],
-    ) -> Explanation | Failure:
-        if scores.present is not None and not scores.present[number]:
-            return Failure(item.source, TargetError(f"{item.source}: {scores.absence}"))
-        index = None if scores.indices is None else scores.indices[number]
-        labels = self._loaded.labels
-        _check_labels(labels, scores, index)
-        return Explanation(
-            maps=maps,
-            raw=raw.copy(),
-            target=index,
-            label=scores.description if index is None else _name_of(index, labels),
-            score=score,
-            probability=None if scores.probabilities is None else scores.probabilities[number],
-            status=_status(maps, raw, influenced=influenced),
-            box=item.box,
-            shown=_shown(item, tensor),
-            source=item.source,
-            detection=_on_picture(scores, number, item, maps.size),
-            **described,
-        )
-
 
 def _are_several_targets(target: object) -> bool:
     """Tell whether a target is a list, or one that stands for several."""
@@ -618,11 +538,6 @@ def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:
     )
 
 
-def _joined_reasons(layers: Sequence[TargetLayer]) -> str:
-    """Return why several layers are used: that they were named, and what is unsure of some of them."""
-    return max((layer.reason for layer in layers), key=len)
-
-
 def _targets(request: _Request, batch: Sequence[Prepared]) -> tuple[Target, ...]:
     numbers = [item.number for item in batch]
     return tuple(
@@ -630,15 +545,9 @@ def _targets(request: _Request, batch: Sequence[Prepared]) -> tuple[Target, ...]
     )
 
 
-def _of_one_picture(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:
-    """Return a picture's explanations, and a failure for each target that it should have had."""
-    pairs = zip(rows, scores, strict=True)
-    return [row for row, scored in pairs if isinstance(row, Explanation) or not scored.fewer] or [rows[0]]
-
-
 def _finite(inputs: Tensor) -> list[bool]:
     """Tell of each image whether its values are finite; their sum tells it at once of all."""
-    if bool(torch.isfinite(inputs.detach().sum())):
+    if cmath.isfinite(inputs.detach().sum().item()):
         return [True] * len(inputs)
     return torch.isfinite(inputs.detach()).flatten(1).all(1).tolist()
 
@@ -646,47 +555,6 @@ def _finite(inputs: Tensor) -> list[bool]:
 def _caused(error: ImageError, cause: Exception) -> ImageError:
     error.__cause__ = cause
     return error
-
-
-def _check_labels(labels: tuple[str, ...] | None, scores: Scores, index: int | None) -> None:
-    if labels is None:
-        return
-    if scores.classes not in (None, len(labels)):
-        raise InputError(f"{len(labels)} labels were given, but the model has {scores.classes} classes")
-    if index is not None and index >= len(labels):
-        raise InputError(f"{len(labels)} labels were given, but the model found class {index}")
-
-
-def _name_of(index: int, labels: tuple[str, ...] | None) -> str | None:
-    return labels[index] if labels and 0 <= index < len(labels) else None
-
-
-def _shown(item: Prepared, tensor: Tensor) -> np.ndarray | Tensor | None:
-    """Return the original picture, or a copy of the model's input, to be drawn if it is asked for."""
-    if item.pixels is not None or tensor.dim() != 3:
-        return item.pixels
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _on_picture(scores: Scores, number: int, item: Prepared, size: tuple[int, ...]) -> Box | None:
-    """Return a detection's box, which is given on the model's input, on the picture that is shown."""
-    corners = None if scores.boxes is None else scores.boxes[number]
-    if corners is None or len(size) != 2:
-        return None
-    shown = item.box if item.pixels is not None and item.box is not None else Box(0, 0, size[1], size[0])
-    across, down = (shown.right - shown.left) / size[1], (shown.bottom - shown.top) / size[0]
-    left, top, right, bottom = corners
-    return Box(
-        shown.left + left * across, shown.top + top * down, shown.left + right * across, shown.top + bottom * down
-    )
-
-
-def _status(maps: LayerMaps, raw: np.ndarray, *, influenced: bool) -> Status:
-    if not np.isfinite(raw).all():
-        return "non_finite"
-    if not influenced:
-        return "no_influence"
-    return "ok" if maps.has_evidence() else "no_positive_evidence"
 
 
 def _joins(batch: list[Prepared], item: Prepared, most: int) -> bool:

@@ -1,24 +1,29 @@
-"""The result of explaining one picture for one target."""
+"""The result of explaining one picture for one target, and how it is made from what a pass captured."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from camkit.drawing import overlay
 from camkit.drawing.encode import encode, shrink
-from camkit.engine.heatmap import fuse_heatmaps
-from camkit.errors import InputError, OutputError
+from camkit.engine import heatmap as heat
+from camkit.engine.features import Capture, Features
+from camkit.errors import InputError, OutputError, TargetError
 from camkit.images.files import write_file
-from camkit.images.prepare import as_pixels
-from camkit.types import Box, Extent, Fusion, Pixels, Status, Style
+from camkit.images.prepare import Prepared, as_pixels
+from camkit.methods import Method, check_weights, find_method
+from camkit.targets.scores import Scores
+from camkit.types import Box, Extent, Failure, Fusion, Pixels, Status, Style, TargetLayer
 
 _NOTEBOOK_SIDE = 480
 """The longest side of a picture shown in a notebook, in pixels: it fits beside the code."""
@@ -47,12 +52,12 @@ class LayerMaps:
     def heatmap(self) -> Float[np.ndarray, "*size"]:
         """Return the heatmap at the size of the model's input."""
         raws = [raw[None] for raw in self.raws]
-        return np.asarray(fuse_heatmaps(raws, self.size, self.fuse, self.extents)[0].numpy())
+        return np.asarray(heat.fuse_heatmaps(raws, self.size, self.fuse, self.extents)[0].numpy())
 
     def has_evidence(self) -> bool:
         """Tell whether the heatmap has a positive value."""
         if len(self.raws) == 1 and not self.extents[0]:
-            return bool((self.raws[0] > 0).any())
+            return bool(self.raws[0].numpy().max() > 0)
         return bool(self.heatmap().any())
 
 
@@ -207,3 +212,152 @@ class Explanation:
         drawn = self.overlay()
         longest = max(drawn.shape[:2])
         return encode(shrink(drawn, _NOTEBOOK_SIDE) if longest > _NOTEBOOK_SIDE else drawn)
+
+
+def explanations(
+    captured: Capture,
+    pictures: Sequence[Prepared],
+    inputs: Float[Tensor, "n c *size"],
+    layers: Sequence[TargetLayer],
+    method: Method | None,
+    fuse: Fusion,
+    labels: tuple[str, ...] | None,
+) -> list[Explanation | Failure]:
+    """Turn what one pass captured into an Explanation for each picture and target.
+
+    Args:
+        captured: the feature maps, gradients and scores of the pass.
+        pictures: the N pictures.
+        inputs: the batch that the model received.
+        layers: the layers that the feature maps come from.
+        method: how the maps are weighted; None for the target's own default.
+        fuse: how the maps of several layers are combined.
+        labels: the names of the classes, if they are known.
+
+    Returns:
+        The explanations, picture by picture, target by target within. A target that does not exist in a picture gives
+        a Failure; a target that stands for several gives only those that exist, or one Failure if none does.
+    """
+    size = tuple(inputs.shape[2:])
+    extents = tuple(maps.extent for maps in captured.features)
+    names = "+".join(map(str, layers))
+    reason = max((layer.reason for layer in layers), key=len)
+    by_target = [
+        _weigh(captured.features, number, scores, method or _default_method(scores), fuse)
+        for number, scores in enumerate(captured.scores)
+    ]
+    rows: list[Explanation | Failure] = []
+    for place, picture in enumerate(pictures):
+        of_picture: list[Explanation | Failure] = []
+        for scores, weighed in zip(captured.scores, by_target, strict=True):
+            if scores.present is not None and not scores.present[place]:
+                of_picture.append(Failure(picture.source, TargetError(f"{picture.source}: {scores.absence}")))
+                continue
+            index = None if scores.indices is None else scores.indices[place]
+            _check_labels(labels, scores, index)
+            raw = weighed.fused[place].copy()
+            maps = LayerMaps(tuple(part[place].clone() for part in weighed.raws), extents, fuse, size)
+            explanation = Explanation(
+                maps=maps,
+                raw=raw,
+                target=index,
+                label=scores.description if index is None else _label_of(index, labels),
+                score=weighed.scores[place],
+                probability=None if scores.probabilities is None else scores.probabilities[place],
+                layer=names,
+                layer_reason=reason,
+                method=weighed.method,
+                status=_status(maps, raw, influenced=weighed.influenced[place]),
+                box=picture.box,
+                shown=_shown(picture, inputs[place]),
+                source=picture.source,
+                detection=_detection(scores, place, picture, size),
+                extent=extents[0] if len(extents) == 1 else (),
+            )
+            of_picture.append(explanation)
+        rows += _existing(of_picture, captured.scores)
+    return rows
+
+
+def _default_method(scores: Scores) -> Method:
+    """Return Grad-CAM; for a detector's boxes HiResCAM, since Grad-CAM weights whole channels, which boxes share."""
+    return find_method("gradcam" if scores.boxes is None else "hirescam")
+
+
+@dataclass(frozen=True)
+class _Weighed:
+    """The signed maps of a batch for one target.
+
+    Attributes:
+        method: the name of the method that weighted them.
+        raws: (N, h, w) for each layer.
+        fused: (N, h, w), the maps of all layers.
+        influenced: for each picture, whether the target depends on any of the layers.
+        scores: the target's value for each picture.
+    """
+
+    method: str
+    raws: tuple[Tensor, ...]
+    fused: np.ndarray
+    influenced: list[bool]
+    scores: list[float]
+
+
+def _weigh(features: Sequence[Features], number: int, scores: Scores, method: Method, fuse: Fusion) -> _Weighed:
+    """Weight and sum the feature maps of each layer for the target with this number."""
+    raws = []
+    for maps in features:
+        weights = method.weights(maps.activations, maps.by_target[number])
+        check_weights(method, weights, maps.activations)
+        raws.append(heat.weighted_sum(weights, maps.activations))
+    influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
+    influenced = functools.reduce(torch.logical_or, influences).tolist()
+    fused = heat.fuse(raws, fuse).cpu().numpy()
+    return _Weighed(method.name, tuple(raw.cpu() for raw in raws), fused, influenced, scores.values.tolist())
+
+
+def _existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:
+    """Return a picture's explanations, and a failure for each target that it should have had."""
+    pairs = zip(rows, scores, strict=True)
+    return [row for row, scored in pairs if isinstance(row, Explanation) or not scored.fewer] or [rows[0]]
+
+
+def _check_labels(labels: tuple[str, ...] | None, scores: Scores, index: int | None) -> None:
+    if labels is None:
+        return
+    if scores.classes not in (None, len(labels)):
+        raise InputError(f"{len(labels)} labels were given, but the model has {scores.classes} classes")
+    if index is not None and index >= len(labels):
+        raise InputError(f"{len(labels)} labels were given, but the model found class {index}")
+
+
+def _label_of(index: int, labels: tuple[str, ...] | None) -> str | None:
+    return labels[index] if labels and 0 <= index < len(labels) else None
+
+
+def _shown(item: Prepared, tensor: Tensor) -> np.ndarray | Tensor | None:
+    """Return the original picture, or a copy of the model's input, to be drawn if it is asked for."""
+    if item.pixels is not None or tensor.dim() != 3:
+        return item.pixels
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _detection(scores: Scores, number: int, item: Prepared, size: tuple[int, ...]) -> Box | None:
+    """Return a detection's box, which is given on the model's input, on the picture that is shown."""
+    corners = None if scores.boxes is None else scores.boxes[number]
+    if corners is None or len(size) != 2:
+        return None
+    shown = item.box if item.pixels is not None and item.box is not None else Box(0, 0, size[1], size[0])
+    across, down = (shown.right - shown.left) / size[1], (shown.bottom - shown.top) / size[0]
+    left, top, right, bottom = corners
+    return Box(
+        shown.left + left * across, shown.top + top * down, shown.left + right * across, shown.top + bottom * down
+    )
+
+
+def _status(maps: LayerMaps, raw: np.ndarray, *, influenced: bool) -> Status:
+    if not np.isfinite(raw).all():
+        return "non_finite"
+    if not influenced:
+        return "no_influence"
+    return "ok" if maps.has_evidence() else "no_positive_evidence"

@@ -21,7 +21,7 @@ def weighted_sum(
     """Return the signed map: weights times activations, summed over the channels in float32."""
     maps = activations.float()
     if weights[0, 0].numel() == 1 and maps.dim() == 4:
-        return torch.einsum("nc,nchw->nhw", weights.float().flatten(1), maps)
+        return torch.bmm(weights.float().flatten(1)[:, None], maps.flatten(2)).reshape(len(maps), *maps.shape[2:])
     return (weights.float() * maps).sum(1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from jaxtyping import Float
@@ -82,11 +82,18 @@ def quiet_pass(
         eagerly(),
         same_randomness(record.devices, others=users_code or record.draws_elsewhere),
         evaluating(model, record),
-        torch.inference_mode(mode=False),
+        torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext(),
         torch.no_grad(),
-        torch.autocast(device.type, dtype=DTYPES.get(precision), enabled=precision in DTYPES, cache_enabled=False),
+        autocasting(device, precision),
     ):
         yield
+
+
+def autocasting(device: torch.device, precision: Precision = "fp32") -> AbstractContextManager[None]:
+    """Return a context in the given precision, whatever the caller's ``autocast``; it shares no cache with it."""
+    if precision not in DTYPES and not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, dtype=DTYPES.get(precision), enabled=precision in DTYPES, cache_enabled=False)
 
 
 def faster_format(
