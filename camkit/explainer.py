@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from camkit.engine.capture import Pass, capture, capture_for_cam
 from camkit.engine.features import Capture
+from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import autocasting, faster_format, is_out_of_memory, quiet_pass, usable_precision
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, ImageError, InputError, LayerError, TargetError, did_you_mean
@@ -317,7 +318,7 @@ class Explainer:
             return target
         module, device = self.model, device_of(self.model)
         prepared = prepare(target.reference, self._loaded.preprocess, "the reference picture", self._rank)
-        with quiet_pass(module, device, "fp32", self._current_memory().record):
+        with quiet_pass(module, device, "fp32", self._current_memory().record), interruptible():
             return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
 
     def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:

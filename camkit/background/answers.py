@@ -10,6 +10,7 @@ from torch import Tensor
 from camkit.background.experiment import Answer
 from camkit.background.plan import Plan
 from camkit.background.values import Item
+from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.errors import CamkitError, InputError
 from camkit.images.prepare import prepare
@@ -27,7 +28,7 @@ def answer_batch(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) 
     device = device_of(module)
     precision = plan.settings.check.precision
     inputs = batch.to(device, dtype_of(module))
-    with quiet_pass(module, device, precision):
+    with quiet_pass(module, device, precision), interruptible():
         inputs = inputs.to(memory_format=faster_format(module, inputs, precision, plan.answers_alike))
         logits = logits_of(module(inputs), len(inputs)).float().cpu()
     return answers_of(logits, classes)
@@ -66,7 +67,7 @@ def count_outputs(model: LoadedModel, items: Sequence[Item]) -> int:
         except CamkitError as error:
             failure = error
             continue
-        with quiet_pass(module, device, "fp32"):
+        with quiet_pass(module, device, "fp32"), interruptible():
             count = logits_of(module(tensor[None].to(device, dtype_of(module))), 1).shape[1]
         if count < 2:
             raise InputError("the check needs a classifier with two or more outputs; this model has one")

@@ -17,6 +17,7 @@ from camkit.drawing import overlay
 from camkit.drawing.canvas import GREY, Canvas, fitting
 from camkit.drawing.encode import encode
 from camkit.engine.grid import to_grid
+from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor
 from camkit.engine.passes import quiet_pass
 from camkit.errors import InputError, LayerError, OutputError
@@ -193,7 +194,7 @@ def _looked_at(model: nn.Module, inputs: Float[Tensor, "1 c *size"], ref: LayerR
 def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], layer: TargetLayer) -> Float[np.ndarray, "k h w"]:
     """Run the model once and return the layer's output as maps."""
     ref = layer.ref
-    with quiet_pass(model, inputs.device, "fp32"), record(model, ref) as recording:
+    with quiet_pass(model, inputs.device, "fp32"), record(model, ref) as recording, interruptible():
         model(inputs.clone())
     path_and_tensor = feature_tensor(recording[str(ref)].output)
     tensor = None if path_and_tensor is None else path_and_tensor[1]

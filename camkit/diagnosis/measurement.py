@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from camkit.diagnosis.reductions import CURVES, RELUS, Summaries, both_peaks, flaws, share_for
 from camkit.diagnosis.statistics import norm, plain
 from camkit.engine.attach import contiguous_gradients
+from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import tensors_in
 from camkit.engine.passes import quiet_pass
 from camkit.engine.restore import same_requirements
@@ -87,10 +88,11 @@ def measure(
         )
         outputs = stack.enter_context(record(model, _every_module, gradients=True, reduce=summaries))
         relu_calls = stack.enter_context(_functional_relus(model))
-        leaf = inputs.detach().clone().requires_grad_()
-        loss = score(model(leaf.clone()))
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        gradient_norms = _differentiate(loss, leaf, trainable)
+        with interruptible():
+            leaf = inputs.detach().clone().requires_grad_()
+            loss = score(model(leaf.clone()))
+            trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            gradient_norms = _differentiate(loss, leaf, trainable)
         summaries.last = None
     value = None if loss is None or not loss.requires_grad else float(loss.detach())
     return Measurement(
@@ -159,6 +161,7 @@ def _modules_of(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[nn
 @contextmanager
 def _prepared(model: nn.Module, inputs: Tensor, precision: Precision, *, training: bool) -> Iterator[None]:
     with ExitStack() as stack:
+        stack.enter_context(undisturbed())
         stack.enter_context(same_requirements(model))
         stack.enter_context(quiet_pass(model, inputs.device, precision))
         if training:

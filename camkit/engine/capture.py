@@ -15,6 +15,7 @@ from camkit.engine.attach import ForwardHook, contiguous_gradients, forward_hook
 from camkit.engine.cut import EntangledError, Saved, Tape, cut
 from camkit.engine.features import Capture, Features
 from camkit.engine.grid import to_grid
+from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.engine.resizing import resizing
@@ -97,6 +98,7 @@ def _capture(
         torch.set_grad_enabled(trunk_graph),
         cut(options.modules, whole=trunk_graph) as tape,
         resizing(model if options.may_resize else None) as resized,
+        interruptible(),
     ):
         images = (
             inputs.clone().requires_grad_() if trunk_graph else inputs
@@ -188,6 +190,7 @@ def capture_for_cam(
         quiet_pass(model, inputs.device, options.precision, options.record),
         cut(options.modules, gradients=False) as tape,
         forward_hooks(linears),
+        interruptible(),
     ):
         output = model(inputs.clone(memory_format=options.memory_format))
         _check_all_ran(tape, options.modules)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import tensors_in
 from camkit.engine.randomness import same_randomness
 from camkit.engine.record import ModelRecord
@@ -68,7 +69,7 @@ def quiet_pass(
     """Prepare one pass: evaluation mode, no graph, the given precision. Everything is undone at the end.
 
     It works inside the caller's ``no_grad``, ``inference_mode`` and ``autocast``, and does not share autocast's weight
-    cache.
+    cache. Ctrl-C waits in the block; run the model inside ``interruptible``.
 
     Args:
         model: the model; it is restored exactly.
@@ -79,6 +80,7 @@ def quiet_pass(
     """
     record = record or ModelRecord.of_model(model)
     with (
+        undisturbed(),
         eagerly(),
         same_randomness(record.devices, others=users_code or record.draws_elsewhere),
         evaluating(model, record),
@@ -126,7 +128,7 @@ def faster_format(
 def _same_in_both_formats(model: nn.Module, image: Tensor, precision: Precision) -> bool:
     """Tell whether the model's outputs for one image are equal in both formats, up to rounding."""
     tolerance = _SAME_FP32 if precision == "fp32" else _SAME_AUTOCAST
-    with quiet_pass(model, image.device, precision):
+    with quiet_pass(model, image.device, precision), interruptible():
         try:
             ordinary = [tensor.double() for tensor in tensors_in(model(image.clone()))]
             channels_last = list(tensors_in(model(image.clone(memory_format=torch.channels_last))))

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from PIL import Image
 from torchvision.transforms._presets import ImageClassification
 
+from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.randomness import generators, same_randomness
 from camkit.types import Box, Preprocess
 
@@ -91,7 +92,7 @@ def _measured_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[i
     """Measure the box with pictures whose brightness encodes the position; None if the result makes no sense."""
     if min(size) < _SMALLEST_SIDE:
         return None
-    with same_randomness():
+    with undisturbed(), same_randomness(), interruptible():
         before = generators()
         across, down = _positions(preprocess, size, output, axis=1), _positions(preprocess, size, output, axis=0)
         if across is None or down is None or generators() != before:

@@ -13,6 +13,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from camkit.engine.interrupts import interruptible
 from camkit.engine.record import ModelRecord
 from camkit.errors import LayerError
 from camkit.layers.branches import ends_beside, shared, twins
@@ -131,7 +132,7 @@ def decide(model: nn.Module, image: Float[Tensor, "1 c *size"], record: ModelRec
         image: one input on the model's device.
         record: the model's record, if it is already prepared.
     """
-    with traced(model, image, record) as live:
+    with traced(model, image, record) as live, interruptible():
         return choose_in(live)
 
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.randomness import same_randomness
 from camkit.engine.record import ModelRecord
 from camkit.engine.restore import eagerly, evaluating, same_requirements
@@ -88,6 +89,7 @@ def _torchinfo_rows(model: nn.Module, image: Tensor) -> list[Any]:
     import torchinfo  # noqa: PLC0415 - only one command counts
 
     with (
+        undisturbed(),
         eagerly(),
         same_randomness(ModelRecord.of_model(model).devices),
         same_requirements(model),
@@ -96,6 +98,7 @@ def _torchinfo_rows(model: nn.Module, image: Tensor) -> list[Any]:
         torch.no_grad(),
         warnings.catch_warnings(),
         _cache_restored(model),
+        interruptible(),
     ):
         warnings.simplefilter("ignore")
         return list(torchinfo.summary(model, input_data=[image.clone()], verbose=0).summary_list)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.attach import forward_hooks, starts
+from camkit.engine.interrupts import undisturbed
 from camkit.engine.record import ModelRecord
 from camkit.engine.restore import is_in_use
 from camkit.errors import LayerError
@@ -38,12 +39,13 @@ class ModelMemory:
         self._start(model)
 
     def _start(self, model: nn.Module) -> None:
-        self.record = ModelRecord.of_model(model)
+        record = ModelRecord.of_model(model)
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[InputKind, Decision] = OrderedDict()
         self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
+        self.record = record  # last: after a Ctrl-C before this line, the old record is out of date as before
 
     @property
     def model(self) -> nn.Module | None:
@@ -128,5 +130,5 @@ def watching_places(model: nn.Module, modules: Mapping[LayerRef, nn.Module]) -> 
     def end(module: nn.Module, _: list[Tensor], __: object) -> None:
         kept[module] = kept.get(module, True) and not operations.others
 
-    with starts([model], begin), forward_hooks(dict.fromkeys(modules.values(), end)), operations:
+    with undisturbed(), starts([model], begin), forward_hooks(dict.fromkeys(modules.values(), end)), operations:
         yield kept

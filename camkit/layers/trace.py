@@ -22,6 +22,7 @@ from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from camkit.engine.attach import forward_hooks, starts
+from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import feature_tensor, tensors_in
 from camkit.engine.randomness import same_randomness
 from camkit.engine.record import ModelRecord
@@ -384,6 +385,7 @@ def traced(model: nn.Module, image: Tensor, record: ModelRecord | None = None) -
     """
     record = record or ModelRecord.of_model(model)
     with (
+        undisturbed(),
         eagerly(),
         same_randomness(record.devices),
         evaluating(model, record),
@@ -444,7 +446,7 @@ def _trace(model: nn.Module, leaf: Tensor) -> LivePass:
 
     with starts(names, begin), forward_hooks(dict.fromkeys(names, end)):
         image = leaf.clone()
-        with operations:
+        with operations, interruptible():
             output = model(image)
     return _live(model, leaf, finished, output)
 
@@ -520,7 +522,7 @@ def _outputs(model: nn.Module, image: Tensor, wanted: set[Key]) -> dict[Key, Ten
         if maps is not None:
             outputs[key] = maps[1]
 
-    with forward_hooks(dict.fromkeys(names, end)):
+    with undisturbed(), forward_hooks(dict.fromkeys(names, end)), interruptible():
         model(image.clone())
     return outputs
 

@@ -25,6 +25,7 @@ from camkit.diagnosis.rows import channel_axis, leaves
 from camkit.diagnosis.statistics import statistics
 from camkit.diagnosis.values import TensorStatistics
 from camkit.engine.attach import backward_pass, starts
+from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.engine.restore import eagerly
 from camkit.errors import CamkitError, InputError, LayerError, OutputError
@@ -342,6 +343,7 @@ class TrainingWatch:
                 quiet_pass(module, device_of(module), "fp32"),
                 warnings.catch_warnings(action="ignore"),  # of tracing: it is deprecated, but TensorBoard needs it
                 contextlib.redirect_stdout(io.StringIO()),  # hides TensorBoard's message that tracing failed
+                interruptible(),
             ):
                 self._writer.add_graph(module, first.to(device_of(module), dtype_of(module)))
         except Exception as error:  # noqa: BLE001 - tracing fails in many ways, and must not stop the training

@@ -1,0 +1,98 @@
+"""Ctrl-C that waits while a model is being changed for a pass, or restored after it.
+
+Python may raise KeyboardInterrupt between any two instructions, also in the middle of a ``finally`` block. So each pass
+runs inside ``undisturbed``, where Ctrl-C waits, and its slow parts run inside ``interruptible``, where it is raised.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+_PRESSES_UNTIL_FORCED = 3
+"""The Ctrl-C that is raised at once wherever it comes: who presses so often has waited for a part that hangs."""
+
+
+class _Waiting:
+    """The Ctrl-C of the main thread; only this thread gets it, so only this thread reads and writes here."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self.let_through = False
+        self.presses = 0
+        self.handler: Any = None
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGINT: raise KeyboardInterrupt inside ``interruptible``, otherwise remember it."""
+        self.presses += 1
+        if self.let_through or self.presses >= _PRESSES_UNTIL_FORCED:
+            self.presses = 0
+            self.handler(number, frame)
+
+    def deliver(self) -> None:
+        """Raise the KeyboardInterrupt that has waited, if any."""
+        if self.presses:
+            self.presses = 0
+            self.handler(signal.SIGINT, None)
+
+
+_waiting = _Waiting()
+_RECEIVE = _waiting.receive
+
+
+def _in_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+class undisturbed:  # noqa: N801 - used like a function
+    """Hold Ctrl-C back in a block; it is raised at the block's end, or inside ``interruptible``.
+
+    Blocks may be nested. In other threads than the main one, which Python never interrupts, nothing happens.
+    """
+
+    def __enter__(self) -> None:
+        """Start to hold Ctrl-C back."""
+        self._counted = False
+        if not _in_main_thread():
+            return
+        if not _waiting.blocks:
+            handler = signal.getsignal(signal.SIGINT)
+            if not callable(handler):  # the process ignores Ctrl-C, or ends at once
+                return
+            _waiting.handler, _waiting.let_through, _waiting.presses = handler, False, 0
+            signal.signal(signal.SIGINT, _RECEIVE)  # from here on Ctrl-C waits
+        _waiting.blocks += 1
+        self._let_through, _waiting.let_through = _waiting.let_through, False
+        self._counted = True
+
+    def __exit__(self, *_: object) -> None:
+        """Raise the Ctrl-C that came in the block, if this is the outermost one."""
+        if not self._counted:
+            return
+        _waiting.blocks -= 1
+        _waiting.let_through = self._let_through
+        if _waiting.blocks:
+            if _waiting.let_through:
+                _waiting.deliver()
+            return
+        if signal.getsignal(signal.SIGINT) is _RECEIVE:  # the model may have set a handler of its own
+            signal.signal(signal.SIGINT, _waiting.handler)
+        _waiting.deliver()
+
+
+class interruptible:  # noqa: N801 - used like a function
+    """Raise Ctrl-C at once in a block inside ``undisturbed``; outside of one, nothing changes."""
+
+    def __enter__(self) -> None:
+        """Raise the Ctrl-C that has waited, and let later ones through."""
+        self._before = _waiting.let_through
+        if _waiting.blocks and _in_main_thread():
+            _waiting.let_through = True
+            _waiting.deliver()
+
+    def __exit__(self, *_: object) -> None:
+        """Hold Ctrl-C back again."""
+        if _in_main_thread():
+            _waiting.let_through = self._before
