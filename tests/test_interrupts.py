@@ -1,0 +1,278 @@
+"""Ctrl-C leaves nothing behind, wherever it comes; every signal here is real."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import linecache
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_harmless import unchanged
+from torch import nn
+
+import camkit
+import camkit.hooks
+from camkit.engine import randomness, restore
+from camkit.engine.interrupts import interruptible, undisturbed
+
+SIZE = 16
+
+
+def small() -> nn.Module:
+    """Return a network in training mode with all that a pass would change: dropout, batch statistics, flags."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 2),
+    ).train()
+
+
+def nothing_runs() -> bool:
+    """Tell whether camkit believes that no pass is running, and Ctrl-C has its usual handler."""
+    idle = not restore._in_use and not restore._eager and not randomness._generators
+    return idle and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class CtrlC:
+    """Sends this process a Ctrl-C when it reaches the n-th line of camkit's engine or of contextlib.
+
+    Lines that hold ``with`` pass it on to the next line. Python also reports them on the way out of the block, before
+    ``__exit__`` is called, where no signal is handled.
+    """
+
+    def __init__(self, line: int) -> None:
+        self.line = line
+        self.seen = 0
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> CtrlC | None:
+        file = frame.f_code.co_filename
+        if "/camkit/" not in file and not file.endswith("contextlib.py"):
+            return None
+        if event == "line":
+            self.seen += 1
+            if self.seen >= self.line and not linecache.getline(file, frame.f_lineno).lstrip().startswith("with "):
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+@pytest.mark.parametrize("layer", ["4", None])
+def test_ctrl_c_at_any_line_of_an_explanation_leaves_nothing(layer: str | None) -> None:
+    model, image = small(), torch.randn(3, SIZE, SIZE)
+    came, before = 0, sys.gettrace()
+    step = 31 if layer else 601  # choosing the layer runs thousands of lines
+    for line in itertools.count(1, step):
+        explainer = camkit.Explainer(model, layer)
+        error = None
+        with unchanged(model):
+            sys.settrace(CtrlC(line))
+            try:
+                explainer(image, 1)
+            except KeyboardInterrupt as interrupt:
+                error = interrupt  # as a notebook does: the frames in its traceback stay alive
+            finally:
+                sys.settrace(before)
+        assert nothing_runs(), line
+        if error is None:
+            break
+        came += 1
+    assert came > 8
+
+
+def explain(model: nn.Module, images: torch.Tensor) -> None:
+    camkit.Explainer(model, "4").batch(images, 1)
+
+
+def choose(model: nn.Module, images: torch.Tensor) -> None:
+    camkit.Explainer(model)(images[0], 1)
+
+
+def diagnose(model: nn.Module, images: torch.Tensor) -> None:
+    camkit.diagnose(model, images)
+
+
+def record(model: nn.Module, images: torch.Tensor) -> None:
+    with camkit.hooks.record(model, "*", inputs=True), torch.no_grad():
+        model.eval()(images)
+
+
+DOORS: dict[Callable[[nn.Module, torch.Tensor], None], int] = {explain: 2600, record: 1400, choose: 500, diagnose: 500}
+"""How many interrupted calls are made through each door; together 5,000."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[float], None]]:
+    """Return a function that has a Ctrl-C come after some seconds; 0 cancels it."""
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds) and None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def interrupted(call: Callable[[], None], alarm: Callable[[float], None], seconds: float) -> bool:
+    """Run a call with a Ctrl-C after some seconds, and return whether it came before the end."""
+    try:
+        alarm(max(seconds, 1e-6))
+        call()
+        alarm(0)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("door", DOORS)
+def test_random_ctrl_c_leaves_nothing(
+    door: Callable[[nn.Module, torch.Tensor], None], alarm: Callable[[float], None]
+) -> None:
+    model, images, chance = small(), torch.randn(2, 3, SIZE, SIZE), random.Random(7)
+    if door is record:
+        model.eval()
+    door(model, images)
+    start = time.perf_counter()
+    door(model, images)
+    seconds = time.perf_counter() - start
+    came = 0
+    for _ in range(DOORS[door]):
+        with unchanged(model):
+            came += interrupted(lambda: door(model, images), alarm, 1.2 * seconds * chance.random())
+            if door is record:
+                gc.collect()  # it runs the caller's own code: if contextlib was interrupted, this ends the block
+        assert nothing_runs()
+    assert came > DOORS[door] / 4
+
+
+def wait_for_readers() -> None:
+    """Wait until the threads that read pictures have finished the one they were at."""
+    deadline = time.monotonic() + 20
+    while threading.active_count() > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+@pytest.mark.extended
+def test_random_ctrl_c_in_a_check_leaves_nothing(tmp_path: Path, alarm: Callable[[float], None]) -> None:
+    chance, generator = random.Random(8), np.random.default_rng(8)
+    for number in range(8):
+        folder = tmp_path / "data" / str(number % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        noise = generator.integers(0, 255, (48, 48, 3), dtype=np.uint8)
+        mask = np.zeros((48, 48), np.uint8)
+        mask[12:36, 12:36] = 255
+        Image.fromarray(noise).save(folder / f"{number}.png")
+        (tmp_path / "masks" / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(mask).save(tmp_path / "masks" / str(number % 2) / f"{number}.png")
+    model = small()
+
+    def check() -> None:
+        camkit.check(
+            model,
+            tmp_path / "data",
+            regions=tmp_path / "masks",
+            labels=["0", "1"],
+            preprocess=lambda picture: torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255,
+        )
+
+    check()
+    start = time.perf_counter()
+    check()
+    seconds = time.perf_counter() - start
+    came = 0
+    for _ in range(40):
+        with unchanged(model):
+            came += interrupted(check, alarm, seconds * chance.random())
+            wait_for_readers()
+        assert nothing_runs()
+    assert came > 10
+
+
+def test_ctrl_c_waits_and_comes_at_the_end_of_the_block() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        signal.raise_signal(signal.SIGINT)
+        reached.append("the end")
+    assert reached == ["the end"]
+    assert nothing_runs()
+
+
+def test_ctrl_c_comes_at_once_in_an_interruptible_block() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), undisturbed(), interruptible():
+        signal.raise_signal(signal.SIGINT)
+        reached.append("too far")
+    assert not reached
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        signal.raise_signal(signal.SIGINT)
+        with interruptible():
+            reached.append("too far")
+    assert not reached
+    assert nothing_runs()
+
+
+def test_the_third_ctrl_c_comes_at_once() -> None:
+    presses = []
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        for number in range(1, 10):
+            presses.append(number)
+            signal.raise_signal(signal.SIGINT)
+    assert presses == [1, 2, 3]
+    assert nothing_runs()
+
+
+def test_a_handler_that_the_model_sets_stays() -> None:
+    def own(*_: object) -> None:
+        """Ignore the signal."""
+
+    try:
+        with undisturbed():
+            signal.signal(signal.SIGINT, own)
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_process_that_ignores_ctrl_c_still_does() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with undisturbed(), interruptible():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_ctrl_c_of_the_main_thread_is_not_held_by_a_pass_in_another() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with undisturbed():
+            inside.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    inside.wait(10)
+    with suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("Ctrl-C was held back")
+    done.set()
+    thread.join()
+    assert nothing_runs()
