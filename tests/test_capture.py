@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import camkit
 from camkit.engine.capture import Pass, capture
+from camkit.errors import LayerError
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import select_layers
 from camkit.targets import ClassTarget, top
@@ -485,3 +486,37 @@ def test_a_batch_norm_before_tokens_is_differentiated_correctly_for_one_image_to
     found = camkit.explain(net, images, "features", target=1, method="hirescam")
     for one, expected in zip(found if count > 1 else [found], raws, strict=True):
         assert np.allclose(one.raw, expected, atol=1e-5)
+
+
+class Detached(nn.Module):
+    """Two branches whose sum is classified; the second one is detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head((self.first(images) + self.second(images).detach()).mean((2, 3)))
+
+
+def test_fusing_with_a_detached_layer_is_refused() -> None:
+    with pytest.raises(LayerError, match="does not depend on layer 'second' in a differentiable way"):
+        camkit.explain(Detached(), torch.randn(3, 8, 8), ["first", "second"], target=0)
+
+
+class Tiny(nn.Module):
+    """Multiplies logits by 1e-5."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits * 1e-5
+
+
+def test_tiny_logits_of_a_half_precision_model_have_a_map() -> None:
+    torch.manual_seed(0)
+    trunk = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    model, image = nn.Sequential(*trunk, Tiny()), torch.rand(3, 32, 32)
+    full = camkit.explain(copy.deepcopy(model), image, "1", target=0)
+    half = camkit.explain(model.half(), image.half(), "1", target=0)
+    assert half.status == full.status == "ok"
+    assert np.abs(half.heatmap - full.heatmap).max() < 0.02

@@ -70,29 +70,39 @@ def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Seque
         LayerError: a layer did not run, ran several times, has no spatial extent, or the score does not depend on it.
         TargetError: a target does not fit the model's output.
     """
-    result = None
-    with suppress(EntangledError):
-        result = _capture(model, inputs, targets, options, trunk_graph=False)
-    if result is None:
-        # There are two possible reasons. The layer may run inside a no_grad block of the model's own forward, which
-        # turned gradients off again at its end; with gradients on from the start, the block turns them back on. Or the
-        # layer returned several tensors, and one of them may be computed from the maps; the whole graph connects them.
-        result = _capture(model, inputs, targets, options, trunk_graph=True)
-    if result is None:
-        names = " and ".join(repr(str(ref)) for ref in options.modules)
+    with suppress(EntangledError, _UnreachedError):
+        return _capture(model, inputs, targets, options, trunk_graph=False)
+    # There are two possible reasons. A layer may run inside a no_grad block of the model's own forward, which turned
+    # gradients off again at its end; with gradients on from the start, the block turns them back on. Or a layer
+    # returned several tensors, and one of them may be computed from the maps; the whole graph connects them.
+    try:
+        return _capture(model, inputs, targets, options, trunk_graph=True)
+    except _UnreachedError as error:
+        names = " and ".join(repr(str(ref)) for ref in error.layers)
         raise LayerError(
             f"the score does not depend on layer {names} in a differentiable way; choose another layer, or remove "
             "inference_mode, detach() or argmax from the model's forward pass after this layer"
-        )
-    return result
+        ) from None
+
+
+class _UnreachedError(Exception):
+    """No score has a gradient at some layers."""
+
+    def __init__(self, layers: Sequence[LayerRef]) -> None:
+        super().__init__()
+        self.layers = layers
 
 
 def _capture(
     model: nn.Module, inputs: Tensor, targets: Sequence[Target], options: Pass, *, trunk_graph: bool
-) -> Capture | None:
-    """Run one pass; return None if no score has a gradient or depends on any of the layers."""
+) -> Capture:
+    """Run one pass.
+
+    Raises:
+        EntangledError: a layer returned several tensors, and one may have been computed from another.
+        _UnreachedError: no score has a gradient at some layer.
+    """
     scores: list[Scores] = []
-    reached = False
     with (
         quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
         torch.set_grad_enabled(trunk_graph),
@@ -111,19 +121,23 @@ def _capture(
         expanded = _expanded(targets, output, len(inputs))
         for number, target in enumerate(expanded, start=1):
             scored = target(output, len(inputs))
-            absent = scored.present is not None and not any(scored.present)
-            if not (scored.values.requires_grad or absent):
-                return None
+            if not (scored.values.requires_grad or _is_absent(scored)):
+                raise _UnreachedError(tuple(options.modules))
             if len(inputs) == 1 and inputs.device.type == "cpu" and number == 1:
                 contiguous_gradients(scored.values)
-            lifted = options.precision == "fp16"
-            reached |= tape.backward(scored.values.float(), keep_graph=number < len(expanded), lifted=lifted)
-            reached |= absent
+            lifted = options.precision == "fp16" or scored.values.dtype == torch.float16
+            tape.backward(scored.values.float(), keep_graph=number < len(expanded), lifted=lifted)
             scores.append(replace(scored, values=scored.values.detach().float()))
-        if not reached:
-            return None
+        unreached = [ref for ref in options.modules if not tape.layers[ref].reached]
+        if unreached and not any(_is_absent(scored) for scored in scores):
+            raise _UnreachedError(unreached)
         features = tuple(_features(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items())
     return Capture(features, tuple(scores), tuple(layouts.values()), bool(resized.padded))
+
+
+def _is_absent(scored: Scores) -> bool:
+    """Tell whether the target exists in no image."""
+    return scored.present is not None and not any(scored.present)
 
 
 def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target]:

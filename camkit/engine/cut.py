@@ -42,13 +42,14 @@ class Saved:
 
     ``end`` is the tensor or edge with respect to which a backward pass differentiates: the output itself if the graph
     starts there, otherwise its edge in the graph, which in-place operations after the layer do not move. ``images`` is
-    the axis of the images.
+    the axis of the images. ``reached`` is True as soon as a score depends on the layer.
     """
 
     output: Tensor
     end: Tensor | GradientEdge | None = None
     gradients: list[Tensor] = field(default_factory=list)
     images: int = 0
+    reached: bool = False
 
 
 @dataclass(eq=False)
@@ -59,29 +60,27 @@ class Tape:
     recording: bool = True
     whole: bool = False
 
-    def backward(self, values: Tensor, *, keep_graph: bool, lifted: bool = False) -> bool:
+    def backward(self, values: Tensor, *, keep_graph: bool, lifted: bool = False) -> None:
         """Differentiate the images' scores (N,) down to the first layer; tensor hooks save each layer's gradient.
 
         Parameters receive no ``.grad``. A layer that the scores do not depend on gets a gradient of zero. ``lifted`` is
         for fp16, which cannot represent very small and very large numbers: each image's score is multiplied by a power
         of two, and its gradients are divided by the same number in float32. If they were infinite or tiny, the pass is
         repeated with another factor. This requires that each score depends on one image only, as in evaluation mode.
-
-        Returns:
-            True if the scores depend on any of the layers.
         """
         if not values.requires_grad:  # the target exists in no image
             for layer in dict.fromkeys(self.layers.values()):
                 layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
-            return False
+            return
         self.recording = False  # activation checkpointing runs modules again during the backward pass
         saved = list(dict.fromkeys(self.layers.values()))
         if not lifted:
-            return self._differentiate(saved, values.sum(), keep_graph=keep_graph)
+            self._differentiate(saved, values.sum(), keep_graph=keep_graph)
+            return
         lifts = torch.full_like(values, _LIFT, requires_grad=False)
         was_high = torch.zeros_like(lifts, dtype=torch.bool)
         for tries_left in range(_MOST_TRIES - 1, -1, -1):
-            reached = self._differentiate(saved, (values * lifts).sum(), keep_graph=True)
+            self._differentiate(saved, (values * lifts).sum(), keep_graph=True)
             batched = [layer for layer in saved if layer.output.shape[layer.images] == len(values)]
             peaks = [
                 layer.gradients[-1].detach().movedim(layer.images, 0).flatten(1).float().abs().amax(1).to(lifts.device)
@@ -99,18 +98,18 @@ class Tape:
         for layer in batched:
             gradient = layer.gradients[-1].float().movedim(layer.images, -1)
             layer.gradients[-1] = (gradient / lifts.to(gradient.device)).movedim(-1, layer.images)
-        return reached
 
     @staticmethod
-    def _differentiate(saved: list[Saved], score: Tensor, *, keep_graph: bool) -> bool:
+    def _differentiate(saved: list[Saved], score: Tensor, *, keep_graph: bool) -> None:
         count = len(saved[0].gradients)
         # Every layer is an input here: one on a parallel branch, such as a skip connection, is on no path to another.
         ends = [layer.end for layer in saved if layer.end is not None]
         torch.autograd.grad(score, cast("list[Tensor]", ends), retain_graph=keep_graph, allow_unused=True)
-        unreached = [layer for layer in saved if len(layer.gradients) == count]
-        for layer in unreached:
-            layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
-        return len(unreached) < len(saved)
+        for layer in saved:
+            if len(layer.gradients) > count:
+                layer.reached = True
+            else:
+                layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
 
 
 def _shares_memory(output: Tensor, arguments: list[Tensor]) -> bool:
