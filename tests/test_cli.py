@@ -94,14 +94,6 @@ class TestInstalled:
         assert "empty file" in rows[0]["error"]
         assert Path(rows[1]["file"]).is_file()
 
-    def test_without_network_the_error_says_what_to_type(self, plane: Path, tmp_path: Path) -> None:
-        nowhere = "http://127.0.0.1:9"
-        done = run(plane, "--model", "resnet18", TORCH_HOME=str(tmp_path), https_proxy=nowhere, HTTPS_PROXY=nowhere)
-        assert done.returncode == 2
-        assert "--weights FILE" in done.stderr
-        assert "camkit demo" in done.stderr
-        assert "Traceback" not in done.stderr
-
     def test_killed_leaves_whole_files_only(self, plane: Path, tmp_path: Path) -> None:
         pictures = []
         for number in range(40):
@@ -217,6 +209,18 @@ class TestInProcess:
         assert said in captured.err
         assert captured.err.count("\n") == 1
         assert captured.out == ""
+
+    def test_without_network_the_error_says_what_to_type(
+        self, plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+        for name in ("https_proxy", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
+        assert main([str(plane), "--model", "resnet18"]) == 2
+        said = capsys.readouterr().err
+        assert "--weights FILE" in said
+        assert "camkit demo" in said
+        assert "Traceback" not in said
 
     @pytest.mark.parametrize("arguments", [["x.png"], ["x.png", "--model", "demo-fair", "--wrong"], ["layers"]])
     def test_a_wrong_option_is_exit_code_2(self, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
