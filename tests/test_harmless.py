@@ -625,7 +625,7 @@ def test_the_callers_mode_changes_neither_result_nor_state(surroundings: str, me
 @pytest.mark.parametrize("precision", ["fp32", "bf16-forced", "fp16"])
 @pytest.mark.parametrize("method", ["gradcam", "cam"])
 def test_weights_still_learn_after_an_explanation_inside_the_callers_autocast(method: str, precision: str) -> None:
-    model = copy.deepcopy(trained("resnet18")).requires_grad_()
+    model = made(Parts)
     with torch.autocast("cpu", torch.bfloat16):
         camkit.explain(model, pictures(), method=method, precision=precision)
         model(pictures()).sum().backward()

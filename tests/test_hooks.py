@@ -73,6 +73,8 @@ def network(name: str) -> nn.Module:
     elif name == "transformer":
         model = models.VisionTransformer(64, 16, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=5)
         nn.init.normal_(model.heads.head.weight)  # torchvision initialises the head with zeros
+    elif name == "densenet":
+        model = models.DenseNet(block_config=(1, 1, 1, 2), num_classes=5)
     elif name in ("thrice", "skip"):
         model = {"thrice": Thrice, "skip": Skip}[name]()
     else:
@@ -117,7 +119,8 @@ def hooks_in(model: nn.Module) -> list[Any]:
 
 # --- recorded outputs and gradients are those of retain_grad() and of the full backward hook
 
-NETWORKS = ("resnet18", "vgg11", "densenet121", "thrice", "skip", "transformer")
+DEFAULT_NETWORKS = ("resnet18", "vgg11", "densenet", "thrice", "skip", "transformer")
+NETWORKS = represented_by(*DEFAULT_NETWORKS, among=[*DEFAULT_NETWORKS, "densenet121"])
 
 
 def kept_by_hand(model: nn.Module, inputs: Tensor) -> dict[str, list[tuple[list[Tensor], Tensor, Tensor]]]:
@@ -175,7 +178,8 @@ def test_gradients_are_those_of_the_full_backward_hook(name: str) -> None:
     for module in plain.modules():  # full backward hooks do not allow in-place changes
         if hasattr(module, "inplace"):
             module.inplace = False
-    written_later = {"densenet121": "features.norm5", "skip": "layer", "resnet18": ".bn2"}.get(name, "none")
+    norm = "features.norm5"
+    written_later = {"densenet": norm, "densenet121": norm, "skip": "layer", "resnet18": ".bn2"}.get(name, "none")
     expected: dict[str, list[Tensor]] = {}
     for layer, module in plain.named_modules():
         if not layer.endswith(written_later) and not list(module.children()):

@@ -5,6 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from checked import checked
+from jaxtyping import TypeCheckError
+
+from camkit.background.measures import Limits
+from camkit.engine.heatmap import to_heatmap
+from camkit.engine.passes import usable_precision
+from camkit.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -52,3 +60,28 @@ def test_public_names_are_pinned() -> None:
         "tensorboard",
     ]
     assert all(getattr(camkit, name) is not None for name in camkit.__all__)
+
+
+def returns_text(number: int) -> int:
+    @checked
+    def inner(number: int = 1) -> int:
+        return str(number)
+
+    return inner(number)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: usable_precision("fp32", "cpu"),  # a function
+        lambda: Limits("0.1", 0.1, 0.1),  # a dataclass
+        lambda: to_heatmap(torch.zeros(1, 4, 4, dtype=torch.int64), (8, 8)),  # a function with shapes
+        lambda: METHODS["hirescam"].weights(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 3, 4)),  # axes that must agree
+        lambda: checked(returns_text)("1"),
+        lambda: returns_text("1"),  # the argument of a function inside a function
+        lambda: returns_text(1),  # what it returns
+    ],
+)
+def test_a_wrong_type_is_an_error_while_the_tests_run(call) -> None:
+    with pytest.raises(TypeCheckError, match="type hint"):
+        call()

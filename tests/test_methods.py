@@ -131,6 +131,11 @@ def test_every_oracle_has_a_method_that_says_what_it_is() -> None:
         assert method.paper
 
 
+def test_every_method_has_an_oracle() -> None:
+    missing = [name for name in METHODS if name not in ORACLES]
+    assert not missing, f"{', '.join(missing)}: write the slow reference into tests/oracles.py and list it in ORACLES"
+
+
 @pytest.mark.parametrize("name", GRADIENT_NAMES)
 def test_shapes_are_checked_although_the_methods_do_not_import_torch(name: str) -> None:
     with pytest.raises(TypeCheckError):
