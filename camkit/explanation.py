@@ -78,8 +78,8 @@ class Explanation:
         layer_reason: why this layer was chosen.
         method: the method's name.
         status: "ok", or the reason why the heatmap is zero everywhere: "no_positive_evidence" if no cell supports the
-            target, "no_influence" if the target does not depend on the layer, "non_finite" if the map contains NaN or
-            infinity.
+            target, "no_influence" if the target's gradient at the layer is zero (it does not depend on the layer, or is
+            a saturated probability), "non_finite" if the map contains NaN or infinity.
         box: the part of the original picture that the model saw, in pixels of that picture; None if camkit could not
             follow the preprocessing, and then ``picture`` is the model's input.
         shown: the original picture, H x W x 3 uint8 RGB, or the model's input (C, H, W); ``picture`` is drawn from it.

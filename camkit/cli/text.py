@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 _NOTES = {
     "no_positive_evidence": "no positive evidence: nothing in the picture speaks for this target at this layer",
-    "no_influence": "no influence: this target does not depend on this layer; choose another layer or target",
+    "no_influence": (
+        "no influence: the target's gradient is zero at this layer; either the target does not depend on it, or it is "
+        "saturated, as a probability very close to 0 or 1 is; choose another layer, or a target that uses the logits"
+    ),
     "non_finite": "the map holds NaN or infinity, so no heat is drawn",
 }
 
