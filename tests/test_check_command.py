@@ -186,6 +186,13 @@ def test_a_baseline_of_another_layer_or_grid_is_refused_before_anything_is_compu
     assert not stages
 
 
+@pytest.mark.parametrize("function", [camkit.check, plan_check])
+def test_an_unknown_option_is_refused_with_the_nearest(function):
+    message = rf"{function.__name__}\(\) got an unexpected keyword argument 'regoins'; did you mean 'regions'\?"
+    with pytest.raises(TypeError, match=message):
+        function("demo-fair", "pictures", regoins="masks")
+
+
 @pytest.mark.extended
 def test_a_resumed_check_finds_the_baseline_that_it_renamed(biased, scenes, tmp_path):
     shutil.copy(biased[1] / "report.json", tmp_path / "report.json")

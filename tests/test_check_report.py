@@ -181,7 +181,7 @@ def evil(result):
 @pytest.mark.extended
 def test_a_class_name_with_markup_is_shown_as_text(browser, evil, tmp_path):
     file = tmp_path / "report.html"
-    file.write_text(check_html.render(evil, [], []))
+    file.write_text(check_html.render(evil))
     opened = browser.new_page()
     opened.goto(file.as_uri())
     title, cells = opened.title(), opened.inner_text("#table")
@@ -218,7 +218,7 @@ def test_junit_replaces_characters_that_xml_forbids_and_skips_waived_classes(res
     changed = replace(result, classes=renamed, judged=judged, failures={"a\x00.png": "what \x0b?"})
 
     for inconclusive, kinds in (("pass", ["skipped"]), ("fail", ["failure"])):
-        cases = ET.fromstring(junit.render(changed, inconclusive)).findall(".//testcase")
+        cases = ET.fromstring(junit.render(replace(changed, inconclusive=inconclusive))).findall(".//testcase")
         by_name = {case.get("name"): case for case in cases}
         assert list(by_name) == ["bi?rd?[0m", "c?r", "plane", "ship", "all classes together", "a?.png"]
         assert by_name["plane"].find("skipped").get("message").startswith("waived: until the new pictures")

@@ -11,14 +11,12 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from camkit.background.baseline import SCHEMA
 from camkit.background.check import CheckResult
-from camkit.background.measures import ImageRow, Measures
+from camkit.background.measures import OVERALL, ImageRow, Measures
 from camkit.background.plan import content_hash
 from camkit.background.report import words
 from camkit.background.verdict import Judgement
-
-SCHEMA = 1
-"""The version of the format."""
 
 DIGITS = 6
 """Digits after the point; see above."""
@@ -56,7 +54,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         },
         "warnings": [*result.warnings, *result.sanity.remarks],
         "sanity": {"agreement_with_hirescam": result.sanity.agreement, "like_random_weights": result.sanity.randomised},
-        "overall": _measures(result.overall, result.judged[""]),
+        "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
         "change": None if result.change is None else asdict(result.change),
         "images": [_image(row, hashes[row.name]) for row in result.images],
