@@ -23,7 +23,7 @@ from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
-from camkit.images.regions import measure_shades, preprocess_region
+from camkit.images.regions import ShadesBySize, preprocess_region
 from camkit.models.loaded import LoadedModel
 from camkit.types import Precision, Preprocess
 
@@ -54,6 +54,12 @@ class Plan:
     with_regions: bool
     today: dt.date
     answers_alike: dict[Precision, bool] = field(default_factory=dict)
+
+    @functools.cached_property
+    def shades(self) -> ShadesBySize:
+        """What black and white become in the model's preprocessing, kept for the last sizes of pictures."""
+        assert self.model.preprocess is not None
+        return ShadesBySize(self.model.preprocess)
 
     @property
     def edits(self) -> int:
@@ -178,11 +184,11 @@ def load_prepared(plan: Plan, item: Item) -> PreparedPicture:
     assert preprocess is not None
     picture = open_picture(item.path)
     tensor = prepare(picture, preprocess, item.name).tensor.float()
-    shades = measure_shades(preprocess, picture.size)
+    shades = plan.shades.of(picture.size)
     if not plan.with_regions:
         return PreparedPicture(tensor, shades)
     own = [in_pixels(annotation, picture.size) for annotation in item.objects]
     others = [in_pixels(annotation, picture.size) for annotation in item.others]
-    region = preprocess_region(object_region(own, picture.size, round_boxes=True), preprocess)
-    hole = preprocess_region(widened_boxes([*own, *others], picture.size), preprocess) > 0
+    region = preprocess_region(object_region(own, picture.size, round_boxes=True), preprocess, shades)
+    hole = preprocess_region(widened_boxes([*own, *others], picture.size), preprocess, shades) > 0
     return PreparedPicture(tensor, shades, region, hole)

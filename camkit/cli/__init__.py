@@ -115,7 +115,16 @@ def explain(
     if corners is not None and len(corners) != 4:
         raise InputError(f"--near takes left,top,right,bottom, not {near!r}")
     targets = TargetOptions(
-        tuple(target or ()), top_k, above, versus, direction, box, corners, mask, everywhere, similar_to
+        target=tuple(target or ()),
+        top_k=top_k,
+        above=above,
+        versus=versus,
+        direction=direction,
+        box=box,
+        near=corners,
+        mask=mask,
+        everywhere=everywhere,
+        similar_to=similar_to,
     )
     targets.check()
     files = find_pictures(pictures, skip=out)

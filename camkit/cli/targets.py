@@ -20,7 +20,7 @@ _COVERED = 0.5
 """A pixel of the model's input belongs to the mask if more than this share of it does."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TargetOptions:
     """The options that choose what to explain; without any, each picture's best class."""
 
