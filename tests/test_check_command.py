@@ -457,6 +457,23 @@ def test_the_table_is_flat(scenes, tmp_path):
     assert not any(isinstance(value, dict) for row in rows for value in row.values())
 
 
+def test_a_function_weights_the_heat_as_the_method_of_that_formula_does(scenes, tmp_path):
+    def mean_gradient(activations, gradients):
+        return gradients.mean((2, 3), keepdim=True)
+
+    data = copied(scenes, tmp_path, 2)
+    by_function = {"check": {**QUICK["check"], "method": mean_gradient}}
+
+    named = camkit.check("demo-fair", data, config=QUICK)
+    own = camkit.check("demo-fair", data, config=by_function, out=tmp_path / "out")
+
+    assert [row["energy"] for row in own.table()] == pytest.approx([row["energy"] for row in named.table()])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["settings"]["check"]["method"] == "mean_gradient"
+    assert "mean_gradient" in (tmp_path / "out" / "report.html").read_text()
+    assert own.hashes["settings"] != named.hashes["settings"]
+
+
 @pytest.mark.extended
 def test_waivers_hold_until_they_expire(scenes, tmp_path):
     data = copied(scenes, tmp_path, 8)

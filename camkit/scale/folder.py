@@ -19,6 +19,7 @@ from camkit.errors import CamkitError, OutputError, RunError
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.images.files import check_folder
+from camkit.methods import MethodLike
 from camkit.models.loaded import LoadedModel
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
@@ -28,6 +29,8 @@ _LONGEST_SLUG = 30
 """Characters of a layer's or a target's name in the name of a drawing."""
 _LONGEST_STEM = 120
 """Bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
+_NOT_IN_METHOD_NAMES = r"[^\w+.-]"
+"""Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
 _WRITERS = 2
 """Threads that draw and write, while the model computes in the main thread."""
 _MOST_UNWRITTEN = 8
@@ -68,7 +71,7 @@ def explain_files(
     out: Path,
     drawing: Drawing,
     *,
-    method: str | None = None,
+    method: MethodLike | None = None,
     layers: Sequence[str] | None = None,
     targets: Sequence[TargetLike] | None = None,
     precision: Precision = "fp32",
@@ -108,7 +111,8 @@ def explain_files(
     has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
 
     def file_for(row: Explanation, rank: int) -> Path:
-        parts = [names[Path(row.source)], row.method]
+        method = re.sub(_NOT_IN_METHOD_NAMES, "", row.method)
+        parts = [names[Path(row.source)], method]
         if layers:
             parts.append(_slug(row.layer))
         if targets:

@@ -33,7 +33,7 @@ from camkit.hooks import Call, Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
 from camkit.layers.names import WHOLE_MODEL, Selector, find_layers, modules_by_name, plain_name
-from camkit.methods import find_method
+from camkit.methods import MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.labels import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
@@ -103,7 +103,7 @@ class TrainingWatch:
         pictures_every: int | None = None,
         layers: Selector | Sequence[Selector] | None = None,
         target_layer: Layers | None = None,
-        method: str | None = None,
+        method: MethodLike | None = None,
         target: TargetLike | None = None,
         preprocess: Preprocess | None = None,
         labels: Labels | None = None,

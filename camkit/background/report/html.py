@@ -193,7 +193,7 @@ def _details(result: CheckResult) -> list[tuple[str, str]]:
     heat, edits = result.plan.forwards
     return [
         ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
-        ("method", check.method),
+        ("method", check.method_name),
         ("pictures shown to the model", f"{heat} for the heat, up to {edits} for the experiment"),
         ("correlation with HiResCAM's maps", words.number(sanity.agreement)),
         ("correlation with random weights' maps", words.number(sanity.randomised)),
