@@ -13,7 +13,7 @@ from typing import Any
 from camkit.background.baseline import Change
 from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
-from camkit.background.journal import Journal, Row
+from camkit.background.journal import EDITS, HEAT, Journal, Row
 from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, weakest
 from camkit.background.measuring import measure_all
 from camkit.background.plan import Plan
@@ -111,16 +111,16 @@ class CheckResult:
     @property
     def worst(self) -> str:
         """The class with the largest gap or attraction among those with the model's verdict; OVERALL if none has it."""
-
-        def largest_effect(name: str) -> float:
-            measures = self.classes[name]
-            measured = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction)]
-            return max((one.effect.value for one in measured if one is not None), default=-1.0)
-
         deciding = [
             name for name in self.classes if self.judged[name].verdict == self.verdict and not self.judged[name].waived
         ]
-        return max(deciding, key=largest_effect, default=OVERALL)
+        return max(deciding, key=lambda name: _largest_effect(self.classes[name]), default=OVERALL)
+
+
+def _largest_effect(measures: Measures) -> float:
+    """Return the gap or the attraction, whichever is larger; -1, below every difference of shares, without either."""
+    measured = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction)]
+    return max((one.effect.value for one in measured if one is not None), default=-1.0)
 
 
 def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str]) -> CheckResult:
@@ -134,7 +134,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     if plan.model.preprocess is None:
         raise InputError("the preprocessing of this model is not known; pass preprocess=...")
     heat_pass(plan, journal, progress)
-    all_heat = journal.rows("heat")
+    all_heat = journal.rows(HEAT)
     heat = _usable(all_heat)
     progress("sanity", 0, 1)
     sanity = check_sanity(
@@ -146,7 +146,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     )
     run_experiment(plan, journal, progress, lambda item: item.name in heat)
     progress("measures", 0, 1)
-    rows = image_rows(plan, heat, journal.rows("edits"))
+    rows = image_rows(plan, heat, journal.rows(EDITS))
     measures, judged = _judge(plan, rows, heat, sanity)
     first = next(iter(heat.values()))
     return CheckResult(

@@ -25,7 +25,8 @@ from camkit.errors import InputError, did_you_mean
 from camkit.methods import Method, find_method
 from camkit.types import Precision
 
-FILE = "camkit.toml"
+FILE, PROJECT_FILE = "camkit.toml", "pyproject.toml"
+"""The files that hold a config; in the second it is one table of many."""
 
 
 class _Section(BaseModel):
@@ -178,7 +179,7 @@ def find_config(folder: Path) -> Path | None:
     """Return the ``camkit.toml`` of a folder, or its ``pyproject.toml`` if that has a ``[tool.camkit]`` table."""
     if (folder / FILE).is_file():
         return folder / FILE
-    project = folder / "pyproject.toml"
+    project = folder / PROJECT_FILE
     return project if project.is_file() and _read_table(project) is not None else None
 
 
@@ -190,7 +191,7 @@ def _read_table(file: Path) -> dict[str, Any] | None:
         raise InputError(f"the config {file} cannot be read: {error}") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"the config {file} is not TOML: {error}") from error
-    if file.name != "pyproject.toml":
+    if file.name != PROJECT_FILE:
         return content
     tools = content.get("tool", {})
     table = tools.get("camkit") if isinstance(tools, dict) else None

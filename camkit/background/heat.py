@@ -13,7 +13,7 @@ from camkit.background import evidence, hints
 from camkit.background.answers import NO_ANSWER, answers_of
 from camkit.background.data import in_pixels
 from camkit.background.experiment import Answer
-from camkit.background.journal import Journal, Row, packed
+from camkit.background.journal import HEAT, Journal, Row, packed
 from camkit.background.plan import Plan
 from camkit.background.render import object_region, picture_size
 from camkit.background.values import Item, Progress
@@ -28,7 +28,7 @@ from camkit.types import Failure
 
 def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
     """Explain every picture that has no row in the journal yet, and save its row."""
-    todo = [item for item in plan.data.items if item.name not in journal.rows("heat")]
+    todo = [item for item in plan.data.items if item.name not in journal.rows(HEAT)]
     done = len(plan.data.items) - len(todo)
     progress("heat", done, len(plan.data.items))
     if not todo:
@@ -63,7 +63,7 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[Row]:
 
 
 def _heat_row(plan: Plan, item: Item, explanation: Explanation | Failure, answer: Answer | None) -> Row:
-    row: Row = {"kind": "heat", "name": item.name}
+    row: Row = {"kind": HEAT, "name": item.name}
     try:
         if isinstance(explanation, Failure):
             raise explanation.error
@@ -84,11 +84,7 @@ def _heat_row(plan: Plan, item: Item, explanation: Explanation | Failure, answer
         return row | hints.row_of(explanation, plan.settings.check.ring)
     except CamkitError as error:
         text = str(error).replace(str(item.path), item.name)  # the report must not depend on where the data lies
-        return {
-            "kind": "heat",
-            "name": item.name,
-            "error": text if item.name in text else f"{item.name}: {text}",
-        }
+        return {"kind": HEAT, "name": item.name, "error": text if item.name in text else f"{item.name}: {text}"}
 
 
 def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
