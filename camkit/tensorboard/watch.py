@@ -28,7 +28,7 @@ from camkit.engine.attach import backward_pass, starts
 from camkit.engine.passes import quiet_pass
 from camkit.engine.restore import eagerly
 from camkit.errors import CamkitError, InputError, LayerError, OutputError
-from camkit.explainer import Layers, explain
+from camkit.explainer import Layers, Options, explain
 from camkit.hooks import Call, Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
@@ -116,26 +116,17 @@ class TrainingWatch:
             raise InputError(f"pictures_every must be a number of steps from 1, 0 or None, not {pictures_every}")
         self._model, self._every = unwrapped(model), every
         self._pictures_every = every if pictures_every is None else pictures_every
-        if method is not None:
-            find_method(method)
         self._images = _separate(images, spatial_rank(self._model) + 1)
-        if not self._images:
-            raise InputError("a watch needs at least one picture")
-        self._explain_options: dict[str, Any] = {
+        self._layer = target_layer
+        self._explain_options: Options = {
             "method": method,
             "target": target,
             "preprocess": preprocess,
             "labels": labels,
         }
-        as_targets(target, as_labels(labels))
-        if target_layer is not None:
-            find_layers(self._model, target_layer)
-        for number, image in enumerate(self._images, start=1):
-            if not isinstance(image, Tensor):
-                prepare(image, preprocess, f"picture {number}")
+        self._check_explaining()
         if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
             raise InputError(f"scaler must be the GradScaler of the training, not a {type(scaler).__name__}")
-        self._layer = target_layer
         self._layers = _is_leaf if layers is None else layers
         find_layers(self._model, self._layers)
         self._scaler, self._scale = scaler, 1.0
@@ -151,6 +142,20 @@ class TrainingWatch:
         if graph:
             self._write_graph()
         self._hook_next_step()
+
+    def _check_explaining(self) -> None:
+        """Check what will be explained before the training starts, rather than at the first recorded step."""
+        options = self._explain_options
+        if options["method"] is not None:
+            find_method(options["method"])
+        if not self._images:
+            raise InputError("a watch needs at least one picture")
+        as_targets(options["target"], as_labels(options["labels"]))
+        if self._layer is not None:
+            find_layers(self._model, self._layer)
+        for number, image in enumerate(self._images, start=1):
+            if not isinstance(image, Tensor):
+                prepare(image, options["preprocess"], f"picture {number}")
 
     def step(self, number: int | None = None) -> None:
         """Count a finished step, and write it if it was recorded.
@@ -168,7 +173,9 @@ class TrainingWatch:
         self._remove_hooks()
         if recorded is not None:
             with self._writing():
-                self._write_step(*recorded, step)
+                recording, gradients = recorded
+                self._write_layers(recording, step)
+                self._write_parameters(gradients, step)
         if self._pictures_due is not None or (self._pictures_every and (self.steps - 1) % self._pictures_every == 0):
             self.pictures(step if self._pictures_due is None else self._pictures_due)
         if self.steps % self._every == 0 and not self._failed:
@@ -295,7 +302,7 @@ class TrainingWatch:
         if hooks is not None:
             hooks.close()
 
-    def _write_step(self, recording: Recording, gradients: dict[str, TensorSummary | None], step: int) -> None:
+    def _write_layers(self, recording: Recording, step: int) -> None:
         modules = modules_by_name(self._model)
         axes, axis = _channel_axes(modules), 0
         all_recorded = self._layers is _is_leaf  # otherwise the layer before may be missing
@@ -313,6 +320,8 @@ class TrainingWatch:
                     self._writer.add_scalar(tag, len(silent) / found.shape[channels], step)
             for tag, found in _tagged(f"gradients/{name}", _gradient(call), call.output):
                 self._write_distribution(tag, found.statistics.scaled(1 / self._scale), step)
+
+    def _write_parameters(self, gradients: Mapping[str, TensorSummary | None], step: int) -> None:
         squares: dict[str, float] = defaultdict(float)
         for name, summary in gradients.items():
             if summary is not None:
