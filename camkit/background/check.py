@@ -120,7 +120,7 @@ class CheckResult:
 def _largest_effect(measures: Measures) -> float:
     """Return the gap or the attraction, whichever is larger; -1, below every difference of shares, without either."""
     measured = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction)]
-    return max((one.effect.value for one in measured if one is not None), default=-1.0)
+    return max((one_fill.effect.value for one_fill in measured if one_fill is not None), default=-1.0)
 
 
 def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str]) -> CheckResult:

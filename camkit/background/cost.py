@@ -29,7 +29,7 @@ _SANITY_PASSES = 3
 """Heat passes over the sanity check's pictures: with the method, with HiResCAM, and with shuffled weights."""
 
 _RESAMPLINGS = 6
-"""How many bootstraps over all pictures the measures amount to, roughly: for all classes and for each of them."""
+"""Bootstraps over all pictures that take about as long as the measures: those of all classes and of each class."""
 
 _REPORT_SECONDS = 1.0
 """Time to write the reports."""

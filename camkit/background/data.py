@@ -295,7 +295,9 @@ class _AnnotationIndex:
     """
 
     def __init__(self, source: Annotations, pictures: Collection[str]) -> None:
-        self.categories = {normalize_name(one.category) for objects in source.objects.values() for one in objects}
+        self.categories = {
+            normalize_name(annotation.category) for objects in source.objects.values() for annotation in objects
+        }
         self._objects: dict[str, tuple[ObjectAnnotation, ...]] = {}
         for key in (_as_path, _as_path_without_extension, _as_name, _as_stem):
             annotated_names, picture_names = _group_by(key, source.objects), _group_by(key, pictures)

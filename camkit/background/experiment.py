@@ -32,7 +32,7 @@ from camkit.images.regions import Shades
 SAME, OTHER, REMOVED = "same", "other", "removed"
 EDITED_OBJECT, EDITED_BACKGROUND = "edited.object", "edited.background"
 NOISY_OBJECT, NOISY_BACKGROUND = "noise.object", "noise.background"
-"""The names of edits, and what the other names begin with."""
+"""The first parts of names, and the names that have no further parts."""
 
 NOISE = 0.25
 """Standard deviation of the noise, as a share of the distance from black to white (Moayeri et al. 2022)."""
@@ -149,7 +149,7 @@ def _any_of(candidates: Sequence[Item], rng: np.random.Generator) -> Item | None
 
 
 def _of_other_groups(candidates: Sequence[Item | None], item: Item) -> tuple[Item, ...]:
-    return tuple(one for one in candidates if one is not None and one.group != item.group)
+    return tuple(candidate for candidate in candidates if candidate is not None and candidate.group != item.group)
 
 
 def own_generator(name: str, seed: int) -> np.random.Generator:
@@ -207,7 +207,7 @@ def ring_edits(
 
 
 class EditName(NamedTuple):
-    """The name of an edit, taken apart; what the edit has not is empty.
+    """The parts of an edit's name. A part that the name does not have is empty.
 
     >>> EditName.of("same.blur.0.cat/7.jpg"), EditName.of("removed.tile").fill
     (EditName(arm='same', fill='blur', background='cat/7.jpg'), 'tile')
@@ -219,7 +219,7 @@ class EditName(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> EditName:
-        """Take a name apart; the background's own name may hold dots."""
+        """Split a name; the background's own name may contain dots."""
         arm, fill, *number_and_background = name.split(".", 3)
         return cls(arm, fill, "".join(number_and_background[1:]))
 
@@ -326,12 +326,14 @@ class _Queue:
         """Show the waiting edits to the model."""
         if not self.waiting:
             return
-        answers = self.answer(torch.stack([one.tensor for one in self.waiting]), [one.number for one in self.waiting])
+        answers = self.answer(
+            torch.stack([edit.tensor for edit in self.waiting]), [edit.number for edit in self.waiting]
+        )
         for edit, answer in zip(self.waiting, answers, strict=True):
             self.answers[edit.number][edit.name] = answer
         self.waiting.clear()
 
     def pop_complete(self) -> Iterator[tuple[int, dict[str, Answer]]]:
         """Give out the pictures whose edits are all answered."""
-        for number in [one for one, answers in self.answers.items() if len(answers) == self.edits_of[one]]:
+        for number in [picture for picture, answers in self.answers.items() if len(answers) == self.edits_of[picture]]:
             yield number, self.answers.pop(number)

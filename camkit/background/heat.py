@@ -88,7 +88,7 @@ def _heat_row(plan: Plan, item: Item, explanation: Explanation | Failure, answer
 
 
 def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
-    """Compare a map with its picture's region. An empty map has no measures, and neither has a cropped-away object.
+    """Compare a map with its picture's region. An empty map and a cropped object have no measures.
 
     Raises:
         CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.

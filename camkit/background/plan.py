@@ -42,7 +42,8 @@ class Plan:
             also includes classes that may be recognised by anything.
         with_regions: whether any object is annotated.
         today: the day that decides whether waivers are in force.
-        answers_alike: whether the model answers alike with the channels last; filled when that has been tried.
+        answers_alike: whether the model gives the same answers if its input has the channels last; filled in when that
+            was tried.
     """
 
     model: LoadedModel
@@ -112,9 +113,9 @@ def fingerprint(plan: Plan) -> dict[str, str]:
 def _describe_regions(item: Item) -> str:
     """Return a text that changes if any annotation of a picture does; a mask counts by the content of its file."""
     return ";".join(
-        f"{one.category}{one.box}{one.shares}{one.crowd}{one.size}"
-        f"{content_hash(one.outline) if isinstance(one.outline, Path) else repr(one.outline)}"
-        for one in (*item.objects, *item.others)
+        f"{annotation.category}{annotation.box}{annotation.shares}{annotation.crowd}{annotation.size}"
+        f"{content_hash(annotation.outline) if isinstance(annotation.outline, Path) else repr(annotation.outline)}"
+        for annotation in (*item.objects, *item.others)
     )
 
 

@@ -112,9 +112,13 @@ def _maps(
 
 def _median_correlation(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
     correlations = [
-        correlation(one, other)
-        for one, other in zip(first, second, strict=True)
-        if one is not None and other is not None and one.shape == other.shape and one.std() > 0 and other.std() > 0
+        correlation(map_1, map_2)
+        for map_1, map_2 in zip(first, second, strict=True)
+        if map_1 is not None
+        and map_2 is not None
+        and map_1.shape == map_2.shape
+        and map_1.std() > 0
+        and map_2.std() > 0
     ]
     return float(np.median(correlations)) if correlations else None
 

@@ -60,8 +60,8 @@ def diagnose(
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
         >>> _ = nn.init.constant_(net[0].bias, -100)
-        >>> found = camkit.diagnose(net, torch.rand(16, 1, 8, 3))
-        >>> [(one.kind, one.layer) for one in found.findings]
+        >>> diagnosis = camkit.diagnose(net, torch.rand(16, 1, 8, 3))
+        >>> [(finding.kind, finding.layer) for finding in diagnosis.findings]
         [('dead', '1'), ('no gradient', '0')]
     """
     if precision not in get_args(Precision):

@@ -312,14 +312,14 @@ class TrainingWatch:
                 continue
             axis = channel_axis(module, axis)
             channels = (all_recorded and axis) or axes[call.name]
-            for tag, found in _tagged(f"activations/{name}", call.output, call.output):
-                self._write_distribution(tag, found.statistics, step)
-            for tag, found in _tagged(f"dead_share/{name}", call.output, call.output):
-                if isinstance(module, RELUS) and len(found.shape) > 1 and found.shape[channels]:
-                    silent = found.silent[0 if channels == 1 else 1]
-                    self._writer.add_scalar(tag, len(silent) / found.shape[channels], step)
-            for tag, found in _tagged(f"gradients/{name}", _gradient(call), call.output):
-                self._write_distribution(tag, found.statistics.scaled(1 / self._scale), step)
+            for tag, summary in _tagged(f"activations/{name}", call.output, call.output):
+                self._write_distribution(tag, summary.statistics, step)
+            for tag, summary in _tagged(f"dead_share/{name}", call.output, call.output):
+                if isinstance(module, RELUS) and len(summary.shape) > 1 and summary.shape[channels]:
+                    silent = summary.silent[0 if channels == 1 else 1]
+                    self._writer.add_scalar(tag, len(silent) / summary.shape[channels], step)
+            for tag, summary in _tagged(f"gradients/{name}", _gradient(call), call.output):
+                self._write_distribution(tag, summary.statistics.scaled(1 / self._scale), step)
 
     def _write_parameters(self, gradients: Mapping[str, TensorSummary | None], step: int) -> None:
         squares: dict[str, float] = defaultdict(float)
@@ -337,10 +337,10 @@ class TrainingWatch:
             if not is_lazy(parameter):
                 self._write_distribution(f"weights/{plain_name(name)}", statistics(parameter), step)
 
-    def _write_distribution(self, tag: str, found: TensorStatistics, step: int) -> None:
-        add_histogram(self._writer, tag, found, step)
-        if found.nan or found.inf:
-            self._writer.add_scalar(f"nonfinite/{tag}", found.nan + found.inf, step)
+    def _write_distribution(self, tag: str, distribution: TensorStatistics, step: int) -> None:
+        add_histogram(self._writer, tag, distribution, step)
+        if distribution.nan or distribution.inf:
+            self._writer.add_scalar(f"nonfinite/{tag}", distribution.nan + distribution.inf, step)
 
     def _write_graph(self) -> None:
         try:

@@ -41,7 +41,9 @@ def sentence(result: CheckResult) -> str:
     """Return the verdict as a sentence, without the word itself."""
     model, worst = result.plan.model.name, result.worst
     failing = [
-        name for name, one in result.judged.items() if one.verdict == "FAIL" and name != OVERALL and not one.waived
+        name
+        for name, judgement in result.judged.items()
+        if judgement.verdict == "FAIL" and name != OVERALL and not judgement.waived
     ]
     if result.verdict == "FAIL" and failing:
         more = len(failing) - _MAX_CLASSES
@@ -62,9 +64,9 @@ def change_since_baseline(result: CheckResult) -> str:
     if change is None:
         return ""
     parts = [
-        f"{name} {one.value:+.2f} (95% interval {number(one.low)} to {number(one.high)})"
-        for name, one in (("gap", change.gap), ("skill", change.skill))
-        if one is not None
+        f"{name} {estimate.value:+.2f} (95% interval {number(estimate.low)} to {number(estimate.high)})"
+        for name, estimate in (("gap", change.gap), ("skill", change.skill))
+        if estimate is not None
     ]
     return f"change since the baseline, on {change.pictures} pictures: {', '.join(parts) or 'nothing to compare'}"
 
