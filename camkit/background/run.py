@@ -20,7 +20,7 @@ from camkit.background.config import Settings, read_config, settings_from
 from camkit.background.data import read_data
 from camkit.background.heat import heat_rows
 from camkit.background.journal import Journal
-from camkit.background.plan import SPARE_PICTURES, Plan, content_hash, fingerprint, make_plan
+from camkit.background.plan import SPARE_PICTURES, Plan, fingerprint, make_plan
 from camkit.background.report import REPORTS, words
 from camkit.background.values import Dataset, Inconclusive, Progress, Stage
 from camkit.engine.passes import usable_precision
@@ -202,7 +202,7 @@ def finish_check(
             _set_aside_reports(out)
         result = replace(run_check(plan, rows, progress, hashes), inconclusive=inconclusive)
         if earlier is not None:
-            contents = {item.name: content_hash(item.path) for item in plan.data.items}
+            contents = {item.name: plan.files.of(item.path) for item in plan.data.items}
             seed = plan.settings.check.seed
             change = compare(earlier, result.images, contents, result.layer, result.grids, seed)
             result = replace(result, change=change, warnings=(*result.warnings, *change.worse))

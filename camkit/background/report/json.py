@@ -14,7 +14,6 @@ from typing import Any
 from camkit.background.baseline import SCHEMA
 from camkit.background.check import CheckResult
 from camkit.background.measures import OVERALL, ImageRow, Measures
-from camkit.background.plan import content_hash
 from camkit.background.report import words
 from camkit.background.verdict import Judgement
 
@@ -30,7 +29,7 @@ def render(result: CheckResult) -> str:
 def as_dict(result: CheckResult) -> dict[str, Any]:
     """Return the report as plain values, without rounding."""
     plan = result.plan
-    hashes = {item.name: content_hash(item.path) for item in plan.data.items}
+    hashes = {item.name: plan.files.of(item.path) for item in plan.data.items}
     return {
         "schema": SCHEMA,
         "camkit": words.VERSION,
