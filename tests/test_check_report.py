@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 import camkit
+from camkit.background.report import REPORTS, junit, markdown
 from camkit.background.report import html as check_html
 from camkit.background.report import json as check_json
-from camkit.background.report import junit, markdown
 from camkit.background.run import write_reports
 from camkit.demo.checked import write_scenes
 
@@ -30,6 +30,12 @@ def out(result, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     write_reports(result, folder)
     return folder
+
+
+def test_each_entry_of_the_table_becomes_a_file_with_its_text(result, out):
+    assert {file.name for file in out.iterdir()} == set(REPORTS)
+    for name, render in REPORTS.items():
+        assert (out / name).read_text() == render(result)
 
 
 @pytest.fixture
