@@ -18,7 +18,9 @@ An exception raised by the user's own model, preprocessing or target passes thro
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 
 class CamkitError(Exception):
@@ -63,6 +65,18 @@ class RunError(CamkitError, RuntimeError):
 
 _SIMILAR = 0.6
 """difflib's usual threshold: one mistyped letter in a short name stays above it."""
+
+
+def refuse_unknown_options(function: Callable[..., Any], options: Iterable[str], known: Collection[str]) -> None:
+    """Refuse options that a function does not have, as Python does for arguments that its signature lists.
+
+    Raises:
+        TypeError: an option is not among the known ones; the message suggests the nearest argument of the function.
+    """
+    unknown = next((name for name in options if name not in known), None)
+    if unknown is not None:
+        hint = did_you_mean(unknown, [*inspect.signature(function).parameters, *known])
+        raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}{hint}")
 
 
 def did_you_mean(word: str, choices: Iterable[str], limit: int = 3) -> str:

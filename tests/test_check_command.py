@@ -186,6 +186,13 @@ def test_a_baseline_of_another_layer_or_grid_is_refused_before_anything_is_compu
     assert not stages
 
 
+@pytest.mark.parametrize("function", [camkit.check, plan_check])
+def test_an_unknown_option_is_refused_with_the_nearest(function):
+    message = rf"{function.__name__}\(\) got an unexpected keyword argument 'regoins'; did you mean 'regions'\?"
+    with pytest.raises(TypeError, match=message):
+        function("demo-fair", "pictures", regoins="masks")
+
+
 @pytest.mark.extended
 def test_a_resumed_check_finds_the_baseline_that_it_renamed(biased, scenes, tmp_path):
     shutil.copy(biased[1] / "report.json", tmp_path / "report.json")
@@ -448,6 +455,23 @@ def test_the_table_is_flat(scenes, tmp_path):
     assert len(rows) == 16
     assert {"name", "label", "energy", "same_tile", "other_blur", "removed_tile"} <= rows[0].keys()
     assert not any(isinstance(value, dict) for row in rows for value in row.values())
+
+
+def test_a_function_weights_the_heat_as_the_method_of_that_formula_does(scenes, tmp_path):
+    def mean_gradient(activations, gradients):
+        return gradients.mean((2, 3), keepdim=True)
+
+    data = copied(scenes, tmp_path, 2)
+    by_function = {"check": {**QUICK["check"], "method": mean_gradient}}
+
+    named = camkit.check("demo-fair", data, config=QUICK)
+    own = camkit.check("demo-fair", data, config=by_function, out=tmp_path / "out")
+
+    assert [row["energy"] for row in own.table()] == pytest.approx([row["energy"] for row in named.table()])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["settings"]["check"]["method"] == "mean_gradient"
+    assert "mean_gradient" in (tmp_path / "out" / "report.html").read_text()
+    assert own.hashes["settings"] != named.hashes["settings"]
 
 
 @pytest.mark.extended

@@ -136,6 +136,8 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, text: str, mes
         ("[check]\nper_class = {a = 1}", "check.per_class"),
         ("[check]\nseed = -1", "check.seed"),
         ("[check]\nseed = 99999999999999999999999999", "check.seed"),
+        ("[check]\nmethod = 3", "check.method"),
+        ("[check]\nmethod = ['gradcam', 'layercam']", "check.method"),
         ("[check]\nring = 0.5", "check.ring"),
         ("[check]\nring = nan", "check.ring"),
         ("[check]\nprecision = 'fp8'", "check.precision"),

@@ -16,7 +16,7 @@ from PIL import Image
 
 from camkit.background.classes import match_classes, parse_class_map, read_class_map
 from camkit.background.data import read_data
-from camkit.background.plan import without_duplicates
+from camkit.background.plan import FileHashes, without_duplicates
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
 from camkit.errors import InputError
@@ -142,7 +142,7 @@ def test_copies_are_left_out_and_copies_in_another_class_are_listed_separately(t
     pictures(tmp_path, "cat/a.png", "dog/b.png")
     for copy in ("cat/c.png", "dog/d.png"):
         (tmp_path / copy).write_bytes((tmp_path / "cat/a.png").read_bytes())
-    dataset = without_duplicates(read_data(tmp_path))
+    dataset = without_duplicates(read_data(tmp_path), FileHashes())
     assert labels(dataset) == {"cat/a.png": "cat", "dog/b.png": "dog"}
     assert dataset.left_out["copies of another picture"] == ("cat/c.png",)
     assert dataset.left_out["copies of a picture of another class"] == ("dog/d.png",)

@@ -21,7 +21,7 @@ from camkit.background.regions import boxes, coco, find_regions, masks, read_reg
 from camkit.background.render import object_region, widened_boxes
 from camkit.background.values import Annotations, ObjectAnnotation
 from camkit.errors import ImageError, InputError
-from camkit.images.regions import measure_shades, preprocess_region
+from camkit.images.regions import ShadesBySize, measure_shades, preprocess_region
 from camkit.types import Box
 
 SIZE = (40, 30)  # width, height
@@ -850,10 +850,12 @@ def test_shades_are_kept_for_a_limited_number_of_sizes() -> None:
         sizes.append(picture.size)
         return tv.to_tensor(picture.resize((4, 4)))
 
-    first = measure_shades(counted, (8, 8))
-    assert measure_shades(counted, (8, 8)) is first
+    shades = ShadesBySize(counted)
+    first = shades.of((8, 8))
+    assert shades.of((8, 8)) is first
     assert len(sizes) == 2
     for side in range(100):
-        measure_shades(counted, (9, 9 + side))
-    assert measure_shades(counted, (8, 8)) is not first
-    assert bool((measure_shades(counted, (8, 8)).white == 1).all())
+        shades.of((9, 9 + side))
+    assert shades.of((8, 8)) is not first
+    assert bool((shades.of((8, 8)).white == 1).all())
+    assert ShadesBySize(counted).of((8, 8)) is not shades.of((8, 8))

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 import camkit
+from camkit.background.report import REPORTS, junit, markdown
 from camkit.background.report import html as check_html
 from camkit.background.report import json as check_json
-from camkit.background.report import junit, markdown
 from camkit.background.run import write_reports
 from camkit.demo.checked import write_scenes
 
@@ -30,6 +30,12 @@ def out(result, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     write_reports(result, folder)
     return folder
+
+
+def test_each_entry_of_the_table_becomes_a_file_with_its_text(result, out):
+    assert {file.name for file in out.iterdir()} == set(REPORTS)
+    for name, render in REPORTS.items():
+        assert (out / name).read_text() == render(result)
 
 
 @pytest.fixture
@@ -181,7 +187,7 @@ def evil(result):
 @pytest.mark.extended
 def test_a_class_name_with_markup_is_shown_as_text(browser, evil, tmp_path):
     file = tmp_path / "report.html"
-    file.write_text(check_html.render(evil, [], []))
+    file.write_text(check_html.render(evil))
     opened = browser.new_page()
     opened.goto(file.as_uri())
     title, cells = opened.title(), opened.inner_text("#table")
@@ -218,7 +224,7 @@ def test_junit_replaces_characters_that_xml_forbids_and_skips_waived_classes(res
     changed = replace(result, classes=renamed, judged=judged, failures={"a\x00.png": "what \x0b?"})
 
     for inconclusive, kinds in (("pass", ["skipped"]), ("fail", ["failure"])):
-        cases = ET.fromstring(junit.render(changed, inconclusive)).findall(".//testcase")
+        cases = ET.fromstring(junit.render(replace(changed, inconclusive=inconclusive))).findall(".//testcase")
         by_name = {case.get("name"): case for case in cases}
         assert list(by_name) == ["bi?rd?[0m", "c?r", "plane", "ship", "all classes together", "a?.png"]
         assert by_name["plane"].find("skipped").get("message").startswith("waived: until the new pictures")

@@ -18,6 +18,7 @@ from tiers import represented_by
 import camkit
 from camkit.cli import main
 from camkit.demo.scenes import scene_paths
+from camkit.scale.folder import Drawing, Written, explain_files
 
 COMMANDS = ("check", "diagnose", "features", "layers", "methods", "demo")
 CAMKIT = str(Path(sys.executable).parent / "camkit")
@@ -323,3 +324,22 @@ class TestInProcess:
         odd.write_bytes(plane.read_bytes())
         assert main([str(odd), "--model", "demo-fair", "--out", str(tmp_path)]) == 0
         assert "[red]x[bold].jpg" in capsys.readouterr().out
+
+
+def test_files_are_explained_with_a_function_and_named_after_it(plane: Path, tmp_path: Path) -> None:
+    def positive(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        return gradients.relu()
+
+    model = camkit.load_model("demo-fair")
+    named = camkit.explain(model, plane, method="layercam")
+    for method, name in (
+        (positive, "positive"),
+        (lambda _, gradients: gradients.relu(), "lambda"),
+        (camkit.METHODS["layercam"], "layercam"),
+    ):
+        (row,) = explain_files(model, [plane], tmp_path, Drawing(), method=method)
+        assert isinstance(row, Written)
+        assert isinstance(named, camkit.Explanation)
+        assert np.array_equal(row.explanation.raw, named.raw)
+        assert row.file == tmp_path / f"{plane.stem}.{name}.png"
+        assert row.file.exists()

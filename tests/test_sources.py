@@ -489,7 +489,7 @@ def test_the_command_line_passes_everything_on(own, tmp_path, capfd):
     ("options", "said"),
     [
         ({"top_k": 2, "above": 0.5}, "--top-k and --above exclude each other"),
-        ({"box": 1, "near": (0.0, 0.0, 9.0, 9.0)}, "--box and --near exclude"),
+        ({"box": 1, "near": "0,0,9,9"}, "--box and --near exclude"),
         ({"similar_to": Path("a.png"), "target": ["1"]}, "--similar-to and --target exclude"),
         ({"versus": "1", "everywhere": True, "target": ["0"]}, "--versus and --everywhere exclude"),
         ({"mask": Path("m.png"), "direction": "up", "target": ["0"]}, "exclude"),

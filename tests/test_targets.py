@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.errors import CamkitError, TargetError
-from camkit.targets import ClassTarget, FunctionTarget, TopTarget, as_targets, logits_of, top
+from camkit.targets import ClassTarget, FunctionTarget, Scores, Target, TopTarget, as_targets, logits_of, top
 
 LABELS = ("cat", "dog", "hot dog", "Crane", "5")
 IMAGENET = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
@@ -376,6 +376,57 @@ def test_more_best_classes_than_there_are_is_one_sentence(net, images):
 def test_less_than_one_best_class_is_one_sentence(count):
     with pytest.raises(TargetError, match=str(count)):
         top(count)
+
+
+# --- targets of the user's own ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sum(Target):
+    """The sum of some classes' logits: a target as a newcomer would write one."""
+
+    names: tuple[str, ...]
+    indices: tuple[int, ...] = ()
+
+    def bind(self, labels, activation):
+        return Sum(self.names, tuple(labels.index(name) for name in self.names))
+
+    def __call__(self, output, batch):
+        return Scores(logits_of(output, batch)[:, list(self.indices)].sum(1), description=" and ".join(self.names))
+
+
+def test_a_subclass_of_target_is_a_target_wherever_targets_are_taken(net, images):
+    expected = logits(net, images)[:, [0, 1]].sum(1)
+
+    alone = explain(net, images, Sum(("cat", "dog")), labels=LABELS)
+    listed = explain(net, images, ["dog", Sum(("cat", "dog"))], labels=LABELS)
+    held = camkit.Explainer(net, "features", labels=LABELS)(images[0], Sum(("cat", "dog")))
+
+    assert [row.score for row in alone] == pytest.approx(expected.tolist(), abs=1e-6)
+    assert [row.label for row in listed] == ["dog", "cat and dog"] * 3
+    assert held.score == pytest.approx(expected[0].item(), abs=1e-6)
+
+
+def test_every_target_of_the_module_is_a_subclass_of_target():
+    named = [getattr(camkit.targets, name) for name in camkit.targets.__all__]
+    classes = {item for item in named if isinstance(item, type)} - {Scores}
+
+    assert all(issubclass(item, Target) for item in classes)
+    assert len(classes) == 11
+
+
+MAKERS = [
+    name for name in camkit.targets.__all__ if name.islower() and name not in ("as_targets", "describe", "logits_of")
+]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_function_of_the_module_in_place_of_its_result_is_one_sentence(net, images, name):
+    with pytest.raises(TargetError) as caught:
+        explain(net, images, getattr(camkit.targets, name))
+
+    assert_one_sentence(caught.value)
+    assert f"target is the function {name}; call it" in str(caught.value)
 
 
 # --- the output -------------------------------------------------------------------------------------------------------

@@ -89,6 +89,22 @@ def test_the_first_and_every_nth_step_are_recorded(watched):
     assert events.Tags()["graph"]
 
 
+def test_a_function_weights_the_heat_that_is_watched(tmp_path):
+    given = []
+
+    def mean_gradient(activations, gradients):
+        given.append((activations.shape, gradients.shape))
+        return gradients.mean((2, 3), keepdim=True)
+
+    for folder, method in (("own", mean_gradient), ("named", "gradcam")):
+        with TrainingWatch(network(), batch()[0][:2], tmp_path / folder, method=method, graph=False) as watch:
+            watch.pictures()
+
+    own, named = (read(tmp_path / folder).Images("heat")[0].encoded_image_string for folder in ("own", "named"))
+    assert given
+    assert own == named
+
+
 def test_gradient_norms_are_those_of_the_parameters(watched):
     folder, noted, _ = watched
     events = read(folder)

@@ -17,8 +17,11 @@ from camkit.errors import InputError
 _COMPARED = {"sha256", "same", "other", "energy", "shuffled", "ceiling"}
 """The fields of a picture in an earlier report that the comparison reads."""
 
-_SCHEMA = 1
-"""The schema of ``report.json`` that this version reads."""
+BASELINE_FILE = "report.json"
+"""The file name of the report that later runs can be compared with."""
+
+SCHEMA = 1
+"""The schema of that report which this version writes and reads."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,14 @@ def read_baseline(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"the baseline {file} cannot be read: {error}") from error
     if not isinstance(report, dict) or not {"schema", "hashes", "images", "layer", "grids"} <= report.keys():
-        raise InputError(f"{file} is not a report.json of camkit check")
+        raise InputError(f"{file} is not a {BASELINE_FILE} of camkit check")
     lists = (report["images"], report["grids"])
     if not isinstance(report["hashes"], dict) or not all(isinstance(value, list) for value in lists):
         raise InputError(f"the baseline {file} is damaged; make a new baseline")
     if not all(isinstance(image, dict) and image.keys() >= _COMPARED for image in report["images"]):
         raise InputError(f"the baseline {file} is damaged: fields of its pictures are missing; make a new baseline")
-    if report["schema"] != _SCHEMA:
-        raise InputError(f"the baseline {file} has schema {report['schema']}, but this camkit reads schema {_SCHEMA}")
+    if report["schema"] != SCHEMA:
+        raise InputError(f"the baseline {file} has schema {report['schema']}, but this camkit reads schema {SCHEMA}")
     return report
 
 

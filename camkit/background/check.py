@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from camkit.background.baseline import Change
 from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
-from camkit.background.journal import Journal, Row
+from camkit.background.journal import EDITS, HEAT, Journal, Row
 from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, weakest
 from camkit.background.measuring import measure_all
 from camkit.background.plan import Plan
 from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, check_sanity
 from camkit.background.trial import run_experiment
-from camkit.background.values import Progress
+from camkit.background.values import Inconclusive, Progress
 from camkit.background.verdict import Judgement, judge
 from camkit.errors import InputError, RunError
 
@@ -44,6 +44,7 @@ class CheckResult:
         warnings: what the reader should know about the data and the config.
         change: the change since the baseline; None without a baseline.
         report: the HTML report; None if none was written.
+        inconclusive: whether INCONCLUSIVE counts as a "pass" or as a failure ("fail"), also in the JUnit XML.
     """
 
     reasons: tuple[str, ...]
@@ -60,6 +61,7 @@ class CheckResult:
     warnings: tuple[str, ...] = field(default=())
     report: Path | None = None
     change: Change | None = None
+    inconclusive: Inconclusive = "pass"
 
     @property
     def grids(self) -> list[str]:
@@ -71,12 +73,12 @@ class CheckResult:
         """The verdict on the model."""
         return self.judged[OVERALL].verdict
 
-    def assert_ok(self, *, inconclusive: Literal["pass", "fail"] = "pass") -> None:
+    def assert_ok(self, *, inconclusive: Inconclusive | None = None) -> None:
         """Do nothing if the model may ship, and raise otherwise; for tests.
 
         Raises:
-            AssertionError: the verdict is FAIL, or it is INCONCLUSIVE and ``inconclusive`` is "fail". The message names
-                the worst class, its numbers and the report.
+            AssertionError: the verdict is FAIL, or it is INCONCLUSIVE and ``inconclusive`` (None: the result's own) is
+                "fail". The message names the worst class, its numbers and the report.
         """
         if self.exit_code(inconclusive):
             why = "; ".join(reason.text for reason in self.judged[self.worst].reasons)
@@ -84,10 +86,13 @@ class CheckResult:
             worst = "" if self.worst == OVERALL else f"class {self.worst!r}: "
             raise AssertionError(f"{self.verdict}: {worst}{why}{report}")
 
-    def exit_code(self, inconclusive: Literal["pass", "fail"] = "pass") -> int:
-        """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE if ``inconclusive`` is "fail"."""
+    def exit_code(self, inconclusive: Inconclusive | None = None) -> int:
+        """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE if ``inconclusive`` is "fail".
+
+        ``inconclusive`` is the result's own if it is None.
+        """
         if self.verdict == "INCONCLUSIVE":
-            return 3 if inconclusive == "fail" else 0
+            return 3 if (inconclusive or self.inconclusive) == "fail" else 0
         return int(self.verdict == "FAIL")
 
     def table(self) -> list[dict[str, Any]]:
@@ -106,16 +111,16 @@ class CheckResult:
     @property
     def worst(self) -> str:
         """The class with the largest gap or attraction among those with the model's verdict; OVERALL if none has it."""
-
-        def largest_effect(name: str) -> float:
-            measures = self.classes[name]
-            measured = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction)]
-            return max((one.effect.value for one in measured if one is not None), default=-1.0)
-
         deciding = [
             name for name in self.classes if self.judged[name].verdict == self.verdict and not self.judged[name].waived
         ]
-        return max(deciding, key=largest_effect, default=OVERALL)
+        return max(deciding, key=lambda name: _largest_effect(self.classes[name]), default=OVERALL)
+
+
+def _largest_effect(measures: Measures) -> float:
+    """Return the gap or the attraction, whichever is larger; -1, below every difference of shares, without either."""
+    measured = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction)]
+    return max((one_fill.effect.value for one_fill in measured if one_fill is not None), default=-1.0)
 
 
 def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str]) -> CheckResult:
@@ -129,7 +134,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     if plan.model.preprocess is None:
         raise InputError("the preprocessing of this model is not known; pass preprocess=...")
     heat_pass(plan, journal, progress)
-    all_heat = journal.rows("heat")
+    all_heat = journal.rows(HEAT)
     heat = _usable(all_heat)
     progress("sanity", 0, 1)
     sanity = check_sanity(
@@ -141,7 +146,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     )
     run_experiment(plan, journal, progress, lambda item: item.name in heat)
     progress("measures", 0, 1)
-    rows = image_rows(plan, heat, journal.rows("edits"))
+    rows = image_rows(plan, heat, journal.rows(EDITS))
     measures, judged = _judge(plan, rows, heat, sanity)
     first = next(iter(heat.values()))
     return CheckResult(

@@ -173,7 +173,9 @@ def parse_class_map(table: Mapping[str, Any], source: str) -> dict[str, list[int
         if str(name).startswith("_"):
             continue
         entries = list(value) if isinstance(value, (list, tuple)) else [value]
-        if not entries or not all(isinstance(one, (Integral, str)) and not isinstance(one, bool) for one in entries):
+        if not entries or not all(
+            isinstance(entry, (Integral, str)) and not isinstance(entry, bool) for entry in entries
+        ):
             raise InputError(f"{source}: {name!r} must have indices or labels of the model, not {value!r}")
-        class_map[str(name)] = [one if isinstance(one, str) else int(one) for one in entries]
+        class_map[str(name)] = [entry if isinstance(entry, str) else int(entry) for entry in entries]
     return class_map

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import datetime as dt
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    StringConstraints,
+    ValidationError,
+    field_serializer,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from camkit.background.classes import normalize_name
 from camkit.errors import InputError, did_you_mean
+from camkit.methods import Method, find_method
 from camkit.types import Precision
 
-FILE = "camkit.toml"
+FILE, PROJECT_FILE = "camkit.toml", "pyproject.toml"
+"""The files that hold a config; in the second it is one table of many."""
 
 
 class _Section(BaseModel):
@@ -59,7 +70,9 @@ class CheckSection(_Section):
         seed: seeds the sample, the partners and the bootstrap.
         batch_size: pictures in one forward pass. It does not change the result.
         layer: the layer whose heat is measured; None lets camkit choose.
-        method: the method that computes the heat.
+        method: the method that computes the heat: a name or, if the settings are a mapping, a function
+            ``(activations, gradients) -> weights`` or an entry of ``METHODS``. Reports and the hash of the settings
+            know a function by its name.
         precision: the floating-point precision of the model.
         ring: width of the outer ring, as a share of the picture's sides.
         ring_is_background: without regions, whether exchanging the ring can fail a model instead of only warn.
@@ -71,10 +84,19 @@ class CheckSection(_Section):
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     batch_size: int = Field(default=32, ge=1)
     layer: str | None = None
-    method: str = "gradcam"
+    method: str | InstanceOf[Method] | Callable[..., Any] = "gradcam"
     precision: Precision = "fp32"
     ring: float = Field(default=0.15, gt=0, lt=0.5)
     ring_is_background: bool = False
+
+    @property
+    def method_name(self) -> str:
+        """The name of the method."""
+        return self.method if isinstance(self.method, str) else find_method(self.method).name
+
+    @field_serializer("method")
+    def _dump_method(self, method: object) -> str:  # noqa: ARG002 - pydantic passes the value
+        return self.method_name
 
 
 class LimitsSection(_Section):
@@ -157,7 +179,7 @@ def find_config(folder: Path) -> Path | None:
     """Return the ``camkit.toml`` of a folder, or its ``pyproject.toml`` if that has a ``[tool.camkit]`` table."""
     if (folder / FILE).is_file():
         return folder / FILE
-    project = folder / "pyproject.toml"
+    project = folder / PROJECT_FILE
     return project if project.is_file() and _read_table(project) is not None else None
 
 
@@ -169,7 +191,7 @@ def _read_table(file: Path) -> dict[str, Any] | None:
         raise InputError(f"the config {file} cannot be read: {error}") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"the config {file} is not TOML: {error}") from error
-    if file.name != "pyproject.toml":
+    if file.name != PROJECT_FILE:
         return content
     tools = content.get("tool", {})
     table = tools.get("camkit") if isinstance(tools, dict) else None

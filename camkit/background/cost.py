@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from camkit.background.heat import heat_rows
+from camkit.background.journal import EDITS, HEAT
 from camkit.background.plan import Plan
 from camkit.background.sanity import SANITY_PICTURES
 from camkit.background.statistics import bootstrap_sums
@@ -28,7 +29,7 @@ _SANITY_PASSES = 3
 """Heat passes over the sanity check's pictures: with the method, with HiResCAM, and with shuffled weights."""
 
 _RESAMPLINGS = 6
-"""How many bootstraps over all pictures the measures amount to, roughly: for all classes and for each of them."""
+"""Bootstraps over all pictures that take about as long as the measures: those of all classes and of each class."""
 
 _REPORT_SECONDS = 1.0
 """Time to write the reports."""
@@ -80,10 +81,10 @@ def estimate_cost(plan: Plan, done: Mapping[str, int] | None = None) -> Cost:
     rows = max(1, len(items))
     resampling = _seconds(lambda: bootstrap_sums(np.ones((rows, 3)), np.arange(rows), [0]))
     return Cost(
-        heat=per_heat * max(0, len(items) - done.get("heat", 0)),
+        heat=per_heat * max(0, len(items) - done.get(HEAT, 0)),
         sanity=_SANITY_PASSES * per_heat * min(SANITY_PICTURES, len(items))
         + max(0.0, first_pass - len(few) * per_heat),
-        experiment=per_trial * max(0, len(sample) - done.get("edits", 0)),
+        experiment=per_trial * max(0, len(sample) - done.get(EDITS, 0)),
         measures=_RESAMPLINGS * resampling + _STRIPS * (per_heat + per_trial / 2) + _REPORT_SECONDS,
     )
 

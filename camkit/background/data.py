@@ -179,22 +179,22 @@ def _label_pictures(
     if len(with_pictures) == 1 and has_categories:  # one folder of pictures beside annotations, such as JPEGImages
         return _label_by_largest(data, sources, only, skip)
     if with_pictures:
-        items = [
-            Item(file.relative_to(data).as_posix(), file, label, file.relative_to(data).as_posix())
-            for label, files in by_class.items()
-            for file in files
-        ]
-        left_out = {
-            "classes without pictures": tuple(name for name in by_class if name not in with_pictures),
-            "folders that hold regions by their name": tuple(
-                folder.name for folder in folders if folder.name not in by_class
-            ),
-        }
-        return _Labelled(items, "a folder per class", _without_empty(left_out))
+        return _label_by_folder(data, by_class, [folder.name for folder in folders if folder.name not in by_class])
     table = _find_table(data)
     if table is not None:
         return _label_by_table(table, group)
     return _label_by_largest(data, sources, only, skip)
+
+
+def _label_by_folder(data: Path, by_class: Mapping[str, Sequence[Path]], of_regions: Sequence[str]) -> _Labelled:
+    """Give each picture the class that its folder is named after; ``of_regions`` are folders that hold regions."""
+    names = {file: file.relative_to(data).as_posix() for files in by_class.values() for file in files}
+    items = [Item(names[file], file, label, names[file]) for label, files in by_class.items() for file in files]
+    left_out = {
+        "classes without pictures": tuple(name for name, files in by_class.items() if not files),
+        "folders that hold regions by their name": tuple(of_regions),
+    }
+    return _Labelled(items, "a folder per class", _without_empty(left_out))
 
 
 def _without_empty(left_out: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -295,7 +295,9 @@ class _AnnotationIndex:
     """
 
     def __init__(self, source: Annotations, pictures: Collection[str]) -> None:
-        self.categories = {normalize_name(one.category) for objects in source.objects.values() for one in objects}
+        self.categories = {
+            normalize_name(annotation.category) for objects in source.objects.values() for annotation in objects
+        }
         self._objects: dict[str, tuple[ObjectAnnotation, ...]] = {}
         for key in (_as_path, _as_path_without_extension, _as_name, _as_stem):
             annotated_names, picture_names = _group_by(key, source.objects), _group_by(key, pictures)

@@ -105,8 +105,12 @@ def largest_rectangle(hole: Bool[Tensor, "h w"]) -> tuple[int, int, int, int] | 
     return int(left) * step, int(top) * step, int(right) * step, int(bottom) * step
 
 
-FILLS = {"tile": fill_with_texture, "blur": fill_smoothly}
+TILE, BLUR = "tile", "blur"
+FILLS = {TILE: fill_with_texture, BLUR: fill_smoothly}
 """How the hole of an object is filled. Both ways must agree before a model fails."""
+
+RING = "ring"
+"""Takes the place of a fill in data without regions, where the outer ring is exchanged."""
 
 
 def paste(

@@ -29,6 +29,11 @@ from camkit.background.values import Item
 from camkit.engine.streams import Task, in_order
 from camkit.images.regions import Shades
 
+SAME, OTHER, REMOVED = "same", "other", "removed"
+EDITED_OBJECT, EDITED_BACKGROUND = "edited.object", "edited.background"
+NOISY_OBJECT, NOISY_BACKGROUND = "noise.object", "noise.background"
+"""The first parts of names, and the names that have no further parts."""
+
 NOISE = 0.25
 """Standard deviation of the noise, as a share of the distance from black to white (Moayeri et al. 2022)."""
 
@@ -144,7 +149,7 @@ def _any_of(candidates: Sequence[Item], rng: np.random.Generator) -> Item | None
 
 
 def _of_other_groups(candidates: Sequence[Item | None], item: Item) -> tuple[Item, ...]:
-    return tuple(one for one in candidates if one is not None and one.group != item.group)
+    return tuple(candidate for candidate in candidates if candidate is not None and candidate.group != item.group)
 
 
 def own_generator(name: str, seed: int) -> np.random.Generator:
@@ -167,19 +172,19 @@ def region_edits(
     assert picture.region is not None
     listed: list[Edit] = []
     for fill in edits.FILLS:
-        for arm, backgrounds in (("same", same), ("other", other)):
+        for arm, backgrounds in ((SAME, same), (OTHER, other)):
             for number, (partner, background) in enumerate(backgrounds):
                 name = f"{arm}.{fill}.{number}.{partner}"
                 listed.append((name, functools.partial(_paste_on, picture, background, fill)))
-        listed.append((f"removed.{fill}", functools.partial(picture.without, fill)))
+        listed.append((f"{REMOVED}.{fill}", functools.partial(picture.without, fill)))
     inside = picture.region > 0.5
     view = picture.shades.view
-    listed.append(("edited.object", functools.partial(edits.fill_smoothly, picture.tensor, inside)))
+    listed.append((EDITED_OBJECT, functools.partial(edits.fill_smoothly, picture.tensor, inside)))
     listed.append(
-        ("edited.background", functools.partial(_smooth_background, picture, view & (picture.region == 0), seed))
+        (EDITED_BACKGROUND, functools.partial(_smooth_background, picture, view & (picture.region == 0), seed))
     )
-    listed.append(("noise.object", functools.partial(_add_noise, picture, inside, seed)))
-    listed.append(("noise.background", functools.partial(_add_noise, picture, view & ~inside, seed)))
+    listed.append((NOISY_OBJECT, functools.partial(_add_noise, picture, inside, seed)))
+    listed.append((NOISY_BACKGROUND, functools.partial(_add_noise, picture, view & ~inside, seed)))
     return listed
 
 
@@ -189,13 +194,34 @@ def ring_edits(
     """List the edits of a picture without regions: its middle in the rings of other pictures, and its ring alone."""
     outer = edits.outer_ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
     listed: list[Edit] = []
-    for arm, rings in (("same", same), ("other", other)):
+    for arm, rings in ((SAME, same), (OTHER, other)):
         for number, (partner, background) in enumerate(rings):
             listed.append(
-                (f"{arm}.ring.{number}.{partner}", functools.partial(_exchange_ring, picture, background, outer))
+                (
+                    f"{arm}.{edits.RING}.{number}.{partner}",
+                    functools.partial(_exchange_ring, picture, background, outer),
+                )
             )
-    listed.append(("removed.ring", functools.partial(_make_middle_grey, picture, outer)))
+    listed.append((f"{REMOVED}.{edits.RING}", functools.partial(_make_middle_grey, picture, outer)))
     return listed
+
+
+class EditName(NamedTuple):
+    """The parts of an edit's name. A part that the name does not have is empty.
+
+    >>> EditName.of("same.blur.0.cat/7.jpg"), EditName.of("removed.tile").fill
+    (EditName(arm='same', fill='blur', background='cat/7.jpg'), 'tile')
+    """
+
+    arm: str
+    fill: str
+    background: str
+
+    @classmethod
+    def of(cls, name: str) -> EditName:
+        """Split a name; the background's own name may contain dots."""
+        arm, fill, *number_and_background = name.split(".", 3)
+        return cls(arm, fill, "".join(number_and_background[1:]))
 
 
 def _paste_on(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
@@ -300,12 +326,14 @@ class _Queue:
         """Show the waiting edits to the model."""
         if not self.waiting:
             return
-        answers = self.answer(torch.stack([one.tensor for one in self.waiting]), [one.number for one in self.waiting])
+        answers = self.answer(
+            torch.stack([edit.tensor for edit in self.waiting]), [edit.number for edit in self.waiting]
+        )
         for edit, answer in zip(self.waiting, answers, strict=True):
             self.answers[edit.number][edit.name] = answer
         self.waiting.clear()
 
     def pop_complete(self) -> Iterator[tuple[int, dict[str, Answer]]]:
         """Give out the pictures whose edits are all answered."""
-        for number in [one for one, answers in self.answers.items() if len(answers) == self.edits_of[one]]:
+        for number in [picture for picture, answers in self.answers.items() if len(answers) == self.edits_of[picture]]:
             yield number, self.answers.pop(number)

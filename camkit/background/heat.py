@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,22 +13,22 @@ from camkit.background import evidence, hints
 from camkit.background.answers import NO_ANSWER, answers_of
 from camkit.background.data import in_pixels
 from camkit.background.experiment import Answer
-from camkit.background.journal import Journal, Row, packed
+from camkit.background.journal import HEAT, Journal, Row, packed
 from camkit.background.plan import Plan
 from camkit.background.render import object_region, picture_size
 from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
-from camkit.images.regions import measure_shades, preprocess_region
+from camkit.images.regions import preprocess_region
 from camkit.targets import EachTarget, logits_of
-from camkit.targets.scores import Scores, Target
+from camkit.targets.scores import OfPictures, Scores, Target
 from camkit.types import Failure
 
 
 def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
     """Explain every picture that has no row in the journal yet, and save its row."""
-    todo = [item for item in plan.data.items if item.name not in journal.rows("heat")]
+    todo = [item for item in plan.data.items if item.name not in journal.rows(HEAT)]
     done = len(plan.data.items) - len(todo)
     progress("heat", done, len(plan.data.items))
     if not todo:
@@ -62,7 +63,7 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[Row]:
 
 
 def _heat_row(plan: Plan, item: Item, explanation: Explanation | Failure, answer: Answer | None) -> Row:
-    row: Row = {"kind": "heat", "name": item.name}
+    row: Row = {"kind": HEAT, "name": item.name}
     try:
         if isinstance(explanation, Failure):
             raise explanation.error
@@ -83,15 +84,11 @@ def _heat_row(plan: Plan, item: Item, explanation: Explanation | Failure, answer
         return row | hints.row_of(explanation, plan.settings.check.ring)
     except CamkitError as error:
         text = str(error).replace(str(item.path), item.name)  # the report must not depend on where the data lies
-        return {
-            "kind": "heat",
-            "name": item.name,
-            "error": text if item.name in text else f"{item.name}: {text}",
-        }
+        return {"kind": HEAT, "name": item.name, "error": text if item.name in text else f"{item.name}: {text}"}
 
 
 def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
-    """Compare a map with its picture's region. An empty map has no measures, and neither has a cropped-away object.
+    """Compare a map with its picture's region. An empty map and a cropped object have no measures.
 
     Raises:
         CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.
@@ -101,14 +98,14 @@ def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
     original = explanation.picture if explanation.box is not None else None
     size = picture_size(item.path) if original is None else (original.shape[1], original.shape[0])
     original_region = object_region([in_pixels(annotation, size) for annotation in item.objects], size)
-    region = preprocess_region(original_region, plan.model.preprocess) > 0.5
+    shades = plan.shades.of(size)
+    region = preprocess_region(original_region, plan.model.preprocess, shades) > 0.5
     if not bool(region.any()):
         return {"cropped": True}
     if explanation.status != "ok" or explanation.heatmap.ndim != 2:
         return {}
     grid = (explanation.raw.shape[0], explanation.raw.shape[1])
-    view = measure_shades(plan.model.preprocess, size).view
-    measures = evidence.measure(torch.from_numpy(np.asarray(explanation.heatmap)), region, view, grid)
+    measures = evidence.measure(torch.from_numpy(np.asarray(explanation.heatmap)), region, shades.view, grid)
     within = evidence.heat_in_cells(region, grid, explanation.extent)
     return {
         **vars(measures),
@@ -120,7 +117,7 @@ def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
     }
 
 
-class _RecordingTarget:
+class _RecordingTarget(OfPictures):
     """Explains each picture for the best output of its own class, and records what the model answered."""
 
     def __init__(self, classes: Sequence[tuple[int, ...]]) -> None:
@@ -129,16 +126,20 @@ class _RecordingTarget:
 
     def of_pictures(self, numbers: Sequence[int]) -> Target:
         """Return the target for a batch of pictures, given their numbers from 1."""
-        target = self._own_class.of_pictures(numbers)
+        return _RecordingPart(self._own_class, tuple(numbers), self.answers)
 
-        def record_and_score(output: Any, batch: int) -> Scores:
-            logits = logits_of(output, batch).detach().float()
-            classes = [self._own_class.classes[number - 1] for number in numbers]
-            self.answers |= dict(zip(numbers, answers_of(logits, classes), strict=True))
-            return target(output, batch)
 
-        return record_and_score
+@dataclass(frozen=True)
+class _RecordingPart(Target):
+    """The part of a recording target that explains the pictures of one pass; it adds their answers to the others."""
+
+    own_class: EachTarget
+    numbers: tuple[int, ...]
+    answers: dict[int, Answer]
 
     def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the scores of the first ``batch`` pictures."""
-        return self.of_pictures(range(1, batch + 1))(output, batch)
+        """Record the answers, and return the scores."""
+        logits = logits_of(output, batch).detach().float()
+        classes = [self.own_class.classes[number - 1] for number in self.numbers]
+        self.answers.update(zip(self.numbers, answers_of(logits, classes), strict=True))
+        return self.own_class.of_pictures(self.numbers)(output, batch)

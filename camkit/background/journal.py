@@ -29,6 +29,9 @@ except ImportError:  # Windows
 
 Row = dict[str, Any]
 
+HEAT, EDITS = "heat", "edits"
+"""The kinds of rows: what the heat pass found on a picture, and what the model answered to the edits of one."""
+
 
 class Journal:
     """The rows of a run, by kind and name. ``append`` writes them to disk before it returns.

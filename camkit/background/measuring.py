@@ -67,8 +67,8 @@ def _false_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
     """Return, by class, how often pictures of other classes get its name with their object removed.
 
     This is the chance level of one class: a model that always names the same class if it sees nothing is not above it.
-    Its own error is neglected, because it rests on many more pictures than the class has. A class without others is
-    left out.
+    Its sampling error is neglected, because it rests on many more pictures than the class has. A class without others
+    is left out.
     """
     tested = [row for row in rows if fill in row.removed]
     labels, named = Counter(row.label for row in tested), Counter(row.named[fill] for row in tested)
@@ -81,7 +81,7 @@ def _class_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
     """Return each class's share of the pictures tested with a fill.
 
     This is the chance level of all classes together: if the answers were dealt to the pictures at random, an answer
-    would be right as often as pictures are of the class it names. Its own error is neglected too.
+    would be right as often as pictures are of the class it names. Its sampling error is neglected too.
     """
     tested = [row for row in rows if fill in row.removed]
     return {name: count / len(tested) for name, count in Counter(row.label for row in tested).items()}

@@ -23,9 +23,27 @@ from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
-from camkit.images.regions import measure_shades, preprocess_region
+from camkit.images.regions import ShadesBySize, preprocess_region
 from camkit.models.loaded import LoadedModel
 from camkit.types import Precision, Preprocess
+
+
+class FileHashes:
+    """Hashes the contents of files. An unchanged file is read only once."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[tuple[Path, int, int], str] = {}
+
+    def of(self, path: Path) -> str:
+        """Return the SHA-256 of a file, "unreadable" if it cannot be read."""
+        try:
+            state = path.stat()
+            key = (path, state.st_size, state.st_mtime_ns)
+            if key not in self._hashes:
+                self._hashes[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError:
+            return "unreadable"
+        return self._hashes[key]
 
 
 @dataclass(frozen=True)
@@ -42,7 +60,9 @@ class Plan:
             also includes classes that may be recognised by anything.
         with_regions: whether any object is annotated.
         today: the day that decides whether waivers are in force.
-        answers_alike: whether the model answers alike with the channels last; filled when that has been tried.
+        answers_alike: whether the model gives the same answers if its input has the channels last; filled in when that
+            was tried.
+        files: the hashes of the pictures and masks.
     """
 
     model: LoadedModel
@@ -54,6 +74,13 @@ class Plan:
     with_regions: bool
     today: dt.date
     answers_alike: dict[Precision, bool] = field(default_factory=dict)
+    files: FileHashes = field(default_factory=FileHashes)
+
+    @functools.cached_property
+    def shades(self) -> ShadesBySize:
+        """What black and white become in the model's preprocessing, kept for the last sizes of pictures."""
+        assert self.model.preprocess is not None
+        return ShadesBySize(self.model.preprocess)
 
     @property
     def edits(self) -> int:
@@ -92,9 +119,11 @@ def fingerprint(plan: Plan) -> dict[str, str]:
     data = hashlib.sha256()
     for item in plan.data.items:
         data.update(
-            f"{item.name}\0{item.label}\0{item.group}\0{_describe_regions(item)}\0".encode(errors="surrogateescape")
+            f"{item.name}\0{item.label}\0{item.group}\0{_describe_regions(item, plan.files)}\0".encode(
+                errors="surrogateescape"
+            )
         )
-        data.update(content_hash(item.path).encode())
+        data.update(plan.files.of(item.path).encode())
     text = json.dumps(settings, sort_keys=True)
     return {
         "weights": weights.hexdigest(),
@@ -103,27 +132,13 @@ def fingerprint(plan: Plan) -> dict[str, str]:
     }
 
 
-def _describe_regions(item: Item) -> str:
+def _describe_regions(item: Item, files: FileHashes) -> str:
     """Return a text that changes if any annotation of a picture does; a mask counts by the content of its file."""
     return ";".join(
-        f"{one.category}{one.box}{one.shares}{one.crowd}{one.size}"
-        f"{content_hash(one.outline) if isinstance(one.outline, Path) else repr(one.outline)}"
-        for one in (*item.objects, *item.others)
+        f"{annotation.category}{annotation.box}{annotation.shares}{annotation.crowd}{annotation.size}"
+        f"{files.of(annotation.outline) if isinstance(annotation.outline, Path) else repr(annotation.outline)}"
+        for annotation in (*item.objects, *item.others)
     )
-
-
-def content_hash(path: Path) -> str:
-    """Return the SHA-256 of a file, "unreadable" if it cannot be read. An unchanged file is read only once."""
-    try:
-        state = path.stat()
-        return _hash_file(path, state.st_size, state.st_mtime_ns)
-    except OSError:
-        return "unreadable"
-
-
-@functools.lru_cache(maxsize=200_000)
-def _hash_file(path: Path, size: int, changed: int) -> str:  # noqa: ARG001 - they make the cache notice a new state
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _hash_preprocess(preprocess: Preprocess | None) -> str:
@@ -136,13 +151,13 @@ def _hash_preprocess(preprocess: Preprocess | None) -> str:
     return hashlib.sha256(tensor.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
-def without_duplicates(data: Dataset) -> Dataset:
+def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:
     """Leave out pictures with the same content as an earlier one; list copies in another class separately."""
     originals: dict[str, Item] = {}
     copies: list[str] = []
     mislabelled: list[str] = []
     for item in data.items:
-        original = originals.setdefault(content_hash(item.path), item)
+        original = originals.setdefault(files.of(item.path), item)
         if original is not item:
             (copies if original.label == item.label else mislabelled).append(item.name)
     left_out = dict(data.left_out)
@@ -161,7 +176,8 @@ SPARE_PICTURES = 10
 
 def make_plan(model: LoadedModel, data: Dataset, matched: ClassMatch, settings: Settings, today: dt.date) -> Plan:
     """Leave out duplicates and draw the sample."""
-    data = without_duplicates(data)
+    files = FileHashes()
+    data = without_duplicates(data, files)
     with_regions = any(item.objects for item in data.items)
     check = settings.check
     usable = [item for item in data.items if item.objects or not with_regions]
@@ -169,7 +185,7 @@ def make_plan(model: LoadedModel, data: Dataset, matched: ClassMatch, settings: 
     drawn = stratified(usable, check.per_class, most, check.seed)
     sample = [item for item in drawn if not settings.expects_anything(item.label)]
     backgrounds = sample if len({item.label for item in sample}) > 1 else drawn
-    return Plan(model, data, matched, settings, tuple(sample), tuple(backgrounds), with_regions, today)
+    return Plan(model, data, matched, settings, tuple(sample), tuple(backgrounds), with_regions, today, files=files)
 
 
 def load_prepared(plan: Plan, item: Item) -> PreparedPicture:
@@ -178,11 +194,11 @@ def load_prepared(plan: Plan, item: Item) -> PreparedPicture:
     assert preprocess is not None
     picture = open_picture(item.path)
     tensor = prepare(picture, preprocess, item.name).tensor.float()
-    shades = measure_shades(preprocess, picture.size)
+    shades = plan.shades.of(picture.size)
     if not plan.with_regions:
         return PreparedPicture(tensor, shades)
     own = [in_pixels(annotation, picture.size) for annotation in item.objects]
     others = [in_pixels(annotation, picture.size) for annotation in item.others]
-    region = preprocess_region(object_region(own, picture.size, round_boxes=True), preprocess)
-    hole = preprocess_region(widened_boxes([*own, *others], picture.size), preprocess) > 0
+    region = preprocess_region(object_region(own, picture.size, round_boxes=True), preprocess, shades)
+    hole = preprocess_region(widened_boxes([*own, *others], picture.size), preprocess, shades) > 0
     return PreparedPicture(tensor, shades, region, hole)

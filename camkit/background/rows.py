@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from camkit.background import evidence
-from camkit.background.experiment import Answer
+from camkit.background.experiment import (
+    EDITED_BACKGROUND,
+    EDITED_OBJECT,
+    NOISY_BACKGROUND,
+    NOISY_OBJECT,
+    OTHER,
+    REMOVED,
+    SAME,
+    Answer,
+    EditName,
+)
 from camkit.background.journal import Row, unpacked
 from camkit.background.measures import ImageRow
 from camkit.background.plan import Plan
@@ -72,31 +83,16 @@ def _image_row(
     energy: _Energy | None,
     answers: Mapping[str, Answer],
 ) -> ImageRow:
-    own_outputs = plan.matched.indices[item.label]
-    by_arm: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    pasted: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
-    for edit, answer in answers.items():
-        arm, fill, *rest = edit.split(".", 3)
-        if arm in ("same", "other"):
-            background, named = items[rest[1]], plan.name_of(int(answer["answer"]))
-            if plan.settings.expects_anything(background.label) and named == background.label:
-                continue  # the config lets anything, also this background, be recognised as that class
-            pasted[fill].append((background.label, background.group, named))
-        by_arm[arm][fill].append(int(answer["answer"]) in own_outputs)
-    fills = sorted(by_arm["same"].keys() & by_arm["other"].keys())
-
-    def margin_drop(edit: str) -> float | None:
-        return round(heat["margin"] - answers[edit]["margin"], _MARGIN_DIGITS) if edit in answers else None
-
-    def right(edit: str) -> bool | None:
-        return int(answers[edit]["answer"]) in own_outputs if edit in answers else None
-
+    edits = _EditAnswers(plan, item, heat["margin"], answers)
+    shares, pasted = edits.on_backgrounds(items)
+    fills = sorted(shares[SAME].keys() & shares[OTHER].keys())
+    removed = [EditName.of(edit).fill for edit in answers if EditName.of(edit).arm == REMOVED]
     comparable = energy is not None and math.isfinite(energy.shuffled)
     return ImageRow(
         name=item.name,
         label=item.label,
         group=item.group,
-        right=heat["answer"] in own_outputs,
+        right=heat["answer"] in plan.matched.indices[item.label],
         answer=plan.name_of(heat["answer"]),
         probability=heat["probability"],
         status=heat["status"],
@@ -105,13 +101,60 @@ def _image_row(
         room=energy.headroom if energy and comparable else None,
         grid=tuple(heat["grid"]) if "grid" in heat else None,
         **{measure: heat.get(measure) for measure in ("ceiling", "hit", "centre_hit", "rank", "area")},
-        same={fill: float(np.mean(by_arm["same"][fill])) for fill in fills},
-        other={fill: float(np.mean(by_arm["other"][fill])) for fill in fills},
+        same={fill: shares[SAME][fill] for fill in fills},
+        other={fill: shares[OTHER][fill] for fill in fills},
         pasted={fill: tuple(pasted[fill]) for fill in fills},
-        removed={fill: answers_right[0] for fill, answers_right in by_arm["removed"].items()},
-        named={fill: plan.name_of(int(answers[f"removed.{fill}"]["answer"])) for fill in by_arm["removed"]},
-        background_change=margin_drop("edited.background"),
-        object_change=margin_drop("edited.object"),
-        right_with_noise_on_object=right("noise.object"),
-        right_with_noise_on_background=right("noise.background"),
+        removed={fill: edits.is_right(f"{REMOVED}.{fill}") for fill in removed},
+        named={fill: edits.named(f"{REMOVED}.{fill}") for fill in removed},
+        background_change=edits.margin_drop(EDITED_BACKGROUND),
+        object_change=edits.margin_drop(EDITED_OBJECT),
+        right_with_noise_on_object=edits.is_right(NOISY_OBJECT) if NOISY_OBJECT in answers else None,
+        right_with_noise_on_background=edits.is_right(NOISY_BACKGROUND) if NOISY_BACKGROUND in answers else None,
     )
+
+
+_Pasted = tuple[str, str, str]
+"""The class and the group of a background, and the class that the model named on it."""
+
+
+@dataclass(frozen=True)
+class _EditAnswers:
+    """The model's answers to the edits of one picture; ``margin`` is that of the unedited picture."""
+
+    plan: Plan
+    item: Item
+    margin: float
+    answers: Mapping[str, Answer]
+
+    def is_right(self, edit: str) -> bool:
+        """Return whether the model named the picture's own class."""
+        return int(self.answers[edit]["answer"]) in self.plan.matched.indices[self.item.label]
+
+    def named(self, edit: str) -> str:
+        """Return the class that the model named."""
+        return self.plan.name_of(int(self.answers[edit]["answer"]))
+
+    def margin_drop(self, edit: str) -> float | None:
+        """Return how far the margin fell; None if the edit was not possible."""
+        return round(self.margin - self.answers[edit]["margin"], _MARGIN_DIGITS) if edit in self.answers else None
+
+    def on_backgrounds(self, items: Mapping[str, Item]) -> tuple[dict[str, dict[str, float]], dict[str, list[_Pasted]]]:
+        """Return the share of right answers by arm and fill, and by fill what was named on which backgrounds.
+
+        A background that the config lets be recognised as its own class does not count if the model named that class.
+        """
+        right: dict[str, dict[str, list[bool]]] = {SAME: defaultdict(list), OTHER: defaultdict(list)}
+        pasted: dict[str, list[_Pasted]] = defaultdict(list)
+        for edit in self.answers:
+            name = EditName.of(edit)
+            if name.arm not in right:
+                continue
+            background, named = items[name.background], self.named(edit)
+            if self.plan.settings.expects_anything(background.label) and named == background.label:
+                continue
+            pasted[name.fill].append((background.label, background.group, named))
+            right[name.arm][name.fill].append(self.is_right(edit))
+        shares = {
+            arm: {fill: float(np.mean(answers)) for fill, answers in by_fill.items()} for arm, by_fill in right.items()
+        }
+        return shares, pasted

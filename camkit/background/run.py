@@ -7,24 +7,24 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypedDict, Unpack
 
+import torch
 from torch import nn
 
 from camkit.background.answers import count_outputs
-from camkit.background.baseline import check_comparable, check_layer, compare, read_baseline
+from camkit.background.baseline import BASELINE_FILE, check_comparable, check_layer, compare, read_baseline
 from camkit.background.check import CheckResult, run_check
 from camkit.background.classes import match_classes, parse_class_map, read_class_map
 from camkit.background.config import Settings, read_config, settings_from
 from camkit.background.data import read_data
 from camkit.background.heat import heat_rows
 from camkit.background.journal import Journal
-from camkit.background.plan import SPARE_PICTURES, Plan, content_hash, fingerprint, make_plan
-from camkit.background.report import html, json, junit, markdown, words
-from camkit.background.showcase import strips, thumbnails
-from camkit.background.values import Progress, Stage
+from camkit.background.plan import SPARE_PICTURES, Plan, fingerprint, make_plan
+from camkit.background.report import REPORTS, words
+from camkit.background.values import Dataset, Inconclusive, Progress, Stage
 from camkit.engine.passes import usable_precision
-from camkit.errors import InputError, OutputError
+from camkit.errors import InputError, OutputError, refuse_unknown_options
 from camkit.images.files import write_file
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import LoadedModel
@@ -33,41 +33,49 @@ from camkit.types import Preprocess
 JOURNAL = "unfinished.jsonl"
 """The file that holds the finished rows while a check runs, so that an interrupted check can be resumed."""
 
-REPORTS = ("report.html", "report.json", "junit.xml", "summary.md")
-
 QUICK = {"per_class": 40, "pastes": 1}
 """The most pictures per class and backgrounds per picture of a quick check."""
+
+
+class PlanOptions(TypedDict, total=False):
+    """The options that ``check`` passes on to ``plan_check``; ``check`` explains them."""
+
+    preprocess: Preprocess | None
+    labels: Labels | None
+    regions: str | Path | None
+    class_map: Mapping[str, Any] | str | Path | None
+    config: Settings | Mapping[str, Any] | str | Path | None
+    quick: bool
 
 
 def check(
     model: nn.Module | str | LoadedModel,
     data: str | Path | None = None,
     *,
-    preprocess: Preprocess | None = None,
-    labels: Labels | None = None,
-    regions: str | Path | None = None,
-    class_map: Mapping[str, Any] | str | Path | None = None,
-    config: Mapping[str, Any] | str | Path | None = None,
     out: str | Path | None = None,
     baseline: str | Path | None = None,
-    quick: bool = False,
     resume: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[PlanOptions],
 ) -> CheckResult:
     """Check whether a classifier may ship, or reads the background.
 
     Args:
-        model, preprocess, labels: as for ``camkit.explain``.
+        model: as for ``camkit.explain``.
         data: a folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
             regions name classes. None uses the path in the config.
-        regions: the file or folder with the objects' regions. None searches beside the pictures.
-        class_map: maps classes of the data to outputs of the model, by index or label: a mapping or a JSON file.
-        config: a ``camkit.toml``, or its tables as a mapping.
         out: the folder for the reports. None writes none.
         baseline: an earlier ``report.json`` of the same data and settings, to compare with.
-        quick: use a smaller sample.
         resume: continue an interrupted check from the rows it left in ``out``.
         progress: called with the stage, the number of steps done, and the number of steps in all.
+        **options: each may be left out.
+            ``preprocess``, ``labels``: as for ``camkit.explain``.
+            ``regions``: the file or folder with the objects' regions. None searches beside the pictures.
+            ``class_map``: maps classes of the data to outputs of the model, by index or label: a mapping or a JSON
+            file.
+            ``config``: a ``camkit.toml``, or its tables as a mapping, in which ``method`` may also be a function, as
+            for ``camkit.explain``.
+            ``quick``: use a smaller sample.
 
     Returns:
         The verdict, the measures of each class, one row per picture, and the path of the report.
@@ -81,18 +89,9 @@ def check(
         >>> import camkit  # doctest: +SKIP
         >>> camkit.check("resnet50", "validation/").assert_ok()  # doctest: +SKIP
     """
+    refuse_unknown_options(check, options, PlanOptions.__annotations__)
     folder = None if out is None else Path(out)
-    plan = plan_check(
-        model,
-        data,
-        preprocess=preprocess,
-        labels=labels,
-        regions=regions,
-        class_map=class_map,
-        config=config,
-        quick=quick,
-        skip=folder,
-    )
+    plan = plan_check(model, data, skip=folder, **options)
     earlier = None if baseline is None else Path(baseline)
     return finish_check(plan, folder, baseline=earlier, resume=resume, progress=progress or _silent)
 
@@ -105,32 +104,25 @@ def plan_check(
     model: nn.Module | str | LoadedModel,
     data: str | Path | None = None,
     *,
-    preprocess: Preprocess | None = None,
-    labels: Labels | None = None,
-    regions: str | Path | None = None,
-    class_map: Mapping[str, Any] | str | Path | None = None,
-    config: Settings | Mapping[str, Any] | str | Path | None = None,
-    quick: bool = False,
     skip: Path | None = None,
+    **options: Unpack[PlanOptions],
 ) -> Plan:
     """Read everything that a check needs, without computing anything. The arguments are those of ``check``.
 
     ``skip`` is a folder in which no pictures are searched, such as the one for the reports.
     """
-    settings = _settings(config, quick=quick)
-    loaded = as_model(model, preprocess=preprocess, labels=labels)
+    refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
+    settings = _settings(options.get("config"), quick=options.get("quick", False))
+    loaded = as_model(model, preprocess=options.get("preprocess"), labels=options.get("labels"))
     if loaded.preprocess is None:
         raise InputError("the preprocessing of this model is not known; pass preprocess=...")
-    precision, note = usable_precision(settings.check.precision, device_of(loaded.module))
-    if note:
-        warnings.warn(note, stacklevel=2)
-    settings = settings.model_copy(update={"check": settings.check.model_copy(update={"precision": precision})})
+    settings = _with_usable_precision(settings, device_of(loaded.module))
     folder = settings.data.path if data is None else Path(data)
     if folder is None:
         raise InputError(
             "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
         )
-    table = _class_map(class_map, settings)
+    regions, table = options.get("regions"), _class_map(options.get("class_map"), settings)
     dataset = read_data(
         folder,
         regions=settings.data.regions if regions is None else Path(regions),
@@ -139,13 +131,26 @@ def plan_check(
         only=None if table is None else set(table),
         also={name: settings.also_allowed(name) for name in settings.classes},
     )
-    configured = (*settings.classes, *(waiver.name for waiver in settings.waivers))
-    unknown = [name for name in configured if name not in dataset.classes]
-    if unknown:
-        raise InputError(f"the config names class {unknown[0]!r}, but the data has no pictures of it")
+    _refuse_unknown_classes(settings, dataset)
     outputs = count_outputs(loaded, dataset.items)
     matched = match_classes(dataset.classes, loaded.labels, outputs, table)
     return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date())
+
+
+def _with_usable_precision(settings: Settings, device: torch.device) -> Settings:
+    """Return the settings with a precision that the device is fast at; a warning says so if it is another one."""
+    precision, note = usable_precision(settings.check.precision, device)
+    if note:
+        warnings.warn(note, stacklevel=3)
+    return settings.model_copy(update={"check": settings.check.model_copy(update={"precision": precision})})
+
+
+def _refuse_unknown_classes(settings: Settings, data: Dataset) -> None:
+    """Refuse a config that names classes of which the data has no pictures."""
+    configured = (*settings.classes, *(waiver.name for waiver in settings.waivers))
+    unknown = next((name for name in configured if name not in data.classes), None)
+    if unknown is not None:
+        raise InputError(f"the config names class {unknown!r}, but the data has no pictures of it")
 
 
 def _settings(config: Settings | Mapping[str, Any] | str | Path | None, *, quick: bool) -> Settings:
@@ -180,11 +185,11 @@ def finish_check(
     baseline: Path | None = None,
     resume: bool = False,
     progress: Progress = _silent,
-    inconclusive: Literal["pass", "fail"] = "pass",
+    inconclusive: Inconclusive = "pass",
 ) -> CheckResult:
     """Run a planned check, and write its reports. The arguments and errors are those of ``check``.
 
-    ``inconclusive`` says whether an INCONCLUSIVE verdict is a failure in the JUnit XML.
+    ``inconclusive`` says whether the result counts an INCONCLUSIVE verdict as a pass or as a failure.
     """
     hashes = fingerprint(plan)
     earlier = None
@@ -195,15 +200,15 @@ def finish_check(
     with Journal(journal, " ".join([words.VERSION, *hashes.values()]), resume=resume) as rows:
         if out is not None:
             _set_aside_reports(out)
-        result = run_check(plan, rows, progress, hashes)
+        result = replace(run_check(plan, rows, progress, hashes), inconclusive=inconclusive)
         if earlier is not None:
-            contents = {item.name: content_hash(item.path) for item in plan.data.items}
+            contents = {item.name: plan.files.of(item.path) for item in plan.data.items}
             seed = plan.settings.check.seed
             change = compare(earlier, result.images, contents, result.layer, result.grids, seed)
             result = replace(result, change=change, warnings=(*result.warnings, *change.worse))
         if out is not None and journal is not None:
-            result = replace(result, report=out / REPORTS[0])
-            write_reports(result, out, inconclusive)
+            result = replace(result, report=out / words.PAGE)
+            write_reports(result, out)
             journal.unlink(missing_ok=True)
     return result
 
@@ -222,7 +227,7 @@ def _refuse_other_run(plan: Plan, earlier: Mapping[str, Any], hashes: Mapping[st
 
 def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
     """Return where a baseline is now: the interrupted check may have renamed it before it began."""
-    if out is not None and baseline == out / REPORTS[1] and not baseline.exists():
+    if out is not None and baseline == out / BASELINE_FILE and not baseline.exists():
         return baseline.with_name(f"before-{baseline.name}")
     return baseline
 
@@ -237,15 +242,12 @@ def _set_aside_reports(out: Path) -> None:
         raise OutputError(f"cannot write into {out}: {error.strerror or error}") from error
 
 
-def write_reports(result: CheckResult, out: Path, inconclusive: Literal["pass", "fail"] = "pass") -> None:
+def write_reports(result: CheckResult, out: Path) -> None:
     """Write the report in every format into a folder. An interrupted write leaves no partial file.
-
-    ``inconclusive`` says whether an INCONCLUSIVE verdict is a failure in the JUnit XML.
 
     Raises:
         OutputError: a file cannot be written.
     """
-    page = html.render(result, thumbnails(result.plan), strips(result))
-    texts = (page, json.render(result), junit.render(result, inconclusive), markdown.render(result))
-    for name, text in zip(REPORTS, texts, strict=True):
+    texts = {name: render(result) for name, render in REPORTS.items()}
+    for name, text in texts.items():
         write_file(out / name, text.encode(errors="backslashreplace"))

@@ -16,6 +16,7 @@ from camkit.background.sampling import stratified
 from camkit.background.values import Item
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
+from camkit.methods import MethodLike
 from camkit.models.loaded import LoadedModel
 from camkit.targets import EachTarget
 
@@ -68,7 +69,9 @@ def check_sanity(
     agreement, randomised = _median_correlation(maps, hirescam_maps), _median_correlation(maps, random_maps)
     problems: list[str] = []
     if agreement is not None and agreement < MIN_AGREEMENT:
-        remarks.append(f"{check.method} and hirescam disagree: the median correlation of their maps is {agreement:.2f}")
+        remarks.append(
+            f"{check.method_name} and hirescam disagree: the median correlation of their maps is {agreement:.2f}"
+        )
     if randomised is not None and randomised > MAX_RANDOM_CORRELATION:
         problems.append(
             f"with random weights the maps are nearly the same (correlation {randomised:.2f}), so the heat says little "
@@ -88,7 +91,7 @@ def _mirroring(model: LoadedModel) -> LoadedModel:
 
 
 def _maps(
-    model: LoadedModel, items: Sequence[Item], matched: ClassMatch, settings: Settings, method: str
+    model: LoadedModel, items: Sequence[Item], matched: ClassMatch, settings: Settings, method: MethodLike
 ) -> list[np.ndarray | None]:
     """Return the positive part of each picture's map; None if the picture cannot be explained or its map is empty."""
     explanations = explain_many(
@@ -109,9 +112,13 @@ def _maps(
 
 def _median_correlation(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
     correlations = [
-        correlation(one, other)
-        for one, other in zip(first, second, strict=True)
-        if one is not None and other is not None and one.shape == other.shape and one.std() > 0 and other.std() > 0
+        correlation(map_1, map_2)
+        for map_1, map_2 in zip(first, second, strict=True)
+        if map_1 is not None
+        and map_2 is not None
+        and map_1.shape == map_2.shape
+        and map_1.std() > 0
+        and map_2.std() > 0
     ]
     return float(np.median(correlations)) if correlations else None
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from camkit.background.answers import answer_batch
 from camkit.background.check import CheckResult
-from camkit.background.experiment import Partners, PreparedPicture
+from camkit.background.edits import BLUR, RING
+from camkit.background.experiment import OTHER, REMOVED, SAME, EditName, Partners, PreparedPicture
 from camkit.background.measures import ImageRow
 from camkit.background.plan import Plan, load_prepared
 from camkit.background.sampling import stratified
@@ -158,12 +159,14 @@ def _strip(plan: Plan, row: ImageRow, item: Item, partners: Partners, load: Load
 
 def _title(edit: str, labels: Mapping[str, str]) -> str:
     """Return the title of an edit in a strip; "" if it is not shown. ``labels`` are the classes of the backgrounds."""
-    arm, fill, *rest = edit.split(".", 3)
-    if arm == "removed" and fill != "blur":
-        return "middle removed" if fill == "ring" else "object removed"
-    if arm in ("same", "other") and fill != "blur":
-        label = labels[rest[1]]
-        return f"with the ring of a {label} picture" if fill == "ring" else f"on the background of a {label} picture"
+    arm, fill, background = EditName.of(edit)
+    if fill == BLUR:
+        return ""
+    if arm == REMOVED:
+        return "middle removed" if fill == RING else "object removed"
+    if arm in (SAME, OTHER):
+        label = labels[background]
+        return f"with the ring of a {label} picture" if fill == RING else f"on the background of a {label} picture"
     return ""
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from camkit.background import experiment
 from camkit.background.answers import answer_batch
 from camkit.background.experiment import Answer, Background, Partners, PreparedPicture
-from camkit.background.journal import Journal
+from camkit.background.journal import EDITS, Journal
 from camkit.background.plan import Plan, load_prepared
 from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
@@ -34,12 +34,12 @@ LoadPicture = Callable[[Item], PreparedPicture | None]
 
 def run_experiment(plan: Plan, journal: Journal, progress: Progress, usable: Callable[[Item], bool]) -> None:
     """Run the experiment on every usable picture of the sample that has no row in the journal yet."""
-    done = journal.rows("edits")
+    done = journal.rows(EDITS)
     sample = [item for item in plan.sample if usable(item)]
     todo = [item for item in sample if item.name not in done]
     progress("experiment", len(sample) - len(todo), len(sample))
     for count, (item, answers) in enumerate(answer_edits(plan, todo), start=len(sample) - len(todo) + 1):
-        journal.append([{"kind": "edits", "name": item.name, "answers": answers}])
+        journal.append([{"kind": EDITS, "name": item.name, "answers": answers}])
         progress("experiment", count, len(sample))
 
 

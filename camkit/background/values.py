@@ -13,6 +13,8 @@ Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]
 Progress: TypeAlias = Callable[[Stage, int, int], None]
 """Called with the stage, the number of finished steps and the number of all steps."""
 Verdict: TypeAlias = Literal["FAIL", "WARN", "PASS", "INCONCLUSIVE"]
+Inconclusive: TypeAlias = Literal["pass", "fail"]
+"""Whether the verdict INCONCLUSIVE counts as a pass or as a failure."""
 RegionKind: TypeAlias = Literal["mask", "box"]
 
 

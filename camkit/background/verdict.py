@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from camkit.background.config import LimitsSection
+from camkit.background.edits import RING
 from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
 from camkit.background.statistics import MIN_GROUPS, benjamini_hochberg, holm, wilson
 from camkit.background.values import Verdict
@@ -131,19 +132,35 @@ def judge(
             judged[name] = Judgement("PASS", (reason,))
             continue
         own_results = [result for result in results if result.test.name == name]
-        failures = [_effect_reason(result, limits) for result in own_results if result.holm_p <= limits.alpha]
-        warnings = _test_warnings(own_results, limits)
-        if name == OVERALL:
-            warnings += _heat_warnings(class_measures, limits) if with_regions else []
-            warnings += [Reason(hint, hint) for hint in hints]
-        if not may_fail:
-            failures, warnings = [], [*failures, *warnings]
         obstacles = _obstacles(class_measures, limits, heat_problems, chance, with_regions=with_regions)
-        verdict, reasons = _decide(failures, obstacles, warnings)
-        p_values = {f"{result.test.effect}_p": result.holm_p for result in own_results}
-        judged[name] = Judgement(verdict, tuple(reasons), **p_values, waived=waived.get(name))
+        further_warnings: list[Reason] = []
+        if name == OVERALL:
+            further_warnings += _heat_warnings(class_measures, limits) if with_regions else []
+            further_warnings += [Reason(hint, hint) for hint in hints]
+        judged[name] = _judge_class(
+            own_results, obstacles, further_warnings, limits, may_fail=may_fail, waived=waived.get(name)
+        )
     judged[OVERALL] = _judge_model(judged, {*exempt, *waived})
     return judged
+
+
+def _judge_class(
+    results: Sequence[_TestResult],
+    obstacles: Sequence[Reason],
+    further_warnings: Sequence[Reason],
+    limits: LimitsSection,
+    *,
+    may_fail: bool,
+    waived: str | None,
+) -> Judgement:
+    """Judge a class, or all classes together, by its own tests, what kept it from being tested, and other warnings."""
+    failures = [_effect_reason(result, limits) for result in results if result.holm_p <= limits.alpha]
+    warnings = [*_test_warnings(results, limits), *further_warnings]
+    if not may_fail:
+        failures, warnings = [], [*failures, *warnings]
+    verdict, reasons = _decide(failures, obstacles, warnings)
+    p_values = {f"{result.test.effect}_p": result.holm_p for result in results}
+    return Judgement(verdict, tuple(reasons), **p_values, waived=waived)
 
 
 def _decide(
@@ -263,7 +280,7 @@ def _effect_reason(result: _TestResult, limits: LimitsSection) -> Reason:
         f"{measured.effect.value:.2f} (95% interval {measured.effect.low:.2f} to {measured.effect.high:.2f}, "
         f"limit {getattr(limits, test.effect):.2f}, p {result.holm_p:.2g})"
     )
-    rings = set(test.by_fill) == {"ring"}  # the data has no regions
+    rings = set(test.by_fill) == {RING}  # the data has no regions
     on = "with outer rings of" if rings else "on backgrounds of"
     match test.effect:
         case "gap":

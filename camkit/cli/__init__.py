@@ -14,7 +14,8 @@ from cyclopts import App, CycloptsError, Parameter
 import camkit
 from camkit.cli.check import checks, demo_check
 from camkit.cli.diagnose import diagnose, features
-from camkit.cli.options import Source, events_into, numbers
+from camkit.cli.options import Source, events_into
+from camkit.cli.targets import TargetOptions
 from camkit.cli.terminal import QuietConsole, fail, printer, say
 from camkit.errors import CamkitError, InputError, OutputError
 
@@ -52,16 +53,7 @@ def explain(
     method: str | None = None,
     layer: Annotated[list[str] | None, Parameter(negative=())] = None,
     fuse: Literal["mean", "max", "product"] = "mean",
-    target: Annotated[list[str] | None, Parameter(negative=())] = None,
-    top_k: int | None = None,
-    above: float | None = None,
-    versus: str | None = None,
-    direction: Literal["up", "down"] | None = None,
-    box: int | None = None,
-    near: str | None = None,
-    mask: Path | None = None,
-    everywhere: Annotated[bool, Parameter(negative=())] = False,
-    similar_to: Path | None = None,
+    targets: TargetOptions | None = None,
     precision: Literal["fp32", "bf16", "fp16", "bf16-forced"] = "fp32",
     batch_size: int = 32,
     out: Path = Path("camkit-out"),
@@ -79,16 +71,7 @@ def explain(
         method: How to weight the feature maps; "camkit methods" lists all. Default: gradcam, and hirescam for boxes.
         layer: The layer to explain; several are fused. "camkit layers" lists all. Default: camkit chooses.
         fuse: How to combine several layers into one map.
-        target: The class to explain, by label or index; repeat it for several. Default: the best class.
-        top_k: Explain the K best classes, or boxes, of each picture.
-        above: Explain every class of a multi-label model whose probability (sigmoid) is above this.
-        versus: Explain the target rather than this class.
-        direction: Explain what raises or lowers one number of the output (one-logit model, regression).
-        box: Explain the detector's box with this number; numbers start at 0.
-        near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
-        mask: Explain the target of a segmentation network inside the white part of this picture.
-        everywhere: Explain the target of a segmentation network everywhere, not only where it is predicted.
-        similar_to: Explain what makes the embedding similar to that of this picture.
+        targets: What to explain.
         precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them. On a CPU
             without units for bf16, bf16 runs in fp32; bf16-forced does not.
         batch_size: Pictures per pass; halved automatically if memory runs out.
@@ -101,7 +84,6 @@ def explain(
     """
     if not pictures:
         raise InputError("name at least one picture: camkit image.jpg --model resnet50 (or try: camkit demo)")
-    from camkit.cli.targets import TargetOptions
     from camkit.engine.passes import usable_precision
     from camkit.images.files import find_pictures
     from camkit.methods import find_method
@@ -111,12 +93,7 @@ def explain(
     drawing = Drawing(style, colormap, alpha)
     if method is not None and ":" not in source.model:  # mine.py:build may register methods
         find_method(method)
-    corners = None if near is None else numbers("near", near)
-    if corners is not None and len(corners) != 4:
-        raise InputError(f"--near takes left,top,right,bottom, not {near!r}")
-    targets = TargetOptions(
-        tuple(target or ()), top_k, above, versus, direction, box, corners, mask, everywhere, similar_to
-    )
+    targets = targets or TargetOptions()
     targets.check()
     files = find_pictures(pictures, skip=out)
     loaded = source.load()

@@ -94,7 +94,7 @@ def check(
             from camkit.tensorboard import write_check
 
             write_check(result, events)
-    return result.exit_code(inconclusive)
+    return result.exit_code()
 
 
 @checks.command

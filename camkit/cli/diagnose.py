@@ -40,7 +40,8 @@ def diagnose(
     if not pictures:
         raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
     from camkit.cli.text import wide
-    from camkit.diagnosis.files import REPORTS, diagnose_files
+    from camkit.diagnosis.files import diagnose_files
+    from camkit.diagnosis.report import REPORTS
     from camkit.diagnosis.report import console as report
     from camkit.diagnosis.report import json as json_report
     from camkit.images.files import find_pictures

@@ -5,51 +5,76 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
+from cyclopts import Parameter
 
+from camkit.cli.options import numbers
 from camkit.errors import InputError
-from camkit.images.read import open_picture
-from camkit.targets import TargetLike, above, box, contrast, direction, segment, similar_to, top
-from camkit.types import Preprocess
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from camkit.targets import Target, TargetLike
+    from camkit.types import Preprocess
 
 _MASK_THRESHOLD = 127
 """A pixel of a mask counts as white above this level, the middle of 0..255."""
 _COVERED = 0.5
 """A pixel of the model's input belongs to the mask if more than this share of it does."""
 
+_KINDS = ("top_k", "above", "direction", "box", "near", "similar_to")
+"""Options that each choose another kind of target."""
+_REFINEMENTS = ("versus", "mask", "everywhere")
+"""Options that refine one --target."""
 
-@dataclass(frozen=True)
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """The options that choose what to explain; without any, each picture's best class."""
+    """What to explain; without any option, each picture's best class.
 
-    target: Sequence[str] = ()
+    Attributes:
+        target: The class to explain, by label or index; repeat it for several. Default: the best class.
+        top_k: Explain the K best classes, or boxes, of each picture.
+        above: Explain every class of a multi-label model whose probability (sigmoid) is above this.
+        versus: Explain the target rather than this class.
+        direction: Explain what raises or lowers one number of the output (one-logit model, regression).
+        box: Explain the detector's box with this number; numbers start at 0.
+        near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
+        mask: Explain the target of a segmentation network inside the white part of this picture.
+        everywhere: Explain the target of a segmentation network everywhere, not only where it is predicted.
+        similar_to: Explain what makes the embedding similar to that of this picture.
+    """
+
+    target: Annotated[list[str] | None, Parameter(negative=())] = None
     top_k: int | None = None
     above: float | None = None
     versus: str | None = None
     direction: Literal["up", "down"] | None = None
     box: int | None = None
-    near: tuple[float, float, float, float] | None = None
+    near: str | None = None
     mask: Path | None = None
-    everywhere: bool = False
+    everywhere: Annotated[bool, Parameter(negative=())] = False
     similar_to: Path | None = None
 
     def check(self) -> None:
         """Check that the options fit together.
 
         Raises:
-            InputError: two options exclude each other, or one needs another.
+            InputError: an option is wrong, two exclude each other, or one needs another.
         """
+        names = self.target or []
+        self._corners()
         kinds = [f"--{name.replace('_', '-')}" for name in _KINDS if getattr(self, name) is not None]
         refinements = [f"--{name}" for name in _REFINEMENTS if getattr(self, name) not in (None, False)]
         if len(kinds) > 1:
             raise InputError(f"{' and '.join(kinds)} exclude each other")
-        if kinds and kinds != ["--direction"] and self.target:
+        if kinds and kinds != ["--direction"] and names:
             raise InputError(f"{kinds[0]} and --target exclude each other")
         if len(refinements) > 1 or (refinements and self.direction is not None):
             raise InputError(f"{' and '.join([*refinements, *kinds])} exclude each other")
-        if refinements and len(self.target) != 1:
+        if refinements and len(names) != 1:
             raise InputError(f"{refinements[0]} needs one --target")
         if self.direction is not None:
             self._direction_target()
@@ -64,6 +89,8 @@ class TargetOptions:
         Raises:
             InputError: as ``check``, or the mask does not fit the picture.
         """
+        from camkit.targets import above, box, similar_to, top
+
         self.check()
         if self.direction is not None:
             return [self._direction_target()]
@@ -74,16 +101,28 @@ class TargetOptions:
         if self.above is not None:
             return [above(self.above)]
         if self.box is not None or self.near is not None:
-            return [box(self.box, near=self.near)]
+            return [box(self.box, near=self._corners())]
         return None if self.similar_to is None else [similar_to(self.similar_to)]
 
-    def _direction_target(self) -> TargetLike:
+    def _corners(self) -> tuple[float, ...] | None:
+        """Return the corners of the box in --near."""
+        corners = None if self.near is None else numbers("near", self.near)
+        if corners is not None and len(corners) != 4:
+            raise InputError(f"--near takes left,top,right,bottom, not {self.near!r}")
+        return corners
+
+    def _direction_target(self) -> Target:
         """Return a target for one number of the output, by default the first."""
-        if len(self.target) > 1 or not all(index.isdecimal() for index in self.target):
+        from camkit.targets import direction
+
+        indices = self.target or ["0"]
+        if len(indices) > 1 or not indices[0].isdecimal():
             raise InputError("--direction explains one number of the output, so --target takes one index")
-        return direction("+" if self.direction == "up" else "-", int(self.target[0]) if self.target else 0)
+        return direction("+" if self.direction == "up" else "-", int(indices[0]))
 
     def _class_target(self, name: str, pictures: Sequence[Path], preprocess: Preprocess | None) -> TargetLike:
+        from camkit.targets import contrast, segment
+
         if self.versus is not None:
             return contrast(name, self.versus)
         if self.mask is not None:
@@ -91,14 +130,11 @@ class TargetOptions:
         return segment(name, everywhere=True) if self.everywhere else name
 
 
-_KINDS = ("top_k", "above", "direction", "box", "near", "similar_to")
-"""Options that each choose another kind of target."""
-_REFINEMENTS = ("versus", "mask", "everywhere")
-"""Options that refine one --target."""
-
-
 def _mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess | None) -> np.ndarray:
     """Return a mask (h, w) over the model's input, resized and cropped in the same way as its picture."""
+    import numpy as np
+
+    from camkit.images.read import open_picture
     from camkit.images.regions import preprocess_region
 
     mask = open_picture(file).convert("L")

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from camkit.diagnosis import Diagnosis, diagnose
-from camkit.diagnosis.report import json, picture
-from camkit.drawing.encode import encode
+from camkit.diagnosis.report import REPORTS
 from camkit.errors import InputError
 from camkit.images.files import check_folder, write_file
 from camkit.models.loaded import LoadedModel
 from camkit.types import Precision
-
-REPORTS = ("diagnose.json", "diagnose.png")
 
 
 def diagnose_files(
@@ -43,6 +40,6 @@ def diagnose_files(
     if len(pictures) > limit:
         pictures = [pictures[number * len(pictures) // limit] for number in range(limit)]
     result = diagnose(model, list(pictures), training=training, precision=precision)
-    write_file(out / REPORTS[0], f"{json.render(result)}\n".encode())
-    write_file(out / REPORTS[1], encode(picture.draw(result)))
+    for name, content in REPORTS.items():
+        write_file(out / name, content(result))
     return result

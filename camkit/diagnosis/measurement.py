@@ -121,17 +121,24 @@ def _functional_relus(model: nn.Module) -> Iterator[dict[str, list[int]]]:
         for name, module in modules_by_name(model).items()
         if name and not type(module).__module__.startswith("torch.nn.")
     ]
-    call_counts: Counter[str] = Counter()
-    relu_calls: defaultdict[str, list[int]] = defaultdict(list)
+    calls = _ReluCalls()
+    with edit(model, {name: partial(calls.note, name) for name in own_layers}):
+        yield calls.ending_in_relu
 
-    def note(name: str, output: Any) -> Any:
-        call_counts[name] += 1
+
+class _ReluCalls:
+    """Counts the calls of layers, and keeps the numbers of those that end with a function like ReLU."""
+
+    def __init__(self) -> None:
+        self.ending_in_relu: defaultdict[str, list[int]] = defaultdict(list)
+        self._counts: Counter[str] = Counter()
+
+    def note(self, name: str, output: Any) -> Any:
+        """Count a call of a layer, and return what it returned."""
+        self._counts[name] += 1
         if any(_comes_from_relu(tensor) for tensor in tensors_in(output)):
-            relu_calls[name].append(call_counts[name])
+            self.ending_in_relu[name].append(self._counts[name])
         return output
-
-    with edit(model, {name: partial(note, name) for name in own_layers}):
-        yield relu_calls
 
 
 def _comes_from_relu(tensor: Tensor) -> bool:

@@ -68,23 +68,23 @@ class Summaries:
         return self.summaries[mark.number]
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are the same memory, in whatever shape."""
     return (
-        one.numel() == other.numel() > 0
-        and one.dtype == other.dtype
-        and one.device == other.device
-        and one.data_ptr() == other.data_ptr() != 0
+        tensor.numel() == other.numel() > 0
+        and tensor.dtype == other.dtype
+        and tensor.device == other.device
+        and tensor.data_ptr() == other.data_ptr() != 0
     )
 
 
 def summarize(tensor: Tensor, *, magnitudes: bool = False) -> TensorSummary:
     """Summarize a tensor, on request with the sizes of its values; gradients without their silent channels."""
     values = plain(tensor)
-    shape, found = tuple(values.shape), statistics(values, magnitudes=magnitudes)
+    shape, numbers = tuple(values.shape), statistics(values, magnitudes=magnitudes)
     if backward_pass() >= 0 or len(shape) < 2:
-        return TensorSummary(shape, found)
-    return TensorSummary(shape, found, (_silent(values, 1, found.zeros), _silent(values, -1, found.zeros)))
+        return TensorSummary(shape, numbers)
+    return TensorSummary(shape, numbers, (_silent(values, 1, numbers.zeros), _silent(values, -1, numbers.zeros)))
 
 
 def _silent(tensor: Tensor, axis: int, zeros: float) -> tuple[int, ...]:

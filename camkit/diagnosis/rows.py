@@ -70,8 +70,8 @@ def setting_of(model: nn.Module, measurement: Measurement, pictures: int, *, to_
     return Setting(
         pictures,
         to_train,
-        frozenset(name for name, flaws in input_flaws.items() if any(one.nan for one in flaws)),
-        frozenset(name for name, flaws in input_flaws.items() if any(one.inf for one in flaws)),
+        frozenset(name for name, flaws in input_flaws.items() if any(part.nan for part in flaws)),
+        frozenset(name for name, flaws in input_flaws.items() if any(part.inf for part in flaws)),
         tuple(name for name, module in modules_by_name(model).items() if _is_zero(module)),
         tuple(sorted(broken_gradients, key=lambda name: broken_gradients[name])),
         not measurement.training and any(_is_unsettled(module) for module in model.modules()),

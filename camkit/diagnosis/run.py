@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from camkit.diagnosis.batch import Batch, Loss, prepared_batch, score_for, split_labels
 from camkit.diagnosis.findings import findings
@@ -58,8 +60,8 @@ def diagnose(
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
         >>> _ = nn.init.constant_(net[0].bias, -100)
-        >>> found = camkit.diagnose(net, torch.rand(16, 1, 8, 3))
-        >>> [(one.kind, one.layer) for one in found.findings]
+        >>> diagnosis = camkit.diagnose(net, torch.rand(16, 1, 8, 3))
+        >>> [(finding.kind, finding.layer) for finding in diagnosis.findings]
         [('dead', '1'), ('no gradient', '0')]
     """
     if precision not in get_args(Precision):
@@ -69,17 +71,8 @@ def diagnose(
     pictures, labels = split_labels(batch, spatial_rank(loaded.module))
     inputs = prepared_batch(pictures, loaded)
     score = score_for(loss, labels, loaded.module)
-    try:
+    with _known_mistakes_in_words(loaded.module, inputs):
         measurement = measure(loaded.module, inputs, score, training=training, precision=precision)
-    except RuntimeError as error:
-        sentence = about_channels(loaded.module, inputs)
-        if sentence is None:
-            raise
-        raise ModelError(sentence) from error
-    except ValueError as error:
-        if len(inputs) > 1 or "more than 1 value per channel" not in str(error):
-            raise
-        raise InputError("batch normalisation in training mode needs more than one picture; pass several") from error
     rows = rows_of(loaded.module, measurement)
     setting = setting_of(
         loaded.module, measurement, len(inputs), to_train=training and not isinstance(model, LoadedModel)
@@ -96,6 +89,22 @@ def diagnose(
         sum(parameter.numel() for parameter in parameters),
         sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
     )
+
+
+@contextmanager
+def _known_mistakes_in_words(module: nn.Module, inputs: Tensor) -> Iterator[None]:
+    """Turn PyTorch's errors about a wrong number of channels or pictures into a sentence about the call."""
+    try:
+        yield
+    except RuntimeError as error:
+        sentence = about_channels(module, inputs)
+        if sentence is None:
+            raise
+        raise ModelError(sentence) from error
+    except ValueError as error:
+        if len(inputs) > 1 or "more than 1 value per channel" not in str(error):
+            raise
+        raise InputError("batch normalisation in training mode needs more than one picture; pass several") from error
 
 
 def _remarks(module: nn.Module, measurement: Measurement, setting: Setting) -> list[str]:

@@ -111,7 +111,9 @@ class Call:
         """
         if self._why_no_gradient:
             raise LayerError(f"layer {str(self)!r} has no gradient: {self._why_no_gradient}")
-        return tuple(mapped(self._tensor_numbers, found.get) for found in list(self._gradients_by_pass.values()))
+        return tuple(
+            mapped(self._tensor_numbers, by_number.get) for by_number in list(self._gradients_by_pass.values())
+        )
 
     def _take_gradient(self, number: int, keep: Make, gradient: Tensor | None) -> None:
         if gradient is not None:  # a custom function may return None for one of its inputs

@@ -113,7 +113,7 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
                 yield
         finally:
             hooks.remove()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # it may have interrupted the removal
         hooks.remove()
         raise
 

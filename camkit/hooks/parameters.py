@@ -37,14 +37,16 @@ def parameter_gradients(model: nn.Module, reduce: Callable[[Tensor], Statistic])
 
     """
     statistics: dict[str, Statistic] = {}
-
-    def keep(name: str, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            statistics[name] = reduce(parameter.grad.detach())
-
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and not is_lazy(parameter):
-                hook = partial(keep, plain_name(name))
+                hook = partial(_keep, statistics, plain_name(name), reduce)
                 stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         yield statistics
+
+
+def _keep(
+    statistics: dict[str, Statistic], name: str, reduce: Callable[[Tensor], Statistic], parameter: Tensor
+) -> None:
+    if parameter.grad is not None:
+        statistics[name] = reduce(parameter.grad.detach())

@@ -112,20 +112,27 @@ def _kept(value: Any, keep: Make) -> Any:
 
 def _hook_gradients(call: Call, output: Any, keep: Make, hooks: TensorHooks) -> None:
     """Set a hook on each tensor of the output that will have a gradient."""
-    tensors: list[Tensor] = []
-
-    def numbered(item: Any) -> int | None:
-        if not isinstance(item, Tensor):
-            return None
-        tensors.append(item)
-        return len(tensors) - 1
-
-    call._tensor_numbers = mapped(output, numbered)
-    with_gradient = [(number, tensor) for number, tensor in enumerate(tensors) if tensor.requires_grad]
+    numbering = _Numbering()
+    call._tensor_numbers = mapped(output, numbering.number)
+    with_gradient = [(number, tensor) for number, tensor in enumerate(numbering.tensors) if tensor.requires_grad]
     for number, tensor in with_gradient:
         hooks.add(tensor, partial(call._take_gradient, number, keep))
     call._why_no_gradient = "" if with_gradient else _WHY_NO_GRADIENT[torch.is_grad_enabled()]
     call._view_hint = _VIEW_HINT if any(tensor._is_view() for _, tensor in with_gradient) else ""
+
+
+class _Numbering:
+    """Numbers the tensors of an output in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+
+    def number(self, item: Any) -> int | None:
+        """Return the number of a tensor; None for anything else."""
+        if not isinstance(item, Tensor):
+            return None
+        self.tensors.append(item)
+        return len(self.tensors) - 1
 
 
 _VIEW_HINT = (

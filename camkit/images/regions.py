@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +19,8 @@ from camkit.types import Preprocess
 _LEAST_CONTRAST = 1e-12
 """Keeps divisions by the contrast finite where the model sees padding: there black and white look the same."""
 
-_CACHED_SIZES = 64
-"""Sizes of pictures for which the shades of a preprocessing are kept."""
+_KEPT_SIZES = 64
+"""Sizes of pictures whose shades are kept."""
 
 _REPEATS = 8
 """Repetitions that tell a random preprocessing from a fixed one: a flip with probability 1/2 shows in all but 0.4 %."""
@@ -63,8 +61,27 @@ class Shades:
         return ((tensor - self.black) / contrast * self.view).clamp(0, 1)
 
 
-_cache: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], Shades]] = weakref.WeakKeyDictionary()
-_cache_lock = threading.Lock()
+class ShadesBySize:
+    """The shades of one preprocessing, measured once for each size of picture; the last sizes are kept.
+
+    Several threads may use one.
+    """
+
+    def __init__(self, preprocess: Preprocess) -> None:
+        self._preprocess = preprocess
+        self._kept: dict[tuple[int, int], Shades] = {}
+        self._lock = threading.Lock()
+
+    def of(self, size: tuple[int, int]) -> Shades:
+        """Return the shades for a picture of ``size`` (width, height); errors are those of ``measure_shades``."""
+        shades = self._kept.get(size)
+        if shades is None:
+            shades = measure_shades(self._preprocess, size)
+            with self._lock:
+                while len(self._kept) >= _KEPT_SIZES:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[size] = shades
+        return shades
 
 
 def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
@@ -73,31 +90,19 @@ def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
     Raises:
         InputError: regions cannot be followed, because both become the same or the preprocessing is random.
     """
-    try:
-        with _cache_lock:
-            by_size = _cache.setdefault(preprocess, {})
-    except TypeError:  # the object does not support weak references, so its shades are not kept
-        by_size = {}
-    shades = by_size.get(size)
-    if shades is None:
-        before = generators()
-        black, white = (_apply(preprocess, Image.new("RGB", size, colour)) for colour in ("black", "white"))
-        finite = bool(torch.isfinite(black).all() and torch.isfinite(white).all())
-        if black.shape != white.shape or not finite or not bool((black != white).any()):
-            raise InputError(
-                "regions cannot be followed through this preprocessing: black and white pictures become the same"
-            )
-        if generators() != before and not _is_deterministic(preprocess, size):
-            raise InputError(
-                "regions cannot be followed through this preprocessing: its result is random; pass the preprocessing "
-                "for evaluation, without augmentation"
-            )
-        shades = Shades(black, white)
-        with _cache_lock:
-            while len(by_size) >= _CACHED_SIZES:
-                by_size.pop(next(iter(by_size)))
-            by_size[size] = shades
-    return shades
+    before = generators()
+    black, white = (_apply(preprocess, Image.new("RGB", size, colour)) for colour in ("black", "white"))
+    finite = bool(torch.isfinite(black).all() and torch.isfinite(white).all())
+    if black.shape != white.shape or not finite or not bool((black != white).any()):
+        raise InputError(
+            "regions cannot be followed through this preprocessing: black and white pictures become the same"
+        )
+    if generators() != before and not _is_deterministic(preprocess, size):
+        raise InputError(
+            "regions cannot be followed through this preprocessing: its result is random; pass the preprocessing "
+            "for evaluation, without augmentation"
+        )
+    return Shades(black, white)
 
 
 def _is_deterministic(preprocess: Preprocess, size: tuple[int, int]) -> bool:
@@ -113,16 +118,19 @@ def _apply(preprocess: Preprocess, picture: Image.Image) -> Float[Tensor, "c h w
     return (tensor[0] if tensor.dim() == 4 else tensor).detach().float().cpu()
 
 
-def preprocess_region(region: Bool[np.ndarray, "H W"], preprocess: Preprocess) -> Float[Tensor, "h w"]:
+def preprocess_region(
+    region: Bool[np.ndarray, "H W"], preprocess: Preprocess, shades: Shades | None = None
+) -> Float[Tensor, "h w"]:
     """Return how much of each pixel of the model's input a region of the picture covers, from 0 to 1.
 
-    The region passes through the preprocessing itself, as a black and white picture.
+    The region passes through the preprocessing itself, as a black and white picture. ``shades`` are those of the
+    preprocessing for a picture of this size; None measures them.
 
     Raises:
         InputError: the preprocessing does more than resize, crop, pad and change colours.
     """
-    size = (region.shape[1], region.shape[0])
-    shades = measure_shades(preprocess, size)
+    if shades is None:
+        shades = measure_shades(preprocess, (region.shape[1], region.shape[0]))
     tensor = _apply(preprocess, Image.fromarray(np.where(region, 255, 0).astype(np.uint8)).convert("RGB"))
     if tensor.shape != shades.black.shape:
         raise InputError("regions cannot be followed through this preprocessing: the size of its output varies")

@@ -8,7 +8,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from camkit.errors import CamkitError, OutputError, RunError
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.images.files import check_folder
+from camkit.methods import MethodLike
 from camkit.models.loaded import LoadedModel
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
@@ -28,6 +29,8 @@ _LONGEST_SLUG = 30
 """Characters of a layer's or a target's name in the name of a drawing."""
 _LONGEST_STEM = 120
 """Bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
+_NOT_IN_METHOD_NAMES = r"[^\w+.-]"
+"""Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
 _WRITERS = 2
 """Threads that draw and write, while the model computes in the main thread."""
 _MOST_UNWRITTEN = 8
@@ -68,7 +71,7 @@ def explain_files(
     out: Path,
     drawing: Drawing,
     *,
-    method: str | None = None,
+    method: MethodLike | None = None,
     layers: Sequence[str] | None = None,
     targets: Sequence[TargetLike] | None = None,
     precision: Precision = "fp32",
@@ -103,28 +106,43 @@ def explain_files(
         on_error="yield",
     )
     check_folder(out)
-    names = output_names(pictures)
-    sources = {path.resolve() for path in pictures}
     has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
+    files = _DrawingFiles(out, output_names(pictures), bool(layers), bool(targets), has_several)
+    tasks = _drawing_tasks(explained, files, drawing, {path.resolve() for path in pictures})
+    return in_order(tasks, workers=_WRITERS, ahead=_MOST_UNWRITTEN, prompt=True)
 
-    def file_for(row: Explanation, rank: int) -> Path:
-        parts = [names[Path(row.source)], row.method]
-        if layers:
+
+@dataclass(frozen=True)
+class _DrawingFiles:
+    """Names the file of each drawing: picture, method and, where the caller chose them, layer and target."""
+
+    folder: Path
+    stems: Mapping[Path, str]
+    with_layer: bool
+    with_target: bool
+    with_rank: bool
+
+    def file_for(self, row: Explanation, rank: int) -> Path:
+        """Return the file for an explanation; ``rank`` is its place among those of its picture, from 1."""
+        parts = [self.stems[Path(row.source)], re.sub(_NOT_IN_METHOD_NAMES, "", row.method)]
+        if self.with_layer:
             parts.append(_slug(row.layer))
-        if targets:
-            parts.append(f"{rank}-{_slug(row.name)}" if has_several else _slug(row.name))
-        return out / f"{'.'.join(parts)}.png"
+        if self.with_target:
+            parts.append(f"{rank}-{_slug(row.name)}" if self.with_rank else _slug(row.name))
+        return self.folder / f"{'.'.join(parts)}.png"
 
-    def tasks() -> Iterator[Task[Written | Failure]]:
-        rank, source = 0, ""
-        for row in explained:
-            rank, source = rank + 1 if row.source == source else 1, row.source
-            if isinstance(row, Failure):
-                yield functools.partial(_unchanged, row), True
-            else:
-                yield functools.partial(_write, row, file_for(row, rank), drawing, sources), True
 
-    return in_order(tasks(), workers=_WRITERS, ahead=_MOST_UNWRITTEN, prompt=True)
+def _drawing_tasks(
+    rows: Iterator[Explanation | Failure], files: _DrawingFiles, drawing: Drawing, pictures: set[Path]
+) -> Iterator[Task[Written | Failure]]:
+    """Return for each row the task that draws it, to be run in another thread; a failure is passed on."""
+    rank, source = 0, ""
+    for row in rows:
+        rank, source = rank + 1 if row.source == source else 1, row.source
+        if isinstance(row, Failure):
+            yield functools.partial(_unchanged, row), True
+        else:
+            yield functools.partial(_write, row, files.file_for(row, rank), drawing, pictures), True
 
 
 def _unchanged(failure: Failure) -> Failure:

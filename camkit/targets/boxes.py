@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +12,9 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from camkit.errors import TargetError
-from camkit.targets.names import class_of
+from camkit.targets.names import class_of, whole_number
 from camkit.targets.outputs import describe, detections_of
-from camkit.targets.scores import Scores
+from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
 Detections = dict[str, Tensor]
@@ -76,7 +77,7 @@ def box_scores(images: Sequence[Detections], numbers: Sequence[int | None], abse
 
 
 @dataclass(frozen=True)
-class BoxTarget:
+class BoxTarget(Target):
     """One box of a detector, chosen in one of three ways.
 
     Attributes:
@@ -120,3 +121,28 @@ class BoxTarget:
             index = int(self.label)
             return best_box(images, lambda detections: detections["labels"].eq(index))
         return numbered_box(images, self.number or 0)
+
+
+def box(
+    number: int | None = None,
+    *,
+    label: int | str | None = None,
+    near: Sequence[float | int] | None = None,
+) -> BoxTarget:
+    """Return a target for one box of a detector.
+
+    Args:
+        number: the position of the box in the model's output, from 0.
+        label: the index or the label of a class; its box with the highest score is explained.
+        near: (left, top, right, bottom) in pixels of the model's input; the box that overlaps it most is explained.
+
+    Raises:
+        TargetError: not exactly one of the three is given, or one is invalid.
+    """
+    corners: Any = None
+    if near is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            corners = tuple(float(side) for side in near)
+        if corners is None or len(corners) != 4:
+            raise TargetError(f"near must be (left, top, right, bottom), not {near!r}")
+    return BoxTarget(None if number is None else whole_number(number, "the number of a box"), label, corners)

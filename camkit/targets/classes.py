@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from numbers import Real
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -14,9 +14,9 @@ from torch import Tensor
 from camkit.errors import TargetError
 from camkit.targets.boxes import best_box
 from camkit.targets.maps import class_by_area, class_on_map
-from camkit.targets.names import check_index, class_of
+from camkit.targets.names import check_index, class_of, whole_number
 from camkit.targets.outputs import describe, detections_of, logits_of, maps_of
-from camkit.targets.scores import Scores, Target
+from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import Activation
 
 TargetFunction: TypeAlias = Callable[[Any], Tensor]
@@ -43,7 +43,7 @@ def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Acti
 
 
 @dataclass(frozen=True)
-class ClassTarget:
+class ClassTarget(Target):
     """The logit of one class.
 
     For a segmentation network, the class where it is predicted; for a detector, the best box of the class.
@@ -71,7 +71,7 @@ class ClassTarget:
 
 
 @dataclass(frozen=True)
-class TopTarget:
+class TopTarget(Target):
     """The logit of each image's own best class (rank 1), second best (rank 2), and so on.
 
     For a segmentation network, classes are ranked by the area they cover, and class 0 comes last if it is the
@@ -107,7 +107,7 @@ class TopTarget:
 
 
 @dataclass(frozen=True)
-class AboveTarget:
+class AboveTarget(Expands):
     """Every class whose probability is above a threshold, best first; a picture may have several or none.
 
     For multi-label models: the probability of a class is the sigmoid of its logit.
@@ -127,7 +127,7 @@ class AboveTarget:
 
 
 @dataclass(frozen=True)
-class RankAboveTarget:
+class RankAboveTarget(Target):
     """The class at this rank of each image; absent if its probability is not above the threshold."""
 
     rank: int
@@ -143,7 +143,7 @@ class RankAboveTarget:
 
 
 @dataclass(frozen=True)
-class EachTarget:
+class EachTarget(OfPictures):
     """A class of its own for each picture of a call, for example the picture's label.
 
     Several classes of one picture mean the same; the one with the highest logit is explained.
@@ -165,25 +165,28 @@ class EachTarget:
             raise TargetError(
                 f"each() has classes for {len(self.classes)} pictures, but there are {max(numbers)} or more"
             )
-        return functools.partial(_best_of, [self.classes[number - 1] for number in numbers], self.activation)
-
-    def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the scores of the first pictures of the call."""
-        return self.of_pictures(range(1, batch + 1))(output, batch)
-
-
-def _best_of(classes: Sequence[tuple[int, ...]], activation: Activation | None, output: Any, batch: int) -> Scores:
-    """Return the logit of the best of each image's classes."""
-    logits = logits_of(output, batch)
-    for index in {index for indices in classes for index in indices}:
-        check_index(index, logits.shape[1])
-    values = logits.detach()
-    best = [max(indices, key=lambda index: float(row[index])) for indices, row in zip(classes, values, strict=True)]
-    return class_scores(logits, torch.tensor(best, device=logits.device), activation)
+        return BestOfTarget(tuple(self.classes[number - 1] for number in numbers), self.activation)
 
 
 @dataclass(frozen=True)
-class DirectionTarget:
+class BestOfTarget(Target):
+    """The best of the classes listed for each image of one pass."""
+
+    classes: tuple[tuple[int, ...], ...]
+    activation: Activation | None = field(default=None, compare=False)
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the logit of the best of each image's classes."""
+        logits = logits_of(output, batch)
+        for index in {index for indices in self.classes for index in indices}:
+            check_index(index, logits.shape[1])
+        rows = zip(self.classes, logits.detach(), strict=True)
+        best = [max(indices, key=lambda index: float(row[index])) for indices, row in rows]
+        return class_scores(logits, torch.tensor(best, device=logits.device), self.activation)
+
+
+@dataclass(frozen=True)
+class DirectionTarget(Target):
     """One number of the output, up or down: either class of a one-logit classifier, or a regression."""
 
     sign: int = 1
@@ -199,7 +202,7 @@ class DirectionTarget:
 
 
 @dataclass(frozen=True)
-class ContrastTarget:
+class ContrastTarget(Target):
     """One class rather than another: the difference of their logits."""
 
     index: int | str
@@ -229,7 +232,7 @@ class ContrastTarget:
 
 
 @dataclass(frozen=True)
-class FunctionTarget:
+class FunctionTarget(Target):
     """Any score that the caller computes from the model's output."""
 
     function: TargetFunction
@@ -243,3 +246,62 @@ class FunctionTarget:
                 f"({batch},), one score per image"
             )
         return Scores(values=values, description=getattr(self.function, "__name__", None) or repr(self.function))
+
+
+def top(count: int) -> list[TopTarget]:
+    """Return targets for the ``count`` best classes of each image, as in ``explain(..., target=top(5))``.
+
+    Raises:
+        TargetError: ``count`` is not a whole number of at least 1.
+    """
+    count = whole_number(count, "the number of best classes")
+    if count < 1:
+        raise TargetError(f"the number of best classes must be at least 1, not {count}")
+    return [TopTarget(rank, of=count) for rank in range(1, count + 1)]
+
+
+def above(threshold: float = 0.5) -> AboveTarget:
+    """Return a target for every class whose probability is above a threshold, for multi-label models.
+
+    The probability of a class is the sigmoid of its logit.
+
+    Raises:
+        TargetError: the threshold is not a probability below 1.
+    """
+    if not isinstance(threshold, Real) or not 0 <= threshold < 1:
+        raise TargetError(f"the threshold must be a probability from 0 to below 1, not {threshold!r}")
+    return AboveTarget(threshold)
+
+
+def each(classes: Iterable[int | str | Sequence[int | str]]) -> EachTarget:
+    """Return a target with a class of its own for each picture of a call, for example the picture's label.
+
+    Args:
+        classes: an index or a label for each picture, in their order. In place of one class, a list or tuple may name
+            several that mean the same; the one with the highest score is explained.
+
+    Raises:
+        TargetError: there are no classes, or none for one of the pictures.
+    """
+    by_picture = tuple(tuple(entry) if isinstance(entry, (list, tuple)) else entry for entry in classes)
+    if not by_picture or any(entry == () for entry in by_picture):
+        raise TargetError("each() needs at least one class for each picture")
+    return EachTarget(by_picture)
+
+
+def direction(sign: Literal["+", "-"], index: int = 0) -> DirectionTarget:
+    """Return a target for what raises ("+") or lowers ("-") one number of the output.
+
+    Use it for regressions, and for classifiers with one logit, where "-" is the second class.
+
+    Raises:
+        TargetError: the sign is neither "+" nor "-", or the index is not a whole number.
+    """
+    if sign not in ("+", "-"):
+        raise TargetError(f"the direction must be '+' or '-', not {sign!r}")
+    return DirectionTarget(1 if sign == "+" else -1, whole_number(index, "the index of an output"))
+
+
+def contrast(target: int | str, rather_than: int | str) -> ContrastTarget:
+    """Return a target for one class rather than another: the difference of their logits (Prabhushankar et al. 2020)."""
+    return ContrastTarget(target, rather_than)

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 
 from camkit.errors import TargetError
 from camkit.targets.outputs import embedding_of
-from camkit.targets.scores import Scores
+from camkit.targets.scores import Scores, Target
 
 
 def _scaled(embeddings: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def _scaled(embeddings: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class SimilarTarget:
+class SimilarTarget(Target):
     """The cosine similarity of a picture's embedding and a reference, which is a picture or an embedding (D,).
 
     Shows what two pictures have in common (Stylianou et al. 2019, Chen et al. 2020).
@@ -51,3 +51,8 @@ class SimilarTarget:
     def embedded(self, output: Any) -> SimilarTarget:
         """Return the target for the reference's embedding, given the model's output for the reference picture."""
         return SimilarTarget(torch.clone(embedding_of(output, 1)[0].detach()))
+
+
+def similar_to(reference: Any) -> SimilarTarget:
+    """Return a target for the similarity to a reference: a picture as ``explain`` takes it, or an embedding (D,)."""
+    return SimilarTarget(reference)

@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from camkit.errors import TargetError
 from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, maps_of
-from camkit.targets.scores import Scores
+from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
 _MASKED = 0.5
@@ -73,7 +73,7 @@ def class_by_area(maps: Float[Tensor, "n k h w"], rank: int, *, skip_first: bool
 
 
 @dataclass(frozen=True, eq=False)
-class SegmentTarget:
+class SegmentTarget(Target):
     """One class of a segmentation network: where it is predicted, everywhere, or inside a mask over the input."""
 
     index: int | str
@@ -110,3 +110,20 @@ class SegmentTarget:
         return class_on_map(
             maps, torch.full((batch,), index, device=maps.device), None if mask is None else mask.to(maps.device)
         )
+
+
+def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) -> SegmentTarget:
+    """Return a target for a class of a segmentation network.
+
+    Args:
+        target: the index or the label of the class.
+        mask: truth values (H, W) over the model's input; only the masked part of the output is explained.
+        everywhere: explain the whole output. Without ``mask`` and ``everywhere``, the part where the class is predicted
+            is explained.
+
+    Raises:
+        TargetError: both ``mask`` and ``everywhere`` are given.
+    """
+    if mask is not None and everywhere:
+        raise TargetError("pass a mask or everywhere=True, not both")
+    return SegmentTarget(target, mask, everywhere)

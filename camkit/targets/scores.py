@@ -1,13 +1,16 @@
-"""The types of targets, and the scores they return."""
+"""The base of all targets, and the scores they return."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
+
+from camkit.types import Activation
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,23 +40,43 @@ class Scores:
     boxes: tuple[tuple[float, ...] | None, ...] | None = None
 
 
-Target: TypeAlias = Callable[[Any, int], Scores]
-"""Called with a model's output and the number of images; the scores keep their graph, to be differentiated."""
+class Target(ABC):
+    """What to explain: turns a model's output into one score per image."""
+
+    @abstractmethod
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the scores for a model's output and the number of images.
+
+        The scores keep their graph, to be differentiated.
+
+        Raises:
+            TargetError: the output does not have what the target explains.
+        """
+
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Target:  # noqa: ARG002
+        """Return the target for a model with these labels and this activation; by default the target itself.
+
+        Raises:
+            TargetError: a label is unknown or ambiguous.
+        """
+        return self
 
 
-@runtime_checkable
-class Expands(Protocol):
+class Expands(Target):
     """A target that stands for several others; the model's output decides how many."""
 
+    @abstractmethod
     def expand(self, output: Any, batch: int) -> Sequence[Target]:
         """Return the targets for this output."""
-        ...
 
 
-@runtime_checkable
-class OfPictures(Protocol):
+class OfPictures(Target):
     """A target that differs between the pictures of a call."""
 
+    @abstractmethod
     def of_pictures(self, numbers: Sequence[int]) -> Target:
         """Return the target for the pictures with these numbers; the first picture of the call has number 1."""
-        ...
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the scores of the first pictures of the call."""
+        return self.of_pictures(range(1, batch + 1))(output, batch)

@@ -29,12 +29,12 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.engine.restore import eagerly
 from camkit.errors import CamkitError, InputError, LayerError, OutputError
-from camkit.explainer import Layers, explain
+from camkit.explainer import Layers, Options, explain
 from camkit.hooks import Call, Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
 from camkit.layers.names import WHOLE_MODEL, Selector, find_layers, modules_by_name, plain_name
-from camkit.methods import find_method
+from camkit.methods import MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.labels import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
@@ -104,7 +104,7 @@ class TrainingWatch:
         pictures_every: int | None = None,
         layers: Selector | Sequence[Selector] | None = None,
         target_layer: Layers | None = None,
-        method: str | None = None,
+        method: MethodLike | None = None,
         target: TargetLike | None = None,
         preprocess: Preprocess | None = None,
         labels: Labels | None = None,
@@ -117,26 +117,17 @@ class TrainingWatch:
             raise InputError(f"pictures_every must be a number of steps from 1, 0 or None, not {pictures_every}")
         self._model, self._every = unwrapped(model), every
         self._pictures_every = every if pictures_every is None else pictures_every
-        if method is not None:
-            find_method(method)
         self._images = _separate(images, spatial_rank(self._model) + 1)
-        if not self._images:
-            raise InputError("a watch needs at least one picture")
-        self._explain_options: dict[str, Any] = {
+        self._layer = target_layer
+        self._explain_options: Options = {
             "method": method,
             "target": target,
             "preprocess": preprocess,
             "labels": labels,
         }
-        as_targets(target, as_labels(labels))
-        if target_layer is not None:
-            find_layers(self._model, target_layer)
-        for number, image in enumerate(self._images, start=1):
-            if not isinstance(image, Tensor):
-                prepare(image, preprocess, f"picture {number}")
+        self._check_explaining()
         if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
             raise InputError(f"scaler must be the GradScaler of the training, not a {type(scaler).__name__}")
-        self._layer = target_layer
         self._layers = _is_leaf if layers is None else layers
         find_layers(self._model, self._layers)
         self._scaler, self._scale = scaler, 1.0
@@ -152,6 +143,20 @@ class TrainingWatch:
         if graph:
             self._write_graph()
         self._hook_next_step()
+
+    def _check_explaining(self) -> None:
+        """Check what will be explained before the training starts, rather than at the first recorded step."""
+        options = self._explain_options
+        if options["method"] is not None:
+            find_method(options["method"])
+        if not self._images:
+            raise InputError("a watch needs at least one picture")
+        as_targets(options["target"], as_labels(options["labels"]))
+        if self._layer is not None:
+            find_layers(self._model, self._layer)
+        for number, image in enumerate(self._images, start=1):
+            if not isinstance(image, Tensor):
+                prepare(image, options["preprocess"], f"picture {number}")
 
     def step(self, number: int | None = None) -> None:
         """Count a finished step, and write it if it was recorded.
@@ -169,7 +174,9 @@ class TrainingWatch:
         self._remove_hooks()
         if recorded is not None:
             with self._writing():
-                self._write_step(*recorded, step)
+                recording, gradients = recorded
+                self._write_layers(recording, step)
+                self._write_parameters(gradients, step)
         if self._pictures_due is not None or (self._pictures_every and (self.steps - 1) % self._pictures_every == 0):
             self.pictures(step if self._pictures_due is None else self._pictures_due)
         if self.steps % self._every == 0 and not self._failed:
@@ -296,7 +303,7 @@ class TrainingWatch:
         if hooks is not None:
             hooks.close()
 
-    def _write_step(self, recording: Recording, gradients: dict[str, TensorSummary | None], step: int) -> None:
+    def _write_layers(self, recording: Recording, step: int) -> None:
         modules = modules_by_name(self._model)
         axes, axis = _channel_axes(modules), 0
         all_recorded = self._layers is _is_leaf  # otherwise the layer before may be missing
@@ -306,14 +313,16 @@ class TrainingWatch:
                 continue
             axis = channel_axis(module, axis)
             channels = (all_recorded and axis) or axes[call.name]
-            for tag, found in _tagged(f"activations/{name}", call.output, call.output):
-                self._write_distribution(tag, found.statistics, step)
-            for tag, found in _tagged(f"dead_share/{name}", call.output, call.output):
-                if isinstance(module, RELUS) and len(found.shape) > 1 and found.shape[channels]:
-                    silent = found.silent[0 if channels == 1 else 1]
-                    self._writer.add_scalar(tag, len(silent) / found.shape[channels], step)
-            for tag, found in _tagged(f"gradients/{name}", _gradient(call), call.output):
-                self._write_distribution(tag, found.statistics.scaled(1 / self._scale), step)
+            for tag, summary in _tagged(f"activations/{name}", call.output, call.output):
+                self._write_distribution(tag, summary.statistics, step)
+            for tag, summary in _tagged(f"dead_share/{name}", call.output, call.output):
+                if isinstance(module, RELUS) and len(summary.shape) > 1 and summary.shape[channels]:
+                    silent = summary.silent[0 if channels == 1 else 1]
+                    self._writer.add_scalar(tag, len(silent) / summary.shape[channels], step)
+            for tag, summary in _tagged(f"gradients/{name}", _gradient(call), call.output):
+                self._write_distribution(tag, summary.statistics.scaled(1 / self._scale), step)
+
+    def _write_parameters(self, gradients: Mapping[str, TensorSummary | None], step: int) -> None:
         squares: dict[str, float] = defaultdict(float)
         for name, summary in gradients.items():
             if summary is not None:
@@ -329,10 +338,10 @@ class TrainingWatch:
             if not is_lazy(parameter):
                 self._write_distribution(f"weights/{plain_name(name)}", statistics(parameter), step)
 
-    def _write_distribution(self, tag: str, found: TensorStatistics, step: int) -> None:
-        add_histogram(self._writer, tag, found, step)
-        if found.nan or found.inf:
-            self._writer.add_scalar(f"nonfinite/{tag}", found.nan + found.inf, step)
+    def _write_distribution(self, tag: str, distribution: TensorStatistics, step: int) -> None:
+        add_histogram(self._writer, tag, distribution, step)
+        if distribution.nan or distribution.inf:
+            self._writer.add_scalar(f"nonfinite/{tag}", distribution.nan + distribution.inf, step)
 
     def _write_graph(self) -> None:
         try:

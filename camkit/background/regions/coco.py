@@ -91,12 +91,12 @@ def parse_numbers(value: Any, count: int | None = None) -> list[float]:
     Raises:
         ValueError: the value is not such a list.
     """
-    valid = isinstance(value, list) and all(type(one) in (int, float) and math.isfinite(one) for one in value)
+    valid = isinstance(value, list) and all(type(number) in (int, float) and math.isfinite(number) for number in value)
     if not valid or (count is not None and len(value) != count):
         shown = repr(value)
         shown = shown[:_LONGEST_VALUE] + "..." * (len(shown) > _LONGEST_VALUE)
         raise ValueError(f"expected {'' if count is None else f'{count} '}numbers, not {shown}")
-    return [float(one) for one in value]
+    return [float(number) for number in value]
 
 
 def _add_annotation(

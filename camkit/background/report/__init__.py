@@ -1,1 +1,18 @@
 """The reports of a check, one module for each format."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from camkit.background.baseline import BASELINE_FILE
+from camkit.background.check import CheckResult
+from camkit.background.report import html, json, junit, markdown, words
+
+REPORTS: Mapping[str, Callable[[CheckResult], str]] = MappingProxyType(
+    {
+        words.PAGE: html.render,
+        BASELINE_FILE: json.render,
+        "junit.xml": junit.render,
+        "summary.md": markdown.render,
+    }
+)
+"""The function that renders each report, by file name."""

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from camkit.background.check import CheckResult
 from camkit.background.cost import Cost
-from camkit.background.measures import weakest
+from camkit.background.measures import OVERALL, weakest
 from camkit.background.plan import Plan
 from camkit.background.report import words
 
@@ -56,7 +56,7 @@ def table(result: CheckResult) -> Table:
         columns.add_column(
             heading, no_wrap=not may_wrap, justify="left" if heading in ("class", "verdict") else "right"
         )
-    for name, measures in [*result.classes.items(), ("", result.overall)]:
+    for name, measures in [*result.classes.items(), (OVERALL, result.overall)]:
         judgement = result.judged[name]
         effects = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction, measures.sufficiency)]
         columns.add_row(

@@ -12,9 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from camkit.background.check import CheckResult
-from camkit.background.measures import MeasuredEffect, Measures, weakest
+from camkit.background.measures import OVERALL, MeasuredEffect, Measures, weakest
 from camkit.background.report import words
-from camkit.background.showcase import Panel, Strip
+from camkit.background.showcase import Strip, strips, thumbnails
 from camkit.background.statistics import Estimate
 from camkit.background.verdict import Judgement
 from camkit.drawing.encode import encode
@@ -68,8 +68,8 @@ class _Cell:
     verdict: str = ""
 
 
-def render(result: CheckResult, thumbnails: list[Panel], strips: list[Strip]) -> str:
-    """Return the page."""
+def render(result: CheckResult) -> str:
+    """Return the page. It asks the model once more about the pictures that it shows with their edits."""
     environment = Environment(
         loader=PackageLoader("camkit.background.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -90,16 +90,16 @@ def render(result: CheckResult, thumbnails: list[Panel], strips: list[Strip]) ->
         reasons_by_class=[
             (name, [reason.text for reason in judgement.reasons])
             for name, judgement in result.judged.items()
-            if name and judgement.verdict != "PASS"
+            if name != OVERALL and judgement.verdict != "PASS"
         ][:_MAX_EXPLAINED],
-        thumbnails=[{"title": panel.title, "image": _embedded(panel.pixels)} for panel in thumbnails],
+        thumbnails=[{"title": panel.title, "image": _embedded(panel.pixels)} for panel in thumbnails(plan)],
         facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *words.left_out(plan)],
         warnings=[*result.warnings, *result.sanity.remarks],
         columns=[{"title": title or removed, "help": explanation} for title, explanation in _COLUMNS],
         rows=[_row(measures, result.judged[name]) for name, measures in result.classes.items()],
-        total=_row(result.overall, result.judged[""]),
+        total=_row(result.overall, result.judged[OVERALL]),
         rule=_rule(result),
-        strips=[_strip(strip) for strip in strips],
+        strips=[_strip(strip) for strip in strips(result)],
         references=words.REFERENCES,
         caveat=words.CAVEAT,
         details=_details(result),
@@ -193,7 +193,7 @@ def _details(result: CheckResult) -> list[tuple[str, str]]:
     heat, edits = result.plan.forwards
     return [
         ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
-        ("method", check.method),
+        ("method", check.method_name),
         ("pictures shown to the model", f"{heat} for the heat, up to {edits} for the experiment"),
         ("correlation with HiResCAM's maps", words.number(sanity.agreement)),
         ("correlation with random weights' maps", words.number(sanity.randomised)),

@@ -11,14 +11,11 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from camkit.background.baseline import SCHEMA
 from camkit.background.check import CheckResult
-from camkit.background.measures import ImageRow, Measures
-from camkit.background.plan import content_hash
+from camkit.background.measures import OVERALL, ImageRow, Measures
 from camkit.background.report import words
 from camkit.background.verdict import Judgement
-
-SCHEMA = 1
-"""The version of the format."""
 
 DIGITS = 6
 """Digits after the point; see above."""
@@ -32,7 +29,7 @@ def render(result: CheckResult) -> str:
 def as_dict(result: CheckResult) -> dict[str, Any]:
     """Return the report as plain values, without rounding."""
     plan = result.plan
-    hashes = {item.name: content_hash(item.path) for item in plan.data.items}
+    hashes = {item.name: plan.files.of(item.path) for item in plan.data.items}
     return {
         "schema": SCHEMA,
         "camkit": words.VERSION,
@@ -56,7 +53,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         },
         "warnings": [*result.warnings, *result.sanity.remarks],
         "sanity": {"agreement_with_hirescam": result.sanity.agreement, "like_random_weights": result.sanity.randomised},
-        "overall": _measures(result.overall, result.judged[""]),
+        "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
         "change": None if result.change is None else asdict(result.change),
         "images": [_image(row, hashes[row.name]) for row in result.images],

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from camkit.background.check import CheckResult
+from camkit.background.measures import OVERALL
+from camkit.background.values import Inconclusive
 from camkit.background.verdict import Judgement
 
 
-def render(result: CheckResult, inconclusive: Literal["pass", "fail"] = "pass") -> str:
+def render(result: CheckResult) -> str:
     """Return the XML. WARN passes, with its reasons as output. Waived classes are skipped.
 
-    INCONCLUSIVE classes are skipped too, or fail if ``inconclusive`` is "fail".
+    INCONCLUSIVE classes are skipped too, or fail if ``result.inconclusive`` is "fail".
     """
     suite = TestSuite(_printable(f"camkit check of {result.plan.model.name}"))
-    for name in [*result.classes, ""]:
-        suite.add_testcase(_case(name or "all classes together", result.judged[name], inconclusive, is_all=not name))
+    for name in result.classes:
+        suite.add_testcase(_case(name, result.judged[name], result.inconclusive, is_all=False))
+    suite.add_testcase(_case("all classes together", result.judged[OVERALL], result.inconclusive, is_all=True))
     for name, error in result.failures.items():
         case = TestCase(_printable(name), "pictures")
         case.result = [Skipped(_printable(f"could not be used: {error}"))]
@@ -34,7 +36,7 @@ def _printable(text: str) -> str:
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
 
 
-def _case(name: str, judgement: Judgement, inconclusive: Literal["pass", "fail"], *, is_all: bool) -> TestCase:
+def _case(name: str, judgement: Judgement, inconclusive: Inconclusive, *, is_all: bool) -> TestCase:
     case = TestCase(_printable(name), "background")
     verdict = judgement.verdict
     why = _printable("; ".join(reason.text for reason in judgement.reasons))

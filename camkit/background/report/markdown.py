@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from camkit.background.check import CheckResult
-from camkit.background.measures import Measures, weakest
+from camkit.background.measures import OVERALL, Measures, weakest
 from camkit.background.report import words
 from camkit.background.verdict import Judgement
 
 _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
 
 _MAX_REASONS = 6
-"""Reasons in the summary; the rest are in report.html."""
+"""Reasons in the summary; the rest are in the HTML report."""
 
 
 def render(result: CheckResult) -> str:
@@ -20,7 +20,7 @@ def render(result: CheckResult) -> str:
     lines = [f"## {_SIGNS[result.verdict]} {result.verdict}: {_escaped(words.sentence(result))}", ""]
     lines += [f"- {_escaped(reason)}" for reason in result.reasons[:_MAX_REASONS]]
     if len(result.reasons) > _MAX_REASONS:
-        lines.append(f"- and {len(result.reasons) - _MAX_REASONS} more, in report.html")
+        lines.append(f"- and {len(result.reasons) - _MAX_REASONS} more, in {words.PAGE}")
     lines += [_escaped(change)] if (change := words.change_since_baseline(result)) else []
     lines += [
         "",
@@ -28,7 +28,7 @@ def render(result: CheckResult) -> str:
         f"| {words.without_object(result.plan)} | skill |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
         *(_row(measures, result.judged[name]) for name, measures in result.classes.items()),
-        _row(result.overall, result.judged[""]),
+        _row(result.overall, result.judged[OVERALL]),
         "",
         *(f"- {_escaped(warning)}" for warning in (*result.warnings, *result.sanity.remarks)),
         "",

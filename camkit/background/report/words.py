@@ -6,13 +6,16 @@ import math
 from importlib.metadata import version
 
 from camkit.background.check import CheckResult
-from camkit.background.measures import Measures
+from camkit.background.measures import OVERALL, Measures
 from camkit.background.plan import Plan
 
 NONE = "-"
 """Printed if there is no number."""
 
 VERSION = version("camkit")
+
+PAGE = "report.html"
+"""The file name of the report that people open."""
 
 _MAX_NAMES = 3
 """Names of pictures that a line lists as examples."""
@@ -37,7 +40,11 @@ REFERENCES = (
 def sentence(result: CheckResult) -> str:
     """Return the verdict as a sentence, without the word itself."""
     model, worst = result.plan.model.name, result.worst
-    failing = [name for name, one in result.judged.items() if one.verdict == "FAIL" and name and not one.waived]
+    failing = [
+        name
+        for name, judgement in result.judged.items()
+        if judgement.verdict == "FAIL" and name != OVERALL and not judgement.waived
+    ]
     if result.verdict == "FAIL" and failing:
         more = len(failing) - _MAX_CLASSES
         listed = ", ".join(failing[:_MAX_CLASSES]) + (f" and {more} more" if more > 0 else "")
@@ -45,7 +52,7 @@ def sentence(result: CheckResult) -> str:
     if result.verdict == "FAIL":
         return f"{model} reads the background"
     if result.verdict == "WARN":
-        return f"{model} may ship, but look at {f'class {worst}' if worst else 'the reasons'} first"
+        return f"{model} may ship, but look at {'the reasons' if worst == OVERALL else f'class {worst}'} first"
     if result.verdict == "PASS":
         return f"no sign that {model} reads the background"
     return f"the check could not tell whether {model} reads the background"
@@ -57,9 +64,9 @@ def change_since_baseline(result: CheckResult) -> str:
     if change is None:
         return ""
     parts = [
-        f"{name} {one.value:+.2f} (95% interval {number(one.low)} to {number(one.high)})"
-        for name, one in (("gap", change.gap), ("skill", change.skill))
-        if one is not None
+        f"{name} {estimate.value:+.2f} (95% interval {number(estimate.low)} to {number(estimate.high)})"
+        for name, estimate in (("gap", change.gap), ("skill", change.skill))
+        if estimate is not None
     ]
     return f"change since the baseline, on {change.pictures} pictures: {', '.join(parts) or 'nothing to compare'}"
 

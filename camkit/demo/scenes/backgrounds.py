@@ -11,18 +11,8 @@ from types import MappingProxyType
 import numpy as np
 
 from camkit.demo.scenes.forest import wood
-from camkit.demo.scenes.noise import (
-    Field,
-    cloud_noise,
-    coordinates,
-    mix,
-    paint,
-    ramp,
-    smooth_noise,
-    step,
-    varied,
-)
-from camkit.demo.scenes.shapes import Colour
+from camkit.demo.scenes.noise import Field, cloud_noise, coordinates, mix, paint, ramp, smooth_noise, step, varied
+from camkit.demo.scenes.shapes import Colour, one_of
 
 SKIES: tuple[tuple[Colour, Colour], ...] = (
     ((0.16, 0.42, 0.80), (0.66, 0.84, 0.96)),
@@ -42,7 +32,7 @@ SEAS: tuple[tuple[Colour, Colour], ...] = (
 def sky(rng: np.random.Generator, size: int) -> Field:
     """Return a clear or cloudy sky, (3, size, size) in [0, 1]."""
     x, y = coordinates(size)
-    top, bottom = SKIES[int(rng.integers(len(SKIES)))]
+    top, bottom = one_of(rng, SKIES)
     canvas = ramp(varied(rng, top, 0.05), varied(rng, bottom, 0.04), step(y, -0.1, 1.1))
     sun_x, sun_y = rng.uniform(-0.1, 1.1), rng.uniform(-0.3, 0.3)
     glow = np.exp(-((x - sun_x) ** 2 + (y - sun_y) ** 2) / 0.09).astype(np.float32)
@@ -67,7 +57,7 @@ def _clouds(rng: np.random.Generator, canvas: Field, noise: Field, strength: flo
 def sea(rng: np.random.Generator, size: int) -> Field:
     """Return water seen from above the waves, (3, size, size) in [0, 1]."""
     x, y = coordinates(size)
-    far, near = SEAS[int(rng.integers(len(SEAS)))]
+    far, near = one_of(rng, SEAS)
     canvas = ramp(varied(rng, far, 0.04), varied(rng, near, 0.03), step(y, -0.2, 1.1))
     swell = cloud_noise(rng, size, 2, 5)
     canvas = mix(canvas, varied(rng, near, 0.03), 0.5 * step(swell, 0.4, 0.8))

@@ -13,6 +13,7 @@ from camkit.demo.scenes.shapes import (
     blob,
     darker,
     ellipse,
+    one_of,
     pick,
     polygon,
 )
@@ -27,7 +28,7 @@ def bird(rng: np.random.Generator) -> list[Shape]:
 
 def _beak(rng: np.random.Generator) -> Colour:
     beaks: tuple[Colour, ...] = ((0.98, 0.70, 0.15), (0.95, 0.45, 0.15), (0.25, 0.22, 0.22))
-    return beaks[int(rng.integers(len(beaks)))]
+    return one_of(rng, beaks)
 
 
 def _head(x: float, y: float, size: float, colour: Colour, beak: Colour) -> list[Shape]:

@@ -5,18 +5,8 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from camkit.demo.scenes.noise import (
-    Field,
-    cloud_noise,
-    coordinates,
-    mix,
-    paint,
-    ramp,
-    smooth_noise,
-    step,
-    varied,
-)
-from camkit.demo.scenes.shapes import Colour, Points, blend, darker
+from camkit.demo.scenes.noise import Field, cloud_noise, coordinates, mix, paint, ramp, smooth_noise, step, varied
+from camkit.demo.scenes.shapes import Colour, Points, blend, darker, one_of
 
 # The colours of the mist, of leaves in the light and of leaves in the shade.
 SEASONS: tuple[tuple[Colour, Colour, Colour], ...] = (
@@ -31,8 +21,8 @@ BARKS: tuple[Colour, ...] = ((0.24, 0.16, 0.11), (0.18, 0.14, 0.12), (0.30, 0.22
 def wood(rng: np.random.Generator, size: int) -> Field:
     """Return the inside of a wood, (3, size, size) in [0, 1]."""
     x, y = coordinates(size)
-    mist, lit, shade = (varied(rng, c, 0.04) for c in SEASONS[int(rng.integers(len(SEASONS)))])
-    bark = varied(rng, BARKS[int(rng.integers(len(BARKS)))], 0.03)
+    mist, lit, shade = (varied(rng, c, 0.04) for c in one_of(rng, SEASONS))
+    bark = varied(rng, one_of(rng, BARKS), 0.03)
     light = np.exp(-(((x - rng.uniform(0.2, 0.8)) / 0.5) ** 2) - ((y - 0.45) / 0.4) ** 2)
     canvas = ramp(blend(shade, lit, 0.35), mist, light.astype(np.float32))
     for depth in (0.2, 0.6, 1.0):

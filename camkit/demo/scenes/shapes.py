@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+_T = TypeVar("_T")
 
 Points = NDArray[np.float64]
 Colour = tuple[float, float, float]
@@ -86,8 +89,13 @@ def blend(first: Colour, second: Colour, share: float) -> Colour:
     return (red, green, blue)
 
 
+def one_of(rng: np.random.Generator, choices: Sequence[_T]) -> _T:
+    """Return one of several things at random."""
+    return choices[int(rng.integers(len(choices)))]
+
+
 def pick(rng: np.random.Generator) -> Colour:
     """Return a random paint, slightly changed so that no two objects match exactly."""
-    paint = np.asarray(PAINTS[int(rng.integers(len(PAINTS)))]) + rng.uniform(-0.06, 0.06, 3)
+    paint = np.asarray(one_of(rng, PAINTS)) + rng.uniform(-0.06, 0.06, 3)
     red, green, blue = (float(value) for value in np.clip(paint, 0.04, 1.0))
     return (red, green, blue)

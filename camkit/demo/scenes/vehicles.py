@@ -14,6 +14,7 @@ from camkit.demo.scenes.shapes import (
     box,
     darker,
     ellipse,
+    one_of,
     pick,
     polygon,
 )
@@ -32,13 +33,13 @@ def plane(rng: np.random.Generator) -> list[Shape]:
 def ship(rng: np.random.Generator) -> list[Shape]:
     """Return a liner, a container ship or a sailing boat."""
     kinds = (_liner, _container_ship, _sailing_boat)
-    return kinds[int(rng.integers(len(kinds)))](rng)
+    return one_of(rng, kinds)(rng)
 
 
 def car(rng: np.random.Generator) -> list[Shape]:
     """Return a saloon, a hatchback or a van."""
     kinds = (_saloon, _hatchback, _van)
-    return kinds[int(rng.integers(len(kinds)))](rng)
+    return one_of(rng, kinds)(rng)
 
 
 def _jet(rng: np.random.Generator) -> list[Shape]:

@@ -10,6 +10,7 @@ from camkit.diagnosis.report.console import figure, magnitude_span, share
 from camkit.diagnosis.statistics import DECADES, PER_DECADE
 from camkit.diagnosis.values import Histogram, counted
 from camkit.drawing.canvas import GREY, INK, LINE, Canvas, Colour, fitting, width_of
+from camkit.drawing.encode import encode
 from camkit.types import Pixels
 
 _BLUE: Colour = (66, 114, 180)
@@ -58,6 +59,11 @@ def draw(result: Diagnosis) -> Pixels:
         for number, row in enumerate(shown):
             _strip(canvas, left, top + _HEAD + number * _ROW, row, span, faults.get(row.layer, ""))
     return canvas.pixels()
+
+
+def content(result: Diagnosis) -> bytes:
+    """Return the content of the PNG file."""
+    return encode(draw(result))
 
 
 def _lines(result: Diagnosis, width: int) -> list[tuple[str, Colour]]:
