@@ -21,6 +21,7 @@ from camkit.background.experiment import PreparedPicture
 from camkit.background.render import object_region, widened_boxes
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
+from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
 from camkit.images.regions import measure_shades, preprocess_region
@@ -104,12 +105,16 @@ def fingerprint(plan: Plan) -> dict[str, str]:
 
 
 def _describe_regions(item: Item) -> str:
-    """Return a text that changes if any annotation of a picture does; a mask counts by the content of its file."""
+    """Return a text that changes if any annotation of a picture does; a mask counts by its file and its meaning."""
     return ";".join(
         f"{one.category}{one.box}{one.shares}{one.crowd}{one.size}"
-        f"{content_hash(one.outline) if isinstance(one.outline, Path) else repr(one.outline)}"
+        f"{_describe_mask(one.outline) if isinstance(one.outline, MaskFile) else repr(one.outline)}"
         for one in (*item.objects, *item.others)
     )
+
+
+def _describe_mask(mask: MaskFile) -> str:
+    return f"{content_hash(mask.path)}{sorted(mask.readings.items())}"
 
 
 def content_hash(path: Path) -> str:

@@ -26,7 +26,7 @@ def open_picture(path: str | Path) -> Image.Image:
     try:
         with Image.open(path) as picture:
             picture.load()
-            return as_rgb(_turned(picture))
+            return as_rgb(turned(picture))
     except ImageError:
         raise
     except IsADirectoryError as error:
@@ -41,14 +41,15 @@ def open_picture(path: str | Path) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise ImageError(f"{path} is too large to open safely: {error}") from error
     except Exception as error:  # a damaged file can make its decoder fail in any way
-        raise ImageError(f"{_shortened(path)} cannot be read: {error}") from error
+        raise ImageError(f"{shortened(path)} cannot be read: {error}") from error
 
 
 _LONGEST_PATH = 300
 """Characters of a path that an error repeats; a path the file system refuses can be much longer."""
 
 
-def _shortened(path: Path) -> str:
+def shortened(path: Path) -> str:
+    """Return a path for an error, without its middle if it is very long."""
     text = str(path)
     return text if len(text) < _LONGEST_PATH else f"{text[:120]}...{text[-40:]}"
 
@@ -65,7 +66,8 @@ _TO_UPRIGHT = {
 """The transposition that turns a picture upright, by its EXIF orientation."""
 
 
-def _turned(picture: Image.Image) -> Image.Image:
+def turned(picture: Image.Image) -> Image.Image:
+    """Return a picture upright, as the orientation in its EXIF data says."""
     transposition = _TO_UPRIGHT.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
     return picture if transposition is None else picture.transpose(transposition)
 
@@ -79,7 +81,7 @@ def upright(picture: Image.Image, source: str) -> Image.Image:
     if 0 in picture.size:
         raise ImageError(f"{source} has {picture.width} x {picture.height} pixels")
     try:
-        return as_rgb(_turned(picture))
+        return as_rgb(turned(picture))
     except ImageError:
         raise
     except Exception as error:  # a damaged file can make its decoder fail in any way
