@@ -5,8 +5,12 @@ from __future__ import annotations
 import io
 import json
 import struct
+import time
+import tracemalloc
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -543,6 +547,73 @@ def test_a_table_in_another_encoding_is_found_and_refused(tmp_path: Path) -> Non
     (tmp_path / "b.csv").write_bytes("path,xmin,ymin,xmax,ymax\nmüll.jpg,1,2,3,4\n".encode("latin-1"))
     with pytest.raises(InputError, match=r"b\.csv cannot be read"):
         find_regions(tmp_path)
+
+
+# Bombs
+
+
+@contextmanager
+def within(seconds: float, megabytes: int) -> Iterator[None]:
+    """Fail if a block takes much longer than it must, by a generous bound, or allocates more memory."""
+    started = time.process_time()
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < megabytes << 20
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - started < seconds
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_few_lines_of_yaml_aliases_cost_neither_time_nor_memory(tmp_path: Path, merged: bool) -> None:
+    levels = "abcdefghij"
+    if merged:
+        lines = ["a: &a {x: 1}", *(f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}" for a, b in pairwise(levels))]
+    else:
+        lines = ["a: &a [x, x, x, x]", *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise(levels))]
+    (tmp_path / "data.yaml").write_text("\n".join([*lines, "names: [*j]"]))
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    with within(10, 50), pytest.raises(InputError, match=r"data\.yaml cannot be read: aliases are not supported"):
+        yolo.read(tmp_path)
+
+
+@pytest.mark.parametrize("counts", ["o" * 2_000_000, "o" * 2_000_000 + "0", "0" * 7 + "P" * 100_000])
+def test_a_compressed_encoding_of_two_megabytes_costs_no_minutes(tmp_path: Path, counts: str) -> None:
+    segmentation = {"size": [30, 40], "counts": counts}
+    with within(10, 100), pytest.raises(InputError, match=r"has more than 35 bits|ends within"):
+        coco.read(coco_file(tmp_path, [row(segmentation=segmentation)]))
+
+
+def test_a_short_encoding_of_a_huge_picture_costs_no_memory(tmp_path: Path) -> None:
+    side = 16_000
+    whole = {"size": [side, side], "counts": [5, side * side - 5]}
+    with within(10, 20):
+        annotations = coco.read(
+            coco_file(tmp_path, [row(segmentation=whole)], images=[{"id": 1, "file_name": "a.jpg"}])
+        )
+    with (
+        within(10, 20),
+        pytest.raises(ImageError, match="an outline is for 16000x16000 pixels, but the picture has 40x30"),
+    ):
+        drawn(annotations)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.floats(0, 1), st.integers(0, 10**6))
+def test_the_box_of_an_encoding_is_that_of_its_pixels(height: int, width: int, share: float, seed: int) -> None:
+    shape = np.random.default_rng(seed).random((height, width)) < share
+    packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
+    left, top, across, down = rle.toBbox(packed)
+    box = coco._bounding_box({"size": [height, width], "counts": packed["counts"].decode()})
+    assert box == (Box(left, top, left + across, top + down) if shape.any() else Box(0, 0, 0, 0))
+
+
+def test_a_polygon_that_goes_back_and_forth_forever_is_refused(tmp_path: Path) -> None:
+    zigzag = [float(side) for number in range(30_000) for side in (number % 2 * 39, number % 30)]
+    annotation = ObjectAnnotation("", Box(0, 0, 5, 5), [zigzag])
+    with within(10, 20), pytest.raises(ImageError, match="its edges are longer than 1000000 pixels"):
+        object_region([annotation], SIZE)
 
 
 # Mask pictures

@@ -29,6 +29,11 @@ _FARTHEST = 10
 """How far a polygon may reach, in sides of its picture: pycocotools visits every pixel along the edge."""
 
 
+_LONGEST_OUTLINE = 1_000_000
+"""Pixels along the edges of an outline's polygons, at most: pycocotools takes 120 MB for so many. An outline that winds
+through every pixel of a picture of a megapixel is shorter."""
+
+
 def object_region(
     objects: Sequence[ObjectAnnotation], size: tuple[int, int], *, round_boxes: bool = False
 ) -> Bool[np.ndarray, "h w"]:
@@ -94,21 +99,29 @@ def _boxes_of_parts(region: Bool[np.ndarray, "h w"]) -> list[Box]:
 def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
     """Draw COCO polygons or decode a run-length encoding."""
     width, height = size
+    region: Bool[np.ndarray, "h w"] | None
     try:
         if isinstance(outline, list):
             if not all(abs(side) <= _FARTHEST * max(size) for polygon in outline for side in polygon):
                 raise ValueError("a polygon reaches far out of its picture")  # noqa: TRY301
+            if sum(map(_edge_length, outline)) > _LONGEST_OUTLINE:
+                raise ValueError(f"its edges are longer than {_LONGEST_OUTLINE} pixels")  # noqa: TRY301
             encoding: Any = rle.merge(rle.frPyObjects(outline, height, width))
             region = decode_runs({**encoding, "counts": encoding["counts"].decode()})
         else:
-            region = decode_runs(outline)
+            stated = tuple(map(int, outline["size"]))
+            region = decode_runs(outline) if stated == (height, width) else None
     except Exception as error:  # pycocotools raises many types for outlines it cannot read
         raise ImageError(f"an outline cannot be read: {type(error).__name__}: {error}") from error
-    if region.shape != (height, width):
-        raise ImageError(
-            f"an outline is for {region.shape[1]}x{region.shape[0]} pixels, but the picture has {width}x{height}"
-        )
+    if region is None:
+        raise ImageError(f"an outline is for {stated[1]}x{stated[0]} pixels, but the picture has {width}x{height}")
     return np.asarray(region)
+
+
+def _edge_length(polygon: Sequence[float | int]) -> float:
+    """Return the length of a closed polygon's edges, along the longer axis of each."""
+    corners = np.asarray(polygon, float).reshape(-1, 2)
+    return float(np.abs(corners - np.roll(corners, 1, 0)).max(1).sum())
 
 
 def picture_size(path: Path) -> tuple[int, int]:
