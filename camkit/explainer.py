@@ -71,6 +71,9 @@ MethodLike: TypeAlias = "str | WeightFunction | Method"
 _READERS = min(4, os.cpu_count() or 1)
 """Threads that read picture files: decoding keeps up with most models on four."""
 
+_MOST_TARGETS = 64
+"""Targets in one pass, which keeps a gradient for each: a forward pass for every 64 backward passes costs little."""
+
 _AS_NAMED = "as named"
 
 
@@ -243,8 +246,8 @@ class Explainer:
 
         Args:
             images: what ``explainer(img)`` takes, and batches (N, C, H, W).
-            target: as for one picture, or a list of targets, each of which is explained for every picture; together
-                they cost one forward pass.
+            target: as for one picture, or a list of targets, each of which is explained for every picture; up to
+                64 together cost one forward pass.
             batch_size: pictures per pass; halved if memory runs out.
 
         Returns:
@@ -374,8 +377,11 @@ class Explainer:
                 raise
             return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
         self._used = layers
+        shown = [
+            _shown(item, tensor) for item, tensor in zip(batch, inputs, strict=True)
+        ]  # for all targets of a picture
         explained = [
-            self._explanations(batch, inputs, captured, number, layers) for number in range(len(captured.scores))
+            self._explanations(batch, shown, captured, number, layers) for number in range(len(captured.scores))
         ]
         return [row for rows in zip(*explained, strict=True) for row in _of_one_picture(rows, captured.scores)]
 
@@ -515,13 +521,13 @@ class Explainer:
     def _explanations(
         self,
         batch: Sequence[Prepared],
-        inputs: Tensor,
+        shown: Sequence[np.ndarray | Tensor | None],
         captured: Capture,
         number: int,
         layers: Sequence[TargetLayer],
     ) -> list[Explanation | Failure]:
         """Weight and sum the feature maps for one target, and wrap each map with what is known of its picture."""
-        scores = captured.scores[number]
+        scores, size = captured.scores[number], tuple(batch[0].tensor.shape[1:])
         method = self._method or find_method("gradcam" if scores.boxes is None else "hirescam")
         raws = []
         for maps in captured.features:
@@ -543,10 +549,10 @@ class Explainer:
         return [
             self._explanation(
                 item,
-                inputs[place],
+                shown[place],
                 scores,
                 place,
-                LayerMaps(tuple(part[place].clone() for part in parts), extents, self._fuse, tuple(inputs.shape[2:])),
+                LayerMaps(tuple(part[place].clone() for part in parts), extents, self._fuse, size),
                 *row,
                 described,
             )
@@ -556,7 +562,7 @@ class Explainer:
     def _explanation(
         self,
         item: Prepared,
-        tensor: Tensor,
+        shown: np.ndarray | Tensor | None,
         scores: Scores,
         number: int,
         maps: LayerMaps,
@@ -579,7 +585,7 @@ class Explainer:
             probability=None if scores.probabilities is None else scores.probabilities[number],
             status=_status(maps, raw, influenced=influenced),
             box=item.box,
-            shown=_shown(item, tensor),
+            shown=shown,
             source=item.source,
             detection=_on_picture(scores, number, item, maps.size),
             **described,
@@ -621,6 +627,16 @@ def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:
 def _joined_reasons(layers: Sequence[TargetLayer]) -> str:
     """Return why several layers are used: that they were named, and what is unsure of some of them."""
     return max((layer.reason for layer in layers), key=len)
+
+
+def _parts(request: _Request) -> list[_Request]:
+    """Return a request as several that have few enough targets for one pass."""
+    starts = range(0, len(request.targets), _MOST_TARGETS)
+    return (
+        [request]
+        if len(starts) < 2
+        else [replace(request, targets=request.targets[start : start + _MOST_TARGETS]) for start in starts]
+    )
 
 
 def _targets(request: _Request, batch: Sequence[Prepared]) -> tuple[Target, ...]:

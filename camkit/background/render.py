@@ -14,7 +14,7 @@ from pycocotools import mask as rle
 from camkit.background.regions.coco import decode_runs
 from camkit.background.regions.table import clip_box
 from camkit.background.values import ObjectAnnotation
-from camkit.errors import ImageError
+from camkit.errors import ImageError, brief
 from camkit.images.masks import MaskFile
 from camkit.images.read import open_picture
 from camkit.types import Box
@@ -28,10 +28,9 @@ _LEAST_MARGIN = 2
 _FARTHEST = 10
 """How far a polygon may reach, in sides of its picture: pycocotools visits every pixel along the edge."""
 
-
 _LONGEST_OUTLINE = 1_000_000
-"""Pixels along the edges of an outline's polygons, at most: pycocotools takes 120 MB for so many. An outline that winds
-through every pixel of a picture of a megapixel is shorter."""
+"""Pixels along the edges of an outline's polygons, at most, because pycocotools keeps five points for each. An outline
+that winds through every second pixel of a picture of two megapixels is shorter."""
 
 
 def object_region(
@@ -112,7 +111,7 @@ def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h 
             stated = tuple(map(int, outline["size"]))
             region = decode_runs(outline) if stated == (height, width) else None
     except Exception as error:  # pycocotools raises many types for outlines it cannot read
-        raise ImageError(f"an outline cannot be read: {type(error).__name__}: {error}") from error
+        raise ImageError(f"an outline cannot be read: {type(error).__name__}: {brief(error)}") from error
     if region is None:
         raise ImageError(f"an outline is for {stated[1]}x{stated[0]} pixels, but the picture has {width}x{height}")
     return np.asarray(region)

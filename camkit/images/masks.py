@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Integer
 from PIL import Image
 
-from camkit.errors import ImageError, InputError
+from camkit.errors import ImageError, InputError, brief
 from camkit.images.read import shortened, turned
 
 Storage: TypeAlias = Literal["alpha", "palette", "colour", "grey"]
@@ -140,7 +140,7 @@ class _Stored:
         except ImageError:
             raise
         except Exception as error:  # the decoder of a damaged file may raise anything
-            raise ImageError(f"{self._name} cannot be read: {error}") from error
+            raise ImageError(f"{self._name} cannot be read: {brief(error)}") from error
 
     def _decode(self, picture: Image.Image, size: tuple[int, int] | None) -> None:
         if getattr(picture, "n_frames", 1) > 1:
@@ -394,7 +394,7 @@ def _of_levels(channel: Channel, tally: _Tally, example: str) -> MaskReading:
         raise InputError(
             f"{example} hold {_listed(values)} and no 0, so it is not clear what the background is; {_ADVICE}"
         )
-    if share > _FLAT:
+    if share > _FLAT and values not in _UNKNOWN:
         raise InputError(
             f"{example} hold {len(values)} values that are neither a soft edge nor objects of their own; {_ADVICE}"
         )
@@ -435,10 +435,14 @@ def _borders(tally: _Tally, usual: set[int], example: str) -> frozenset[int]:
 
 
 def _encloses(tally: _Tally, border: int, others: set[int]) -> bool:
-    """Tell whether a value lies between the other objects and the background, and is smaller than they are."""
+    """Tell whether a value lies between the other objects and the background, and is smaller than they are.
+
+    What is unknown for matting may be larger than a small object.
+    """
     enclosed = sum(tally.touching[min(border, other), max(border, other)] for other in others)
     area = sum(tally.pixels[other] for other in others)
-    return tally.pixels[border] < area and tally.exposed[border] <= _MOST_LEAKS * (tally.exposed[border] + enclosed)
+    is_smaller = tally.pixels[border] < area or set(tally.pixels) in _UNKNOWN
+    return is_smaller and tally.exposed[border] <= _MOST_LEAKS * (tally.exposed[border] + enclosed)
 
 
 def _listed(values: Iterable[int]) -> str:

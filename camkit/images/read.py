@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, UnidentifiedImageError
 
-from camkit.errors import ImageError
+from camkit.errors import ImageError, brief
 from camkit.images.files import find_pictures
 
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
@@ -43,9 +43,9 @@ def open_picture(path: str | Path) -> Image.Image:
         size = path.stat().st_size
         raise ImageError(f"{path} is {'an empty file' if size == 0 else 'not a picture'}") from error
     except Image.DecompressionBombError as error:
-        raise ImageError(f"{path} is too large to open safely: {error}") from error
+        raise ImageError(f"{path} is too large to open safely: {brief(error)}") from error
     except Exception as error:  # a damaged file can make its decoder fail in any way
-        raise ImageError(f"{shortened(path)} cannot be read: {error}") from error
+        raise ImageError(f"{shortened(path)} cannot be read: {brief(error)}") from error
 
 
 _LONGEST_PATH = 300
@@ -89,7 +89,7 @@ def upright(picture: Image.Image, source: str) -> Image.Image:
     except ImageError:
         raise
     except Exception as error:  # a damaged file can make its decoder fail in any way
-        raise ImageError(f"{source} cannot be read: {error}") from error
+        raise ImageError(f"{source} cannot be read: {brief(error)}") from error
 
 
 def as_rgb(picture: Image.Image, source: str = "the picture") -> Image.Image:

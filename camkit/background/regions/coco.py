@@ -15,7 +15,7 @@ from jaxtyping import Bool
 
 from camkit.background.regions.table import AnnotationCollector, register, shorten
 from camkit.background.values import Annotations
-from camkit.errors import InputError
+from camkit.errors import InputError, brief
 from camkit.types import Box
 
 _FOLDERS = ("", "annotations", "../annotations")
@@ -56,7 +56,7 @@ def read(file: Path) -> Annotations:
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
         pictures = _names_by_id(content["images"], "file_name")
-        categories = _names_by_id(content.get("categories", ()), "name")
+        categories = _names_by_id(content.get("categories", []), "name")
         collector = AnnotationCollector()
         for row in content["images"]:
             if row.get("width") and row.get("height"):
@@ -65,9 +65,9 @@ def read(file: Path) -> Annotations:
         for row in content["annotations"]:
             _add_annotation(collector, row, pictures, categories)
     except OSError as error:
-        raise InputError(f"the regions in {file} cannot be read: {error}") from error
+        raise InputError(f"the regions in {file} cannot be read: {brief(error)}") from error
     except _MALFORMED as error:
-        raise InputError(f"{file} is not a COCO file of instances: {type(error).__name__}: {error}") from error
+        raise InputError(f"{file} is not a COCO file of instances: {type(error).__name__}: {brief(error)}") from error
     return collector.finish("COCO", file)
 
 
@@ -163,7 +163,7 @@ def _box_of_runs(runs: list[int], height: int) -> Box:
     is_broken = columns[0] != columns[1]  # a run that goes on in the next column touches the top and the bottom
     top = np.where(is_broken, 0, starts % height).min()
     bottom = np.where(is_broken, height - 1, lasts % height).max()
-    return Box(int(columns[0].min()), int(top), int(columns[1].max()) + 1, int(bottom) + 1)
+    return Box(float(columns[0].min()), float(top), float(columns[1].max() + 1), float(bottom + 1))
 
 
 def decode_runs(encoding: Mapping[str, Any]) -> Bool[np.ndarray, "h w"]:

@@ -10,7 +10,7 @@ import yaml
 
 from camkit.background.regions.table import AnnotationCollector, register, shorten
 from camkit.background.values import Annotations
-from camkit.errors import InputError
+from camkit.errors import InputError, brief
 from camkit.types import Box
 
 _CLASS_FILES = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml")
@@ -63,7 +63,7 @@ def read(folder: Path) -> Annotations:
         try:
             rows = _read_rows(file)
         except (OSError, ValueError) as error:
-            raise InputError(f"{file} is not a YOLO annotation: {error}") from error
+            raise InputError(f"{file} is not a YOLO annotation: {brief(error)}") from error
         picture = file.relative_to(folder).with_suffix("").as_posix()
         for row in rows:
             _check_row(file, row)
@@ -104,7 +104,7 @@ def _find_class_names(folder: Path) -> dict[int, str]:
             try:
                 names = _read_class_names(file)
             except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
-                raise InputError(f"the classes in {file} cannot be read: {error}") from error
+                raise InputError(f"the classes in {file} cannot be read: {brief(error)}") from error
             if names is not None:
                 return names
     return {}
