@@ -369,21 +369,24 @@ class Explainer:
         finite = _finite(inputs)
         if not all(finite):
             return self._explain_finite(request, batch, finite)
-        try:
-            captured, layers = self._captured(request, batch, inputs)
-        except RuntimeError as error:
-            sentence = about_channels(module, inputs)
-            if sentence is None or is_out_of_memory(error):
-                raise
-            return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
-        self._used = layers
-        shown = [
-            _shown(item, tensor) for item, tensor in zip(batch, inputs, strict=True)
-        ]  # for all targets of a picture
-        explained = [
-            self._explanations(batch, shown, captured, number, layers) for number in range(len(captured.scores))
-        ]
-        return [row for rows in zip(*explained, strict=True) for row in _of_one_picture(rows, captured.scores)]
+        shown = [_shown(item, tensor) for item, tensor in zip(batch, inputs, strict=True)]  # shared by all targets
+        explained: list[list[Explanation | Failure]] = []
+        scores: list[Scores] = []
+        for part in _parts(request):
+            try:
+                captured, layers = self._captured(part, batch, inputs)
+            except RuntimeError as error:
+                sentence = about_channels(module, inputs)
+                if sentence is None or is_out_of_memory(error):
+                    raise
+                return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
+            self._used = layers
+            explained += [
+                self._explanations(batch, shown, captured, number, layers) for number in range(len(captured.scores))
+            ]
+            scores += captured.scores
+            del captured  # the next pass must not find the gradients of this one in memory
+        return [row for rows in zip(*explained, strict=True) for row in _of_one_picture(rows, scores)]
 
     def _explain_finite(
         self, request: _Request, batch: list[Prepared], finite: Sequence[bool]
