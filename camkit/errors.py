@@ -63,6 +63,20 @@ class RunError(CamkitError, RuntimeError):
     """The model or the program failed while running."""
 
 
+_LONGEST_QUOTE = 200
+"""Characters that an error quotes of another error, at most: a parser may repeat a whole damaged file."""
+
+
+def brief(error: object) -> str:
+    r"""Return what another error says on one line, without the rest if it is long.
+
+    >>> brief(ValueError("line 1:\n  no number"))
+    'line 1: no number'
+    """
+    text = " ".join(str(error).split())
+    return text[:_LONGEST_QUOTE] + "..." * (len(text) > _LONGEST_QUOTE)
+
+
 _SIMILAR = 0.6
 """difflib's usual threshold: one mistyped letter in a short name stays above it."""
 

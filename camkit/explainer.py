@@ -27,7 +27,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import autocasting, faster_format, is_out_of_memory, quiet_pass, usable_precision
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, ImageError, InputError, LayerError, TargetError, did_you_mean
-from camkit.explanation import Explanation, explanations
+from camkit.explanation import Explanation, existing, explanations, shown_pictures
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
 from camkit.layers.choose import UNSURE
@@ -49,7 +49,7 @@ from camkit.models import (
 from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
 from camkit.targets import ClassTarget, SimilarTarget, TargetLike, TopTarget, as_targets
-from camkit.targets.scores import Expands, OfPictures, Target
+from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import (
     Failure,
     Fusion,
@@ -69,6 +69,9 @@ MethodLike: TypeAlias = "str | WeightFunction | Method"
 
 _READERS = min(4, os.cpu_count() or 1)
 """Threads that read picture files: decoding keeps up with most models on four."""
+
+_MOST_TARGETS = 64
+"""Targets in one pass, which keeps a gradient for each: a forward pass for every 64 backward passes costs little."""
 
 _AS_NAMED = "as named"
 
@@ -242,8 +245,8 @@ class Explainer:
 
         Args:
             images: what ``explainer(img)`` takes, and batches (N, C, H, W).
-            target: as for one picture, or a list of targets, each of which is explained for every picture; together
-                they cost one forward pass.
+            target: as for one picture, or a list of targets, each of which is explained for every picture; up to
+                64 together cost one forward pass.
             batch_size: pictures per pass; halved if memory runs out.
 
         Returns:
@@ -365,15 +368,24 @@ class Explainer:
         finite = _finite(inputs)
         if not all(finite):
             return self._explain_finite(request, batch, finite)
-        try:
-            captured, layers = self._captured(request, batch, inputs)
-        except RuntimeError as error:
-            sentence = about_channels(module, inputs)
-            if sentence is None or is_out_of_memory(error):
-                raise
-            return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
-        self._used = layers
-        return explanations(captured, batch, inputs, layers, self._method, self._fuse, self._loaded.labels)
+        shown = shown_pictures(batch, inputs)
+        rows: list[list[Explanation | Failure]] = [[] for _ in batch]
+        scores: list[Scores] = []
+        for part in _parts(request):
+            try:
+                captured, layers = self._captured(part, batch, inputs)
+            except RuntimeError as error:
+                sentence = about_channels(module, inputs)
+                if sentence is None or is_out_of_memory(error):
+                    raise
+                return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
+            self._used = layers
+            new = explanations(captured, batch, shown, layers, self._method, self._fuse, self._loaded.labels)
+            for of_picture, more in zip(rows, new, strict=True):
+                of_picture.extend(more)
+            scores += captured.scores
+            del captured  # the next pass must not find the gradients of this one in memory
+        return [row for of_picture in rows for row in existing(of_picture, scores)]
 
     def _explain_finite(
         self, request: _Request, batch: list[Prepared], finite: Sequence[bool]
@@ -537,6 +549,12 @@ def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:
         layer.layout is None or tuple(maps.activations.shape[2:]) == layer.layout.grid
         for layer, maps in zip(layers, captured.features, strict=True)
     )
+
+
+def _parts(request: _Request) -> list[_Request]:
+    """Return a request as several that have few enough targets for one pass."""
+    starts = range(0, len(request.targets), _MOST_TARGETS)
+    return [replace(request, targets=request.targets[start : start + _MOST_TARGETS]) for start in starts]
 
 
 def _targets(request: _Request, batch: Sequence[Prepared]) -> tuple[Target, ...]:

@@ -217,28 +217,27 @@ class Explanation:
 def explanations(
     captured: Capture,
     pictures: Sequence[Prepared],
-    inputs: Float[Tensor, "n c *size"],
+    shown: Sequence[Pixels | Tensor | None],
     layers: Sequence[TargetLayer],
     method: Method | None,
     fuse: Fusion,
     labels: tuple[str, ...] | None,
-) -> list[Explanation | Failure]:
+) -> list[list[Explanation | Failure]]:
     """Turn what one pass captured into an Explanation for each picture and target.
 
     Args:
         captured: the feature maps, gradients and scores of the pass.
         pictures: the N pictures.
-        inputs: the batch that the model received.
+        shown: what is drawn of each picture, shared by all its targets; see ``shown_pictures``.
         layers: the layers that the feature maps come from.
         method: how the maps are weighted; None for the target's own default.
         fuse: how the maps of several layers are combined.
         labels: the names of the classes, if they are known.
 
     Returns:
-        The explanations, picture by picture, target by target within. A target that does not exist in a picture gives
-        a Failure; a target that stands for several gives only those that exist, or one Failure if none does.
+        For each picture, an explanation for each target; a Failure for one that does not exist in the picture.
     """
-    size = tuple(inputs.shape[2:])
+    size = tuple(pictures[0].tensor.shape[1:])
     extents = tuple(maps.extent for maps in captured.features)
     names = "+".join(map(str, layers))
     reason = max((layer.reason for layer in layers), key=len)
@@ -246,9 +245,10 @@ def explanations(
         _weigh(captured.features, number, scores, method or _default_method(scores), fuse)
         for number, scores in enumerate(captured.scores)
     ]
-    rows: list[Explanation | Failure] = []
+    rows: list[list[Explanation | Failure]] = []
     for place, picture in enumerate(pictures):
         of_picture: list[Explanation | Failure] = []
+        rows.append(of_picture)
         for scores, weighed in zip(captured.scores, by_target, strict=True):
             if scores.present is not None and not scores.present[place]:
                 of_picture.append(Failure(picture.source, TargetError(f"{picture.source}: {scores.absence}")))
@@ -269,13 +269,12 @@ def explanations(
                 method=weighed.method,
                 status=_status(maps, raw, influenced=weighed.influenced[place]),
                 box=picture.box,
-                shown=_shown(picture, inputs[place]),
+                shown=shown[place],
                 source=picture.source,
                 detection=_detection(scores, place, picture, size),
                 extent=extents[0] if len(extents) == 1 else (),
             )
             of_picture.append(explanation)
-        rows += _existing(of_picture, captured.scores)
     return rows
 
 
@@ -316,8 +315,11 @@ def _weigh(features: Sequence[Features], number: int, scores: Scores, method: Me
     return _Weighed(method.name, tuple(raw.cpu() for raw in raws), fused, influenced, scores.values.tolist())
 
 
-def _existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:
-    """Return a picture's explanations, and a failure for each target that it should have had."""
+def existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:
+    """Return a picture's explanations, and a failure for each target that it should have had.
+
+    A target that stands for several gives only those that exist, or one Failure if none does.
+    """
     pairs = zip(rows, scores, strict=True)
     return [row for row, scored in pairs if isinstance(row, Explanation) or not scored.fewer] or [rows[0]]
 
@@ -335,11 +337,12 @@ def _label_of(index: int, labels: tuple[str, ...] | None) -> str | None:
     return labels[index] if labels and 0 <= index < len(labels) else None
 
 
-def _shown(item: Prepared, tensor: Tensor) -> np.ndarray | Tensor | None:
-    """Return the original picture, or a copy of the model's input, to be drawn if it is asked for."""
-    if item.pixels is not None or tensor.dim() != 3:
-        return item.pixels
-    return tensor.detach().to("cpu", copy=True)
+def shown_pictures(pictures: Sequence[Prepared], inputs: Float[Tensor, "n c *size"]) -> list[Pixels | Tensor | None]:
+    """Return the original pictures, or copies of the model's inputs, to be drawn if they are asked for."""
+    return [
+        picture.pixels if picture.pixels is not None or tensor.dim() != 3 else tensor.detach().to("cpu", copy=True)
+        for picture, tensor in zip(pictures, inputs, strict=True)
+    ]
 
 
 def _detection(scores: Scores, number: int, item: Prepared, size: tuple[int, ...]) -> Box | None:

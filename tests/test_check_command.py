@@ -377,6 +377,26 @@ def test_copies_and_masks_of_another_size_are_counted(scenes, tmp_path):
     assert "64x64" in result.failures["ship/003.png"]
 
 
+def test_masks_with_several_grey_levels_give_the_same_verdict_and_are_described(scenes, tmp_path):
+    """The lower half of every object has the value 85, the upper half 255."""
+    for kind in ("pictures", "masks"):
+        shutil.copytree(scenes.parent / kind, tmp_path / kind)
+    for file in (tmp_path / "masks").rglob("*.png"):
+        with Image.open(file) as picture:
+            mask = np.where(np.asarray(picture.convert("L")) > 127, 255, 0).astype(np.uint8)
+        rows = np.flatnonzero(mask.any(1))
+        mask[int(rows.mean()) :] = np.minimum(mask[int(rows.mean()) :], 85)
+        Image.fromarray(mask).save(file)
+    (tmp_path / "camkit.toml").write_text(CONFIG)
+
+    done = run(tmp_path / "pictures", "--model", "demo-fair", "--out", tmp_path / "out")
+
+    words = "every value but 0 is an object (85, 255)"
+    assert (done.returncode, json.loads((tmp_path / "out" / "report.json").read_text())["verdict"]) == (0, "PASS")
+    assert words in done.stdout
+    assert words in (tmp_path / "out" / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [

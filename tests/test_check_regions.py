@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable
+import struct
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -21,6 +30,7 @@ from camkit.background.regions import boxes, coco, find_regions, masks, read_reg
 from camkit.background.render import object_region, widened_boxes
 from camkit.background.values import Annotations, ObjectAnnotation
 from camkit.errors import ImageError, InputError
+from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.regions import ShadesBySize, measure_shades, preprocess_region
 from camkit.types import Box
 
@@ -539,6 +549,73 @@ def test_a_table_in_another_encoding_is_found_and_refused(tmp_path: Path) -> Non
         find_regions(tmp_path)
 
 
+# Bombs
+
+
+@contextmanager
+def within(seconds: float, megabytes: int) -> Iterator[None]:
+    """Fail if a block takes much longer than it must, by a generous bound, or allocates more memory."""
+    started = time.process_time()
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < megabytes << 20
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - started < seconds
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_few_lines_of_yaml_aliases_cost_neither_time_nor_memory(tmp_path: Path, merged: bool) -> None:
+    levels = "abcdefghij"
+    if merged:
+        lines = ["a: &a {x: 1}", *(f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}" for a, b in pairwise(levels))]
+    else:
+        lines = ["a: &a [x, x, x, x]", *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise(levels))]
+    (tmp_path / "data.yaml").write_text("\n".join([*lines, "names: [*j]"]))
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    with within(10, 50), pytest.raises(InputError, match=r"data\.yaml cannot be read: aliases are not supported"):
+        yolo.read(tmp_path)
+
+
+@pytest.mark.parametrize("counts", ["o" * 2_000_000, "o" * 2_000_000 + "0", "0" * 7 + "P" * 100_000])
+def test_a_compressed_encoding_of_two_megabytes_costs_no_minutes(tmp_path: Path, counts: str) -> None:
+    segmentation = {"size": [30, 40], "counts": counts}
+    with within(10, 100), pytest.raises(InputError, match=r"has more than 35 bits|ends within"):
+        coco.read(coco_file(tmp_path, [row(segmentation=segmentation)]))
+
+
+def test_a_short_encoding_of_a_huge_picture_costs_no_memory(tmp_path: Path) -> None:
+    side = 16_000
+    whole = {"size": [side, side], "counts": [5, side * side - 5]}
+    with within(10, 20):
+        annotations = coco.read(
+            coco_file(tmp_path, [row(segmentation=whole)], images=[{"id": 1, "file_name": "a.jpg"}])
+        )
+    with (
+        within(10, 20),
+        pytest.raises(ImageError, match="an outline is for 16000x16000 pixels, but the picture has 40x30"),
+    ):
+        drawn(annotations)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.floats(0, 1), st.integers(0, 10**6))
+def test_the_box_of_an_encoding_is_that_of_its_pixels(height: int, width: int, share: float, seed: int) -> None:
+    shape = np.random.default_rng(seed).random((height, width)) < share
+    packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
+    left, top, across, down = rle.toBbox(packed)
+    box = coco._bounding_box({"size": [height, width], "counts": packed["counts"].decode()})
+    assert box == (Box(left, top, left + across, top + down) if shape.any() else Box(0, 0, 0, 0))
+
+
+def test_a_polygon_that_goes_back_and_forth_forever_is_refused(tmp_path: Path) -> None:
+    zigzag = [float(side) for number in range(30_000) for side in (number % 2 * 39, number % 30)]
+    annotation = ObjectAnnotation("", Box(0, 0, 5, 5), [zigzag])
+    with within(10, 20), pytest.raises(ImageError, match="its edges are longer than 1000000 pixels"):
+        object_region([annotation], SIZE)
+
+
 # Mask pictures
 
 
@@ -608,7 +685,7 @@ def test_a_soft_edge_is_cut_at_half_brightness(tmp_path: Path) -> None:
 
 def test_a_mask_of_another_size_or_a_broken_one_is_an_image_error(tmp_path: Path) -> None:
     file = save(tmp_path, INSIDE * 255)
-    annotation = ObjectAnnotation("", None, file)
+    annotation = ObjectAnnotation("", None, MaskFile(file, understand_masks([file])))
     with pytest.raises(ImageError, match=r"the mask .*a\.png has 40x30 pixels, but its picture has 30x40"):
         object_region([annotation], (30, 40))
     file.write_bytes(file.read_bytes()[:60])
@@ -617,6 +694,191 @@ def test_a_mask_of_another_size_or_a_broken_one_is_an_image_error(tmp_path: Path
     file.unlink()
     with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
         object_region([annotation], SIZE)
+
+
+def two_objects(first: int, second: int, around: int | None = None) -> np.ndarray:
+    """Return two rectangles with values of their own, perhaps with a border around each."""
+    values = np.zeros(SIZE[::-1], int)
+    if around is not None:
+        values[2:18, 2:16] = values[8:26, 20:36] = around
+    values[4:16, 4:14] = first
+    values[10:24, 22:34] = second
+    return values
+
+
+BOTH = two_objects(1, 1) > 0
+ALPHA = np.dstack([np.arange(1200).reshape(30, 40, 1) // (1, 7, 50) % 256, BOTH * 255])
+
+
+def masks_of(folder: Path, *pictures: Image.Image, suffix: str = ".png", **options: Any) -> Annotations:
+    """Save masks as a.png, b.png and so on, and read the folder."""
+    for name, picture in zip("abcdefgh", pictures, strict=False):
+        picture.save(folder / f"{name}{suffix}", **options)
+    return masks.read(folder)
+
+
+def levels(values: np.ndarray, dtype: Any = np.uint8) -> Image.Image:
+    return Image.fromarray(np.asarray(values).astype(dtype))
+
+
+def palette(values: np.ndarray, colours: list[int]) -> Image.Image:
+    picture = levels(values)
+    picture.putpalette(colours)
+    return picture
+
+
+def with_alpha(colours: np.ndarray, alpha: np.ndarray) -> Image.Image:
+    picture = levels(colours)
+    picture.putalpha(levels(alpha))
+    return picture
+
+
+def few_bits(values: np.ndarray, bits: int) -> Image.Image:
+    """Return a grey PNG of 2 or 4 bits, which Pillow reads but does not write."""
+    rows = [np.packbits(np.unpackbits(row[:, None].astype(np.uint8), axis=1)[:, -bits:]).tobytes() for row in values]
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", values.shape[1], values.shape[0], bits, 0, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows)))
+    return Image.open(io.BytesIO(b"\x89PNG\r\n\x1a\n" + header + data + chunk(b"IEND", b"")))
+
+
+MEANINGS = {
+    "85 and 255": (levels(two_objects(85, 255)), "every value but 0 is an object (85, 255)"),
+    "10 and 200": (levels(two_objects(10, 200)), "every value but 0 is an object (10, 200)"),
+    "instances": (levels(two_objects(1, 2)), "every value but 0 is an object (1, 2)"),
+    "instances of 16 bits": (levels(two_objects(300, 40000), np.uint16), "every value but 0 is an object (300, 40000)"),
+    "instances of 32 bits": (levels(two_objects(3, 70000), np.int32), "every value but 0 is an object (3, 70000)"),
+    "0 and 1": (levels(BOTH), "value 1 is the object, 0 the background"),
+    "0 and 3": (levels(BOTH * 3), "value 3 is the object, 0 the background"),
+    "a trimap": (levels(two_objects(1, 1, 3) + 2 * (two_objects(1, 1, 3) == 0)), "1 is the object, 2 the background"),
+    "a trimap with a palette": (
+        palette(two_objects(1, 1, 3) + 2 * (two_objects(1, 1, 3) == 0), [0, 0, 0, 9, 200, 9, 0, 0, 0, 200, 9, 9]),
+        "1 is the object, 2 the background",
+    ),
+    "a trimap for matting": (levels(two_objects(255, 255, 128)), "(255); 128 is a border"),
+    "VOC in grey": (levels(two_objects(3, 15, 255)), "(3, 15); 255 is a border"),
+    "VOC's palette": (palette(two_objects(1, 2, 255), VOC_COLOURS), "every colour but black is an object"),
+    "VOC in colour": (palette(two_objects(1, 2, 255), VOC_COLOURS).convert("RGB"), "the border around objects"),
+    "a palette without black": (palette(two_objects(1, 2), [9, 9, 99, 200, 0, 0, 0, 200, 0]), "palette index but 0"),
+    "a palette with a transparent index": (palette(BOTH, [0, 9, 0, 0, 9, 0]), "the opaque part"),
+    "alpha": (levels(ALPHA), "opacity 255 is the object"),
+    "alpha over black": (with_alpha(BOTH * 0, BOTH * 255), "opacity 255 is the object"),
+    "opaque": (with_alpha(two_objects(1, 2), BOTH * 0 + 255), "every value but 0 is an object (1, 2)"),
+    "2 bits": (few_bits(two_objects(1, 3), 2), "every value but 0 is an object (1, 3)"),
+    "a trimap of 2 bits": (
+        few_bits(two_objects(1, 1, 3) + 2 * (two_objects(1, 1, 3) == 0), 2), "1 is the object, 2 the background"
+    ),
+    "4 bits": (few_bits(two_objects(1, 15), 4), "every value but 0 is an object (1, 15)"),
+    "shares from 0 to 1": (levels(BOTH, np.float32), "value 255 is the object"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MEANINGS)
+def test_masks_of_every_convention_are_read_and_what_was_understood_is_said(tmp_path: Path, case: str) -> None:
+    picture, words = MEANINGS[case]
+    transparency = {"transparency": 0} if case == "a palette with a transparent index" else {}
+    suffix = ".tif" if picture.mode in ("I", "F") else ".png"
+    if case in ("2 bits", "a trimap of 2 bits", "4 bits"):
+        (tmp_path / "a.png").write_bytes(picture.fp.getvalue())
+        annotations = masks.read(tmp_path)
+    else:
+        annotations = masks_of(tmp_path, picture, suffix=suffix, **transparency)
+
+    assert (drawn(annotations, "a") == BOTH).all()
+    (fact,) = annotations.facts
+    assert words in fact or (transparency and "opacity 255 is the object" in fact)
+
+
+def test_what_one_mask_leaves_open_the_others_of_its_folder_show(tmp_path: Path) -> None:
+    """A picture whose only object has the value 255 in a folder of instances, and one without any border."""
+    annotations = masks_of(
+        tmp_path, levels(two_objects(3, 15, 255)), levels(two_objects(7, 0)), levels(two_objects(2, 9, 255))
+    )
+    assert (drawn(annotations, "b") == (two_objects(1, 0) > 0)).all()
+    assert (drawn(annotations, "c") == BOTH).all()
+
+
+REFUSED = {
+    "no background": ([levels(two_objects(1, 1) + 1)], "hold 1, 2 and no 0, so it is not clear what"),
+    "a trimap from 0": (
+        [levels(np.where(two_objects(1, 1, 3) == 0, 1, np.where(two_objects(1, 1, 3) == 3, 2, 0)))],
+        r"hold 0, 1, 2, and 2 lies between the others like the border of a trimap",
+    ),
+    "inverted": ([levels(255 * ~BOTH), levels(255 * ~BOTH)], "look inverted"),
+    "empty": ([levels(BOTH * 0)], "show no object: every pixel is 0"),
+    "no black": (
+        [palette(two_objects(1, 2), [200, 200, 9, 200, 0, 0, 0, 200, 0]).convert("RGB")], "have colours but no black"
+    ),
+    "two shapes": ([with_alpha(two_objects(255, 0), two_objects(255, 255))], "one shape in their colours and another"),
+    "animated": ([levels(BOTH * 255)], "holds several pictures"),
+    "beyond 1": ([levels(BOTH * 7.5, np.float32)], "is floating point and not from 0 to 1"),
+    "not a number": ([levels(np.where(BOTH, np.nan, 0), np.float32)], "is floating point and not from 0 to 1"),
+    "negative": ([levels(-1 * BOTH, np.int32)], "holds negative values"),
+    "a photograph in colour": ([levels(np.random.default_rng(0).integers(0, 256, (80, 80, 3)))], "so it is a picture"),
+    "a photograph in grey": (
+        [levels(np.random.default_rng(0).integers(0, 256, (80, 80)))], "hold every level between 0 and 255 like a photo"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_masks_that_could_mean_two_things_are_refused_in_one_sentence(tmp_path: Path, case: str) -> None:
+    pictures, message = REFUSED[case]
+    suffix = ".tif" if pictures[0].mode in ("I", "F") else ".png"
+    frames = {"save_all": True, "append_images": [levels(BOTH * 9)]} if case == "animated" else {}
+    with pytest.raises(InputError, match=message) as caught:
+        masks_of(tmp_path, *pictures, suffix=suffix, **frames)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_colour_mask_of_16_bits_is_refused_and_not_read_as_black(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "a.png"), np.repeat(BOTH[..., None], 3, 2).astype(np.uint16))
+    with pytest.raises(InputError, match="has 16 bits per colour"):
+        masks.read(tmp_path)
+
+
+def test_one_mask_that_is_refused_costs_only_its_own_picture(tmp_path: Path) -> None:
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    annotations = masks_of(tmp_path, levels(two_objects(1, 2)))
+    assert (drawn(annotations, "a") == BOTH).all()
+    with pytest.raises(ImageError, match=r"the mask .*b\.png cannot be read"):
+        drawn(annotations, "b")
+
+
+def test_a_mask_unlike_those_that_were_looked_at_is_an_image_error(tmp_path: Path) -> None:
+    annotations = masks_of(tmp_path, levels(BOTH * 255))
+    levels(two_objects(255, 85)).save(tmp_path / "a.png")
+    with pytest.raises(ImageError, match="holds 85, but the masks that camkit looked at hold only 0, 255"):
+        drawn(annotations, "a")
+    palette(BOTH, [0, 0, 0, 9, 9, 9]).save(tmp_path / "a.png")
+    with pytest.raises(ImageError, match="is stored in another way than the masks that camkit looked at"):
+        drawn(annotations, "a")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_mask_is_turned_upright_by_its_own_exif_orientation(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = levels(BOTH * 255)
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the transpositions of Pillow that EXIF's undo
+    if orientation in undo:
+        stored = stored.transpose(Image.Transpose(undo[orientation]))
+    annotations = masks_of(tmp_path, stored, exif=exif)
+    assert (drawn(annotations, "a") == BOTH).all()
+
+
+def test_hidden_files_beside_masks_are_left_out_and_trimaps_are_found(tmp_path: Path) -> None:
+    """The archive of Oxford-IIIT Pets holds annotations/trimaps with a hidden file for each mask."""
+    folder = tmp_path / "annotations" / "trimaps"
+    folder.mkdir(parents=True)
+    levels(two_objects(1, 1, 3) + 2 * (two_objects(1, 1, 3) == 0)).save(folder / "a.png")
+    (folder / "._a.png").write_bytes(b"Mac OS X")
+    (annotations,) = find_regions(tmp_path)
+    assert list(annotations.objects) == ["a"]
+    assert (drawn(annotations, "a") == BOTH).all()
 
 
 @pytest.mark.parametrize("name", ["a-mask.png", "a_mask.png", "a.mask.png", "a_segmentation_mask.png", "a_seg.png"])
@@ -734,7 +996,8 @@ def test_an_encoding_of_another_size_than_the_picture_is_an_image_error() -> Non
 def test_removed_boxes_cover_each_part_of_a_mask_with_a_margin(tmp_path: Path) -> None:
     file = save(tmp_path, (rectangle(3, 3, 9, 9) | rectangle(30, 20, 38, 28)) * 255)
     assert (
-        widened_boxes([ObjectAnnotation("", None, file)], SIZE) == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))
+        widened_boxes([ObjectAnnotation("", None, MaskFile(file, understand_masks([file])))], SIZE)
+        == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))
     ).all()
     wide = ObjectAnnotation("", Box(100, 100, 300, 200))
     assert (widened_boxes([wide], (400, 400))[92:208, 84:316]).all()

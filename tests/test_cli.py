@@ -1,7 +1,9 @@
 """The installed command, as a person types it."""
 
+import io
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from PIL import Image
 from tiers import represented_by
 
 import camkit
@@ -343,3 +346,28 @@ def test_files_are_explained_with_a_function_and_named_after_it(plane: Path, tmp
         assert np.array_equal(row.explanation.raw, named.raw)
         assert row.file == tmp_path / f"{plane.stem}.{name}.png"
         assert row.file.exists()
+
+
+def damaged_tiffs() -> dict[str, bytes]:
+    """Return TIFF files about which libtiff and Pillow print lines of their own."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)
+    packed, plain = io.BytesIO(), io.BytesIO()
+    Image.fromarray(pixels).save(packed, "TIFF", compression="tiff_deflate")
+    Image.fromarray(pixels).save(plain, "TIFF", description="x" * 100)
+    broken = bytearray(packed.getvalue())
+    broken[200:260] = b"\xff" * 60
+    entry = struct.pack("<HHI", 270, 2, 101), struct.pack("<HHI", 270, 2, 1 << 24)  # a description of 16 MB
+    return {"broken.tif": bytes(broken), "greedy.tif": plain.getvalue().replace(*entry)}
+
+
+def test_libraries_print_neither_their_paths_nor_lines_of_their_own(tmp_path: Path) -> None:
+    for name, data in damaged_tiffs().items():
+        (tmp_path / name).write_bytes(data)
+
+    done = run(tmp_path, "--model", "demo-fair", "--out", tmp_path / "out")
+
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2, lines
+    assert sum(line.startswith("camkit: note: ") for line in lines) == 1
+    assert sum("broken.tif  error: " in line for line in lines) == 1
+    assert "site-packages" not in done.stderr

@@ -362,3 +362,48 @@ def test_bf16_can_be_forced_and_is_not_questioned_on_other_devices() -> None:
     exact = camkit.Explainer(made(), "deep")(picture(), 1)
     assert not np.array_equal(forced.raw, exact.raw)
     np.testing.assert_allclose(forced.raw, exact.raw, atol=0.05 * np.abs(exact.raw).max())
+
+
+def test_many_targets_keep_only_few_gradients_at_a_time() -> None:
+    """A thousand targets of four pictures took gigabytes, which were gradients and copies of the pictures."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 150)
+    )
+    images = torch.randn(2, 3, 32, 32)
+    references: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def mean_gradient(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        references.append(weakref.ref(gradients))
+        most = max(most, sum(reference() is not None for reference in references))
+        return gradients.mean((2, 3), keepdim=True)
+
+    several = camkit.explain(network.eval(), images, "1", target=list(range(150)), method=mean_gradient)
+
+    assert most <= 64
+    assert [one.target for one in several] == [*range(150), *range(150)]
+    assert all(one.shown is several[0].shown for one in several[:150])
+    for number in (0, 70, 149):
+        alone = camkit.explain(network, images[1], "1", target=number, method=mean_gradient)
+        assert np.allclose(several[150 + number].raw, alone.raw, atol=1e-6)
+
+
+def test_one_explanation_that_is_kept_holds_its_own_picture_only() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    kept = camkit.explain(network.eval(), torch.randn(16, 3, 64, 64), "1")[0]
+
+    assert isinstance(kept.shown, torch.Tensor)
+    assert kept.shown.untyped_storage().nbytes() == 3 * 64 * 64 * 4
+    assert all(raw.untyped_storage().nbytes() == 16 * 16 * 4 for raw in kept.maps.raws)
+    assert kept.raw.base is None
+
+
+def test_many_sizes_of_input_leave_few_decisions() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    explainer = camkit.Explainer(network.eval())
+    for side in range(16, 96, 2):
+        explainer(torch.randn(3, side, side))
+
+    assert len(explainer._memory._decisions) <= 32

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageCms, ImageFile, ImageOps
 from torch import Tensor, nn
 from torchvision import transforms
 from torchvision.transforms import functional, v2
@@ -32,6 +32,7 @@ from camkit.images.crop import crop_box
 from camkit.images.files import find_pictures
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
+from camkit.models.from_huggingface import Prepare
 
 SIDE = 32
 PRESET = ImageClassification(crop_size=SIDE, resize_size=36)
@@ -348,6 +349,129 @@ def test_preprocessing_equals_torchvisions_own_exactly(tmp_path, weights, size):
         assert torch.equal(prepared.tensor, preset(picture.convert("RGB")))
 
 
+# --- colour profiles --------------------------------------------------------------------------------------------------
+
+
+def icc(space: bytes, tags: dict[bytes, bytes]) -> bytes:
+    """Return an ICC profile, version 2, of a display or, for CMYK, of a printer (ICC.1:2001-04)."""
+    table, data = struct.pack(">I", len(tags)), b""
+    start = 128 + 4 + 12 * len(tags)
+    for name, content in tags.items():
+        table += name + struct.pack(">II", start + len(data), len(content))
+        data += content + b"\0" * (-len(content) % 4)
+    white = struct.pack(">iii", 63190, 65536, 54061)  # D50, in 1/65536
+    kind, connection = (b"prtr", b"Lab ") if space == b"CMYK" else (b"mntr", b"XYZ ")
+    header = struct.pack(">I4sI4s4s4s", start + len(data), b"", 0x02400000, kind, space, connection)
+    header += struct.pack(">6H4s4s", 2026, 1, 1, 0, 0, 0, b"acsp", b"") + b"\0" * 24 + white
+    return header + b"\0" * (128 - len(header)) + table + data
+
+
+def xyz(*numbers: float) -> bytes:
+    return b"XYZ \0\0\0\0" + struct.pack(">3i", *(round(number * 65536) for number in numbers))
+
+
+def gamma(exponent: float) -> bytes:
+    return b"curv\0\0\0\0" + struct.pack(">IH", 1, round(exponent * 256))
+
+
+TEXT = {b"desc": b"desc\0\0\0\0" + struct.pack(">I", 5) + b"test\0" + b"\0" * 78, b"wtpt": xyz(0.9642, 1, 0.8249)}
+DISPLAY_P3 = icc(
+    b"RGB ",
+    {
+        **TEXT,
+        b"rXYZ": xyz(0.51512, 0.24120, -0.00105),
+        b"gXYZ": xyz(0.29198, 0.69225, 0.04189),
+        b"bXYZ": xyz(0.15710, 0.06657, 0.78407),
+        **dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), gamma(2.2)),
+    },
+)
+GREY_1_0 = icc(b"GRAY", {**TEXT, b"kTRC": gamma(1.0)})
+
+
+def cmyk_profile() -> bytes:
+    """Return a profile in which K alone decides: no black is white, full black is black (Lab, 8 bits)."""
+    corners = b"".join(bytes([0 if corner & 1 else 255, 128, 128]) for corner in range(16))
+    identity = bytes(range(256))
+    table = struct.pack(">4s4xBBBx9i", b"mft1", 4, 3, 2, 65536, 0, 0, 0, 65536, 0, 0, 0, 65536)
+    return icc(b"CMYK", {**TEXT, b"A2B0": table + identity * 4 + corners + identity * 3})
+
+
+def encoded_srgb(linear: np.ndarray) -> np.ndarray:
+    """Return linear light 0..1 as sRGB levels (IEC 61966-2-1)."""
+    linear = linear.clip(0, 1)
+    return 255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "tif", "webp"])
+def test_wide_gamut_colours_become_srgb(net, tmp_path, ending):
+    colours = np.array([[200, 40, 60], [90, 200, 60], [30, 60, 180], [128, 128, 128]], np.uint8)
+    pixels = np.repeat(colours, 14, 0)[None].repeat(40, 0)
+    options = {"jpg": {"quality": 100, "subsampling": 0}, "webp": {"lossless": True}}.get(ending, {})
+    Image.fromarray(pixels).save(tmp_path / f"p.{ending}", icc_profile=DISPLAY_P3, **options)
+    to_srgb = np.array([[1.2249, -0.2247, 0.0], [-0.0420, 1.0419, 0.0], [-0.0197, -0.0786, 1.0979]])
+    expected = encoded_srgb((pixels / 255) ** 2.2 @ to_srgb.T)
+
+    assert np.abs(shown(net, tmp_path / f"p.{ending}") - expected).max() < 4
+    with Image.open(tmp_path / f"p.{ending}") as opened:
+        assert np.abs(shown(net, opened) - expected).max() < 4
+
+
+def test_the_profile_of_srgb_leaves_every_pixel_as_it_is(net, tmp_path, pattern):
+    for name in ("RGB", "L"):
+        picture = Image.fromarray(pattern).convert(name)
+        picture.save(tmp_path / "p.png", icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+        assert np.array_equal(shown(net, tmp_path / "p.png"), np.asarray(picture.convert("RGB")))
+
+
+def test_grey_and_cmyk_are_converted_by_their_own_profiles(net, tmp_path):
+    levels = np.repeat(np.arange(56) * 4, 40).reshape(56, 40).astype(np.uint8)
+    for mode, dtype in (("L", np.uint8), ("I;16", np.uint16)):
+        grey = Image.fromarray(levels.astype(dtype) * (257 if mode == "I;16" else 1))
+        grey.save(tmp_path / "grey.png", icc_profile=GREY_1_0)
+        expected = encoded_srgb(levels / 255)[..., None]
+        difference = np.abs(shown(net, tmp_path / "grey.png") - expected)
+        assert difference.mean() < 1
+        assert difference.max() < 10  # the darkest levels of 8 bits lie far apart in sRGB
+    inks = np.dstack([np.full_like(levels, 200)] * 3 + [levels])
+    Image.fromarray(inks, "CMYK").save(tmp_path / "print.tif", icc_profile=cmyk_profile())
+    picture = shown(net, tmp_path / "print.tif").astype(int)
+    assert picture[0, 0].min() > 250  # no black ink: white by this profile, whatever the other inks
+    assert (np.diff(picture[:, 0, 0]) <= 0).all()
+    assert np.ptp(picture, axis=2).max() <= 2
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [b"no profile", DISPLAY_P3[:200], DISPLAY_P3[:150] + b"\xff" * 300, GREY_1_0, cmyk_profile()],
+    ids=["text", "cut off", "damaged", "of grey", "of CMYK"],
+)
+def test_a_profile_that_cannot_be_used_is_ignored_with_a_note(net, tmp_path, pattern, profile):
+    Image.fromarray(pattern).save(tmp_path / "p.png", icc_profile=profile)
+
+    with pytest.warns(
+        UserWarning, match=r"the colour profile of .*p\.png cannot be used; its colours are taken as sRGB"
+    ):
+        picture = shown(net, tmp_path / "p.png")
+
+    assert np.array_equal(picture, pattern)
+
+
+# --- numbers of 32 bits -----------------------------------------------------------------------------------------------
+
+
+def test_a_tiff_of_32_bit_numbers_is_read_as_16_bits_or_refused_but_never_white(net, tmp_path):
+    levels = np.linspace(0, 65535, 40 * 56).reshape(40, 56)
+    Image.fromarray(levels.astype(np.int32)).save(tmp_path / "p.tif")
+    assert np.array_equal(shown(net, tmp_path / "p.tif")[:, :, 0], np.rint(levels.astype(int) / 257).astype(np.uint8))
+    for values in (levels * 30000, levels - 9, levels / 300):
+        Image.fromarray(values.astype(np.int32)).save(tmp_path / "p.tif")
+        with pytest.raises(
+            ImageError, match=r"holds 32-bit numbers from -?[0-9]+ to [0-9]+, so it is not clear"
+        ) as caught:
+            shown(net, tmp_path / "p.tif")
+        assert_one_sentence(caught.value)
+
+
 # --- finding files ----------------------------------------------------------------------------------------------------
 
 
@@ -400,6 +524,28 @@ def test_a_picture_too_thin_for_its_preset_is_refused_before_it_is_enlarged():
     with pytest.raises(ImageError, match="1 x 1500 pixels and is too thin"):
         prepare(Image.new("RGB", (1, 1500)), preset, "thin")
     assert prepare(Image.new("RGB", (1500, 15)), preset, "wide").tensor.shape == (3, 224, 224)
+
+
+def thin_presets() -> dict[str, Any]:
+    timm_data = pytest.importorskip("timm.data")
+    processors = pytest.importorskip("transformers")
+    processor = processors.CLIPImageProcessor()
+    return {
+        "Compose": transforms.Compose([transforms.Resize(248), transforms.CenterCrop(224), transforms.ToTensor()]),
+        "Compose v2": v2.Compose([v2.ToImage(), v2.Resize([248]), v2.CenterCrop(224), v2.ToDtype(torch.float32)]),
+        "timm": timm_data.create_transform((3, 224, 224), is_training=False, crop_pct=0.9),
+        "timm, not square": timm_data.create_transform((3, 224, 256), is_training=False, crop_pct=0.9),
+        "transformers": Prepare(processor),
+    }
+
+
+@pytest.mark.parametrize("size", [(6000, 1), (1, 6000)])
+@pytest.mark.parametrize("name", ["Compose", "Compose v2", "timm", "timm, not square", "transformers"])
+def test_thin_pictures_are_refused_by_every_usual_preset_before_they_cost_gigabytes(name, size):
+    preset = thin_presets()[name]
+    with pytest.raises(ImageError, match=f"{size[0]} x {size[1]} pixels and is too thin for this model"):
+        prepare(Image.new("RGB", size), preset, "thin")
+    assert prepare(Image.new("RGB", (60, 40)), preset, "photo").tensor.shape[1] == 224
 
 
 # --- what must be refused in one sentence -----------------------------------------------------------------------------

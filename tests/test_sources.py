@@ -524,8 +524,8 @@ def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
     Image.fromarray(mask * (np.arange(292) < 20).astype(np.uint8)).save(tmp_path / "aside.png")
     for name, pictures, said in (
         ("mask.png", ["picture.png", "picture.png"], "one picture"),
-        ("small.png", ["picture.png"], "the mask has 100x146 pixels, but the picture has 292x146"),
-        ("aside.png", ["picture.png"], "no white pixel"),
+        ("small.png", ["picture.png"], "has 100x146 pixels, but its picture has 292x146"),
+        ("aside.png", ["picture.png"], "no pixel of the object in"),
     ):
         with pytest.raises(InputError, match=said):
             TargetOptions(target=["1"], mask=tmp_path / name).targets([tmp_path / one for one in pictures], shown)

@@ -18,7 +18,16 @@ from camkit.errors import ImageError, InputError, did_you_mean
 from camkit.images.files import find_pictures
 from camkit.types import Box
 
-_REGION_FOLDERS = {"masks", "mask", "labels", "annotations", "segmentations", "segmentationclass", "segmentationobject"}
+_REGION_FOLDERS = {
+    "masks",
+    "mask",
+    "labels",
+    "annotations",
+    "segmentations",
+    "segmentationclass",
+    "segmentationobject",
+    "trimaps",
+}
 """Folders with these names hold regions, not pictures of a class."""
 
 _COLUMNS = {
@@ -92,6 +101,7 @@ def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, 
         left_out["pictures without a region of their class"] = bare
     facts = [
         *(_coverage(source, index, items, data.root) for source, index in zip(sources, indexes, strict=True)),
+        *(fact for source in sources for fact in source.facts),
         *(_foreign_categories(index) for index in indexes if index.categories - {""} and not index.categories & names),
         _count_kinds(items),
     ]

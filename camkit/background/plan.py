@@ -8,6 +8,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from camkit.background.experiment import PreparedPicture
 from camkit.background.render import object_region, widened_boxes
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
+from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
 from camkit.images.regions import ShadesBySize, preprocess_region
@@ -133,12 +135,18 @@ def fingerprint(plan: Plan) -> dict[str, str]:
 
 
 def _describe_regions(item: Item, files: FileHashes) -> str:
-    """Return a text that changes if any annotation of a picture does; a mask counts by the content of its file."""
+    """Return a text that changes if any annotation of a picture does; a mask counts by its file and its meaning."""
     return ";".join(
         f"{annotation.category}{annotation.box}{annotation.shares}{annotation.crowd}{annotation.size}"
-        f"{files.of(annotation.outline) if isinstance(annotation.outline, Path) else repr(annotation.outline)}"
+        f"{_describe_outline(annotation.outline, files)}"
         for annotation in (*item.objects, *item.others)
     )
+
+
+def _describe_outline(outline: Any, files: FileHashes) -> str:
+    if isinstance(outline, MaskFile):
+        return f"{files.of(outline.path)}{sorted(outline.readings.items())}"
+    return repr(outline)
 
 
 def _hash_preprocess(preprocess: Preprocess | None) -> str:

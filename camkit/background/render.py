@@ -8,14 +8,14 @@ from typing import Any
 
 import cv2
 import numpy as np
-from jaxtyping import Bool, UInt8
-from PIL import Image
+from jaxtyping import Bool
 from pycocotools import mask as rle
 
 from camkit.background.regions.coco import decode_runs
 from camkit.background.regions.table import clip_box
 from camkit.background.values import ObjectAnnotation
-from camkit.errors import ImageError
+from camkit.errors import ImageError, brief
+from camkit.images.masks import MaskFile
 from camkit.images.read import open_picture
 from camkit.types import Box
 
@@ -27,6 +27,10 @@ _LEAST_MARGIN = 2
 
 _FARTHEST = 10
 """How far a polygon may reach, in sides of its picture: pycocotools visits every pixel along the edge."""
+
+_LONGEST_OUTLINE = 1_000_000
+"""Pixels along the edges of an outline's polygons, at most, because pycocotools keeps five points for each. An outline
+that winds through every second pixel of a picture of two megapixels is shorter."""
 
 
 def object_region(
@@ -42,8 +46,8 @@ def object_region(
     width, height = size
     region = np.zeros((height, width), bool)
     for annotation in objects:
-        if isinstance(annotation.outline, Path):
-            region |= _read_mask(annotation.outline, size)
+        if isinstance(annotation.outline, MaskFile):
+            region |= annotation.outline.region(size)
         elif annotation.outline is not None:
             region |= _decode_outline(annotation.outline, size)
         elif annotation.box is not None:
@@ -91,64 +95,32 @@ def _boxes_of_parts(region: Bool[np.ndarray, "h w"]) -> list[Box]:
     return [Box(left, top, left + width, top + height) for left, top, width, height, _ in parts[1:].tolist()]
 
 
-def _read_mask(file: Path, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
-    """Read a mask: by palette index if the file has a palette, else by colour, else by brightness."""
-    try:
-        with Image.open(file) as picture:
-            indices = np.asarray(picture) if picture.mode == "P" else None
-            if picture.mode[0] == "I":  # 16 bits; versions of Pillow differ in how they convert these to 8 bits
-                colours = np.asarray(picture).clip(0, 255).astype(np.uint8)
-            else:
-                mode = "RGB" if indices is not None or picture.mode[:3] == "RGB" else "L"
-                colours = np.asarray(picture.convert(mode))
-    except Exception as error:  # the decoder of a damaged file may raise anything
-        raise ImageError(f"the mask {file} cannot be read: {error}") from error
-    if colours.shape[:2] != size[::-1]:
-        actual = f"{colours.shape[1]}x{colours.shape[0]}"
-        raise ImageError(f"the mask {file} has {actual} pixels, but its picture has {size[0]}x{size[1]}")
-    if indices is not None:
-        return _from_palette(indices, colours)
-    if colours.ndim == 3:
-        if (colours != colours[..., :1]).any():
-            return np.asarray(colours.any(2))
-        colours = colours[..., 0]
-    low, high = (colours > 0) & (colours <= 127), colours > 127
-    # Dark values may be object indices with a bright seam (255) between objects. A soft edge has every value between.
-    if low.sum() > high.sum() and bool((colours[high] == 255).all()):
-        return low
-    return high if high.any() else low
-
-
-def _from_palette(indices: UInt8[np.ndarray, "h w"], colours: UInt8[np.ndarray, "h w 3"]) -> Bool[np.ndarray, "h w"]:
-    """Return the objects of a picture with a palette: every colour but black, or every index but 0.
-
-    The colour decides if the picture is black in some places and not in others. Index 255 is the seam between objects
-    in Pascal VOC, so it does not count as object unless it is the only one.
-    """
-    black = ~colours.any(2)
-    region = ~black if black.any() and not black.all() else indices > 0
-    inside = region & (indices < 255)
-    return np.asarray(inside if inside.any() else region)
-
-
 def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
     """Draw COCO polygons or decode a run-length encoding."""
     width, height = size
+    region: Bool[np.ndarray, "h w"] | None
     try:
         if isinstance(outline, list):
             if not all(abs(side) <= _FARTHEST * max(size) for polygon in outline for side in polygon):
                 raise ValueError("a polygon reaches far out of its picture")  # noqa: TRY301
+            if sum(map(_edge_length, outline)) > _LONGEST_OUTLINE:
+                raise ValueError(f"its edges are longer than {_LONGEST_OUTLINE} pixels")  # noqa: TRY301
             encoding: Any = rle.merge(rle.frPyObjects(outline, height, width))
             region = decode_runs({**encoding, "counts": encoding["counts"].decode()})
         else:
-            region = decode_runs(outline)
+            stated = tuple(map(int, outline["size"]))
+            region = decode_runs(outline) if stated == (height, width) else None
     except Exception as error:  # pycocotools raises many types for outlines it cannot read
-        raise ImageError(f"an outline cannot be read: {type(error).__name__}: {error}") from error
-    if region.shape != (height, width):
-        raise ImageError(
-            f"an outline is for {region.shape[1]}x{region.shape[0]} pixels, but the picture has {width}x{height}"
-        )
+        raise ImageError(f"an outline cannot be read: {type(error).__name__}: {brief(error)}") from error
+    if region is None:
+        raise ImageError(f"an outline is for {stated[1]}x{stated[0]} pixels, but the picture has {width}x{height}")
     return np.asarray(region)
+
+
+def _edge_length(polygon: Sequence[float | int]) -> float:
+    """Return the length of a closed polygon's edges, along the longer axis of each."""
+    corners = np.asarray(polygon, float).reshape(-1, 2)
+    return float(np.abs(corners - np.roll(corners, 1, 0)).max(1).sum())
 
 
 def picture_size(path: Path) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from camkit.images.masks import MaskFile
 from camkit.types import Box
 
 Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]
@@ -25,8 +26,7 @@ class ObjectAnnotation:
     Attributes:
         category: the category; "" if the annotation names none.
         box: the box in pixels of the picture; None if only an outline is known.
-        outline: a COCO segmentation (polygons or a run-length encoding) or the file of a mask; None if only a box is
-            known.
+        outline: a COCO segmentation (polygons or a run-length encoding) or a mask picture; None if only a box is known.
         shares: True if the coordinates are shares of the picture's width and height instead of pixels.
         crowd: True for a COCO crowd. The check removes crowds with the objects, but does not explain them.
         size: width and height of the annotated picture, if the annotation states them.
@@ -34,7 +34,7 @@ class ObjectAnnotation:
 
     category: str
     box: Box | None = None
-    outline: list[Any] | dict[str, Any] | Path | None = None
+    outline: list[Any] | dict[str, Any] | MaskFile | None = None
     shares: bool = False
     crowd: bool = False
     size: tuple[int, int] | None = None
@@ -49,13 +49,15 @@ class ObjectAnnotation:
 class Annotations:
     """The annotated objects of one source, such as a COCO file, by the name the source gives each picture.
 
-    ``problems`` lists, for each kind of problem, the pictures or annotations that have it.
+    ``problems`` lists, for each kind of problem, the pictures or annotations that have it. ``facts`` are sentences that
+    tell the user how the source was understood.
     """
 
     format: str
     source: str
     objects: Mapping[str, tuple[ObjectAnnotation, ...]]
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    facts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

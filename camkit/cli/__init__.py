@@ -16,7 +16,7 @@ from camkit.cli.check import checks, demo_check
 from camkit.cli.diagnose import diagnose, features
 from camkit.cli.options import Source, events_into
 from camkit.cli.targets import TargetOptions
-from camkit.cli.terminal import QuietConsole, fail, printer, say
+from camkit.cli.terminal import QuietConsole, fail, printer, say, without_library_paths
 from camkit.errors import CamkitError, InputError, OutputError
 
 if TYPE_CHECKING:
@@ -228,7 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack letters of a name
     typed = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        result: Any = app(typed or ["--help"], exit_on_error=False, result_action="return_value")
+        with without_library_paths():
+            result: Any = app(typed or ["--help"], exit_on_error=False, result_action="return_value")
     except CycloptsError:
         return InputError.exit_code
     except CamkitError as error:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from camkit.targets import Target, TargetLike
     from camkit.types import Preprocess
 
-_MASK_THRESHOLD = 127
-"""A pixel of a mask counts as white above this level, the middle of 0..255."""
 _COVERED = 0.5
 """A pixel of the model's input belongs to the mask if more than this share of it does."""
 
@@ -132,18 +130,15 @@ class TargetOptions:
 
 def _mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess | None) -> np.ndarray:
     """Return a mask (h, w) over the model's input, resized and cropped in the same way as its picture."""
-    import numpy as np
-
+    from camkit.images.masks import MaskFile, understand_masks
     from camkit.images.read import open_picture
     from camkit.images.regions import preprocess_region
 
-    mask = open_picture(file).convert("L")
     if len(pictures) != 1 or preprocess is None:
         raise InputError("--mask belongs to one picture; explain that picture alone")
     size = open_picture(pictures[0]).size
-    if mask.size != size:
-        raise InputError(f"the mask has {mask.width}x{mask.height} pixels, but the picture has {size[0]}x{size[1]}")
-    inside = preprocess_region(np.asarray(mask) > _MASK_THRESHOLD, preprocess) > _COVERED
+    mask = MaskFile(file, understand_masks([file])).region(size)
+    inside = preprocess_region(mask, preprocess) > _COVERED
     if not bool(inside.any()):
-        raise InputError(f"no white pixel of {file} lies in the part of the picture that the model sees")
+        raise InputError(f"no pixel of the object in {file} lies in the part of the picture that the model sees")
     return inside.numpy()

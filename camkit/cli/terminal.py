@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,26 @@ def say(message: str, style: str = "bold") -> None:
 def fail(message: str) -> None:
     """Print an error to stderr."""
     say(message, "bold red")
+
+
+@contextlib.contextmanager
+def without_library_paths() -> Iterator[None]:
+    """Print warnings as lines of camkit's own, not with the source line of a library, and keep libtiff silent.
+
+    libtiff prints what it finds in a damaged file to stderr itself; camkit's error about the file is enough.
+    """
+    from PIL import _imaging
+
+    with contextlib.suppress(OSError, AttributeError):  # Pillow without libtiff, or with a libtiff inside it
+        for setter in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
+            getattr(ctypes.CDLL(_imaging.__file__), setter)(None)
+    with warnings.catch_warnings():
+        warnings.showwarning = _say_warning
+        yield
+
+
+def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
+    say(f"note: {' '.join(str(message).split())}", "yellow")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,8 +59,7 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: 
             "camkit does not know how to prepare pictures for this model; pass a normalised tensor, or preprocess=... "
             "(for torchvision weights: weights.transforms()); in a shell, pass --size, --mean and --std"
         )
-    if isinstance(preprocess, ImageClassification):
-        _check_not_thin(picture, preprocess, source)
+    _check_not_thin(picture, preprocess, source)
     tensor = preprocess(picture)
     if (
         not isinstance(tensor, Tensor)
@@ -73,17 +72,38 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: 
     return Prepared(tensor[0] if tensor.dim() == 4 else tensor, np.asarray(picture), None, source)
 
 
-def _check_not_thin(picture: Image.Image, preset: ImageClassification, source: str) -> None:
-    """Refuse a picture that the preset would enlarge beyond the size that Pillow considers safe."""
+def _check_not_thin(picture: Image.Image, preprocess: Preprocess, source: str) -> None:
+    """Refuse a picture that the preprocessing would enlarge beyond the size that Pillow considers safe."""
     shorter, longer = sorted(picture.size)
-    resize = preset.resize_size[0]
-    if len(preset.resize_size) == 2:
+    resize = _resized_side(preprocess)
+    if resize is None or Image.MAX_IMAGE_PIXELS is None:
         return
-    if Image.MAX_IMAGE_PIXELS is not None and resize * (resize * longer // shorter) > Image.MAX_IMAGE_PIXELS:
+    if resize * (resize * longer // shorter) > Image.MAX_IMAGE_PIXELS:
         raise ImageError(
             f"{source} has {picture.width} x {picture.height} pixels and is too thin for this model: its preprocessing "
             f"resizes the shorter side to {resize} pixels, so that the longer would have {resize * longer // shorter}"
         )
+
+
+def _resized_side(preprocess: Preprocess) -> int | None:
+    """Return the pixels to which a preprocessing of torchvision, timm or transformers resizes the shorter side.
+
+    None if it resizes to a fixed size, or is any other function.
+    """
+    if isinstance(preprocess, ImageClassification):
+        return preprocess.resize_size[0] if len(preprocess.resize_size) == 1 else None
+    processor_size = getattr(getattr(preprocess, "processor", None), "size", None)
+    if processor_size is not None:
+        edges = dict(processor_size)
+        return edges.get("shortest_edge") if edges.get("longest_edge") is None else None
+    for step in getattr(preprocess, "transforms", ()):
+        kind, size = type(step).__name__, getattr(step, "size", 0)
+        sides: list[int] = list(size) if isinstance(size, Sequence) else [size]
+        if kind == "Resize" and getattr(step, "max_size", None) is None:
+            return sides[0] if len(sides) == 1 else None
+        if kind == "ResizeKeepRatio" and not getattr(step, "longest", 0):
+            return max(sides)
+    return None
 
 
 def located(prepared: Prepared, preprocess: Preprocess | None, boxes: CropBoxes) -> Prepared:

@@ -1,13 +1,16 @@
-"""Turns a picture file, a PIL picture or an array into 8-bit RGB."""
+"""Turns a picture file, a PIL picture or an array into 8-bit sRGB."""
 
 from __future__ import annotations
 
+import functools
+import io
+import warnings
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, UnidentifiedImageError
 
-from camkit.errors import ImageError
+from camkit.errors import ImageError, brief
 from camkit.images.files import find_pictures
 
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
@@ -16,7 +19,8 @@ _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 def open_picture(path: str | Path) -> Image.Image:
     """Read a picture file as RGB, turned upright by its EXIF orientation.
 
-    16-bit greyscale is scaled to 8 bits. Transparency is dropped, as in ordinary training pipelines.
+    16-bit greyscale is scaled to 8 bits, and colours are converted from the file's colour profile to sRGB. Transparency
+    is dropped, as in ordinary training pipelines.
 
     Raises:
         ImageError: the file is missing, is not a picture, is damaged, or is so large that it looks like a
@@ -26,7 +30,7 @@ def open_picture(path: str | Path) -> Image.Image:
     try:
         with Image.open(path) as picture:
             picture.load()
-            return as_rgb(_turned(picture))
+            return as_rgb(turned(picture), str(path))
     except ImageError:
         raise
     except IsADirectoryError as error:
@@ -39,16 +43,17 @@ def open_picture(path: str | Path) -> Image.Image:
         size = path.stat().st_size
         raise ImageError(f"{path} is {'an empty file' if size == 0 else 'not a picture'}") from error
     except Image.DecompressionBombError as error:
-        raise ImageError(f"{path} is too large to open safely: {error}") from error
+        raise ImageError(f"{path} is too large to open safely: {brief(error)}") from error
     except Exception as error:  # a damaged file can make its decoder fail in any way
-        raise ImageError(f"{_shortened(path)} cannot be read: {error}") from error
+        raise ImageError(f"{shortened(path)} cannot be read: {brief(error)}") from error
 
 
 _LONGEST_PATH = 300
 """Characters of a path that an error repeats; a path the file system refuses can be much longer."""
 
 
-def _shortened(path: Path) -> str:
+def shortened(path: Path) -> str:
+    """Return a path for an error, without its middle if it is very long."""
     text = str(path)
     return text if len(text) < _LONGEST_PATH else f"{text[:120]}...{text[-40:]}"
 
@@ -65,7 +70,8 @@ _TO_UPRIGHT = {
 """The transposition that turns a picture upright, by its EXIF orientation."""
 
 
-def _turned(picture: Image.Image) -> Image.Image:
+def turned(picture: Image.Image) -> Image.Image:
+    """Return a picture upright, as the orientation in its EXIF data says."""
     transposition = _TO_UPRIGHT.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
     return picture if transposition is None else picture.transpose(transposition)
 
@@ -79,33 +85,115 @@ def upright(picture: Image.Image, source: str) -> Image.Image:
     if 0 in picture.size:
         raise ImageError(f"{source} has {picture.width} x {picture.height} pixels")
     try:
-        return as_rgb(_turned(picture))
+        return as_rgb(turned(picture), source)
     except ImageError:
         raise
     except Exception as error:  # a damaged file can make its decoder fail in any way
-        raise ImageError(f"{source} cannot be read: {error}") from error
+        raise ImageError(f"{source} cannot be read: {brief(error)}") from error
 
 
-def as_rgb(picture: Image.Image) -> Image.Image:
-    """Return any PIL picture as 8-bit RGB.
+def as_rgb(picture: Image.Image, source: str = "the picture") -> Image.Image:
+    """Return any PIL picture as 8-bit sRGB. ``source`` is the name for messages.
 
     Raises:
-        ImageError: the picture is floating point and its values are neither 0..1 nor 0..255.
+        ImageError: the picture holds numbers of 32 bits, and their range does not show which are black and white.
     """
+    profile = picture.info.get("icc_profile")
     if picture.mode in _SIXTEEN_BIT:
-        return _grey(np.clip(np.asarray(picture, dtype=np.float64) / 257, 0, 255))
-    if picture.mode == "F":
-        values = np.asarray(picture, dtype=np.float64)
-        if not np.isfinite(values).all() or values.min(initial=0) < 0 or values.max(initial=0) > 255:
-            raise ImageError("a floating-point picture must have values from 0 to 1 or from 0 to 255")
-        return _grey(values * 255 if values.max(initial=0) <= 1 else values)
-    if picture.mode == "P" and "transparency" in picture.info:
+        picture = _from_whole_numbers(picture, source)
+    elif picture.mode == "F":
+        picture = _from_floating_point(picture, source)
+    elif picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
-    return picture.convert("RGB")
+    return _from_profile(picture, profile, source) if profile else picture.convert("RGB")
+
+
+def _from_whole_numbers(picture: Image.Image, source: str) -> Image.Image:
+    values = np.asarray(picture)
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    # Before version 11.3, Pillow also gave 16-bit PNG the mode of 32 bits.
+    is_wide = picture.mode == "I" and picture.format != "PNG"
+    if is_wide and not (low >= 0 and (high == 0 or _WHITE_OF_8_BITS < high <= _WHITE_OF_16_BITS)):
+        raise ImageError(
+            f"{source} holds 32-bit numbers from {low} to {high}, so it is not clear which number is white; save it "
+            "with 8 or 16 bits"
+        )
+    return _grey(values.astype(np.float64) * _WHITE_OF_8_BITS / _WHITE_OF_16_BITS)
+
+
+def _from_floating_point(picture: Image.Image, source: str) -> Image.Image:
+    values = np.asarray(picture, dtype=np.float64)
+    if not np.isfinite(values).all() or values.min(initial=0) < 0 or values.max(initial=0) > _WHITE_OF_8_BITS:
+        raise ImageError(f"{source} is floating point; its values must be from 0 to 1 or from 0 to 255")
+    return _grey(values * 255 if values.max(initial=0) <= 1 else values)
+
+
+_WHITE_OF_8_BITS, _WHITE_OF_16_BITS = 255, 65535
+
+
+def _from_profile(picture: Image.Image, profile: bytes, source: str) -> Image.Image:
+    """Convert colours from a colour profile to sRGB; a profile that cannot be used is ignored with a warning."""
+    mode = _PROFILED.get(picture.mode)
+    if mode is None:
+        return picture.convert("RGB")
+    try:
+        transform = _transform_to_srgb(profile, mode)
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        warnings.warn(f"the colour profile of {source} cannot be used; its colours are taken as sRGB", stacklevel=2)
+        return picture.convert("RGB")
+    if transform is None:
+        return picture.convert("RGB")
+    converted = ImageCms.applyTransform(picture.convert(transform.input_mode), transform)
+    assert converted is not None
+    return converted
+
+
+_PROFILED = {
+    **dict.fromkeys(("1", "L", "LA"), "L"),
+    **dict.fromkeys(("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr"), "RGB"),
+    "CMYK": "CMYK",
+}
+"""The form in which a picture of each mode is converted. Others, such as LAB, define their colours themselves."""
+
+_SRGB_TOLERANCE = 2
+"""A profile that moves no colour by more than this many levels of 255 is sRGB, and the pixels stay as they are: the
+sRGB profiles of cameras and editors measured 0 or 1, other profiles 64 and more."""
+
+_PROFILES = 16
+"""Profiles whose conversion is kept: a folder has a few cameras and programs."""
+
+
+@functools.lru_cache(maxsize=_PROFILES)
+def _transform_to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """Return the conversion to sRGB; None if the profile is sRGB.
+
+    Raises:
+        PyCMSError, OSError, ValueError, TypeError: the profile is damaged, or belongs to pictures of another kind.
+    """
+    opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+    space = opened.profile.xcolor_space.strip()
+    if mode == "L" and space == "RGB":  # greyscale that was saved with the profile of a colour picture
+        mode = "RGB"
+    if space != {"L": "GRAY"}.get(mode, mode):
+        raise ValueError(f"a profile for {space} on a picture of {mode}")
+    transform = ImageCms.buildTransform(
+        opened,
+        ImageCms.createProfile("sRGB"),
+        mode,
+        "RGB",
+        ImageCms.Intent.RELATIVE_COLORIMETRIC,
+        ImageCms.Flags.BLACKPOINTCOMPENSATION,
+    )
+    levels = np.linspace(0, 255, 9).astype(np.uint8)
+    chart = np.stack(np.meshgrid(*[levels] * len(mode)), -1).reshape(1, -1, len(mode))
+    colours = Image.fromarray(chart[..., 0] if mode == "L" else chart, mode)
+    converted = ImageCms.applyTransform(colours, transform)
+    moved = np.abs(np.asarray(converted, int) - np.asarray(colours.convert("RGB"), int)).max()
+    return None if moved <= _SRGB_TOLERANCE else transform
 
 
 def _grey(values: np.ndarray) -> Image.Image:
-    return Image.fromarray(np.rint(values).astype(np.uint8)).convert("RGB")
+    return Image.fromarray(np.rint(values).astype(np.uint8))
 
 
 def from_array(array: np.ndarray) -> Image.Image:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
-from camkit.errors import InputError
+from camkit.errors import InputError, brief
 from camkit.types import Box
 
 _PICTURE = ("path", "file", "filename", "file_name", "image", "image_id", "imageid", "image_path", "picture", "name")
@@ -88,10 +88,10 @@ def read(file: Path) -> Annotations:
             for picture, category, box in rows:
                 collector.add(picture, category, box, shares=shares)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"the boxes in {file} cannot be read: {error}") from error
+        raise InputError(f"the boxes in {file} cannot be read: {brief(error)}") from error
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{file}, line {table.line_num}: expected a picture and four numbers for its box: {error}"
+            f"{file}, line {table.line_num}: expected a picture and four numbers for its box: {brief(error)}"
         ) from error
     return collector.finish("CSV boxes", file)
 

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from camkit.background.regions.table import AnnotationCollector, register
+from camkit.background.regions.table import AnnotationCollector, register, shorten
 from camkit.background.values import Annotations
-from camkit.errors import InputError
+from camkit.errors import InputError, brief
 from camkit.types import Box
 
 _FOLDERS = ("", "annotations", "../annotations")
 _USUAL_NAME = re.compile(r"coco|instances|annotation", re.IGNORECASE)
 
-_MOST_PIXELS = 1 << 30
-"""Largest picture of a run-length encoding: a damaged file must not make camkit allocate terabytes."""
+_MOST_PIXELS = 1 << 28
+"""Largest picture of a run-length encoding: above the 179 million pixels from which Pillow opens no picture."""
 
-_LONGEST_VALUE = 80
-"""Characters of a wrong value that an error quotes, at most."""
+_MOST_BITS = 35
+"""Bits of a number in a compressed encoding: seven characters of 5 bits hold every difference of two runs."""
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading a malformed file may raise."""
@@ -56,7 +56,7 @@ def read(file: Path) -> Annotations:
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
         pictures = _names_by_id(content["images"], "file_name")
-        categories = _names_by_id(content.get("categories", ()), "name")
+        categories = _names_by_id(content.get("categories", []), "name")
         collector = AnnotationCollector()
         for row in content["images"]:
             if row.get("width") and row.get("height"):
@@ -65,9 +65,9 @@ def read(file: Path) -> Annotations:
         for row in content["annotations"]:
             _add_annotation(collector, row, pictures, categories)
     except OSError as error:
-        raise InputError(f"the regions in {file} cannot be read: {error}") from error
+        raise InputError(f"the regions in {file} cannot be read: {brief(error)}") from error
     except _MALFORMED as error:
-        raise InputError(f"{file} is not a COCO file of instances: {type(error).__name__}: {error}") from error
+        raise InputError(f"{file} is not a COCO file of instances: {type(error).__name__}: {brief(error)}") from error
     return collector.finish("COCO", file)
 
 
@@ -81,7 +81,9 @@ def _names_by_id(rows: list[dict[str, Any]], field: str) -> dict[Any, str]:
     for row in rows:
         name = str(row[field])
         if names.setdefault(row["id"], name) != name:
-            raise ValueError(f"the id {row['id']!r} is used for {names[row['id']]!r} and for {name!r}")
+            raise ValueError(
+                f"the id {shorten(row['id'])} is used for {shorten(names[row['id']])} and for {shorten(name)}"
+            )
     return names
 
 
@@ -93,9 +95,7 @@ def parse_numbers(value: Any, count: int | None = None) -> list[float]:
     """
     valid = isinstance(value, list) and all(type(number) in (int, float) and math.isfinite(number) for number in value)
     if not valid or (count is not None and len(value) != count):
-        shown = repr(value)
-        shown = shown[:_LONGEST_VALUE] + "..." * (len(shown) > _LONGEST_VALUE)
-        raise ValueError(f"expected {'' if count is None else f'{count} '}numbers, not {shown}")
+        raise ValueError(f"expected {'' if count is None else f'{count} '}numbers, not {shorten(value)}")
     return [float(number) for number in value]
 
 
@@ -137,7 +137,7 @@ def _parse_segmentation(value: Any) -> list[list[float]] | dict[str, Any] | None
         _parse_runs(value)
         return value
     if value is not None and not isinstance(value, list):
-        raise ValueError(f"a segmentation must be a list of polygons or a run-length encoding, not {value!r}")
+        raise ValueError(f"a segmentation must be a list of polygons or a run-length encoding, not {shorten(value)}")
     polygons = [parse_numbers(part) for part in value or ()]
     odd = next((polygon for polygon in polygons if len(polygon) % 2), None)
     if odd is not None:
@@ -147,12 +147,23 @@ def _parse_segmentation(value: Any) -> list[list[float]] | dict[str, Any] | None
 
 def _bounding_box(outline: list[list[float]] | dict[str, Any]) -> Box:
     if isinstance(outline, dict):
-        rows, columns = (np.flatnonzero(decode_runs(outline).any(axis)) for axis in (1, 0))
-        if not len(rows):
-            return Box(0, 0, 0, 0)
-        return Box(int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
+        return _box_of_runs(_parse_runs(outline), int(outline["size"][0]))
     across, down = ([side for polygon in outline for side in polygon[start::2]] for start in (0, 1))
     return Box(min(across), min(down), max(across), max(down))
+
+
+def _box_of_runs(runs: list[int], height: int) -> Box:
+    """Return the box around the pixels of an encoding without drawing them: a short text may cover gigabytes."""
+    ends = np.cumsum(runs)
+    inside = (np.arange(len(runs)) % 2 == 1) & (np.diff(ends, prepend=0) > 0)
+    if not inside.any():
+        return Box(0, 0, 0, 0)
+    starts, lasts = (ends - runs)[inside], ends[inside] - 1
+    columns = starts // height, lasts // height
+    is_broken = columns[0] != columns[1]  # a run that goes on in the next column touches the top and the bottom
+    top = np.where(is_broken, 0, starts % height).min()
+    bottom = np.where(is_broken, height - 1, lasts % height).max()
+    return Box(float(columns[0].min()), float(top), float(columns[1].max() + 1), float(bottom + 1))
 
 
 def decode_runs(encoding: Mapping[str, Any]) -> Bool[np.ndarray, "h w"]:
@@ -174,8 +185,15 @@ def _parse_runs(encoding: Mapping[str, Any]) -> list[int]:
     runs = _decompress_runs(counts) if isinstance(counts, str) else [int(run) for run in parse_numbers(counts)]
     if runs != counts and not isinstance(counts, str):
         raise ValueError("the runs of an encoding must be whole numbers")
-    if min(runs, default=0) < 0 or sum(runs) != height * width or not 0 < height * width <= _MOST_PIXELS:
-        raise ValueError(f"the runs of an encoding fill {sum(runs)} pixels, but its size is {encoding['size']}")
+    if (
+        min(runs, default=0) < 0
+        or min(height, width) < 1
+        or sum(runs) != height * width
+        or height * width > _MOST_PIXELS
+    ):
+        raise ValueError(
+            f"the runs of an encoding fill {sum(runs)} pixels, but its size is {shorten(encoding['size'])}"
+        )
     return runs
 
 
@@ -193,6 +211,8 @@ def _decompress_runs(text: str) -> list[int]:
             bits = ord(character) - 48
             if not 0 <= bits < 64:
                 raise ValueError(f"{character!r} is not allowed in a compressed encoding")
+            if shift == _MOST_BITS:
+                raise ValueError(f"a number in a compressed encoding has more than {_MOST_BITS} bits")
             value |= (bits & 31) << shift
             shift += 5
             if not bits & 32:

@@ -1,17 +1,29 @@
-"""Find mask pictures: one per picture, named after it, with the object in white or in any colour but black."""
+"""Find mask pictures: one per picture, named after it. ``camkit.images.masks`` says what their values mean."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
+from camkit.images.masks import MaskFile, understand_masks
 
-_FOLDERS = ("masks", "mask", "segmentations", "SegmentationClass", "SegmentationObject")
+_FOLDERS = (
+    "masks",
+    "mask",
+    "segmentations",
+    "SegmentationClass",
+    "SegmentationObject",
+    "annotations/trimaps",
+    "trimaps",
+)
 _MASK_SUFFIX = re.compile(r"[._-](mask|segmentation_mask|seg)$", re.IGNORECASE)
 _MASK_EXTENSIONS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _PICTURE_EXTENSIONS = (".jpg", ".jpeg", *_MASK_EXTENSIONS)
+
+_STORED = {"alpha": "transparency", "palette": "palettes", "colour": "colour", "grey": "grey"}
 
 
 def is_mask(file: Path) -> bool:
@@ -35,15 +47,24 @@ def find(folder: Path) -> list[Path]:
 
 
 def _possible_masks(folder: Path) -> list[Path]:
-    return [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in _MASK_EXTENSIONS]
+    # Hidden files are left out: archives made on a Mac, such as that of Oxford-IIIT Pets, hold one for each picture.
+    files = (file for file in sorted(folder.rglob("*")) if file.suffix.lower() in _MASK_EXTENSIONS)
+    return [file for file in files if not file.name.startswith(".")]
 
 
 @register("masks", find)
 def read(folder: Path) -> Annotations:
-    """List the masks in a folder: the files named as masks or, if there are none, all pictures."""
+    """List the masks in a folder: the files named as masks or, if there are none, all pictures.
+
+    Raises:
+        InputError: no mask can be read, or it is not clear which values are the object.
+    """
     collector = AnnotationCollector()
-    files = _possible_masks(folder)
-    for file in [file for file in files if is_mask(file)] or files:
+    possible = _possible_masks(folder)
+    files = [file for file in possible if is_mask(file)] or possible
+    readings = understand_masks(files)
+    for file in files:
         name = file.relative_to(folder).with_suffix("").as_posix()
-        collector.add(_MASK_SUFFIX.sub("", name) or name, "", None, file)
-    return collector.finish("mask pictures", folder)
+        collector.add(_MASK_SUFFIX.sub("", name) or name, "", None, MaskFile(file, readings))
+    facts = tuple(f"masks stored in {_STORED[storage]}: {reading.words}" for storage, reading in readings.items())
+    return replace(collector.finish("mask pictures", folder), facts=facts)

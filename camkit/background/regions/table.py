@@ -84,6 +84,16 @@ class AnnotationCollector:
         )
 
 
+_LONGEST_VALUE = 80
+"""Characters of a wrong value that an error quotes, at most."""
+
+
+def shorten(value: Any) -> str:
+    """Return a wrong value for an error, without the rest if it is long."""
+    shown = repr(value)
+    return shown[:_LONGEST_VALUE] + "..." * (len(shown) > _LONGEST_VALUE)
+
+
 _UNIT_SQUARE = (1, 1)
 """The size of a picture in shares of its sides."""
 

@@ -10,7 +10,7 @@ from torchvision.datasets import VOCDetection
 
 from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
-from camkit.errors import InputError
+from camkit.errors import InputError, brief
 from camkit.types import Box
 
 
@@ -42,14 +42,22 @@ def read(source: Path) -> Annotations:
         try:
             annotation = VOCDetection.parse_voc_xml(ElementTree.parse(file).getroot())["annotation"]
             picture = annotation.get("filename") or file.stem
-        except (OSError, ElementTree.ParseError, KeyError, AttributeError, ValueError, LookupError) as error:
-            raise InputError(f"{file} is not a Pascal VOC annotation: {error}") from error
+        except (
+            OSError,
+            ElementTree.ParseError,
+            KeyError,
+            AttributeError,
+            ValueError,
+            LookupError,
+            RecursionError,
+        ) as error:
+            raise InputError(f"{file} is not a Pascal VOC annotation: {brief(error)}") from error
         # Pictures in two folders may share a name. Their annotations then lie in folders with the same names.
         subfolder = file.relative_to(source).parent if source.is_dir() else Path()
         try:
             _add_objects(collector, (subfolder / str(picture)).as_posix(), annotation)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{file} has an invalid size, or an object without a valid box: {error}") from error
+            raise InputError(f"{file} has an invalid size, or an object without a valid box: {brief(error)}") from error
     return collector.finish("Pascal VOC", source)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from camkit.background.regions.table import AnnotationCollector, register
+from camkit.background.regions.table import AnnotationCollector, register, shorten
 from camkit.background.values import Annotations
-from camkit.errors import InputError
+from camkit.errors import InputError, brief
 from camkit.types import Box
 
 _CLASS_FILES = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml")
@@ -63,7 +63,7 @@ def read(folder: Path) -> Annotations:
         try:
             rows = _read_rows(file)
         except (OSError, ValueError) as error:
-            raise InputError(f"{file} is not a YOLO annotation: {error}") from error
+            raise InputError(f"{file} is not a YOLO annotation: {brief(error)}") from error
         picture = file.relative_to(folder).with_suffix("").as_posix()
         for row in rows:
             _check_row(file, row)
@@ -78,7 +78,7 @@ def read(folder: Path) -> Annotations:
 def _check_row(file: Path, row: list[float]) -> None:
     """Refuse a row that is not a class with a box (perhaps with a confidence) or with a polygon."""
     if len(row) < 5 or (len(row) > 6 and len(row) % 2 == 0) or not np.isfinite(row).all():
-        raise InputError(f"{file}: each line must be a class and a box (5 numbers) or a polygon, not {row}")
+        raise InputError(f"{file}: each line must be a class and a box (5 numbers) or a polygon, not {shorten(row)}")
     if row[0] < 0 or row[0] % 1:
         raise InputError(f"{file}: a class must be a whole number from 0, not {row[0]:g}")
 
@@ -104,7 +104,7 @@ def _find_class_names(folder: Path) -> dict[int, str]:
             try:
                 names = _read_class_names(file)
             except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
-                raise InputError(f"the classes in {file} cannot be read: {error}") from error
+                raise InputError(f"the classes in {file} cannot be read: {brief(error)}") from error
             if names is not None:
                 return names
     return {}
@@ -115,11 +115,20 @@ def _read_class_names(file: Path) -> dict[int, str] | None:
     text = file.read_text(encoding="utf-8-sig")
     if file.suffix not in (".yaml", ".yml"):
         return {number: line.strip() for number, line in enumerate(text.splitlines())}
-    names: Any = (yaml.safe_load(text) or {}).get("names")
-    if isinstance(names, list):
-        return {number: str(name) for number, name in enumerate(names)}
-    if isinstance(names, dict):
-        return {int(number): str(name) for number, name in names.items()}
-    if names is not None:
-        raise ValueError(f"names must be a list or a table from number to name, not {names!r}")
-    return None
+    names: Any = (yaml.load(text, _WithoutAliases) or {}).get("names")
+    if names is None:
+        return None
+    by_number = dict(enumerate(names)) if isinstance(names, list) else names
+    if not isinstance(by_number, dict) or any(isinstance(name, (list, dict)) for name in by_number.values()):
+        raise ValueError("names must be a list or a table from number to name")
+    return {int(number): str(name) for number, name in by_number.items()}
+
+
+class _WithoutAliases(yaml.SafeLoader):
+    """Refuses aliases: a few lines of aliases to aliases stand for billions of values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Return the next node."""
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("aliases are not supported; write the values out")
+        return super().compose_node(parent, index)
