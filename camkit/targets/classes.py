@@ -167,6 +167,17 @@ class EachTarget:
             )
         return functools.partial(_best_of, [self.classes[number - 1] for number in numbers], self.activation)
 
+    def check_count(self, pictures: int) -> None:
+        """Check, after the last picture of the call, that no class is left over.
+
+        Raises:
+            TargetError: there were fewer pictures than classes.
+        """
+        if pictures < len(self.classes):
+            raise TargetError(
+                f"each() has classes for {len(self.classes)} pictures, but there are {pictures}; pass one for each"
+            )
+
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the scores of the first pictures of the call."""
         return self.of_pictures(range(1, batch + 1))(output, batch)
