@@ -104,7 +104,7 @@ def explain_files(
     )
     check_folder(out)
     names = output_names(pictures)
-    sources = {path.resolve() for path in pictures}
+    sources = {os.path.realpath(path) for path in pictures}
     has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
 
     def file_for(row: Explanation, rank: int) -> Path:
@@ -131,10 +131,10 @@ def _unchanged(failure: Failure) -> Failure:
     return failure
 
 
-def _write(explanation: Explanation, file: Path, drawing: Drawing, pictures: set[Path]) -> Written | Failure:
+def _write(explanation: Explanation, file: Path, drawing: Drawing, pictures: set[str]) -> Written | Failure:
     """Draw an explanation into a file, unless that is one of the pictures."""
     source = explanation.source
-    if file.resolve() in pictures:
+    if os.path.realpath(file) in pictures:
         return Failure(source, OutputError(f"{file} is itself a picture to explain; choose another folder"))
     try:
         return Written(explanation, explanation.save(file, **vars(drawing)))

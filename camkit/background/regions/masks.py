@@ -7,6 +7,7 @@ from pathlib import Path
 
 from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
+from camkit.images.files import files_in
 
 _FOLDERS = ("masks", "mask", "segmentations", "SegmentationClass", "SegmentationObject")
 _MASK_SUFFIX = re.compile(r"[._-](mask|segmentation_mask|seg)$", re.IGNORECASE)
@@ -35,7 +36,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def _possible_masks(folder: Path) -> list[Path]:
-    return [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in _MASK_EXTENSIONS]
+    return files_in(folder, _MASK_EXTENSIONS)
 
 
 @register("masks", find)
