@@ -5,9 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import hashlib
+import inspect
 import json
+import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,13 +115,18 @@ def _describe_regions(item: Item) -> str:
     )
 
 
+_UNREADABLE = "unreadable"
+
+
 def content_hash(path: Path) -> str:
     """Return the SHA-256 of a file, "unreadable" if it cannot be read. An unchanged file is read only once."""
     try:
         state = path.stat()
+        if not stat.S_ISREG(state.st_mode):
+            return _UNREADABLE
         return _hash_file(path, state.st_size, state.st_mtime_ns)
     except OSError:
-        return "unreadable"
+        return _UNREADABLE
 
 
 @functools.lru_cache(maxsize=200_000)
@@ -136,13 +144,34 @@ def _hash_preprocess(preprocess: Preprocess | None) -> str:
     return hashlib.sha256(tensor.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
+def hash_code(model: LoadedModel) -> str:
+    """Return a hash of the Python files that define the model's modules and its preprocessing.
+
+    Code without a file, such as a notebook's, does not count.
+    """
+    preprocess = model.preprocess.func if isinstance(model.preprocess, functools.partial) else model.preprocess
+    defined = {type(module) for module in model.module.modules()}
+    files = {_file_of(thing) for thing in (*defined, preprocess, type(preprocess))}
+    contents = sorted(content_hash(Path(file)) for file in files if file is not None)
+    return hashlib.sha256("".join(contents).encode()).hexdigest()
+
+
+def _file_of(thing: Any) -> str | None:
+    """Return the file that defines a class or function, if there is one."""
+    try:
+        return inspect.getsourcefile(thing)
+    except TypeError:
+        return None
+
+
 def without_duplicates(data: Dataset) -> Dataset:
     """Leave out pictures with the same content as an earlier one; list copies in another class separately."""
     originals: dict[str, Item] = {}
     copies: list[str] = []
     mislabelled: list[str] = []
     for item in data.items:
-        original = originals.setdefault(content_hash(item.path), item)
+        content = content_hash(item.path)
+        original = originals.setdefault(item.name if content == _UNREADABLE else content, item)
         if original is not item:
             (copies if original.label == item.label else mislabelled).append(item.name)
     left_out = dict(data.left_out)

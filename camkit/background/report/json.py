@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from camkit.background.baseline import checksum
 from camkit.background.check import CheckResult
 from camkit.background.measures import ImageRow, Measures
 from camkit.background.plan import content_hash
@@ -26,7 +27,8 @@ DIGITS = 6
 
 def render(result: CheckResult) -> str:
     """Return the report."""
-    return json.dumps(_rounded(as_dict(result)), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    report = _rounded(as_dict(result))
+    return json.dumps({**report, "checksum": checksum(report)}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def as_dict(result: CheckResult) -> dict[str, Any]:
