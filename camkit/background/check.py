@@ -86,9 +86,8 @@ class CheckResult:
 
     def exit_code(self, inconclusive: Literal["pass", "fail"] = "pass") -> int:
         """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE if ``inconclusive`` is "fail"."""
-        if self.verdict == "INCONCLUSIVE":
-            return 3 if inconclusive == "fail" else 0
-        return int(self.verdict == "FAIL")
+        codes = {"PASS": 0, "WARN": 0, "FAIL": 1, "INCONCLUSIVE": 3 if inconclusive == "fail" else 0}
+        return codes[self.verdict]
 
     def table(self) -> list[dict[str, Any]]:
         """Return one flat row per picture: ``pandas.DataFrame(result.table())``."""
