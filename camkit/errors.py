@@ -12,14 +12,20 @@
     │   └── OutputError     a file cannot be written
     └── RunError            the model or the program failed (exit code 4); also a RuntimeError
 
-An exception raised by the user's own model, preprocessing or target passes through unchanged.
+An exception raised by the user's own model, preprocessing or target passes through unchanged; but ``sys.exit()`` in a
+check, or below the command line, becomes a RunError, since a program that ends without a verdict must not look like one
+that passed.
+
+``printable`` is the door for all text that people read: the terminal, annotations, Markdown, JUnit and HTML.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 
@@ -102,3 +108,44 @@ def did_you_mean(word: str, choices: Iterable[str], limit: int = 3) -> str:
     by_folded = {choice.lower(): choice for choice in choices}
     nearest = difflib.get_close_matches(word.lower(), list(by_folded), n=limit, cutoff=_SIMILAR)
     return f"; did you mean {' or '.join(repr(by_folded[name]) for name in nearest)}?" if nearest else ""
+
+
+@contextlib.contextmanager
+def refusing_exit() -> Iterator[None]:
+    """Refuse ``sys.exit()`` inside the block, which would end the program without a result, perhaps with code 0.
+
+    Raises:
+        RunError: the block raises SystemExit.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        raise RunError(
+            f"the model, its factory or its preprocessing called sys.exit({error.code!r}) before camkit had a result; "
+            "remove that call"
+        ) from error
+
+
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters: escape sequences, line feeds, C1
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks and overrides of the direction of text
+    "\u2028\u2029"  # separators of lines and paragraphs
+    "\u200b\u2060-\u2064\ufeff\ufff9-\ufffb"  # characters without width; those that join emoji and letters may stay
+    "\ud800-\udfff\ufffe\uffff]"  # what UTF-8 or XML cannot hold
+)
+
+_LOG_COMMAND = re.compile(r"^\s*:(?=:)|#(?=#\w*\[)")
+"""Commands that build servers find in a log: GitHub's at the start of a line, those of Azure and TeamCity anywhere."""
+
+
+def printable(text: str) -> str:
+    r"""Return text on one line in which nothing can control a terminal, a log or the direction of reading.
+
+    Names of files, classes, labels and layers may hold such characters; they are escaped as in Python. Escaping the
+    result again changes nothing.
+
+    >>> print(printable("cat\x1b[2J\n::error::"), printable("::error::x"), printable("Käfer 🐞"))
+    cat\x1b[2J\n::error:: \x3a:error::x Käfer 🐞
+    """
+    one_line = _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _LOG_COMMAND.sub(lambda match: f"{match[0][:-1]}\\x{ord(match[0][-1]):02x}", one_line)

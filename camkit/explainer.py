@@ -48,7 +48,7 @@ from camkit.models import (
 )
 from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
-from camkit.targets import ClassTarget, SimilarTarget, TargetLike, TopTarget, as_targets
+from camkit.targets import ClassTarget, EachTarget, SimilarTarget, TargetLike, TopTarget, as_targets
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import (
     Failure,
@@ -230,6 +230,7 @@ class Explainer:
         if self._are_several_images(img):
             raise ImageError("explainer(img) explains one picture; use explainer.batch(images) for several")
         request = self._request(target, 1)
+        _check_count(request, 1)
         image = next(iter(unbatched([img], self._rank)))
         prepared = prepare(image, self._loaded.preprocess, _source(image, 1), self._rank)
         rows = self._explain_batch(request, [located(prepared, self._loaded.preprocess, self._boxes)])
@@ -328,6 +329,7 @@ class Explainer:
         batch: list[Prepared] = []
         prepared = _prepared(images, self._loaded, self._rank, request.batch_size)
         failure: Exception | None = None
+        pictures = 0
         while True:
             try:
                 item = next(prepared, None)
@@ -343,7 +345,9 @@ class Explainer:
             elif failure is not None:
                 raise failure
             else:
+                _check_count(request, pictures)
                 return
+            pictures += 1
 
     def _explain_batch(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
         """Explain a batch of pictures of one size, in halves if the device has too little memory for all.
@@ -555,6 +559,13 @@ def _parts(request: _Request) -> list[_Request]:
     """Return a request as several that have few enough targets for one pass."""
     starts = range(0, len(request.targets), _MOST_TARGETS)
     return [replace(request, targets=request.targets[start : start + _MOST_TARGETS]) for start in starts]
+
+
+def _check_count(request: _Request, pictures: int) -> None:
+    """Refuse targets that name classes for more pictures than the call has."""
+    for target in request.targets:
+        if isinstance(target, EachTarget):
+            target.check_count(pictures)
 
 
 def _targets(request: _Request, batch: Sequence[Prepared]) -> tuple[Target, ...]:

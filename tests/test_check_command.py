@@ -591,3 +591,125 @@ def test_cropped_away_objects_are_counted(tmp_path):
     assert any(warning.startswith("in 4 pictures the object lies outside the part") for warning in result.warnings)
     areas = [row.area for row in result.images if row.area is not None]
     assert areas == pytest.approx([40 * 40 / 128**2] * len(areas), rel=0.01)
+
+
+NET = """
+import pathlib, torch, camkit
+FACTOR = pathlib.Path(__file__).with_name("factor.txt")
+class Net(camkit.scenes.SceneNet):
+    def forward(self, images):
+        return FORWARD
+def prepare(picture):
+    return camkit.scenes.preprocess(PICTURE)
+def make():
+    network = Net()
+    network.load_state_dict(camkit.load_model("demo-biased").module.state_dict())
+    return network, prepare
+"""
+
+
+def interrupted(scenes, folder, **options):
+    """Interrupt a check when its heat is computed, and return the call that resumes it."""
+    arguments = {"config": QUICK, "labels": camkit.scenes.LABELS, "out": folder / "out", **options}
+
+    def interrupt(stage, done, of):
+        if stage == "experiment":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        camkit.check(f"{folder / 'net.py'}:make", scenes, **arguments, progress=interrupt)
+    return lambda: camkit.check(f"{folder / 'net.py'}:make", scenes, **arguments, resume=True)
+
+
+def write_net(folder, forward="super().forward(images)", picture="picture"):
+    (folder / "net.py").write_text(NET.replace("FORWARD", forward).replace("PICTURE", picture))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"forward": "super().forward(images).flip(1)"}, marks=pytest.mark.extended),
+        {"picture": "picture if picture.width > picture.height else picture"},
+    ],
+)
+def test_rows_of_other_code_are_not_resumed(scenes, tmp_path, changed):
+    data = copied(scenes, tmp_path, 2)
+    write_net(tmp_path)
+    resume = interrupted(data, tmp_path)
+    write_net(tmp_path, **changed)
+
+    with pytest.raises(InputError, match="other code of the model or its preprocessing, and cannot be resumed"):
+        resume()
+
+    write_net(tmp_path)
+    assert resume().verdict == "INCONCLUSIVE"
+
+
+@pytest.mark.extended
+def test_rows_of_code_that_answers_differently_are_not_resumed(scenes, tmp_path):
+    """The code that changed lies in a file that the model's own file reads, so only the answers show it."""
+    data = copied(scenes, tmp_path, 2)
+    (tmp_path / "factor.txt").write_text("1")
+    write_net(tmp_path, forward="super().forward(images) * float(FACTOR.read_text())")
+    resume = interrupted(data, tmp_path)
+    (tmp_path / "factor.txt").write_text("1.01")
+
+    with pytest.raises(InputError, match="the model now answers differently"):
+        resume()
+
+    (tmp_path / "factor.txt").write_text("1")
+    assert resume().verdict == "INCONCLUSIVE"
+
+
+@pytest.mark.extended
+def test_a_damaged_row_is_computed_again_and_said(scenes, tmp_path):
+    data = copied(scenes, tmp_path, 2)
+    write_net(tmp_path)
+    resume = interrupted(data, tmp_path)
+    journal = tmp_path / "out" / "unfinished.jsonl"
+    shutil.copy(journal, tmp_path / "whole.jsonl")
+    resume()
+    expected = (tmp_path / "out" / "report.json").read_bytes()
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    lines[3] = lines[3].replace('"probability": 0.', '"probability": 0.1', 1)
+    journal.write_text("".join(lines))
+
+    with pytest.warns(UserWarning, match=r"damaged lines in .*unfinished\.jsonl: 1; what they held is computed again"):
+        resume()
+
+    assert (tmp_path / "out" / "report.json").read_bytes() == expected
+
+
+def test_a_baseline_with_another_number_is_refused(biased, scenes, tmp_path):
+    text = (biased[1] / "report.json").read_text()
+    report = json.loads(text)
+    energy = next(image["energy"] for image in report["images"] if image["energy"])
+    damaged = tmp_path / "damaged.json"
+    for changed in (
+        text.replace(f'"energy": {energy}', f'"energy": {energy + 0.25}', 1),
+        text.replace('"checksum": "', '"checksum": "0', 1),
+        text.replace('"checksum"', '"checksun"', 1),
+    ):
+        assert changed != text
+        damaged.write_text(changed)
+        with pytest.raises(InputError, match="is damaged: its checksum is not that of its contents"):
+            camkit.check(
+                "demo-biased", scenes, config=scenes.parent / "camkit.toml", baseline=damaged,
+                progress=lambda *stage: pytest.fail("something was computed"),
+            )  # fmt: skip
+
+
+def test_the_config_that_is_found_is_named(scenes, tmp_path, monkeypatch):
+    (tmp_path / "camkit.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    link = scenes_without_masks(scenes)
+
+    found = run(link, "--model", "demo-fare")
+    named = run(link, "--model", "demo-fare", "--config", scenes.parent / "camkit.toml")
+    (tmp_path / "camkit.toml").unlink()
+    none = run(link, "--model", "demo-fare")
+
+    assert "using the config camkit.toml of this folder; --config FILE names another" in found.stderr
+    assert f"using the config {scenes.parent / 'camkit.toml'}\n" in named.stderr
+    assert "config" not in none.stderr
+    assert [found.stdout, named.stdout] == ["", ""]

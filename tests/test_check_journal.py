@@ -42,7 +42,7 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "j.jsonl"
     text = write(path, ROWS)
     assert resumed(path) == expected(ROWS)
-    assert [json.loads(line) for line in text.decode().split("\n")[1:-1]] == ROWS
+    assert [json.loads(line)["row"] for line in text.decode().split("\n")[1:-1]] == ROWS
     assert resumed(path) == expected(ROWS), "resuming loses nothing"
 
 
@@ -73,7 +73,7 @@ def test_complete_lines_are_kept_wherever_the_file_is_cut(tmp_path: Path) -> Non
             resumed(path)
 
 
-def test_rows_after_a_malformed_line_are_dropped(tmp_path: Path) -> None:
+def test_a_malformed_line_is_dropped_and_the_rows_around_it_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     lines = write(path, ROWS).splitlines(keepends=True)
     for malformed in (
@@ -87,7 +87,26 @@ def test_rows_after_a_malformed_line_are_dropped(tmp_path: Path) -> None:
         b"[" * 9999 + b"\n",
     ):
         path.write_bytes(b"".join([*lines[:3], malformed, *lines[3:]]))
-        assert resumed(path) == expected(ROWS[:2])
+        assert resumed(path) == expected(ROWS)
+
+
+def test_a_flipped_bit_loses_its_line_and_changes_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    whole = write(path, ROWS)
+    rng = random.Random(2)
+    for _ in range(400):
+        place = rng.randrange(len(whole))
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        with Journal(path, "k", resume=True) as journal:
+            kept = [row for kind in ("heat", "edits") for row in journal.rows(kind).values()]
+            missing = [row for row in expected(ROWS) if row not in kept]
+            assert journal.damaged or not missing or place == len(whole) - 1
+        line = whole[:place].count(b"\n")  # 0 is the header
+        hit = (line, line + 1) if whole[place] == ord("\n") else (line,)
+        assert all(row in ROWS for row in kept)
+        assert all(ROWS.index(row) + 1 in hit for row in missing)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import time
 import tracemalloc
@@ -1122,3 +1123,20 @@ def test_shades_are_kept_for_a_limited_number_of_sizes() -> None:
     assert shades.of((8, 8)) is not first
     assert bool((shades.of((8, 8)).white == 1).all())
     assert ShadesBySize(counted).of((8, 8)) is not shades.of((8, 8))
+
+
+def nested(depth: int) -> str:
+    return "<annotation>" + "<a>" * depth + "</a>" * depth + "</annotation>"
+
+
+@pytest.mark.parametrize("depth", [2_000, 200_000])
+def test_xml_nested_too_deeply_is_one_sentence(tmp_path: Path, depth: int) -> None:
+    (tmp_path / "a.xml").write_text(nested(depth))
+    with pytest.raises(InputError, match=r"a\.xml is not a Pascal VOC annotation: its elements are nested too deeply"):
+        read_regions(tmp_path)
+
+
+def test_a_pipe_among_the_regions_is_left_alone(tmp_path: Path) -> None:
+    for name in ("a.xml", "b.json", "c.csv", "d.txt", "e-mask.png"):
+        os.mkfifo(tmp_path / name)
+    assert find_regions(tmp_path) == []

@@ -1,5 +1,7 @@
 """The reports: the page in a real browser, the other formats in their own parsers."""
 
+import contextlib
+import io
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -8,10 +10,11 @@ from dataclasses import replace
 import pytest
 
 import camkit
-from camkit.background.report import REPORTS, junit, markdown
+from camkit.background.report import REPORTS, console, junit, markdown
 from camkit.background.report import html as check_html
 from camkit.background.report import json as check_json
 from camkit.background.run import write_reports
+from camkit.cli.terminal import printer
 from camkit.demo.checked import write_scenes
 
 EVIL = "<script>document.title='taken'</script>"
@@ -184,6 +187,45 @@ def evil(result):
     return replace(result, classes=classes, judged=judged, images=images, failures={f"{EVIL}.png": EVIL})
 
 
+UNSAFE = "::error::a\x1b[2J\x9b0m\u202egnp\u2028\n::error::b\r##[error]c"
+
+
+def test_no_report_holds_a_control_character_of_a_name(result):
+    renamed = {UNSAFE if name == "bird" else name: measures for name, measures in result.classes.items()}
+    judged = {UNSAFE if name == "bird" else name: judgement for name, judgement in result.judged.items()}
+    reason = judged[UNSAFE].reasons[0]._replace(text=f"{UNSAFE} fails")
+    judged |= {name: replace(judgement, reasons=(reason,)) for name, judgement in judged.items()}
+    plan = replace(result.plan, data=replace(result.plan.data, facts=(UNSAFE,), left_out={UNSAFE: (UNSAFE,)}))
+    classes = {name: replace(measures, name=name) for name, measures in renamed.items()}
+    unsafe = replace(
+        result,
+        plan=plan,
+        classes=classes,
+        judged=judged,
+        reasons=(UNSAFE,),
+        warnings=(UNSAFE,),
+        failures={UNSAFE: UNSAFE},
+    )
+    terminal = io.StringIO()
+    with contextlib.redirect_stdout(terminal):
+        for text in (console.data_summary(plan), console.table(unsafe), console.verdict(unsafe)):
+            printer().print(text)
+    reports = {
+        "terminal": terminal.getvalue(),
+        "page": check_html.render(unsafe, [], []),
+        "junit": junit.render(unsafe),
+        "markdown": markdown.render(unsafe),
+        "annotations": "\n".join(markdown.workflow_commands(unsafe)),
+    }
+    for name, text in reports.items():
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text), name
+        assert not re.search(r"^\s*::error::b", text, re.MULTILINE), name
+        assert "error::a" in text.replace("%3A", ":"), name
+    started = [line for line in reports["terminal"].splitlines() if line.strip().startswith("::")]
+    assert (started, "##[" in reports["terminal"]) == ([], False)
+    assert len(reports["annotations"].splitlines()) == len(judged)
+
+
 @pytest.mark.extended
 def test_a_class_name_with_markup_is_shown_as_text(browser, evil, tmp_path):
     file = tmp_path / "report.html"
@@ -215,7 +257,7 @@ def test_junit_has_a_case_per_class_and_one_for_all(result, evil):
     assert EVIL in [case.get("name") for case in ET.fromstring(junit.render(evil)).findall(".//testcase")]
 
 
-def test_junit_replaces_characters_that_xml_forbids_and_skips_waived_classes(result):
+def test_junit_escapes_characters_that_xml_forbids_and_skips_waived_classes(result):
     names = {"bird": "bi\x07rd\x1b[0m", "car": "c\udce9r"}
     renamed = {names.get(name, name): measures for name, measures in result.classes.items()}
     judged = {names.get(name, name): judgement for name, judgement in result.judged.items()}
@@ -226,10 +268,10 @@ def test_junit_replaces_characters_that_xml_forbids_and_skips_waived_classes(res
     for inconclusive, kinds in (("pass", ["skipped"]), ("fail", ["failure"])):
         cases = ET.fromstring(junit.render(replace(changed, inconclusive=inconclusive))).findall(".//testcase")
         by_name = {case.get("name"): case for case in cases}
-        assert list(by_name) == ["bi?rd?[0m", "c?r", "plane", "ship", "all classes together", "a?.png"]
+        assert list(by_name) == [r"bi\x07rd\x1b[0m", r"c\udce9r", "plane", "ship", "all classes together", r"a\x00.png"]
         assert by_name["plane"].find("skipped").get("message").startswith("waived: until the new pictures")
         assert [element.tag for element in by_name["ship"] if element.tag != "system-out"] == kinds
-        assert by_name["bi?rd?[0m"].find("failure") is not None
+        assert by_name[r"bi\x07rd\x1b[0m"].find("failure") is not None
 
 
 def test_the_json_is_strict_and_names_its_schema(result):

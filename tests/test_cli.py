@@ -1,8 +1,11 @@
 """The installed command, as a person types it."""
 
+import ctypes
 import io
+import itertools
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -16,12 +19,36 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from tiers import represented_by
+from tiers import represented_by, rows_represented
 
 import camkit
 from camkit.cli import main
 from camkit.demo.scenes import scene_paths
 from camkit.scale.folder import Drawing, Written, explain_files
+
+QUITS = """
+import sys, threading
+import torch
+def quits(here):
+    if here == SOURCE or (SOURCE == "thread" and threading.current_thread() is not threading.main_thread()):
+        raise RAISED
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = torch.nn.Conv2d(3, 2, 8, stride=8)
+    def forward(self, images):
+        quits("forward")
+        return self.features(images).mean((2, 3))
+def prepare(picture):
+    quits("preprocess")
+    return torch.zeros(3, 64, 64)
+def make():
+    quits("factory")
+    return Net(), prepare
+quits("import")
+"""
+"""A network whose code raises something in one place."""
+SOURCES = ("forward", "factory", "preprocess", "import", "thread")
 
 COMMANDS = ("check", "diagnose", "features", "layers", "methods", "demo")
 CAMKIT = str(Path(sys.executable).parent / "camkit")
@@ -322,6 +349,99 @@ class TestInProcess:
         out = capsys.readouterr().out
         assert all(method.name in out and method.paper.split(",")[0] in out for method in camkit.METHODS.values())
 
+    @pytest.mark.parametrize(
+        ("command", "source", "raised"),
+        rows_represented(
+            lambda command, source, raised: (
+                (raised == "SystemExit(0)" and (source == "forward" or command == "check"))
+                or (command, source, raised) == ("check", "forward", "GeneratorExit")
+            ),
+            itertools.product(
+                ("check", "diagnose", "features", "layers", ""),
+                SOURCES,
+                ("SystemExit(0)", "SystemExit(None)", "GeneratorExit", "KeyboardInterrupt"),
+            ),
+        ),
+    )
+    def test_nothing_that_the_users_code_raises_ends_with_0_or_as_a_verdict(
+        self,
+        plane: Path,
+        tmp_path: Path,
+        command: str,
+        source: str,
+        raised: str,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        if command not in ("check", "") and source == "thread":
+            pytest.skip("this command runs the user's code in the main thread only")
+        (tmp_path / "net.py").write_text(QUITS.replace("SOURCE", repr(source)).replace("RAISED", raised))
+        data = tmp_path / "data"
+        for number in range(6):
+            picture = data / ("plane", "ship")[number % 2] / f"{number}.png"
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(picture), np.random.default_rng(number).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+        inputs = {"check": [data], "layers": []}.get(command, [plane])
+        options = ["--model", f"{tmp_path / 'net.py'}:make"]
+        options += [] if command == "layers" else ["--out", str(tmp_path / "out")]
+        code = main([*filter(None, [command]), *map(str, inputs), *options])
+        captured = capsys.readouterr()
+        assert code in ((130,) if raised == "KeyboardInterrupt" else (2, 4)), captured
+        assert "Traceback" not in captured.err
+        assert not any(verdict in captured.out for verdict in ("PASS", "WARN", "FAIL"))
+        assert not (tmp_path / "out" / "report.json").exists()
+
+    def test_a_program_that_checks_does_not_end_before_its_verdict(self, tmp_path: Path) -> None:
+        (tmp_path / "net.py").write_text(QUITS.replace("SOURCE", "'forward'").replace("RAISED", "SystemExit(0)"))
+        cv2.imwrite(str(tmp_path / "x.png"), np.zeros((64, 64, 3), np.uint8))
+        (tmp_path / "data" / "plane").mkdir(parents=True)
+        (tmp_path / "x.png").rename(tmp_path / "data" / "plane" / "x.png")
+        with pytest.raises(camkit.errors.RunError, match=r"sys\.exit\(0\) before camkit had a result"):
+            camkit.check(f"{tmp_path / 'net.py'}:make", tmp_path / "data")
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+    def test_an_error_that_cannot_be_printed_keeps_its_exit_code(self, tmp_path: Path) -> None:
+        with Path("/dev/full").open("w") as full:
+            command = [CAMKIT, "check", str(tmp_path / "none"), "--model", "demo-fair", "--out", str(tmp_path / "out")]
+            done = subprocess.run(command, stderr=full, stdout=subprocess.PIPE, check=False, timeout=300)
+        assert done.returncode == 2
+
+    def test_where_an_error_was_raised_does_not_look_like_a_verdict(self, plane: Path, tmp_path: Path) -> None:
+        (tmp_path / "net.py").write_text(QUITS.replace("SOURCE", "'forward'").replace("RAISED", "ValueError('cursed')"))
+        model = f"{tmp_path / 'net.py'}:make"
+        done = run(plane, "--model", model, "--out", tmp_path / "out", CAMKIT_TRACEBACK="1")
+        assert done.returncode == 4
+        assert "Traceback" in done.stderr
+        assert "ValueError: cursed" in done.stderr
+
+    @pytest.mark.parametrize("arguments", [[""], ["check", ""], ["check", "--data="], ["--out", "", "--model", "x"]])
+    def test_an_empty_argument_is_not_the_current_folder(
+        self, arguments: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(arguments) == 2
+        assert "is empty; if it comes from a variable" in capsys.readouterr().err
+
+    def test_names_cannot_control_the_terminal_or_the_log(
+        self, plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        names = ["::error::a.jpg", "##[error]b.jpg", "c\x1b[31m\n::error::x\x9b\u202egpj.jpg", "d\udcff\u2028.jpg"]
+        for number, name in enumerate(names):
+            (tmp_path / name).write_bytes(plane.read_bytes() if number % 2 else b"")
+        labels = tmp_path / "labels.json"
+        labels.write_text(json.dumps(["::x", "\x1b]0;taken\x07", "a\n::error::b", "\u2066c"]))
+        monkeypatch.chdir(tmp_path)
+        calls = [
+            [".", "--model", "demo-fair", "--labels", "labels.json", "--top-k", "4"],
+            ["::x\x1b[1m\n::error::none", "--model", "\x1b[31m\n::error::"],
+            ["--wrong\x1b[31m\n::error::", "x"],
+            ["check", ".", "--model", "demo-fair", "--class-map", "\x1b[31m\n::y"],
+        ]
+        for call in calls:
+            assert main(call) == 2
+            captured = capsys.readouterr()
+            for text in (captured.out, captured.err):
+                assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e\u2066]", text)
+                assert not [line for line in text.splitlines() if line.strip().startswith("::") or "##[" in line]
+
     def test_names_with_markup_are_text(self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         odd = tmp_path / "[red]x[bold].jpg"
         odd.write_bytes(plane.read_bytes())
@@ -371,3 +491,85 @@ def test_libraries_print_neither_their_paths_nor_lines_of_their_own(tmp_path: Pa
     assert sum(line.startswith("camkit: note: ") for line in lines) == 1
     assert sum("broken.tif  error: " in line for line in lines) == 1
     assert "site-packages" not in done.stderr
+
+
+def powerless() -> None:
+    """Give up the right of the superuser to read everything, so that a folder can be unreadable in a test."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, in linux/capability.h
+        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pipes, loops of links and rights as on Linux")
+class TestFolders:
+    def explained(self, *arguments: object) -> tuple[int, list[dict[str, Any]]]:
+        done = subprocess.run(
+            [CAMKIT, *map(str, arguments), "--model", "demo-fair", "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            preexec_fn=powerless,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+    def test_what_cannot_be_read_is_a_row_and_does_not_stop_the_others(self, plane: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "in"
+        for name in ("a.jpg", "locked/b.jpg", "z/c.jpg"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(plane.read_bytes())
+        (folder / "loop.jpg").symlink_to(folder / "loop.jpg")
+        (folder / "loops").symlink_to(folder / "loops")
+        (folder / "gone.jpg").symlink_to(folder / "nowhere.jpg")
+        os.mkfifo(folder / "pipe.jpg")
+        (folder / "locked").chmod(0)
+        try:
+            code, rows = self.explained(folder, "--out", tmp_path / "out")
+        finally:
+            (folder / "locked").chmod(0o700)
+        said = {Path(row["source"]).relative_to(folder).as_posix(): row.get("error", "") for row in rows}
+        assert code == 2
+        assert [name for name, error in said.items() if not error] == ["a.jpg", "z/c.jpg"]
+        assert "is a pipe or a device" in said["pipe.jpg"]
+        assert "Too many levels of symbolic links" in said["loop.jpg"]
+        assert "there is no file" in said["gone.jpg"]
+        assert "Permission denied" in said["locked"]
+
+    def test_a_check_refuses_data_that_it_cannot_read(self, plane: Path, tmp_path: Path) -> None:
+        for name in ("pictures/cat/a.jpg", "pictures/dog/deep/b.jpg", "masks/cat/a.png"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(plane.read_bytes())
+        out, locked = tmp_path / "out", ("pictures", "pictures/dog", "pictures/dog/deep", "masks", "masks/cat")
+        calls = "\n".join(
+            f"os.chmod({str(tmp_path / name)!r}, 0)\n"
+            f"print(main(['check', {str(tmp_path / 'pictures')!r}, '--model', 'demo-fair', '--out', {str(out)!r}]))\n"
+            f"os.chmod({str(tmp_path / name)!r}, 0o700)"
+            for name in locked
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", f"import os\nfrom camkit.cli import main\n{calls}"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            preexec_fn=powerless,
+        )
+        assert done.stdout.split() == ["2"] * len(locked), done.stderr
+        said = done.stderr.splitlines()
+        assert len(said) == len(locked)
+        assert all(f"{tmp_path / name} cannot be read" in line for name, line in zip(locked, said, strict=True)), said
+
+    @pytest.mark.parametrize("pattern", represented_by("", "*", among=["", "*", "*.png", "**/*.png"]))
+    def test_camkits_own_drawings_are_not_explained(
+        self, plane: Path, tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cv2.imwrite(str(tmp_path / "plane.png"), cv2.imread(str(plane)))
+        for out in (tmp_path, tmp_path / "sub", tmp_path):
+            assert main([str(tmp_path / pattern), "--model", "demo-fair", "--out", str(out), "--json"]) == 0
+            rows = capsys.readouterr().out.splitlines()
+            assert [json.loads(row)["source"] for row in rows] == [str(tmp_path / "plane.png")]
+        drawing = tmp_path / "plane.gradcam.png"
+        assert main([str(drawing), "--model", "demo-fair", "--out", str(tmp_path)]) == 0, (
+            "if it is named, it is explained"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def read_baseline(file: Path) -> dict[str, Any]:
     """
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"the baseline {file} cannot be read: {error}") from error
     if not isinstance(report, dict) or not {"schema", "hashes", "images", "layer", "grids"} <= report.keys():
         raise InputError(f"{file} is not a {BASELINE_FILE} of camkit check")
@@ -65,6 +66,24 @@ def read_baseline(file: Path) -> dict[str, Any]:
     if report["schema"] != SCHEMA:
         raise InputError(f"the baseline {file} has schema {report['schema']}, but this camkit reads schema {SCHEMA}")
     return report
+
+
+def checksum(report: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a report without its own checksum; order and spaces of the JSON do not count."""
+    contents = {name: value for name, value in report.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+
+
+def check_undamaged(baseline: Mapping[str, Any], source: Path) -> None:
+    """Refuse a baseline in which anything changed since it was written.
+
+    Raises:
+        InputError: the checksum is missing or wrong.
+    """
+    if baseline.get("checksum") != checksum(baseline):
+        raise InputError(
+            f"the baseline {source} is damaged: its checksum is not that of its contents; make a new baseline"
+        )
 
 
 def check_comparable(baseline: Mapping[str, Any], hashes: Mapping[str, str], source: Path) -> None:

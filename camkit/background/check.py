@@ -91,9 +91,9 @@ class CheckResult:
 
         ``inconclusive`` is the result's own if it is None.
         """
-        if self.verdict == "INCONCLUSIVE":
-            return 3 if (inconclusive or self.inconclusive) == "fail" else 0
-        return int(self.verdict == "FAIL")
+        undecided = 3 if (inconclusive or self.inconclusive) == "fail" else 0
+        codes = {"PASS": 0, "WARN": 0, "FAIL": 1, "INCONCLUSIVE": undecided}
+        return codes[self.verdict]
 
     def table(self) -> list[dict[str, Any]]:
         """Return one flat row per picture: ``pandas.DataFrame(result.table())``."""

@@ -189,7 +189,7 @@ def _read_table(file: Path) -> dict[str, Any] | None:
         content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the config {file} cannot be read: {error}") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"the config {file} is not TOML: {error}") from error
     if file.name != PROJECT_FILE:
         return content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from camkit.background.regions import find_regions, is_mask, read_regions
 from camkit.background.regions.boxes import find_columns
 from camkit.background.values import Annotations, Dataset, Item, ObjectAnnotation
 from camkit.errors import ImageError, InputError, did_you_mean
-from camkit.images.files import find_pictures
+from camkit.images.files import files_in, find_pictures
 from camkit.types import Box
 
 _REGION_FOLDERS = {
@@ -65,6 +66,20 @@ def read_data(
     Raises:
         InputError: there are no labelled pictures, or there are regions and none of them belongs to a picture.
     """
+    try:
+        return _read_data(data, regions, group, skip, only, also or {})
+    except OSError as error:  # a folder or a file may be anything but readable
+        raise InputError(f"{error.filename or data} cannot be read: {error.strerror or error}") from error
+
+
+def _read_data(
+    data: Path,
+    regions: Path | None,
+    group: str | None,
+    skip: Path | None,
+    only: Collection[str] | None,
+    also: Mapping[str, frozenset[str]],
+) -> Dataset:
     if not data.exists():
         raise InputError(f"{data} does not exist")
     root = data if data.is_dir() else data.parent
@@ -80,7 +95,7 @@ def read_data(
     dataset = Dataset(root, tuple(labelled.items), classes, (fact,), labelled.left_out)
     if not sources:
         return replace(dataset, facts=(fact, "no regions"))
-    return _annotate(dataset, sources, also or {})
+    return _annotate(dataset, sources, also)
 
 
 def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, frozenset[str]]) -> Dataset:
@@ -175,13 +190,9 @@ def _label_pictures(
     folders = [
         folder
         for folder in sorted(data.iterdir())
-        if folder.is_dir() and folder.name[0] != "." and (skip is None or folder.resolve() != skip.resolve())
+        if folder.is_dir() and folder.name[0] != "." and (skip is None or not _is_same(folder, skip))
     ]
-    by_class = {
-        folder.name: [file for file in find_pictures([folder]) if _is_picture(file)]
-        for folder in folders
-        if folder.name.lower() not in _REGION_FOLDERS
-    }
+    by_class = {folder.name: _pictures_in(folder) for folder in folders if folder.name.lower() not in _REGION_FOLDERS}
     with_pictures = [name for name, files in by_class.items() if files]
     has_categories = any(
         annotation.category for source in sources for objects in source.objects.values() for annotation in objects
@@ -211,13 +222,27 @@ def _without_empty(left_out: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[s
     return {reason: names for reason, names in left_out.items() if names}
 
 
-def _is_picture(file: Path) -> bool:
-    return file.is_file() and not is_mask(file)
+def _is_same(folder: Path, other: Path) -> bool:
+    return os.path.realpath(folder) == os.path.realpath(other)
+
+
+def _pictures_in(folder: Path, skip: Path | None = None) -> list[Path]:
+    """List the pictures in a folder and its subfolders, without masks.
+
+    Raises:
+        InputError: a folder cannot be read; its pictures must not be missing without a word.
+    """
+    found = find_pictures([folder], skip)
+    folders = {path for path in found if path.is_dir()}
+    unreadable = sorted(path for path in folders if not os.access(path, os.R_OK | os.X_OK))
+    if unreadable:
+        raise InputError(f"the folder {unreadable[0]} cannot be read; allow reading it, or move it out of the data")
+    return [file for file in found if file not in folders and not is_mask(file)]
 
 
 def _find_table(folder: Path) -> Path | None:
     """Return the first CSV of a folder that has the columns path and label."""
-    for file in sorted(folder.glob("*.csv")):
+    for file in files_in(folder, [".csv"], deep=False):
         try:
             with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
                 header = next(csv.reader(lines), [])
@@ -270,7 +295,7 @@ def _label_by_largest(
     data: Path, sources: Sequence[Annotations], only: Collection[str] | None, skip: Path | None
 ) -> _Labelled:
     """Give each picture the class of its largest annotated object."""
-    files = {file.relative_to(data).as_posix(): file for file in find_pictures([data], skip) if _is_picture(file)}
+    files = {file.relative_to(data).as_posix(): file for file in _pictures_in(data, skip)}
     files = {name: file for name, file in files.items() if not _is_in_region_folder(name)}
     indexes = [_AnnotationIndex(source, files) for source in sources]
     items, bare = [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +18,20 @@ from camkit.background.journal import HEAT, Journal, Row, packed
 from camkit.background.plan import Plan
 from camkit.background.render import object_region, picture_size
 from camkit.background.values import Item, Progress
-from camkit.errors import CamkitError
+from camkit.errors import CamkitError, InputError
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.images.regions import preprocess_region
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.scores import OfPictures, Scores, Target
 from camkit.types import Failure
+
+_REPEATED = 8
+"""Finished pictures, spread over the folder, that a resumed run computes again: one small batch."""
+
+_ROUNDING_FP32, _ROUNDING_AUTOCAST = 1e-3, 5e-2
+"""How far the margins of equal code may differ, as a share of the largest: batches of other sizes round differently, by
+as much as the two memory formats in ``engine/passes.py`` do."""
 
 
 def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
@@ -42,6 +50,29 @@ def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
             progress("heat", done + number, len(plan.data.items))
     journal.append(unsaved)
     progress("heat", len(plan.data.items), len(plan.data.items))
+
+
+def check_same_answers(plan: Plan, journal: Journal) -> None:
+    """Refuse rows of an interrupted run that today's code would not give, by computing a few of them again.
+
+    The run's key covers the weights and the files of the code, but not everything that the code reads or calls.
+
+    Raises:
+        InputError: the model answers differently, or another layer is explained.
+    """
+    finished = journal.rows("heat")
+    answered = [item for item in plan.data.items if "margin" in finished.get(item.name, {})]
+    repeated = answered[:: max(1, len(answered) // _REPEATED)][:_REPEATED]
+    rows = [(finished[item.name], row) for item, row in zip(repeated, heat_rows(plan, repeated), strict=True)]
+    largest = max((abs(before["margin"]) for before, _ in rows), default=0.0)
+    tolerance = largest * (_ROUNDING_FP32 if plan.settings.check.precision == "fp32" else _ROUNDING_AUTOCAST)
+    for before, now in rows:
+        same_margin = abs(now.get("margin", math.inf) - before["margin"]) <= tolerance
+        if not same_margin or now["layer"] != before["layer"]:
+            raise InputError(
+                f"the interrupted run cannot be resumed: for {before['name']} the model now answers differently, so "
+                "its code or its preprocessing has changed; start again without --resume, or choose another --out"
+            )
 
 
 def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[Row]:

@@ -1,7 +1,8 @@
 """Keep finished rows on disk, so that a killed run can resume.
 
-The file has one line of JSON per row, in the order the rows were finished. The first line holds the key of the run; a
-run with another key never reuses the rows. An incomplete last line, left by a kill, is dropped.
+The file has one line of JSON per row, in the order the rows were finished, each with a checksum. The first line holds
+the key of the run, and every checksum includes it, so a run with another key never reuses a row. A damaged line is left
+out, and so is an incomplete last line, which a kill leaves.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import base64
 import contextlib
 import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from io import FileIO
@@ -32,6 +34,9 @@ Row = dict[str, Any]
 HEAT, EDITS = "heat", "edits"
 """The kinds of rows: what the heat pass found on a picture, and what the model answered to the edits of one."""
 
+_FORMAT = 2
+"""The version of the file's format, in its header."""
+
 
 class Journal:
     """The rows of a run, by kind and name. ``append`` writes them to disk before it returns.
@@ -41,50 +46,61 @@ class Journal:
         key: identifies the data, the weights and the settings of the run.
         resume: keep the rows that are in the file. Without it, an existing file is renamed to end in ``.before``.
 
+    Attributes:
+        damaged: how many lines of the file were damaged, so that their rows are missing.
+
     Raises:
         InputError: ``resume`` is set, but the file belongs to a run with another key.
         OutputError: the file cannot be written, or another run is writing it.
     """
 
     def __init__(self, path: Path | None, key: str, *, resume: bool) -> None:
+        self.damaged = 0
         self._path = path
+        self._key = key
         self._rows: dict[str, dict[str, Row]] = {}
         self._file: FileIO | None = None
         self._lock: BinaryIO | None = None
         if path is None:
             return
         try:
-            for row in self._open(path, key, resume=resume):
+            for row in self._open(path, resume=resume):
                 self._keep(row)
         except BaseException:
             self._close()
             raise
 
-    def _open(self, path: Path, key: str, *, resume: bool) -> list[Row]:
+    def _open(self, path: Path, *, resume: bool) -> list[Row]:
         """Lock and open the file; return the rows that are kept."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _acquire_lock(path.with_name(f".{path.stem}.lock"))
-            kept = self._read(path, key) if resume and path.exists() else []
+            kept = self._read(path) if resume and path.exists() else []
             if not resume and path.exists():
                 path.replace(path.with_suffix(".before"))
             fresh = path.with_suffix(".new")
-            fresh.write_text("".join(f"{json.dumps(row)}\n" for row in [{"journal": 1, "key": key}, *kept]))
+            header = {"journal": _FORMAT, "key": self._key}
+            fresh.write_text("".join(_line(row, self._key) for row in [header, *kept]))
             fresh.replace(path)
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
         return kept
 
-    @staticmethod
-    def _read(path: Path, key: str) -> list[Row]:
-        rows = _parse(path)
-        if not rows or rows[0].get("key") != key:
+    def _read(self, path: Path) -> list[Row]:
+        """Return the rows that this run may keep, and count the damaged lines.
+
+        If the header is damaged too, the checksums of the rows still show that they are of this run.
+        """
+        lines = _complete_lines(path)
+        rows = [row for row in (_row(line, self._key) for line in lines) if row is not None]
+        if not rows:
             raise InputError(
-                f"{path} belongs to a run with other weights, data or settings and cannot be resumed; "
-                "start again without --resume, or choose another --out"
+                f"{path} belongs to a run with other weights, data or settings, or with other code of the model or its "
+                "preprocessing, and cannot be resumed; start again without --resume, or choose another --out"
             )
-        return rows[1:]
+        self.damaged = len(lines) - len(rows)
+        return [row for row in rows if "journal" not in row]
 
     def _keep(self, row: Row) -> None:
         self._rows.setdefault(row["kind"], {})[row["name"]] = row
@@ -101,7 +117,7 @@ class Journal:
         """
         rows = list(rows)
         if self._file is not None and rows:
-            lines = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
+            lines = "".join(_line(row, self._key) for row in rows).encode()
             before = os.fstat(self._file.fileno()).st_size
             try:
                 written = 0
@@ -137,28 +153,45 @@ class Journal:
             self._lock.close()
 
 
-def _parse(path: Path) -> list[Row]:
-    """Return the header and the rows of a file, up to the first line that is incomplete or not a row."""
-    rows: list[Row] = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(row, dict) or (rows and not {"kind", "name"} <= row.keys()):
-            break
-        rows.append(row)
-    return rows
+def _line(row: Row, key: str) -> str:
+    """Return a row as a line with its checksum."""
+    return json.dumps({"crc32": _checksum(row, key), "row": row}, allow_nan=False) + "\n"
+
+
+def _row(line: bytes, key: str) -> Row | None:
+    """Return the row of a line; None if the line is damaged or of a run with another key."""
+    try:
+        content = json.loads(line)
+        row = content["row"]
+        is_whole = content["crc32"] == _checksum(row, key) and ("journal" in row or {"kind", "name"} <= row.keys())
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return None
+    return row if is_whole else None
+
+
+def _checksum(row: Row, key: str) -> str:
+    """Return a checksum of a row and its run's key; a damaged row has the right one once in four billion."""
+    return f"{zlib.crc32(json.dumps([key, row]).encode()):08x}"
+
+
+def _complete_lines(path: Path) -> list[bytes]:
+    return [line for line in path.read_bytes().split(b"\n")[:-1] if line]
 
 
 def count_finished(path: Path) -> dict[str, int]:
-    """Return how many rows of each kind an earlier run left; nothing if there is no such file."""
+    """Return how many rows of each kind an earlier run left; nothing if there is no such file.
+
+    The rows may be damaged, or of another run, so the counts are good for an estimate only.
+    """
+    kinds: Counter[str] = Counter()
     try:
-        return dict(Counter(str(row["kind"]) for row in _parse(path)[1:]))
+        lines = _complete_lines(path)
     except OSError:
         return {}
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError, AttributeError):
+            kinds[str(json.loads(line)["row"].get("kind"))] += 1
+    return dict(kinds)
 
 
 def _acquire_lock(path: Path) -> BinaryIO:

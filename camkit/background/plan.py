@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import hashlib
+import inspect
 import json
+import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from camkit.images.regions import ShadesBySize, preprocess_region
 from camkit.models.loaded import LoadedModel
 from camkit.types import Precision, Preprocess
 
+_UNREADABLE = "unreadable"
+
 
 class FileHashes:
     """Hashes the contents of files. An unchanged file is read only once."""
@@ -40,11 +44,13 @@ class FileHashes:
         """Return the SHA-256 of a file, "unreadable" if it cannot be read."""
         try:
             state = path.stat()
+            if not stat.S_ISREG(state.st_mode):
+                return _UNREADABLE
             key = (path, state.st_size, state.st_mtime_ns)
             if key not in self._hashes:
                 self._hashes[key] = hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError:
-            return "unreadable"
+            return _UNREADABLE
         return self._hashes[key]
 
 
@@ -159,13 +165,34 @@ def _hash_preprocess(preprocess: Preprocess | None) -> str:
     return hashlib.sha256(tensor.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
+def hash_code(model: LoadedModel, files: FileHashes) -> str:
+    """Return a hash of the Python files that define the model's modules and its preprocessing.
+
+    Code without a file, such as a notebook's, does not count.
+    """
+    preprocess = model.preprocess.func if isinstance(model.preprocess, functools.partial) else model.preprocess
+    defined = {type(module) for module in model.module.modules()}
+    sources = {_file_of(thing) for thing in (*defined, preprocess, type(preprocess))}
+    contents = sorted(files.of(Path(source)) for source in sources if source is not None)
+    return hashlib.sha256("".join(contents).encode()).hexdigest()
+
+
+def _file_of(thing: Any) -> str | None:
+    """Return the file that defines a class or function, if there is one."""
+    try:
+        return inspect.getsourcefile(thing)
+    except TypeError:
+        return None
+
+
 def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:
     """Leave out pictures with the same content as an earlier one; list copies in another class separately."""
     originals: dict[str, Item] = {}
     copies: list[str] = []
     mislabelled: list[str] = []
     for item in data.items:
-        original = originals.setdefault(files.of(item.path), item)
+        content = files.of(item.path)
+        original = originals.setdefault(item.name if content == _UNREADABLE else content, item)
         if original is not item:
             (copies if original.label == item.label else mislabelled).append(item.name)
     left_out = dict(data.left_out)

@@ -13,18 +13,25 @@ import torch
 from torch import nn
 
 from camkit.background.answers import count_outputs
-from camkit.background.baseline import BASELINE_FILE, check_comparable, check_layer, compare, read_baseline
+from camkit.background.baseline import (
+    BASELINE_FILE,
+    check_comparable,
+    check_layer,
+    check_undamaged,
+    compare,
+    read_baseline,
+)
 from camkit.background.check import CheckResult, run_check
 from camkit.background.classes import match_classes, parse_class_map, read_class_map
 from camkit.background.config import Settings, read_config, settings_from
 from camkit.background.data import read_data
-from camkit.background.heat import heat_rows
+from camkit.background.heat import check_same_answers, heat_rows
 from camkit.background.journal import Journal
-from camkit.background.plan import SPARE_PICTURES, Plan, fingerprint, make_plan
+from camkit.background.plan import SPARE_PICTURES, Plan, fingerprint, hash_code, make_plan
 from camkit.background.report import REPORTS, words
 from camkit.background.values import Dataset, Inconclusive, Progress, Stage
 from camkit.engine.passes import usable_precision
-from camkit.errors import InputError, OutputError, refuse_unknown_options
+from camkit.errors import InputError, OutputError, refuse_unknown_options, refusing_exit
 from camkit.images.files import write_file
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import LoadedModel
@@ -48,6 +55,7 @@ class PlanOptions(TypedDict, total=False):
     quick: bool
 
 
+@refusing_exit()
 def check(
     model: nn.Module | str | LoadedModel,
     data: str | Path | None = None,
@@ -83,7 +91,7 @@ def check(
     Raises:
         InputError: the call, the config or the data is wrong.
         OutputError: a file cannot be written.
-        RunError: the model answers NaN or infinity to every picture.
+        RunError: the model answers NaN or infinity to every picture, or calls ``sys.exit()``.
 
     Example:
         >>> import camkit  # doctest: +SKIP
@@ -118,7 +126,7 @@ def plan_check(
         raise InputError("the preprocessing of this model is not known; pass preprocess=...")
     settings = _with_usable_precision(settings, device_of(loaded.module))
     folder = settings.data.path if data is None else Path(data)
-    if folder is None:
+    if folder is None or data == "":
         raise InputError(
             "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
         )
@@ -197,7 +205,11 @@ def finish_check(
         earlier = read_baseline(_baseline_of_resumed(baseline, out) if resume else baseline)
         _refuse_other_run(plan, earlier, hashes, baseline)
     journal = None if out is None else out / JOURNAL
-    with Journal(journal, " ".join([words.VERSION, *hashes.values()]), resume=resume) as rows:
+    key = " ".join([words.VERSION, *hashes.values(), hash_code(plan.model, plan.files)])
+    with Journal(journal, key, resume=resume) as rows:
+        if rows.damaged:
+            warnings.warn(f"damaged lines in {journal}: {rows.damaged}; what they held is computed again", stacklevel=2)
+        check_same_answers(plan, rows)
         if out is not None:
             _set_aside_reports(out)
         result = replace(run_check(plan, rows, progress, hashes), inconclusive=inconclusive)
@@ -214,15 +226,16 @@ def finish_check(
 
 
 def _refuse_other_run(plan: Plan, earlier: Mapping[str, Any], hashes: Mapping[str, str], baseline: Path) -> None:
-    """Refuse a baseline of other data, settings, layer or grid, at the cost of one picture.
+    """Refuse a damaged baseline, or one of other data, settings, layer or grid, at the cost of one picture.
 
     Raises:
-        InputError: the two runs cannot be compared.
+        InputError: the baseline is damaged, or the two runs cannot be compared.
     """
     check_comparable(earlier, hashes, baseline)
     first = next(heat_rows(plan, plan.data.items[:1]))
     if "layer" in first:
         check_layer(earlier, first["layer"], first.get("grid"))
+    check_undamaged(earlier, baseline)
 
 
 def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:

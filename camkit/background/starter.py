@@ -7,6 +7,7 @@ from pathlib import Path
 
 from camkit.background.config import Settings
 from camkit.background.values import Dataset
+from camkit.errors import printable
 
 _MOST_CLASSES = 8
 """Classes listed in the comment at the top, at most."""
@@ -20,8 +21,8 @@ def starter_config(
     The paths are relative to the folder of the config.
     """
     check, limits = Settings().check, Settings().limits
-    facts = "\n".join(f"# {_in_comment(fact)}" for fact in data.facts)
-    names = _in_comment(", ".join(data.classes[:_MOST_CLASSES])) + (", ..." * (len(data.classes) > _MOST_CLASSES))
+    facts = "\n".join(f"# {printable(fact)}" for fact in data.facts)
+    names = printable(", ".join(data.classes[:_MOST_CLASSES])) + (", ..." * (len(data.classes) > _MOST_CLASSES))
     example = _quoted(data.classes[0])
     return f"""# camkit check: does the model need the object, or is the background enough for it?
 # Found:
@@ -73,11 +74,6 @@ def _quoted(value: str) -> str:
     """
     characters = value.encode(errors="backslashreplace").decode()
     return json.dumps(characters, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _in_comment(value: str) -> str:
-    """Return text that stays on its line: characters that cannot be printed are escaped."""
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in value)
 
 
 def _path_line(key: str, path: Path | None, example: str, comment: str) -> str:

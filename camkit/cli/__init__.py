@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,8 +17,8 @@ from camkit.cli.check import checks, demo_check
 from camkit.cli.diagnose import diagnose, features
 from camkit.cli.options import Source, events_into
 from camkit.cli.targets import TargetOptions
-from camkit.cli.terminal import QuietConsole, fail, printer, say, without_library_paths
-from camkit.errors import CamkitError, InputError, OutputError
+from camkit.cli.terminal import QuietConsole, discard_output, fail, plain_warnings, print_traceback, printer, say
+from camkit.errors import CamkitError, InputError, OutputError, refusing_exit
 
 if TYPE_CHECKING:
     from camkit.scale.folder import Drawing, Written
@@ -38,6 +39,7 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
     console=QuietConsole(),
+    error_console=QuietConsole(stderr=True),
 )
 
 
@@ -220,15 +222,18 @@ def demo(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0 means done, 2 that the call or a file is wrong, 4 that the model or the program failed. As in every shell, 130
-    means interrupted, and 141 that the reader of the output closed it early.
+    A command that ends by itself gives its own code: 0 means done, and ``check`` has that of its verdict. 2 means that
+    the call or a file is wrong, 4 that the model or the program failed or called ``sys.exit()``. As in every shell, 130
+    means interrupted, and 141 that the reader of the output closed it early. Only ``os._exit()`` and signals, which end
+    the process at once, cannot be caught.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack letters of a name
     typed = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with without_library_paths():
+        with plain_warnings(), refusing_exit():
+            _refuse_empty(typed)
             result: Any = app(typed or ["--help"], exit_on_error=False, result_action="return_value")
     except CycloptsError:
         return InputError.exit_code
@@ -239,12 +244,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fail("interrupted")
         return _INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return _BROKEN_PIPE
-    except Exception as error:
+    except BaseException as error:  # uncaught, it would end the program with 1, which means FAIL
         if os.environ.get("CAMKIT_TRACEBACK"):
-            raise
+            print_traceback(error)
         first_line = (str(error).splitlines() or [""])[0]
         fail(f"the model or the program failed: {type(error).__name__}: {first_line} (CAMKIT_TRACEBACK=1 shows where)")
         return CamkitError.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse an empty argument, such as an unset variable of the shell: as a path it would be the current folder.
+
+    Raises:
+        InputError: an argument is empty.
+    """
+    for number, argument in enumerate(arguments, start=1):
+        if re.fullmatch(r"(--[\w-]+=)?", argument):
+            where = argument[:-1] or f"argument {number}"
+            raise InputError(f"{where} is empty; if it comes from a variable, set that variable")

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from camkit.cli.options import CheckedSource, events_into
 from camkit.cli.terminal import QuietConsole, printer, say, stages
-from camkit.errors import InputError
+from camkit.errors import InputError, printable
 
 if TYPE_CHECKING:
     from camkit.background.values import Stage
@@ -64,6 +64,8 @@ def check(
     from camkit.images.files import check_folder
 
     config_file = config or find_config(Path())
+    if config_file is not None:
+        say(f"using the config {config_file}{'' if config else ' of this folder; --config FILE names another'}")
     settings = Settings() if config_file is None else read_config(config_file)
     check_folder(out)
     plan = plan_check(
@@ -132,8 +134,8 @@ def init(
         class_map=None if class_map is None else _relative_to_config(file, class_map),
     )
     write_file(file, text.encode())
-    printer().print("\n".join(dataset.facts), markup=False)
-    printer().print(f"wrote {file}", markup=False)
+    printer().print("\n".join(map(printable, dataset.facts)), markup=False)
+    printer().print(f"wrote {printable(str(file))}", markup=False)
     return 0
 
 

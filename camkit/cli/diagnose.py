@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from camkit.cli.options import Source, events_into
 from camkit.cli.terminal import printer, say
-from camkit.errors import InputError
+from camkit.errors import InputError, printable
 
 
 def diagnose(
@@ -59,7 +59,7 @@ def diagnose(
             table = report.table(result, sparks=console.encoding.lower().startswith("utf"))
             wide(table, console).print(table)
             console.print(report.findings(result))
-            console.print(f"wrote {' and '.join(str(out / name) for name in REPORTS)}", markup=False)
+            console.print(f"wrote {printable(' and '.join(str(out / name) for name in REPORTS))}", markup=False)
         if events is not None:
             from camkit.tensorboard import write_diagnosis
 
@@ -99,6 +99,8 @@ def features(
     maps = feature_maps(loaded, picture, layer, top=top)
     file = maps.save(out / sheet_name(picture, maps.layer), scale=scale)
     printer().print(
-        f"{picture}  layer {maps.layer}, {len(maps.channels)} of {maps.total} maps\n  wrote {file}", markup=False
+        f"{printable(str(picture))}  layer {printable(maps.layer)}, {len(maps.channels)} of {maps.total} maps\n"
+        f"  wrote {printable(str(file))}",
+        markup=False,
     )
     return 0

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import sys
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
+
+from camkit.errors import printable
 
 if TYPE_CHECKING:
     from camkit.background.values import Stage
 
 
 class QuietConsole(Console):
-    """A console that raises BrokenPipeError if the reader of its output goes away."""
+    """A console that raises BrokenPipeError if the reader of its output goes away.
+
+    All text passes ``printable`` here. Text of several lines must pass it line by line before: here a line feed in a
+    name can no longer be told from one between lines.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as usual, with every control character escaped that is not the console's own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=_printable_lines(segment.text))
 
     def on_broken_pipe(self) -> None:
         """Raise what an ordinary write would raise."""
         raise BrokenPipeError  # rich would exit the program here
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def printer(*, stderr: bool = False) -> Console:
@@ -30,16 +49,29 @@ def printer(*, stderr: bool = False) -> Console:
 
 def say(message: str, style: str = "bold") -> None:
     """Print a message to stderr, apart from the results."""
-    printer(stderr=True).print(Text.assemble(("camkit: ", style), message))
+    printer(stderr=True).print(Text.assemble(("camkit: ", style), printable(message)))
 
 
 def fail(message: str) -> None:
-    """Print an error to stderr."""
-    say(message, "bold red")
+    """Print an error to stderr, if it can be written: the exit code must not depend on that."""
+    with contextlib.suppress(OSError, ValueError):
+        say(message, "bold red")
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print to stderr where an error was raised."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(_printable_lines("".join(traceback.format_exception(error))))
+
+
+def discard_output() -> None:
+    """Discard what is still to be written to stdout, since nobody reads it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
-def without_library_paths() -> Iterator[None]:
+def plain_warnings() -> Iterator[None]:
     """Print warnings as lines of camkit's own, not with the source line of a library, and keep libtiff silent.
 
     libtiff prints what it finds in a damaged file to stderr itself; camkit's error about the file is enough.

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from camkit.errors import printable
+
 if TYPE_CHECKING:
     from camkit.demo.poster import DemoResult
     from camkit.layers.choose import Decision
@@ -32,7 +34,7 @@ _NOTES = {
 
 def failure(failed: Failure) -> Text:
     """Return the line for a picture that could not be explained."""
-    return Text.assemble((failed.source, "bold"), "  ", (f"error: {failed.error}", "red"))
+    return Text.assemble((printable(failed.source), "bold"), "  ", (printable(f"error: {failed.error}"), "red"))
 
 
 def row(written: Written) -> Text:
@@ -40,14 +42,14 @@ def row(written: Written) -> Text:
     explanation = written.explanation
     probability = "" if explanation.probability is None else f" {explanation.probability:.1%}"
     text = Text.assemble(
-        (str(explanation.source), "bold"),
+        (printable(explanation.source), "bold"),
         "  ",
-        (f"{explanation.name}{probability}", "green"),
-        f"  layer {explanation.layer} ({explanation.layer_reason})\n",
+        (f"{printable(explanation.name)}{probability}", "green"),
+        f"  layer {printable(f'{explanation.layer} ({explanation.layer_reason})')}\n",
     )
     if explanation.status in _NOTES:
         text.append(f"  {_NOTES[explanation.status]}\n", "yellow")
-    return text.append(f"  wrote {written.file}")
+    return text.append(f"  wrote {printable(str(written.file))}")
 
 
 def methods(rows: Iterable[Method]) -> Table:
@@ -74,8 +76,8 @@ def layers(decision: Decision, costs: Costs) -> Table:
         cost = costs.of(line.ref)
         table.add_row(
             ">" if is_chosen else "",
-            Text(str(line.ref) if line.ref.name else "(the model)"),
-            Text(line.kind),
+            Text(printable(str(line.ref)) if line.ref.name else "(the model)"),
+            Text(printable(line.kind)),
             Text("" if line.shape is None else "x".join(map(str, line.shape))),
             Text(_grid(line.layout)),
             *(
@@ -99,7 +101,7 @@ def total(costs: Costs) -> Text:
             "of layer outputs for one picture"
         )
     if costs.remark:
-        text.append(f"\n{costs.remark}" if text else costs.remark, "yellow")
+        text.append(f"\n{printable(costs.remark)}" if text else printable(costs.remark), "yellow")
     return text
 
 
@@ -145,15 +147,17 @@ def choice(decision: Decision) -> Text:
     """Return which layer ``explain`` would use, why, and which come next."""
     if decision.equals:
         listed = " ".join(f"--layer {row.ref}" for row in decision.equals)
-        return Text(f"the model ends in branches that are equally deep; name one or all of them: {listed}", "yellow")
+        return Text(
+            printable(f"the model ends in branches that are equally deep; name one or all of them: {listed}"), "yellow"
+        )
     if decision.layer is None:
         return Text("camkit cannot choose a layer: none with a spatial grid influences the score", "yellow")
     others = ", ".join(map(str, decision.layer.runners_up))
     return Text.assemble(
         "explain would use ",
-        (str(decision.layer), "bold green"),
-        f": {decision.layer.reason}",
-        f"\nnext best: {others}" if others else "",
+        (printable(str(decision.layer)), "bold green"),
+        printable(f": {decision.layer.reason}"),
+        f"\nnext best: {printable(others)}" if others else "",
     )
 
 
@@ -165,4 +169,4 @@ def demo(result: DemoResult) -> Text:
         for model, answer in by_model.items():
             label = f"{answer.explanation.name} ({answer.explanation.probability:.1%})"
             text.append(f"  {model:<12} says {label:<16} {answer.on_object:4.0%} of its heat lies on the plane\n")
-    return text.append(f"wrote {result.file}")
+    return text.append(f"wrote {printable(str(result.file))}")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import cv2
 import numpy as np
 
 from camkit.errors import OutputError
 from camkit.types import Pixels
+
+PNG_MARK = b"tEXtSoftware\0camkit"
+"""The type and the text of a chunk that says which program wrote a PNG, so that camkit knows its own drawings."""
+
+_PNG_HEAD = 33
+"""Bytes of a PNG's signature and header chunk."""
 
 
 def encode(pixels: Pixels, extension: str = ".png") -> bytes:
@@ -21,7 +30,13 @@ def encode(pixels: Pixels, extension: str = ".png") -> bytes:
         done = False
     if not done:
         raise OutputError(f"camkit cannot write pictures as {extension!r}; use .png, .jpg, .webp or .tiff")
-    return bytes(data)
+    return _marked(bytes(data)) if extension.lower() == ".png" else bytes(data)
+
+
+def _marked(png: bytes) -> bytes:
+    """Return a PNG with camkit's mark after its header."""
+    length, checksum = struct.pack(">I", len(PNG_MARK) - 4), struct.pack(">I", zlib.crc32(PNG_MARK))
+    return png[:_PNG_HEAD] + length + PNG_MARK + checksum + png[_PNG_HEAD:]
 
 
 def shrink(pixels: Pixels, side: int) -> Pixels:

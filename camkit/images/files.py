@@ -5,11 +5,16 @@ from __future__ import annotations
 import glob
 import os
 import secrets
+import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from camkit.errors import OutputError
+from camkit.drawing.encode import PNG_MARK
+from camkit.errors import InputError, OutputError
+
+_MARKED_BYTES = 128
+"""Where camkit's mark lies in a PNG: it follows the signature and the header, which have 33 bytes."""
 
 _WILDCARDS = "*?["
 
@@ -24,19 +29,24 @@ def find_pictures(patterns: Iterable[str | Path], skip: Path | None = None) -> l
     """List picture files from files, folders and glob patterns.
 
     Folders are searched recursively, in order of name. Hidden files and folders are left out, and so is everything in
-    ``skip``. A pattern that matches nothing stays in the list, so that reading it reports the error. A file that is
-    reached in two ways is listed once.
+    ``skip`` and every drawing that camkit wrote. A pattern that matches nothing stays in the list, and so does a folder
+    that cannot be listed, so that reading it reports the error. A file that is reached in two ways is listed once.
+
+    Raises:
+        InputError: a name is empty.
     """
     paths: list[Path] = []
     for pattern in patterns:
+        if not str(pattern):
+            raise InputError("the name of a picture is empty")
         path = Path(pattern)
         matches = [path]
         if not os.path.lexists(path) and any(sign in str(pattern) for sign in _WILDCARDS):
             matches = _matches(str(pattern))
-            matches = [match for match in matches if not _is_within(match, skip)] or matches or [path]
-        for match in matches:
-            inside = _pictures_in(match, skip) if os.path.isdir(match) else []
-            paths.extend(inside or [match])
+            others = [match for match in matches if not _is_drawing(match)]
+            matches = [match for match in others if not _is_within(match, skip)] or others or [path]
+        found = [_pictures_in(match, skip) if os.path.isdir(match) else [match] for match in matches]
+        paths.extend([file for files in found for file in files] or [path])
     unique: dict[Path, Path] = {}
     for path in paths:
         unique.setdefault(path.absolute(), path)
@@ -62,12 +72,54 @@ def _has_picture_suffix(path: Path) -> bool:
 
 
 def _pictures_in(folder: Path, skip: Path | None) -> list[Path]:
-    skipped = None if skip is None else skip.resolve()
+    skipped = None if skip is None else os.path.realpath(skip)
+    unreadable: list[Path] = []
     pictures: list[Path] = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name[0] != "." and Path(parent, name).resolve() != skipped]
-        pictures += [Path(parent, name) for name in files if name[0] != "." and _has_picture_suffix(Path(name))]
-    return sorted(pictures)
+    for parent, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
+        folders[:] = [name for name in folders if name[0] != "." and os.path.realpath(Path(parent, name)) != skipped]
+        found = [Path(parent, name) for name in files if name[0] != "." and _has_picture_suffix(Path(name))]
+        pictures += [file for file in found if not _is_drawing(file)]
+    return sorted([*pictures, *unreadable])
+
+
+def _is_drawing(file: Path) -> bool:
+    """Return whether a file is a drawing that camkit wrote, by the mark in its first bytes."""
+    if file.suffix.lower() != ".png" or not is_regular(file):
+        return False
+    try:
+        with file.open("rb") as start:
+            return PNG_MARK in start.read(_MARKED_BYTES)
+    except OSError:  # reading it as a picture reports the error
+        return False
+
+
+def is_regular(file: Path) -> bool:
+    """Return whether a path is an ordinary file: reading a pipe or a device might never end."""
+    try:
+        return stat.S_ISREG(file.stat().st_mode)
+    except (OSError, ValueError):  # it does not exist, is a loop of links, or is no valid name
+        return False
+
+
+def files_in(folder: Path, suffixes: Sequence[str], *, deep: bool = True) -> list[Path]:
+    """List the ordinary files in a folder that have one of these suffixes, sorted; none if there is no such folder.
+
+    ``deep`` includes its subfolders; links to folders are not followed.
+
+    Raises:
+        InputError: a folder cannot be listed; what it holds must not be left out without a word.
+    """
+    files: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=_refuse_unreadable):
+        if not deep:
+            folders.clear()
+        files += [Path(parent, name) for name in names if Path(name).suffix.lower() in suffixes]
+    return sorted(filter(is_regular, files))
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise InputError(f"the folder {error.filename} cannot be read: {error.strerror or error}") from error
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import stat
 import warnings
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def open_picture(path: str | Path) -> Image.Image:
     """
     path = Path(path)
     try:
+        _refuse_pipe(path)
         with Image.open(path) as picture:
             picture.load()
             return as_rgb(turned(picture), str(path))
@@ -46,6 +48,13 @@ def open_picture(path: str | Path) -> Image.Image:
         raise ImageError(f"{path} is too large to open safely: {brief(error)}") from error
     except Exception as error:  # a damaged file can make its decoder fail in any way
         raise ImageError(f"{shortened(path)} cannot be read: {brief(error)}") from error
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Refuse what is neither a file nor a folder: opening a pipe waits until somebody writes into it."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ImageError(f"{path} is a pipe or a device; save the picture to a file and pass that")
 
 
 _LONGEST_PATH = 300

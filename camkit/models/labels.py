@@ -58,7 +58,9 @@ def read_labels(path: Path) -> tuple[str, ...]:
         return tuple(names)
     try:
         labels = as_labels(json.loads(text))
-    except json.JSONDecodeError as error:
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}") from error
     if labels is None:
         raise InputError(f"{path} holds no class names")

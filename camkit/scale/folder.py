@@ -108,7 +108,7 @@ def explain_files(
     check_folder(out)
     has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
     files = _DrawingFiles(out, output_names(pictures), bool(layers), bool(targets), has_several)
-    tasks = _drawing_tasks(explained, files, drawing, {path.resolve() for path in pictures})
+    tasks = _drawing_tasks(explained, files, drawing, {os.path.realpath(path) for path in pictures})
     return in_order(tasks, workers=_WRITERS, ahead=_MOST_UNWRITTEN, prompt=True)
 
 
@@ -133,7 +133,7 @@ class _DrawingFiles:
 
 
 def _drawing_tasks(
-    rows: Iterator[Explanation | Failure], files: _DrawingFiles, drawing: Drawing, pictures: set[Path]
+    rows: Iterator[Explanation | Failure], files: _DrawingFiles, drawing: Drawing, pictures: set[str]
 ) -> Iterator[Task[Written | Failure]]:
     """Return for each row the task that draws it, to be run in another thread; a failure is passed on."""
     rank, source = 0, ""
@@ -149,10 +149,10 @@ def _unchanged(failure: Failure) -> Failure:
     return failure
 
 
-def _write(explanation: Explanation, file: Path, drawing: Drawing, pictures: set[Path]) -> Written | Failure:
+def _write(explanation: Explanation, file: Path, drawing: Drawing, pictures: set[str]) -> Written | Failure:
     """Draw an explanation into a file, unless that is one of the pictures."""
     source = explanation.source
-    if file.resolve() in pictures:
+    if os.path.realpath(file) in pictures:
         return Failure(source, OutputError(f"{file} is itself a picture to explain; choose another folder"))
     try:
         return Written(explanation, explanation.save(file, **vars(drawing)))

@@ -167,6 +167,17 @@ class EachTarget(OfPictures):
             )
         return BestOfTarget(tuple(self.classes[number - 1] for number in numbers), self.activation)
 
+    def check_count(self, pictures: int) -> None:
+        """Check, after the last picture of the call, that no class is left over.
+
+        Raises:
+            TargetError: there were fewer pictures than classes.
+        """
+        if pictures < len(self.classes):
+            raise TargetError(
+                f"each() has classes for {len(self.classes)} pictures, but there are {pictures}; pass one for each"
+            )
+
 
 @dataclass(frozen=True)
 class BestOfTarget(Target):

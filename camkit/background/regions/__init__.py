@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from camkit.background.regions import boxes, coco, masks, voc, yolo
@@ -9,6 +10,7 @@ from camkit.background.regions.masks import is_mask
 from camkit.background.regions.table import FORMATS, RegionFormat
 from camkit.background.values import Annotations
 from camkit.errors import InputError
+from camkit.images.files import files_in
 
 __all__ = [
     "FORMATS",
@@ -40,9 +42,9 @@ def read_regions(source: Path) -> list[Annotations]:
     regions: list[Annotations] = []
     if source.is_dir():
         files = [(known.read, file) for known in FORMATS.values() for file in known.find(source)]
-        inside = source.resolve()  # a format also looks beside the folder, but only this one was named
-        regions = [read(file) for read, file in files if file.resolve().is_relative_to(inside)]
-        if not regions and any(source.rglob("*.png")):
+        inside = os.path.realpath(source)  # a format also looks beside the folder, but only this one was named
+        regions = [read(file) for read, file in files if Path(os.path.realpath(file)).is_relative_to(inside)]
+        if not regions and files_in(source, [".png"]):
             regions = [masks.read(source)]
     elif source.suffix.lower() in _BY_EXTENSION:
         regions = [FORMATS[_BY_EXTENSION[source.suffix.lower()]].read(source)]

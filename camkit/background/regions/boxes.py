@@ -9,6 +9,7 @@ from pathlib import Path
 from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
 from camkit.errors import InputError, brief
+from camkit.images.files import files_in
 from camkit.types import Box
 
 _PICTURE = ("path", "file", "filename", "file_name", "image", "image_id", "imageid", "image_path", "picture", "name")
@@ -50,7 +51,7 @@ def _box_columns(header: list[str]) -> dict[str, str] | None:
 def find(folder: Path) -> list[Path]:
     """List the CSV files in a folder whose header names a picture and a box."""
     files = []
-    for file in sorted(folder.glob("*.csv")):
+    for file in files_in(folder, [".csv"], deep=False):
         try:
             with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
                 if _box_columns(next(csv.reader(lines), [])):

@@ -16,6 +16,7 @@ from jaxtyping import Bool
 from camkit.background.regions.table import AnnotationCollector, register, shorten
 from camkit.background.values import Annotations
 from camkit.errors import InputError, brief
+from camkit.images.files import files_in
 from camkit.types import Box
 
 _FOLDERS = ("", "annotations", "../annotations")
@@ -33,7 +34,7 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 
 def find(folder: Path) -> list[Path]:
     """List the JSON files in a folder, or in ``annotations`` in or beside it, that look like COCO."""
-    files = [file for part in _FOLDERS for file in sorted((folder / part).glob("*.json"))]
+    files = [file for part in _FOLDERS for file in files_in(folder / part, [".json"], deep=False)]
     return [file for file in files if _looks_like_coco(file)]
 
 

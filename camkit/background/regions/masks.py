@@ -8,6 +8,7 @@ from pathlib import Path
 
 from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
+from camkit.images.files import files_in
 from camkit.images.masks import MaskFile, understand_masks
 
 _FOLDERS = (
@@ -48,8 +49,7 @@ def find(folder: Path) -> list[Path]:
 
 def _possible_masks(folder: Path) -> list[Path]:
     # Hidden files are left out: archives made on a Mac, such as that of Oxford-IIIT Pets, hold one for each picture.
-    files = (file for file in sorted(folder.rglob("*")) if file.suffix.lower() in _MASK_EXTENSIONS)
-    return [file for file in files if not file.name.startswith(".")]
+    return [file for file in files_in(folder, _MASK_EXTENSIONS) if not file.name.startswith(".")]
 
 
 @register("masks", find)

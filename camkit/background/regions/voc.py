@@ -11,13 +11,14 @@ from torchvision.datasets import VOCDetection
 from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
 from camkit.errors import InputError, brief
+from camkit.images.files import files_in
 from camkit.types import Box
 
 
 def find(folder: Path) -> list[Path]:
     """Return the folder that holds the XML files: the pictures' own, or ``Annotations`` in or beside it."""
     for place in (folder, folder / "Annotations", folder / "annotations", folder.parent / "Annotations"):
-        if any(_may_be_voc(file) for file in place.rglob("*.xml")):
+        if any(_may_be_voc(file) for file in files_in(place, [".xml"])):
             return [place]
     return []
 
@@ -38,20 +39,14 @@ def read(source: Path) -> Annotations:
         InputError: a file is not a valid VOC annotation.
     """
     collector = AnnotationCollector()
-    for file in sorted(filter(_may_be_voc, source.rglob("*.xml"))) if source.is_dir() else [source]:
+    for file in filter(_may_be_voc, files_in(source, [".xml"])) if source.is_dir() else [source]:
         try:
             annotation = VOCDetection.parse_voc_xml(ElementTree.parse(file).getroot())["annotation"]
             picture = annotation.get("filename") or file.stem
-        except (
-            OSError,
-            ElementTree.ParseError,
-            KeyError,
-            AttributeError,
-            ValueError,
-            LookupError,
-            RecursionError,
-        ) as error:
+        except (OSError, ElementTree.ParseError, KeyError, AttributeError, ValueError, LookupError) as error:
             raise InputError(f"{file} is not a Pascal VOC annotation: {brief(error)}") from error
+        except RecursionError as error:
+            raise InputError(f"{file} is not a Pascal VOC annotation: its elements are nested too deeply") from error
         # Pictures in two folders may share a name. Their annotations then lie in folders with the same names.
         subfolder = file.relative_to(source).parent if source.is_dir() else Path()
         try:

@@ -11,6 +11,7 @@ import yaml
 from camkit.background.regions.table import AnnotationCollector, register, shorten
 from camkit.background.values import Annotations
 from camkit.errors import InputError, brief
+from camkit.images.files import files_in
 from camkit.types import Box
 
 _CLASS_FILES = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml")
@@ -34,7 +35,7 @@ def _labels_of_images(folder: Path) -> Path:
 
 
 def _text_files(folder: Path) -> list[Path]:
-    return [file for file in sorted(folder.rglob("*.txt")) if file.name.lower() not in _OTHER_FILES]
+    return [file for file in files_in(folder, [".txt"]) if file.name.lower() not in _OTHER_FILES]
 
 
 def _looks_like_yolo(file: Path) -> bool:

@@ -10,6 +10,7 @@ from camkit.background.cost import Cost
 from camkit.background.measures import OVERALL, weakest
 from camkit.background.plan import Plan
 from camkit.background.report import words
+from camkit.errors import printable
 
 _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan"}
 
@@ -19,7 +20,8 @@ _MAX_REASONS = 6
 
 def data_summary(plan: Plan) -> Text:
     """Return what was found: pictures, regions, classes, and what is left out."""
-    return Text("\n".join([*plan.data.facts, f"classes matched {plan.matched.how}", *words.left_out(plan)]))
+    lines = [*plan.data.facts, f"classes matched {plan.matched.how}", *words.left_out(plan)]
+    return Text("\n".join(map(printable, lines)))
 
 
 def cost_notice(plan: Plan, cost: Cost) -> Text:
@@ -30,20 +32,20 @@ def cost_notice(plan: Plan, cost: Cost) -> Text:
 
 def verdict(result: CheckResult) -> Text:
     """Return the verdict, the reasons, and the path of the report."""
-    text = Text.assemble((result.verdict, _STYLES[result.verdict]), f": {words.sentence(result)}\n")
+    text = Text.assemble((result.verdict, _STYLES[result.verdict]), f": {printable(words.sentence(result))}\n")
     for reason in result.reasons[:_MAX_REASONS]:
-        text.append(f"  {reason}\n")
+        text.append(f"  {printable(reason)}\n")
     if len(result.reasons) > _MAX_REASONS:
         text.append(f"  and {len(result.reasons) - _MAX_REASONS} more\n")
     for warning in (*result.warnings, *result.sanity.remarks):
-        text.append(f"  note: {warning}\n", "yellow")
+        text.append(f"  note: {printable(warning)}\n", "yellow")
     if result.failures:
         first = next(iter(result.failures))
-        text.append(f"  {len(result.failures)} pictures could not be used, such as {first}\n", "yellow")
+        text.append(f"  {len(result.failures)} pictures could not be used, such as {printable(first)}\n", "yellow")
     if change := words.change_since_baseline(result):
-        text.append(f"  {change}\n")
+        text.append(f"  {printable(change)}\n")
     if result.report is not None:
-        text.append(f"  wrote {result.report}")
+        text.append(f"  wrote {printable(str(result.report))}")
     return text
 
 
@@ -60,7 +62,7 @@ def table(result: CheckResult) -> Table:
         judgement = result.judged[name]
         effects = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction, measures.sufficiency)]
         columns.add_row(
-            Text(words.class_title(measures)),
+            Text(printable(words.class_title(measures))),
             Text(judgement.verdict + (" (waived)" if judgement.waived else ""), _STYLES[judgement.verdict]),
             str(measures.pictures),
             words.share(measures.accuracy.value),

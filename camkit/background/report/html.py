@@ -18,6 +18,7 @@ from camkit.background.showcase import Strip, strips, thumbnails
 from camkit.background.statistics import Estimate
 from camkit.background.verdict import Judgement
 from camkit.drawing.encode import encode
+from camkit.errors import printable
 from camkit.types import Pixels
 
 _MAX_REASONS = 8
@@ -71,7 +72,11 @@ class _Cell:
 def render(result: CheckResult) -> str:
     """Return the page. It asks the model once more about the pictures that it shows with their edits."""
     environment = Environment(
-        loader=PackageLoader("camkit.background.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("camkit.background.report"),
+        autoescape=True,
+        finalize=_finalized,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     script = environment.get_template("check.js").render()
     plan = result.plan
@@ -107,6 +112,11 @@ def render(result: CheckResult) -> str:
         failures_left=max(0, len(result.failures) - _MAX_FAILURES),
     )
     return page
+
+
+def _finalized(value: Any) -> Any:
+    """Return a value of the page as it is shown; every value of the template passes here."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _embedded(pixels: Pixels) -> str:

@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from camkit.background.baseline import SCHEMA
+from camkit.background.baseline import SCHEMA, checksum
 from camkit.background.check import CheckResult
 from camkit.background.measures import OVERALL, ImageRow, Measures
 from camkit.background.report import words
@@ -23,7 +23,8 @@ DIGITS = 6
 
 def render(result: CheckResult) -> str:
     """Return the report."""
-    return json.dumps(_rounded(as_dict(result)), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    report = _rounded(as_dict(result))
+    return json.dumps({**report, "checksum": checksum(report)}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def as_dict(result: CheckResult) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from camkit.background.check import CheckResult
 from camkit.background.measures import OVERALL
 from camkit.background.values import Inconclusive
 from camkit.background.verdict import Judgement
+from camkit.errors import printable
 
 
 def render(result: CheckResult) -> str:
@@ -17,13 +16,13 @@ def render(result: CheckResult) -> str:
 
     INCONCLUSIVE classes are skipped too, or fail if ``result.inconclusive`` is "fail".
     """
-    suite = TestSuite(_printable(f"camkit check of {result.plan.model.name}"))
+    suite = TestSuite(printable(f"camkit check of {result.plan.model.name}"))
     for name in result.classes:
         suite.add_testcase(_case(name, result.judged[name], result.inconclusive, is_all=False))
     suite.add_testcase(_case("all classes together", result.judged[OVERALL], result.inconclusive, is_all=True))
     for name, error in result.failures.items():
-        case = TestCase(_printable(name), "pictures")
-        case.result = [Skipped(_printable(f"could not be used: {error}"))]
+        case = TestCase(printable(name), "pictures")
+        case.result = [Skipped(printable(f"could not be used: {error}"))]
         suite.add_testcase(case)
     document = JUnitXml()
     document.add_testsuite(suite)
@@ -31,17 +30,12 @@ def render(result: CheckResult) -> str:
     return xml.decode()
 
 
-def _printable(text: str) -> str:
-    """Return text with "?" for every character that XML does not allow."""
-    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
-
-
 def _case(name: str, judgement: Judgement, inconclusive: Inconclusive, *, is_all: bool) -> TestCase:
-    case = TestCase(_printable(name), "background")
+    case = TestCase(printable(name), "background")
     verdict = judgement.verdict
-    why = _printable("; ".join(reason.text for reason in judgement.reasons))
+    why = printable("; ".join(reason.text for reason in judgement.reasons))
     if verdict in ("FAIL", "INCONCLUSIVE") and judgement.waived:
-        case.result = [Skipped(_printable(f"waived: {judgement.waived}: {why}"))]
+        case.result = [Skipped(printable(f"waived: {judgement.waived}: {why}"))]
     elif verdict == "FAIL" or (verdict == "INCONCLUSIVE" and inconclusive == "fail"):
         case.result = [Failure(why, "background")]
     elif verdict == "INCONCLUSIVE" and not is_all:

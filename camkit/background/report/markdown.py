@@ -8,6 +8,7 @@ from camkit.background.check import CheckResult
 from camkit.background.measures import OVERALL, Measures, weakest
 from camkit.background.report import words
 from camkit.background.verdict import Judgement
+from camkit.errors import printable
 
 _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
 
@@ -62,7 +63,7 @@ def _row(measures: Measures, judgement: Judgement) -> str:
 
 def _escaped(text: str) -> str:
     """Return text on one line, so escaped that Markdown shows it literally."""
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", printable(text))
 
 
 def workflow_commands(result: CheckResult) -> list[str]:
@@ -79,7 +80,7 @@ def workflow_commands(result: CheckResult) -> list[str]:
 
 
 def _as_message(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text).replace("%", "%25")
 
 
 def _as_property(text: str) -> str:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from camkit.diagnosis import Diagnosis, LayerStatistics
 from camkit.diagnosis.values import Histogram, TensorStatistics, counted
+from camkit.errors import printable
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _SPARKS = 12  # characters of a distribution
@@ -53,7 +54,7 @@ def table(result: Diagnosis, *, sparks: bool = True) -> Table:
         cells = _cells(row)
         if sparks:
             cells += [_spark(row.activations.histogram.counts), _magnitudes(row.gradients, span)]
-        layers.add_row(*map(Text, cells), style=style)
+        layers.add_row(*map(Text, map(printable, cells)), style=style)
     return layers
 
 
@@ -134,16 +135,16 @@ def findings(result: Diagnosis) -> Text:
     mode = "as in training" if result.training else "in evaluation mode"
     loss = "" if result.loss is None else f", loss {result.loss:.3g}"
     text = Text.assemble(
-        (result.model, "bold"),
+        (printable(result.model), "bold"),
         f" with {counted(result.pictures, 'picture')} {mode}: {counted(len(result.rows), 'layer')}, "
         f"{counted(result.parameters, 'parameter')}, {result.trained:,} of them trained{loss}\n",
     )
     for finding in result.findings:
         style = "bold red" if finding.kind in _SERIOUS else "bold yellow"
-        text.append(f"{finding.kind}: ", style).append(f"{finding.text}\n")
+        text.append(f"{finding.kind}: ", style).append(f"{printable(finding.text)}\n")
     if not result.findings:
         text.append("nothing wrong was found\n", "green")
     for remark in result.remarks:
-        text.append(f"note: {remark}\n", "dim")
+        text.append(f"note: {printable(remark)}\n", "dim")
     text.rstrip()
     return text
