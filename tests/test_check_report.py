@@ -212,7 +212,7 @@ def test_no_report_holds_a_control_character_of_a_name(result):
             printer().print(text)
     reports = {
         "terminal": terminal.getvalue(),
-        "page": check_html.render(unsafe, [], []),
+        "page": check_html.render(unsafe),
         "junit": junit.render(unsafe),
         "markdown": markdown.render(unsafe),
         "annotations": "\n".join(markdown.workflow_commands(unsafe)),
