@@ -1182,3 +1182,68 @@ def test_two_threads_at_once_leave_the_compiler_as_it_was() -> None:
     assert not while_the_other_is_inside
     twice(torch.ones(1))
     assert runs == ["compiled"]
+
+
+class WritingEverything(nn.Module):
+    """A network whose forward pass changes whatever it can."""
+
+    def __init__(self, *, weights: bool = False) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+        self.large = nn.Linear(4, 400)
+        self.gate = nn.Parameter(torch.ones(1))
+        self.table = torch.zeros(3, 3)
+        self.array = np.zeros((2, 2))
+        self.nested = {"rows": [[1, 2], {"seen": [3]}], "cache": [torch.zeros(2)]}
+        self.torch_generator = torch.Generator().manual_seed(1)
+        self.numpy_generator, self.old_generator = np.random.default_rng(2), np.random.RandomState(3)
+        self.python_generator = random.Random(4)
+        self._weights = weights
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.conv(images)
+        with torch.no_grad():
+            self.gate.mul_(1.5)
+            self.table += 1
+            self.nested["cache"][0].add_(1)
+            if self._weights:
+                self.large.weight.mul_(0.5)
+        self.array += 1
+        self.nested["rows"][0].append(0)
+        self.nested["rows"][1]["seen"].clear()
+        self.head.bias.requires_grad_(not self.head.bias.requires_grad)
+        self.head.weight = nn.Parameter(self.head.weight.detach() * 2)
+        torch.randn(1, generator=self.torch_generator)
+        for generator in (self.numpy_generator, self.old_generator, self.python_generator):
+            generator.random()
+        return self.head(maps.mean((2, 3))) * self.gate
+
+
+def contents_of(model: WritingEverything) -> list[object]:
+    """Return everything that the forward pass changes, in a form that can be compared."""
+    return [
+        [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()],
+        [parameter.detach().tolist() for parameter in model.parameters()],
+        model.table.tolist(),
+        model.array.tolist(),
+        copy.deepcopy(model.nested["rows"]),
+        model.nested["cache"][0].tolist(),
+        model.torch_generator.get_state().tolist(),
+        copy.deepcopy(model.numpy_generator.bit_generator.state),
+        model.old_generator.get_state()[2],
+        model.python_generator.getstate(),
+    ]
+
+
+def test_everything_that_a_forward_pass_of_ones_own_writes_is_restored() -> None:
+    model, image = WritingEverything(), torch.randn(3, SIZE, SIZE)
+    before = contents_of(model)
+    explanation = camkit.explain(model, image, "conv", target=0)
+    assert contents_of(model) == before
+    assert explanation.status != "no_influence"
+
+
+def test_weights_that_a_forward_pass_writes_are_named() -> None:
+    model = WritingEverything(weights=True)
+    with pytest.warns(UserWarning, match=r"writes into its own parameters \(large.weight\), which camkit cannot undo"):
+        camkit.explain(model, torch.randn(3, SIZE, SIZE), "conv", target=0)

@@ -289,6 +289,8 @@ def test_a_hugging_face_model_that_cannot_be_loaded_is_one_sentence(tmp_path, mo
 )
 def test_a_missing_package_is_named_with_what_to_install(name, package, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, package, None)
+    for module in ("camkit.models.from_timm", "camkit.models.from_huggingface"):  # an earlier test may have imported it
+        monkeypatch.delitem(sys.modules, module, raising=False)
     assert cli.main(["picture.png", "--model", name]) == 2
     said = capsys.readouterr().err
     assert f"pip install 'camkit[{package}]'" in said

@@ -288,3 +288,16 @@ def same_values(tensor: Tensor, values: Tensor) -> bool:
         return True
     both_nan = tensor.isnan() & values.isnan()
     return torch.equal(tensor.masked_fill(both_nan, 0), values.masked_fill(both_nan, 0))
+
+
+def with_values(tensor: Tensor, values: Tensor, *, required: bool) -> Tensor:
+    """Return a tensor with a buffer's former values; the buffer itself if it can still hold them."""
+    try:
+        if tensor.shape != values.shape:
+            tensor.resize_(values.shape)
+        tensor.copy_(values)
+        if tensor.requires_grad and not required:
+            tensor.detach_()
+    except Exception:  # the model changed it so that it cannot be written to
+        return values.clone().requires_grad_(required)
+    return tensor

@@ -6,6 +6,7 @@ import itertools
 import operator
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -14,20 +15,25 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from camkit.engine.record import PYTORCHS, ModelRecord, same_values
+from camkit.engine.own_state import OwnState, same_contents
+from camkit.engine.record import PYTORCHS, ModelRecord, same_values, with_values
 
 _lock = threading.Lock()
 
 
 class _Saved:
-    """The state of a model's modules before a pass: training flags, buffers, and the attributes their authors set."""
+    """The state of a model's modules before a pass: training flags, buffers, and the attributes their authors set.
+
+    ``own`` holds what only the user's own code may change.
+    """
 
     def __init__(self, record: ModelRecord, modules: list[nn.Module], authored: list[nn.Module]) -> None:
         self._modules = modules
         self._flags = list(map(_TRAINING, modules))
         self._authored = authored
         self._attributes = [vars(module).copy() for module in authored]
-        self._containers = [(value, value.copy()) for value in record.containers(authored)]
+        self._own = OwnState(modules, authored) if record.draws_elsewhere else None
+        self._containers = [] if self._own else [(value, value.copy()) for value in record.containers(authored)]
         self._buffers = _Buffers(record, record.buffer_holders(modules))
 
     def switch_off_training(self) -> None:
@@ -35,7 +41,8 @@ class _Saved:
             for module in self._modules:
                 module.training = False
 
-    def restore(self) -> None:
+    def restore(self) -> list[Tensor]:
+        """Restore everything, and return the parameters that were written to and cannot be restored."""
         if list(map(_TRAINING, self._modules)) != self._flags:
             for module, flag in zip(self._modules, self._flags, strict=True):
                 module.training = flag
@@ -44,9 +51,10 @@ class _Saved:
             if not _same_items(vars(module), attributes):
                 _restore_attributes(module, attributes)
         for value, contents in self._containers:
-            if not _same_contents(value, contents):
+            if not same_contents(value, contents):
                 value.clear()
                 (value.extend if isinstance(value, list) else value.update)(contents)
+        return self._own.restore() if self._own else []
 
 
 _TRAINING = operator.attrgetter("training")
@@ -86,7 +94,7 @@ class _Buffers:
             tensor, required = self._copier.tensors[number], self._required[number]
             values = copy.view(self._shapes[number]) if copy.layout is torch.strided else copy
             if tensor.requires_grad != required or not same_values(tensor, values):
-                restored[id(tensor)] = _with_values(tensor, values, required=required)
+                restored[id(tensor)] = with_values(tensor, values, required=required)
         return restored
 
 
@@ -95,29 +103,8 @@ def _all_items(holders: list[dict[str, Tensor | None]]) -> list[Any]:
     return list(itertools.chain.from_iterable(itertools.chain.from_iterable(map(dict.items, holders))))
 
 
-def _with_values(tensor: Tensor, values: Tensor, *, required: bool) -> Tensor:
-    """Return a tensor with a buffer's former values; the buffer itself if it can still hold them."""
-    try:
-        if tensor.shape != values.shape:
-            tensor.resize_(values.shape)
-        tensor.copy_(values)
-        if tensor.requires_grad and not required:
-            tensor.detach_()
-    except Exception:  # the model changed it so that it cannot be written to
-        return values.clone().requires_grad_(required)
-    return tensor
-
-
 def _same_items(items: dict[str, Any], expected: dict[str, Any]) -> bool:
     return list(items) == list(expected) and all(map(operator.is_, items.values(), expected.values()))
-
-
-def _same_contents(value: Any, contents: Any) -> bool:
-    if len(value) != len(contents):
-        return False
-    if isinstance(value, dict):
-        return all(key in contents and contents[key] is item for key, item in value.items())
-    return value == contents if isinstance(value, set) else all(map(operator.is_, value, contents))
 
 
 def _restore_attributes(module: nn.Module, saved: dict[str, Any]) -> None:
@@ -179,14 +166,15 @@ def _enter(record: ModelRecord) -> _Use:
     return use
 
 
-def _leave(use: _Use) -> None:
+def _leave(use: _Use) -> list[Tensor]:
+    """Restore the models if this was the last user, and return the parameters that cannot be restored."""
     while use.joined is not None:
         use = use.joined
     use.users -= 1
-    if not use.users:
-        _in_use.remove(use)
-        for saved in use.saved:
-            saved.restore()
+    if use.users:
+        return []
+    _in_use.remove(use)
+    return [tensor for saved in use.saved for tensor in saved.restore()]
 
 
 @contextmanager
@@ -207,7 +195,20 @@ def evaluating(model: nn.Module, record: ModelRecord | None = None) -> Iterator[
         yield
     finally:
         with _lock, torch.no_grad():
-            _leave(use)
+            written = _leave(use)
+        if written:
+            _warn_of(model, written)
+
+
+def _warn_of(model: nn.Module, written: list[Tensor]) -> None:
+    identities = set(map(id, written))
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in identities]
+    shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+    warnings.warn(
+        f"the model's forward pass writes into its own parameters ({shown}), which camkit cannot undo; "
+        "explain a copy of the model (copy.deepcopy)",
+        stacklevel=2,
+    )
 
 
 def is_in_use(record: ModelRecord) -> bool:

@@ -1,0 +1,140 @@
+"""What a forward pass of the user's own code may change besides flags, buffers and attributes, and its restoration.
+
+The networks of PyTorch, torchvision and timm change none of this, so their passes do not pay for it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from camkit.engine.record import CONTAINERS, PYTORCHS, same_values, with_values
+
+_SMALL_PARAMETER = 1024
+"""Parameters with at most this many values are copied before each pass: gates, scales and tokens. Copying all weights
+would cost the memory of the model once more."""
+
+_LARGEST_COPY = 1_000_000
+"""Tensors and arrays that a module keeps as attributes are copied if they have at most this many values."""
+
+_MOST_SEARCHED = 1000
+"""Containers with more items than this, such as vocabularies, are copied, but not searched for others."""
+
+
+class OwnState:
+    """The parameters, plain tensors, arrays, nested containers and random generators of a model before a pass."""
+
+    def __init__(self, modules: Sequence[nn.Module], authored: Sequence[nn.Module]) -> None:
+        self._parameters = [(module._parameters, module._parameters.copy()) for module in modules if module._parameters]
+        parameters = {
+            id(tensor): tensor
+            for _, saved in self._parameters
+            for tensor in saved.values()
+            if tensor is not None and not is_lazy(tensor)
+        }
+        self._required = [(tensor, tensor.requires_grad) for tensor in parameters.values()]
+        self._containers: list[tuple[Any, Any]] = []
+        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
+        self._generators: list[tuple[Any, Any]] = []
+        tensors: dict[int, Tensor] = {}
+        for value in _values_of(authored):
+            if isinstance(value, Tensor):
+                if id(value) not in parameters and value.numel() <= _LARGEST_COPY and value.layout is torch.strided:
+                    tensors[id(value)] = value
+            elif isinstance(value, np.ndarray):
+                if value.size <= _LARGEST_COPY:
+                    self._arrays.append((value, value.copy()))
+            elif type(value) in CONTAINERS:
+                self._containers.append((value, value.copy()))
+            else:
+                self._generators.append((value, _state_of(value)))
+        small = [tensor for tensor in parameters.values() if tensor.numel() <= _SMALL_PARAMETER]
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in (*small, *tensors.values())]
+        self._large = [(tensor, *_mark(tensor)) for tensor in parameters.values() if tensor.numel() > _SMALL_PARAMETER]
+
+    def restore(self) -> list[Tensor]:
+        """Restore everything, and return the parameters that a pass wrote to and of which there is no copy."""
+        for holder, saved in self._parameters:
+            if list(holder) != list(saved) or not same_contents(holder, saved):
+                holder.clear()
+                holder.update(saved)
+        required = {id(tensor): flag for tensor, flag in self._required}
+        for tensor, values in self._tensors:
+            if not same_values(tensor, values):
+                with_values(tensor, values, required=required.get(id(tensor), tensor.requires_grad))
+        for tensor, flag in self._required:
+            if tensor.requires_grad != flag:
+                tensor.requires_grad_(flag)
+        for array, copied in self._arrays:
+            if array.dtype.hasobject or not np.array_equal(array, copied, equal_nan=array.dtype.kind in "fc"):
+                array[...] = copied
+        for container, contents in self._containers:
+            if not same_contents(container, contents):
+                container.clear()
+                (container.extend if isinstance(container, list) else container.update)(contents)
+        for generator, state in self._generators:
+            _set_state(generator, state)
+        return [tensor for tensor, *before in self._large if tuple(before) != _mark(tensor)]
+
+
+def same_contents(value: Any, contents: Any) -> bool:
+    """Tell whether a container still has the copied contents, each item being the same object."""
+    if len(value) != len(contents):
+        return False
+    if isinstance(value, dict):
+        return all(key in contents and contents[key] is item for key, item in value.items())
+    if isinstance(value, set):
+        return bool(value == contents)
+    return all(item is before for item, before in zip(value, contents, strict=True))
+
+
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    """Return the address of a tensor's values and, if it counts them, how often it was written to."""
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+
+def _values_of(authored: Sequence[nn.Module]) -> Iterator[Any]:
+    """Yield the tensors, arrays, containers and generators that modules keep as attributes, also inside containers."""
+    found: set[int] = set()
+    for module in authored:
+        waiting = [value for name, value in vars(module).items() if name not in PYTORCHS]
+        while waiting:
+            value = waiting.pop()
+            if id(value) in found:
+                continue
+            if type(value) in CONTAINERS or type(value) is tuple:
+                found.add(id(value))
+                if len(value) <= _MOST_SEARCHED:
+                    waiting += value.values() if isinstance(value, dict) else value
+                if type(value) is not tuple:
+                    yield value
+            elif isinstance(value, (Tensor, np.ndarray)) or _is_generator(value):
+                found.add(id(value))
+                yield value
+
+
+def _is_generator(value: Any) -> bool:
+    return isinstance(value, (torch.Generator, random.Random, np.random.RandomState, np.random.Generator))
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
