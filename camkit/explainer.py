@@ -25,7 +25,7 @@ from camkit.engine.capture import Pass, capture, capture_for_cam
 from camkit.engine.features import Capture
 from camkit.engine.passes import faster_format, is_out_of_memory, quiet_pass, usable_precision
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, ImageError, InputError, LayerError, TargetError, did_you_mean
+from camkit.errors import CamkitError, ImageError, InputError, LayerError, ModelError, TargetError, did_you_mean
 from camkit.explanation import Explanation, LayerMaps
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
@@ -37,6 +37,7 @@ from camkit.methods import Method, WeightFunction, check_weights, find_method
 from camkit.models import (
     Labels,
     about_channels,
+    about_failure,
     as_model,
     changed_at,
     check_preprocess,
@@ -369,9 +370,14 @@ class Explainer:
         try:
             captured, layers = self._captured(request, batch, inputs)
         except RuntimeError as error:
-            sentence = about_channels(module, inputs)
-            if sentence is None or is_out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
+            sentence = about_channels(module, inputs)
+            if sentence is None:
+                reason = about_failure(module, error)
+                if reason is None:
+                    raise
+                raise ModelError(reason) from error
             return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
         self._used = layers
         explained = [

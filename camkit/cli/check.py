@@ -66,8 +66,11 @@ def check(
     config_file = config or find_config(Path())
     settings = Settings() if config_file is None else read_config(config_file)
     check_folder(out)
+    loaded = (source or CheckedSource()).settled(settings)
+    if loaded.note:
+        say(loaded.note)
     plan = plan_check(
-        (source or CheckedSource()).settled(settings),
+        loaded,
         data,
         regions=regions,
         class_map=class_map,

@@ -81,7 +81,7 @@ def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Seque
         names = " and ".join(repr(str(ref)) for ref in options.modules)
         raise LayerError(
             f"the score does not depend on layer {names} in a differentiable way; choose another layer, or remove "
-            "inference_mode, detach() or argmax from the model's forward pass after this layer"
+            "inference_mode, detach(), argmax or reentrant checkpointing from the model's forward pass after this layer"
         )
     return result
 
