@@ -19,6 +19,7 @@ from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.engine.resizing import resizing
 from camkit.errors import LayerError, MethodError, TargetError
+from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Expands, Scores, Target
 from camkit.types import Extent, LayerRef, Layout, Precision
 
@@ -115,9 +116,10 @@ def _capture(
             if len(inputs) == 1 and inputs.device.type == "cpu" and number == 1:
                 contiguous_gradients(scored.values)
             lifted = options.precision == "fp16"
-            reached |= tape.backward(scored.values.float(), keep_graph=number < len(expanded), lifted=lifted)
+            with passing_through(scored.activation):
+                reached |= tape.backward(scored.values.float(), keep_graph=number < len(expanded), lifted=lifted)
             reached |= absent
-            scores.append(replace(scored, values=scored.values.detach().float()))
+            scores.append(replace(scored, values=scored.values.detach().float(), activation=None))
         if not reached:
             return None
         features = tuple(_features(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items())

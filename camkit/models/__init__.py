@@ -125,11 +125,6 @@ def load_model(
     """
     if not isinstance(name, str):
         raise ModelError(f"the name of a model is text, not {type(name).__name__}")
-    if weights is not None and not isinstance(weights, (str, Path)):
-        raise ModelError(
-            f"weights is a file or the name of published weights, not {type(weights).__name__}; to load a state dict "
-            "that you have, call model.load_state_dict() and pass the model"
-        )
     request = Request(
         name,
         weights,
