@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import pickle
+import random
 import socket
+import subprocess
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -541,6 +545,201 @@ def test_a_cached_file_that_holds_code_is_refused_and_not_run(squeezenet, cache,
 
     assert not trace.exists()
     assert_one_sentence(caught.value)
+
+
+# --- weights of any content -------------------------------------------------------------------------------------------
+
+FUZZED = 500
+"""Cases of each kind; every case has a seed of its own, so that one that fails can be run alone."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> tuple[str, dict[str, Tensor]]:
+    """Return the name of a small network, and weights that fit it."""
+    file = tmp_path_factory.mktemp("net") / "net.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 3))\n"
+    )
+    torch.manual_seed(1)
+    state = load_model(f"{file}:build", device="cpu").module.state_dict()
+    return f"{file}:build", {key: torch.randn_like(value) if value.dim() else value for key, value in state.items()}
+
+
+def write_weights(content: Any, path: Path, kind: str) -> None:
+    if kind == "safetensors":
+        save_file(content, path)
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
+
+
+def outcome(name: str, path: Path) -> dict[str, Tensor] | None:
+    """Return the weights of the model with this file's weights; None if they are refused with one sentence."""
+    try:
+        return load_model(name, path, "cpu").module.state_dict()
+    except ModelError as error:
+        assert_one_sentence(error)
+        return None
+
+
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    place, many = draw.randrange(len(data)), draw.randrange(1, 40)
+    some = bytes(draw.randrange(256) for _ in range(many))
+    how = draw.choice(["cut", "flip", "flip", "insert", "zero", "swap", "repeat", "start", "header"])
+    if how == "cut":
+        return data[:place]
+    if how == "flip":
+        changed = bytearray(data)
+        for _ in range(draw.choice([1, 1, 3, 30])):
+            changed[draw.randrange(min(len(data), draw.choice([64, 1024, len(data)])))] ^= 1 << draw.randrange(8)
+        return bytes(changed)
+    if how == "header":
+        changed = data.replace(
+            *draw.choice([(b"F32", b"I32"), (b"F32", b"F64"), (b"[4", b"[9"), (b"weight", b"wejght")])
+        )
+        return changed.replace(b"FloatStorage", draw.choice([b"LongStorage", b"FloatStorage", b"QInt8Storag"]), 1)
+    return {
+        "insert": data[:place] + some + data[place:],
+        "zero": data[:place] + bytes(many) + data[place + many :],
+        "swap": data[place:] + data[:place],
+        "repeat": data[:place] + data,
+        "start": some + data[many:],
+    }[how]
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_weights_file_loads_whole_or_is_one_sentence(tiny, tmp_path):
+    name, state = tiny
+    loaded = 0
+    for seed in range(FUZZED):
+        draw = random.Random(seed)
+        kind = draw.choice(["safetensors", "zip", "legacy"])
+        path = tmp_path / f"w.{draw.choice(['pth', 'safetensors'])}"
+        write_weights(state, path, kind)
+        path.write_bytes(damaged(path.read_bytes(), draw))
+        found = outcome(name, path)
+        loaded += found is not None
+        if found is not None:
+            assert {key: (value.shape, value.dtype) for key, value in found.items()} == {
+                key: (value.shape, value.dtype) for key, value in state.items()
+            }, seed
+    assert 0 < loaded < FUZZED / 2
+
+
+def spoiled(state: dict[str, Tensor], draw: random.Random) -> dict[Any, Any]:
+    """Return weights that do not fit any more."""
+    key = draw.choice([key for key in state if state[key].dim()])
+    value = state[key]
+    wrong: dict[str, Callable[[], dict[Any, Any]]] = {
+        "type": lambda: {key: value.to(draw.choice([torch.int8, torch.bool, torch.complex64, torch.float8_e5m2]))},
+        "shape": lambda: {key: torch.cat([value, value])},
+        "dimensions": lambda: {key: value[None]},
+        "empty": lambda: {key: value[:0]},
+        "scalar": lambda: {key: value.sum()},
+        "expanded": lambda: {key: torch.zeros(1).expand(10 ** draw.randrange(9, 14))},
+        "sparse": lambda: {key: value.to_sparse()},
+        "meta": lambda: {key: value.to("meta")},
+        "unknown": lambda: {draw.choice(["more", "0.weight.more", "", "."]): value},
+        "number as name": lambda: {draw.choice([1, (0, "a"), None, 2.5, b"0.bias"]): value},
+        "no tensor": lambda: {key: draw.choice([1.0, "text", None, [value], {"a": value}])},
+    }
+    if draw.random() < 0.1:
+        return {other: state[other] for other in state if other != key}
+    return {**state, **draw.choice(list(wrong.values()))()}
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore")
+def test_weights_load_rightly_whatever_holds_them_and_are_refused_if_they_do_not_fit(tiny, tmp_path):
+    name, state = tiny
+    for seed in range(FUZZED):
+        draw = random.Random(seed)
+        fits = draw.random() < 0.5
+        expected: dict[Any, Any] = dict(state)
+        if fits and draw.random() < 0.5:
+            dtype = draw.choice([torch.float16, torch.bfloat16, torch.float64])
+            expected = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
+        content: Any = expected if fits else spoiled(state, draw)
+        if all(isinstance(key, str) for key in content):
+            for _ in range(draw.randrange(3)):
+                content = prefixed(draw.choice(["module.", "_orig_mod.", "model.", "net.", "a."]))(content)
+        kind = draw.choice(["zip", "legacy", "safetensors"])
+        dense = all(
+            isinstance(value, Tensor) and not value.is_sparse and not value.is_meta for value in content.values()
+        )
+        small = dense and sum(value.nbytes for value in content.values()) < 10**6
+        if kind == "safetensors" and not (small and all(isinstance(key, str) for key in content)):
+            kind = "zip"
+        if kind == "safetensors":
+            content = {key: value.contiguous().clone() for key, value in content.items()}
+        else:
+            for _ in range(draw.randrange(3)):
+                content = {draw.choice(["state_dict", "model", "model_state_dict", "model_ema"]): content, "epoch": 3}
+        path = tmp_path / f"w.{draw.choice(['pth', 'safetensors', 'ckpt'])}"
+        write_weights(content, path, kind)
+
+        found = outcome(name, path)
+
+        assert (found is not None) == fits, seed
+        if found is not None:
+            assert all(torch.equal(found[key], expected[key].to(found[key].dtype)) for key in state), seed
+
+
+class Attack:
+    """Pickles as a call of a function."""
+
+    def __init__(self, call: tuple[Any, ...]) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore")
+def test_no_code_in_a_pickle_is_ever_run(tiny, tmp_path):
+    name, state = tiny
+    trace = tmp_path / "ran"
+    touch = f"open({str(trace)!r}, 'w').close()"
+    calls: list[tuple[Any, ...]] = [
+        (Path.touch, (trace,)),
+        (exec, (touch,)),
+        (eval, (touch,)),
+        (open, (str(trace), "w")),
+        (os.system, (f"touch {trace}",)),
+        (subprocess.check_call, (["touch", str(trace)],)),
+        (os.open, (str(trace), os.O_CREAT)),
+        (torch.save, (1, str(trace))),
+        (functools.partial(exec, touch), ()),
+        (getattr, (Path(trace), "touch")),
+        (torch.hub.load, (str(tmp_path), "x")),
+        (torch.load, (str(trace),)),
+    ]
+    for seed in range(FUZZED):
+        draw = random.Random(seed)
+        held: Any = Attack(draw.choice(calls))
+        if draw.random() < 0.3:
+            held = draw.choice([[held], (held, held), {"a": held}, OrderedDict(a=held)])
+        place = draw.choice(["alone", "beside", "in place of a tensor", "first", "in a checkpoint"])
+        content: Any = {
+            "alone": held,
+            "beside": {**state, "more": held},
+            "in place of a tensor": {**state, "0.bias": held},
+            "first": {"first": held, **state},
+            "in a checkpoint": {"state_dict": state, "callbacks": held},
+        }[place]
+        path = tmp_path / f"w.{draw.choice(['pth', 'bin', 'safetensors'])}"
+        protocol = draw.randrange(2, 6)
+        if draw.random() < 0.3:
+            path.write_bytes(pickle.dumps(held if place == "alone" else [held], protocol=protocol))
+        else:
+            is_zip = draw.random() < 0.6
+            torch.save(content, path, pickle_protocol=protocol, _use_new_zipfile_serialization=is_zip)
+
+        assert outcome(name, path) is None, seed
+        assert not trace.exists(), seed
 
 
 # --- torchvision's own weights ----------------------------------------------------------------------------------------

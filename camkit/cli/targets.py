@@ -99,14 +99,18 @@ _REFINEMENTS = ("versus", "mask", "everywhere")
 
 def _mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess | None) -> np.ndarray:
     """Return a mask (h, w) over the model's input, resized and cropped in the same way as its picture."""
+    from camkit.images.crop import check_crop
+    from camkit.images.prepare import prepare
     from camkit.images.regions import preprocess_region
 
     mask = open_picture(file).convert("L")
     if len(pictures) != 1 or preprocess is None:
         raise InputError("--mask belongs to one picture; explain that picture alone")
-    size = open_picture(pictures[0]).size
+    picture = open_picture(pictures[0])
+    size = picture.size
     if mask.size != size:
         raise InputError(f"the mask has {mask.width}x{mask.height} pixels, but the picture has {size[0]}x{size[1]}")
+    check_crop(preprocess, picture, prepare(picture, preprocess, str(pictures[0])).tensor)
     inside = preprocess_region(np.asarray(mask) > _MASK_THRESHOLD, preprocess) > _COVERED
     if not bool(inside.any()):
         raise InputError(f"no white pixel of {file} lies in the part of the picture that the model sees")
