@@ -26,7 +26,7 @@ from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import autocasting, faster_format, is_out_of_memory, quiet_pass, usable_precision
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, ImageError, InputError, LayerError, TargetError, did_you_mean
+from camkit.errors import CamkitError, ImageError, InputError, LayerError, ModelError, TargetError, did_you_mean
 from camkit.explanation import Explanation, existing, explanations, shown_pictures
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
@@ -38,6 +38,7 @@ from camkit.methods import Method, WeightFunction, find_method
 from camkit.models import (
     Labels,
     about_channels,
+    about_failure,
     as_model,
     changed_at,
     check_preprocess,
@@ -379,10 +380,14 @@ class Explainer:
             try:
                 captured, layers = self._captured(part, batch, inputs)
             except RuntimeError as error:
-                sentence = about_channels(module, inputs)
-                if sentence is None or is_out_of_memory(error):
+                if is_out_of_memory(error):
                     raise
-                return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
+                sentence, reason = about_channels(module, inputs), about_failure(module, error)
+                if sentence is not None:
+                    return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
+                if reason is not None:
+                    raise ModelError(reason) from error
+                raise
             self._used = layers
             new = explanations(captured, batch, shown, layers, self._method, self._fuse, self._loaded.labels)
             for of_picture, more in zip(rows, new, strict=True):

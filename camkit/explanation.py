@@ -72,8 +72,9 @@ class Explanation:
             the model pads its input, the grid covers the padded input.
         target: the class index, or None for a target function.
         label: the name of the class or of the target function; None if it has no name.
-        score: the target's value; for a class, its logit.
-        probability: softmax of the logits (sigmoid for a single logit); None for a target function.
+        score: the target's value; for a class, its logit, or its probability if the model returns that.
+        probability: softmax of the logits (sigmoid for a single logit), or what the model returns if that is a
+            probability already; None for a target function.
         layer: the layer's name; several names are joined by "+".
         layer_reason: why this layer was chosen.
         method: the method's name.
@@ -81,7 +82,8 @@ class Explanation:
             target, "no_influence" if the target's gradient at the layer is zero (it does not depend on the layer, or is
             a saturated probability), "non_finite" if the map contains NaN or infinity.
         box: the part of the original picture that the model saw, in pixels of that picture; None if camkit could not
-            follow the preprocessing, and then ``picture`` is the model's input.
+            follow the preprocessing, and then ``picture`` is the model's input. That is so if it rotates or warps, or
+            if what it shows of this picture depends on the content, as with trimmed borders.
         shown: the original picture, H x W x 3 uint8 RGB, or the model's input (C, H, W); ``picture`` is drawn from it.
         source: the file's name; without one, for example "picture 3" for the third picture of the call.
         detection: for a detector, the explained box, in pixels of ``picture``.

@@ -26,11 +26,14 @@ from pycocotools import mask as rle
 from torchvision.transforms import functional as tv
 from torchvision.transforms._presets import ImageClassification
 
+import camkit
 from camkit.background.data import in_pixels
 from camkit.background.regions import boxes, coco, find_regions, masks, read_regions, voc, yolo
 from camkit.background.render import object_region, widened_boxes
 from camkit.background.values import Annotations, ObjectAnnotation
+from camkit.demo.scenes import draw
 from camkit.errors import ImageError, InputError
+from camkit.images.crop import check_crop
 from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.regions import ShadesBySize, measure_shades, preprocess_region
 from camkit.types import Box
@@ -1140,3 +1143,46 @@ def test_a_pipe_among_the_regions_is_left_alone(tmp_path: Path) -> None:
     for name in ("a.xml", "b.json", "c.csv", "d.txt", "e-mask.png"):
         os.mkfifo(tmp_path / name)
     assert find_regions(tmp_path) == []
+
+
+def test_regions_are_not_followed_through_a_crop_that_depends_on_the_content():
+    def trimmed(picture):
+        inside = np.asarray(picture).max(2) > 0
+        rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+        part = picture.crop((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)) if len(rows) else picture
+        return tv.to_tensor(part.resize((64, 64)))
+
+    levels = np.random.default_rng(0).integers(1, 256, (6, 8, 3), dtype=np.uint8)
+    plain = Image.fromarray(levels).resize((160, 120))
+    bordered = ImageOps.expand(plain.resize((120, 80)), 20)
+
+    check_crop(trimmed, plain, trimmed(plain))
+    with pytest.raises(InputError, match="depends on the picture's content"):
+        check_crop(trimmed, bordered, trimmed(bordered))
+
+
+def test_a_check_whose_preprocessing_crops_by_content_says_so(tmp_path):
+    loaded = camkit.load_model("demo-fair", device="cpu")
+
+    def trimmed(picture):
+        inside = np.asarray(picture).max(2) > 0
+        rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+        part = picture.crop((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)) if len(rows) else picture
+        return loaded.preprocess(part)
+
+    for thing, background in (("plane", "sky"), ("ship", "sea")):
+        for seed in range(2):
+            drawn = draw(np.random.default_rng(seed), thing, background, 128)
+            for folder, pixels in (("images", drawn.image), ("masks", (drawn.mask > 0).astype(np.uint8) * 255)):
+                (tmp_path / folder / thing).mkdir(parents=True, exist_ok=True)
+                ImageOps.expand(Image.fromarray(pixels), 24).save(tmp_path / folder / thing / f"{seed}.png")
+
+    with pytest.raises(InputError, match="depends on the picture's content"):
+        camkit.check(
+            loaded.module,
+            tmp_path / "images",
+            regions=tmp_path / "masks",
+            preprocess=trimmed,
+            labels=loaded.labels,
+            out=tmp_path / "out",
+        )

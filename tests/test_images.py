@@ -27,6 +27,8 @@ from torchvision.transforms import functional, v2
 from torchvision.transforms._presets import ImageClassification
 
 import camkit
+from camkit import cli
+from camkit.demo.scenes import scene_paths
 from camkit.errors import ImageError
 from camkit.images.crop import crop_box
 from camkit.images.files import find_pictures
@@ -1071,6 +1073,106 @@ def test_the_box_of_the_callers_own_preprocessing(case, size):
     assert explanation.box is not None
     assert explanation.picture.shape == (size[1], size[0], 3)
     assert explanation.box == pytest.approx(expected(size), abs=2)
+
+
+def within(picture: Image.Image, inside: np.ndarray) -> Image.Image:
+    """Crop a picture to the rows and columns that hold any pixel of a mask."""
+    rows, columns = (np.flatnonzero(inside.any(axis)) for axis in (1, 0))
+    return picture.crop((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)) if len(rows) else picture
+
+
+def to_object(picture: Image.Image) -> Image.Image:
+    """Crop to the pixels that differ from the corner's, if those are few enough for an object."""
+    levels = np.asarray(picture.convert("L")).astype(int)
+    differs = np.abs(levels - levels[0, 0]) > 20
+    return within(picture, differs) if differs.mean() < 0.6 else picture
+
+
+BY_CONTENT = {
+    "black borders are trimmed": lambda picture: within(picture, np.asarray(picture).max(2) > 0),
+    "white borders are trimmed": lambda picture: within(picture, np.asarray(picture).min(2) < 255),
+    "dark borders are trimmed": lambda picture: within(picture, np.asarray(picture).max(2) > 12),
+    "cropped to the object": to_object,
+}
+
+
+def framed(colour: str, share: float) -> Image.Image:
+    """Return a scene within a border of one colour, which is so large a share of each side."""
+    with Image.open(scene_paths()["plane-sky"]) as scene:
+        picture = scene.convert("RGB")
+    border = tuple(round(side * share) for side in picture.size)
+    return ImageOps.expand(picture, border, fill=colour)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.1, 0.3])
+@pytest.mark.parametrize("case", BY_CONTENT)
+def test_a_preprocessing_that_crops_by_content_is_drawn_on_the_models_input(case, share, tmp_path):
+    crop = BY_CONTENT[case]
+    picture = framed("white" if "white" in case else "black", share)
+    if "object" in case:
+        picture = Image.new("RGB", (300, 200), (30, 60, 30))
+        picture.paste((250, 160, 20), (30, 40, 30 + round(250 * share), 90))
+    preprocess = to_v1(crop, transforms.Resize((96, 96)))
+    assert crop(picture).size != picture.size
+    explainer = camkit.Explainer(TinyNet(), "features", preprocess=preprocess)
+
+    for _ in range(2):
+        explanation = explainer(picture)
+        assert explanation.box is None
+        assert explanation.picture.shape == (96, 96, 3)
+    if case in ("black borders are trimmed", "white borders are trimmed"):
+        assert explainer(crop(picture)).box is not None
+
+
+def test_a_picture_without_borders_keeps_its_box_beside_pictures_with_them():
+    preprocess = to_v1(BY_CONTENT["black borders are trimmed"], transforms.Resize((96, 96)))
+    bordered = framed("black", 0.1)
+    plain = framed("black", 0).resize(bordered.size)
+
+    first, second, third = camkit.explain(TinyNet(), [plain, bordered, plain], "features", preprocess=preprocess)
+
+    assert first.box == third.box == pytest.approx((0, 0, *plain.size), abs=2)
+    assert second.box is None
+
+
+def test_the_command_line_says_that_the_place_is_unknown(tmp_path, capsys):
+    framed("black", 0.2).save(tmp_path / "picture.png")
+    (tmp_path / "net.py").write_text(
+        "import numpy as np, torch\n"
+        "from torch import nn\n"
+        "from torchvision.transforms.functional import to_tensor\n"
+        "def preprocess(picture):\n"
+        "    inside = np.asarray(picture).max(2) > 0\n"
+        "    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))\n"
+        "    picture = picture.crop((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1))\n"
+        "    return to_tensor(picture.resize((64, 64)))\n"
+        "def build():\n"
+        "    torch.manual_seed(0)\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.Flatten(), nn.Linear(3844, 3)), preprocess\n"
+    )
+    command = [str(tmp_path / "picture.png"), "--model", f"{tmp_path / 'net.py'}:build", "--out", str(tmp_path / "out")]
+
+    assert cli.main(command) == 0
+    assert "drawn on the model's input" in " ".join(capsys.readouterr().out.split())
+    Image.new("L", framed("black", 0.2).size, 255).save(tmp_path / "mask.png")
+    assert cli.main([*command, "--target", "1", "--mask", str(tmp_path / "mask.png")]) == 2
+    assert "regions cannot be followed through this preprocessing" in " ".join(capsys.readouterr().err.split())
+
+
+PHOTOS = (0.0, 20.0, 60.0)
+
+
+@pytest.mark.parametrize("noise", PHOTOS)
+@pytest.mark.parametrize("case", CROPPED)
+def test_the_box_of_an_ordinary_preprocessing_is_kept_for_real_content(case, noise):
+    preprocess, expected = CROPPED[case]
+    pixels = np.asarray(framed("black", 0).resize((640, 480))).astype(float)
+    pixels += noise * np.random.default_rng(0).standard_normal(pixels.shape)
+    picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+    explanation = camkit.explain(TinyNet(), picture, "features", preprocess=preprocess)
+
+    assert explanation.box == pytest.approx(expected(picture.size), abs=2)
 
 
 def rotated(degrees: float, crop: int = 200) -> Any:

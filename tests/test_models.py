@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 import pickle
+import random
 import socket
+import subprocess
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,8 +21,10 @@ import torchvision
 from safetensors.torch import save_file
 from tiers import represented_by
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import camkit
+from camkit import cli
 from camkit.errors import InputError, ModelError
 from camkit.models import as_model, load_model, model_names
 from camkit.models.loaded import LoadedModel
@@ -366,6 +373,375 @@ def test_a_device_that_is_not_here_is_one_sentence(device):
     assert_one_sentence(caught.value)
 
 
+# --- weights that mean something else than they seem to ---------------------------------------------------------------
+
+
+def demo_state() -> dict[str, Tensor]:
+    return dict(load_model("demo-fair", device="cpu").module.state_dict())
+
+
+def cast_to(dtype: torch.dtype) -> dict[str, Tensor]:
+    return {key: value.to(dtype) if value.is_floating_point() else value for key, value in demo_state().items()}
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+@pytest.mark.parametrize(
+    "dtype", represented_by(
+        torch.int8, torch.complex64, torch.float8_e4m3fn,
+        among=[torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn],
+    )
+)  # fmt: skip
+def test_weights_of_a_type_that_needs_scales_are_refused(tmp_path, dtype, ending):
+    path = tmp_path / f"w.{ending}"
+    (save_file if ending == "safetensors" else torch.save)(cast_to(dtype), path)
+
+    with pytest.raises(ModelError, match=f"{dtype} for 'features.0.0.weight'") as caught:
+        load_model("demo-fair", path, "cpu")
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_another_floating_point_type_are_rounded(tmp_path, dtype):
+    torch.save(cast_to(dtype), tmp_path / "w.pth")
+
+    assert same_weights(load_model("demo-fair", tmp_path / "w.pth", "cpu").module, cast_to(dtype))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {1: torch.zeros(3)},
+        {("a", 1): torch.zeros(3)},
+        {"a": torch.zeros(3), 1: torch.zeros(3)},
+        {"a": torch.eye(3).to_sparse()},
+        {"a": torch.zeros(3, device="meta")},
+        {"state_dict": {1: torch.zeros(3)}},
+    ],
+)
+def test_a_file_of_other_tensors_is_one_sentence(tmp_path, content):
+    torch.save(content, tmp_path / "w.pth")
+
+    for name in ("demo-fair", SMALL):
+        with pytest.raises(ModelError) as caught:
+            load_model(name, tmp_path / "w.pth", "cpu")
+        assert_one_sentence(caught.value)
+
+
+def test_a_checkpoint_that_contains_itself_is_one_sentence(tmp_path):
+    content: dict[str, Any] = {"epoch": 3}
+    content["model"] = content
+    torch.save(content, tmp_path / "w.pth")
+
+    with pytest.raises(ModelError, match="not a state dict"):
+        load_model("demo-fair", tmp_path / "w.pth", "cpu")
+
+
+def test_a_claimed_number_of_classes_that_the_file_does_not_hold_is_refused(squeezenet, tmp_path):
+    state = dict(squeezenet.state_dict())
+    state["classifier.1.bias"] = torch.zeros(1).expand(10**12)
+    torch.save(state, tmp_path / "w.pth")
+
+    with pytest.raises(ModelError, match="of another shape"):
+        load_model(SMALL, tmp_path / "w.pth", "cpu")
+
+
+@pytest.mark.parametrize("prefix", ["model.", "net.", "module.model.", "model._orig_mod."])
+@pytest.mark.parametrize("classes", [7, 1000])
+def test_weights_of_a_module_that_held_the_model_fit_with_any_number_of_classes(tmp_path, prefix, classes):
+    state = torchvision.models.squeezenet1_1(num_classes=classes).state_dict()
+    torch.save({"state_dict": prefixed(prefix)(state), "epoch": 3}, tmp_path / "lightning.ckpt")
+
+    loaded = load_model(SMALL, tmp_path / "lightning.ckpt", "cpu")
+
+    assert same_weights(loaded.module, state)
+    assert (loaded.labels is None) == (classes == 7)
+
+
+@pytest.mark.parametrize(
+    ("content", "used", "said"),
+    [
+        (lambda plain, ema: {"model": plain, "model_ema": ema}, "plain", "'model', not those under 'model_ema'"),
+        (lambda plain, ema: {"state_dict": plain, "state_dict_ema": ema}, "plain", "not those under 'state_dict_ema'"),
+        (lambda _, ema: {"model_ema": {**prefixed("module.")(ema), "n_averaged": torch.tensor(3)}}, "ema", "(EMA)"),
+        (lambda _, ema: {"state_dict_ema": ema}, "ema", "(EMA)"),
+        (lambda plain, ema: {"model": plain, "state_dict": ema}, "ema", "'state_dict', not those under 'model'"),
+    ],
+)
+def test_which_of_several_weights_are_used_is_said(tmp_path, content, used, said, capfd):
+    plain, ema = demo_state(), {key: value * 2 for key, value in demo_state().items()}
+    torch.save(content(plain, ema), tmp_path / "w.pth")
+
+    loaded = load_model("demo-fair", tmp_path / "w.pth", "cpu")
+
+    assert said in (loaded.note or "")
+    assert same_weights(loaded.module, ema if used == "ema" else plain)
+    picture = str(camkit.scenes.scene_paths()["plane-sky"])
+    assert (
+        cli.main([picture, "--model", "demo-fair", "--weights", str(tmp_path / "w.pth"), "--out", str(tmp_path)]) == 0
+    )
+    assert said in capfd.readouterr().err.replace("\n", " ")
+
+
+def test_weights_in_several_files_are_read_through_their_index(tmp_path):
+    state = demo_state()
+    names = sorted(state)
+    shards = {"w-00001-of-00002.safetensors": names[:5], "w-00002-of-00002.safetensors": names[5:]}
+    for file, keys in shards.items():
+        save_file({key: state[key] for key in keys}, tmp_path / file)
+    weight_map = {key: file for file, keys in shards.items() for key in keys}
+    index = tmp_path / "w.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+    assert same_weights(load_model("demo-fair", index, "cpu").module, state)
+    with pytest.raises(ModelError, match=r"one of 2 shards, so pass their index") as caught:
+        load_model("demo-fair", tmp_path / "w-00001-of-00002.safetensors", "cpu")
+    assert_one_sentence(caught.value)
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"weight_map": {"a": 1}}',
+        '{"weight_map": {"a": "../w"}}',
+        '{"weight_map": {"a": "b"}}',
+    ):
+        index.write_text(text)
+        with pytest.raises(ModelError) as caught:
+            load_model("demo-fair", index, "cpu")
+        assert_one_sentence(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+@pytest.mark.parametrize("ending", ["pt", "safetensors", "bin"])
+def test_the_content_of_a_file_tells_its_format(tmp_path, ending):
+    path, state = tmp_path / f"w.{ending}", demo_state()
+    for save in (torch.save, save_file):
+        save(state, path)
+        assert same_weights(load_model("demo-fair", path, "cpu").module, state)
+    torch.jit.trace(Tiny().eval(), torch.zeros(1, 3, 8, 8)).save(path)
+    with pytest.raises(ModelError, match="TorchScript archive") as caught:
+        load_model("demo-fair", path, "cpu")
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".py:build", "x\0y"])
+def test_a_name_that_no_file_can_have_is_one_sentence(name):
+    for call in (lambda: load_model(name), lambda: camkit.explain(name, torch.zeros(3, 8, 8))):
+        with pytest.raises(ModelError) as caught:
+            call()
+        assert "Traceback" not in str(caught.value)
+    for weights in ("x" * 300, "x\0y", Path()):
+        with pytest.raises(ModelError) as caught:
+            load_model(SMALL, weights, "cpu")
+        assert_one_sentence(caught.value)
+
+
+def test_a_cached_file_that_holds_code_is_refused_and_not_run(squeezenet, cache, no_network, tmp_path):
+    trace = tmp_path / "ran"
+    torch.save({**squeezenet.state_dict(), "more": Payload(trace)}, cache / Path(published(SMALL).DEFAULT.url).name)
+
+    with pytest.raises(ModelError) as caught:
+        load_model(SMALL, device="cpu")
+
+    assert not trace.exists()
+    assert_one_sentence(caught.value)
+
+
+# --- weights of any content -------------------------------------------------------------------------------------------
+
+FUZZED = 500
+"""Cases of each kind; every case has a seed of its own, so that one that fails can be run alone."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> tuple[str, dict[str, Tensor]]:
+    """Return the name of a small network, and weights that fit it."""
+    file = tmp_path_factory.mktemp("net") / "net.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 3))\n"
+    )
+    torch.manual_seed(1)
+    state = load_model(f"{file}:build", device="cpu").module.state_dict()
+    return f"{file}:build", {key: torch.randn_like(value) if value.dim() else value for key, value in state.items()}
+
+
+def write_weights(content: Any, path: Path, kind: str) -> None:
+    if kind == "safetensors":
+        save_file(content, path)
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
+
+
+def outcome(name: str, path: Path) -> dict[str, Tensor] | None:
+    """Return the weights of the model with this file's weights; None if they are refused with one sentence."""
+    try:
+        return load_model(name, path, "cpu").module.state_dict()
+    except ModelError as error:
+        assert_one_sentence(error)
+        return None
+
+
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    place, many = draw.randrange(len(data)), draw.randrange(1, 40)
+    some = bytes(draw.randrange(256) for _ in range(many))
+    how = draw.choice(["cut", "flip", "flip", "insert", "zero", "swap", "repeat", "start", "header"])
+    if how == "cut":
+        return data[:place]
+    if how == "flip":
+        changed = bytearray(data)
+        for _ in range(draw.choice([1, 1, 3, 30])):
+            changed[draw.randrange(min(len(data), draw.choice([64, 1024, len(data)])))] ^= 1 << draw.randrange(8)
+        return bytes(changed)
+    if how == "header":
+        changed = data.replace(
+            *draw.choice([(b"F32", b"I32"), (b"F32", b"F64"), (b"[4", b"[9"), (b"weight", b"wejght")])
+        )
+        return changed.replace(b"FloatStorage", draw.choice([b"LongStorage", b"FloatStorage", b"QInt8Storag"]), 1)
+    return {
+        "insert": data[:place] + some + data[place:],
+        "zero": data[:place] + bytes(many) + data[place + many :],
+        "swap": data[place:] + data[:place],
+        "repeat": data[:place] + data,
+        "start": some + data[many:],
+    }[how]
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_weights_file_loads_whole_or_is_one_sentence(tiny, tmp_path):
+    name, state = tiny
+    loaded = 0
+    for seed in range(FUZZED):
+        draw = random.Random(seed)
+        kind = draw.choice(["safetensors", "zip", "legacy"])
+        path = tmp_path / f"w.{draw.choice(['pth', 'safetensors'])}"
+        write_weights(state, path, kind)
+        path.write_bytes(damaged(path.read_bytes(), draw))
+        found = outcome(name, path)
+        loaded += found is not None
+        if found is not None:
+            assert {key: (value.shape, value.dtype) for key, value in found.items()} == {
+                key: (value.shape, value.dtype) for key, value in state.items()
+            }, seed
+    assert 0 < loaded < FUZZED / 2
+
+
+def spoiled(state: dict[str, Tensor], draw: random.Random) -> dict[Any, Any]:
+    """Return weights that do not fit any more."""
+    key = draw.choice([key for key in state if state[key].dim()])
+    value = state[key]
+    wrong: dict[str, Callable[[], dict[Any, Any]]] = {
+        "type": lambda: {key: value.to(draw.choice([torch.int8, torch.bool, torch.complex64, torch.float8_e5m2]))},
+        "shape": lambda: {key: torch.cat([value, value])},
+        "dimensions": lambda: {key: value[None]},
+        "empty": lambda: {key: value[:0]},
+        "scalar": lambda: {key: value.sum()},
+        "expanded": lambda: {key: torch.zeros(1).expand(10 ** draw.randrange(9, 14))},
+        "sparse": lambda: {key: value.to_sparse()},
+        "meta": lambda: {key: value.to("meta")},
+        "unknown": lambda: {draw.choice(["more", "0.weight.more", "", "."]): value},
+        "number as name": lambda: {draw.choice([1, (0, "a"), None, 2.5, b"0.bias"]): value},
+        "no tensor": lambda: {key: draw.choice([1.0, "text", None, [value], {"a": value}])},
+    }
+    if draw.random() < 0.1:
+        return {other: state[other] for other in state if other != key}
+    return {**state, **draw.choice(list(wrong.values()))()}
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore")
+def test_weights_load_rightly_whatever_holds_them_and_are_refused_if_they_do_not_fit(tiny, tmp_path):
+    name, state = tiny
+    for seed in range(FUZZED):
+        draw = random.Random(seed)
+        fits = draw.random() < 0.5
+        expected: dict[Any, Any] = dict(state)
+        if fits and draw.random() < 0.5:
+            dtype = draw.choice([torch.float16, torch.bfloat16, torch.float64])
+            expected = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
+        content: Any = expected if fits else spoiled(state, draw)
+        if all(isinstance(key, str) for key in content):
+            for _ in range(draw.randrange(3)):
+                content = prefixed(draw.choice(["module.", "_orig_mod.", "model.", "net.", "a."]))(content)
+        kind = draw.choice(["zip", "legacy", "safetensors"])
+        dense = all(
+            isinstance(value, Tensor) and not value.is_sparse and not value.is_meta for value in content.values()
+        )
+        small = dense and sum(value.nbytes for value in content.values()) < 10**6
+        if kind == "safetensors" and not (small and all(isinstance(key, str) for key in content)):
+            kind = "zip"
+        if kind == "safetensors":
+            content = {key: value.contiguous().clone() for key, value in content.items()}
+        else:
+            for _ in range(draw.randrange(3)):
+                content = {draw.choice(["state_dict", "model", "model_state_dict", "model_ema"]): content, "epoch": 3}
+        path = tmp_path / f"w.{draw.choice(['pth', 'safetensors', 'ckpt'])}"
+        write_weights(content, path, kind)
+
+        found = outcome(name, path)
+
+        assert (found is not None) == fits, seed
+        if found is not None:
+            assert all(torch.equal(found[key], expected[key].to(found[key].dtype)) for key in state), seed
+
+
+class Attack:
+    """Pickles as a call of a function."""
+
+    def __init__(self, call: tuple[Any, ...]) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore")
+def test_no_code_in_a_pickle_is_ever_run(tiny, tmp_path):
+    name, state = tiny
+    trace = tmp_path / "ran"
+    touch = f"open({str(trace)!r}, 'w').close()"
+    calls: list[tuple[Any, ...]] = [
+        (Path.touch, (trace,)),
+        (exec, (touch,)),
+        (eval, (touch,)),
+        (open, (str(trace), "w")),
+        (os.system, (f"touch {trace}",)),
+        (subprocess.check_call, (["touch", str(trace)],)),
+        (os.open, (str(trace), os.O_CREAT)),
+        (torch.save, (1, str(trace))),
+        (functools.partial(exec, touch), ()),
+        (getattr, (Path(trace), "touch")),
+        (torch.hub.load, (str(tmp_path), "x")),
+        (torch.load, (str(trace),)),
+    ]
+    for seed in range(FUZZED):
+        draw = random.Random(seed)
+        held: Any = Attack(draw.choice(calls))
+        if draw.random() < 0.3:
+            held = draw.choice([[held], (held, held), {"a": held}, OrderedDict(a=held)])
+        place = draw.choice(["alone", "beside", "in place of a tensor", "first", "in a checkpoint"])
+        content: Any = {
+            "alone": held,
+            "beside": {**state, "more": held},
+            "in place of a tensor": {**state, "0.bias": held},
+            "first": {"first": held, **state},
+            "in a checkpoint": {"state_dict": state, "callbacks": held},
+        }[place]
+        path = tmp_path / f"w.{draw.choice(['pth', 'bin', 'safetensors'])}"
+        protocol = draw.randrange(2, 6)
+        if draw.random() < 0.3:
+            path.write_bytes(pickle.dumps(held if place == "alone" else [held], protocol=protocol))
+        else:
+            is_zip = draw.random() < 0.6
+            torch.save(content, path, pickle_protocol=protocol, _use_new_zipfile_serialization=is_zip)
+
+        assert outcome(name, path) is None, seed
+        assert not trace.exists(), seed
+
+
 # --- torchvision's own weights ----------------------------------------------------------------------------------------
 
 
@@ -541,6 +917,62 @@ def test_a_lazy_module_is_to_be_run_first(picture, lazy):
     assert_one_sentence(caught.value)
     net(picture[None])
     assert camkit.explain(net, picture).heatmap.shape == picture.shape[1:]
+
+
+class Checkpointed(Tiny):
+    """Runs its first part, or the rest, under reentrant activation checkpointing."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part = part
+
+    def rest(self, maps: Tensor) -> Tensor:
+        return self.head(maps.mean((2, 3)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.part == "features":
+            return self.rest(checkpoint(self.features, images, use_reentrant=True))
+        return checkpoint(self.rest, self.features(images), use_reentrant=True)
+
+
+def sparse() -> nn.Module:
+    net = Tiny()
+    net.head.weight = nn.Parameter(net.head.weight.detach().to_sparse())
+    return net
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad", "ignore:Complex modules are a new feature")
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: Tiny().to("meta"), "device meta"),
+        (lambda: nn.Sequential(Tiny(), nn.Linear(3, 2, device="meta")), "device meta"),
+        (lambda: Tiny().to(torch.complex64), "complex"),
+        (lambda: Tiny().to(torch.float8_e4m3fn), "float8"),
+        (sparse, "sparse"),
+        (lambda: Checkpointed("features"), "reentrant"),
+        (lambda: Checkpointed("rest"), "reentrant"),
+        (lambda: nn.LazyConv2d(4, 3), "lazy"),
+    ],
+)
+@pytest.mark.parametrize("layer", [None, "features"])
+def test_a_model_that_cannot_be_differentiated_is_one_sentence(picture, tmp_path, build, said, layer):
+    with pytest.raises(InputError, match=said) as caught:
+        camkit.explain(build(), picture, layer)
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("what", ["meta", "lazy"])
+def test_a_factory_of_a_model_without_weights_is_one_sentence(tmp_path, what):
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef meta():\n    return nn.Conv2d(3, 4, 3, device='meta')\n"
+        "def lazy():\n    return nn.LazyConv2d(4, 3)\n"
+    )
+    with pytest.raises(ModelError, match=what) as caught:
+        load_model(f"{tmp_path / 'net.py'}:{what}", device="cpu")
+
+    assert_one_sentence(caught.value)
 
 
 def test_a_module_stays_where_it_is(picture):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -265,6 +268,163 @@ def test_only_models_that_compare_pictures_with_texts_take_text(comparer, classi
         with pytest.raises(ModelError, match="takes pictures only") as caught:
             load_model(name, text="a dog", pretrained=False)
         assert_one_sentence(caught.value)
+
+
+REMOTE = """
+from pathlib import Path
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+Path({trace!r}).touch()
+
+class OwnConfig(ViTConfig):
+    model_type = "own-vit"
+
+class OwnModel(ViTForImageClassification):
+    config_class = OwnConfig
+
+class OwnProcessor(ViTImageProcessor):
+    pass
+"""
+
+
+@pytest.fixture
+def with_code(classifier, tmp_path, monkeypatch) -> Callable[[str], tuple[Path, Path]]:
+    """Return a function that copies the classifier, with Python code for its model or its image processor."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("builtins.input", lambda _="": pytest.fail("a question was asked on standard input"))
+
+    def copied(part: str) -> tuple[Path, Path]:
+        folder, trace = tmp_path / part, tmp_path / "ran"
+        shutil.copytree(classifier, folder)
+        (folder / "own.py").write_text(REMOTE.format(trace=str(trace)))
+        file = folder / ("config.json" if part == "model" else "preprocessor_config.json")
+        values = json.loads(file.read_text())
+        if part == "model":
+            values["model_type"] = "own-vit"
+            values["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForImageClassification": "own.OwnModel"}
+        else:
+            values["image_processor_type"] = "OwnProcessor"
+            values["auto_map"] = {"AutoImageProcessor": "own.OwnProcessor"}
+        file.write_text(json.dumps(values))
+        return folder, trace
+
+    return copied
+
+
+@pytest.mark.parametrize("part", ["model", "processor"])
+def test_code_in_a_models_folder_runs_only_if_the_caller_trusts_it(with_code, part):
+    folder, trace = with_code(part)
+
+    with pytest.raises(ModelError, match="--trust-remote-code") as caught:
+        load_model(str(folder), device="cpu")
+
+    assert_one_sentence(caught.value)
+    assert not trace.exists()
+    loaded = load_model(str(folder), device="cpu", trust_remote_code=True)
+    assert trace.exists()
+    assert camkit.explain(loaded, PLANE).label in ("cat", "dog", "cow")
+
+
+def test_the_command_line_runs_a_folders_code_only_with_its_option(with_code, tmp_path, capfd):
+    folder, trace = with_code("model")
+    command = [str(PLANE), "--model", str(folder), "--out", str(tmp_path / "out")]
+
+    assert cli.main(command) == 2
+    assert "--trust-remote-code" in capfd.readouterr().err
+    assert not trace.exists()
+    assert cli.main([*command, "--trust-remote-code"]) == 0
+
+
+def test_attention_from_the_hub_is_code_too(classifier, tmp_path):
+    folder = tmp_path / "kernel"
+    shutil.copytree(classifier, folder)
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "attn_implementation": "somebody/attention"}))
+
+    with pytest.raises(ModelError, match="--trust-remote-code") as caught:
+        load_model(str(folder), device="cpu")
+
+    assert_one_sentence(caught.value)
+
+
+class Payload:
+    """Writes a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("source", ["hf", "timm"])
+def test_pickled_code_among_a_folders_weights_is_refused_and_not_run(classifier, tmp_path, source):
+    folder, trace = tmp_path / "folder", tmp_path / "ran"
+    if source == "hf":
+        shutil.copytree(classifier, folder)
+        (folder / "model.safetensors").unlink()
+        name = str(folder)
+    else:
+        pytest.importorskip("timm")
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": {}}))
+        name = f"timm:local-dir:{folder}"
+    torch.save({"weight": Payload(trace)}, folder / "pytorch_model.bin")
+
+    with pytest.raises(ModelError) as caught:
+        load_model(name, device="cpu")
+
+    assert_one_sentence(caught.value)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", '{"model_type": "vit", "hidden_size": -3}'),
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": {}}'),
+        ("config.json", '{"model_type": "vit", "quantization_config": {"quant_method": "gptq"}}'),
+        ("preprocessor_config.json", "[1]"),
+        ("model.safetensors", "no weights"),
+    ],
+)
+def test_a_damaged_hugging_face_folder_is_one_sentence(classifier, tmp_path, file, text):
+    folder = tmp_path / "folder"
+    shutil.copytree(classifier, folder)
+    (folder / file).write_text(text)
+
+    with pytest.raises(ModelError) as caught:
+        load_model(str(folder), device="cpu")
+
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("what", ["folder", "file.py:build", "weights"])
+def test_a_model_that_may_not_be_read_is_one_sentence(classifier, tmp_path, monkeypatch, what):
+    locked = tmp_path / "locked"
+    shutil.copytree(classifier, locked)
+    (locked / "file.py").write_text("def build():\n    raise AssertionError\n")
+    torch.save({}, locked / "w.pth")
+    (tmp_path / "readable.py").write_text("from torch import nn\ndef build():\n    return nn.Conv2d(3, 4, 3)\n")
+    names = {"folder": (str(locked), None), "file.py:build": (f"{locked / 'file.py'}:build", None)}
+    name, weights = names.get(what, (f"{tmp_path / 'readable.py'}:build", locked / "w.pth"))
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)
+    locked.chmod(0)
+    user = os.geteuid()
+    try:
+        if user == 0:
+            os.seteuid(65534)  # the superuser may read everything
+        with pytest.raises(ModelError) as caught:
+            load_model(name, weights, "cpu")
+    finally:
+        os.seteuid(user)
+        locked.chmod(0o755)
+
+    assert_one_sentence(caught.value)
 
 
 def test_a_hugging_face_model_that_cannot_be_loaded_is_one_sentence(tmp_path, monkeypatch):

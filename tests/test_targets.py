@@ -19,6 +19,7 @@ import torchvision
 from torch import Tensor, nn
 
 import camkit
+from camkit.background.answers import answers_of
 from camkit.errors import CamkitError, TargetError
 from camkit.targets import ClassTarget, FunctionTarget, Scores, Target, TopTarget, as_targets, logits_of, top
 
@@ -446,6 +447,92 @@ def test_one_logit_has_the_sigmoid_as_its_probability(images, flat, target):
     assert found.target == 0
     assert found.score == pytest.approx(float(value), abs=1e-5)
     assert found.probability == pytest.approx(float(value.sigmoid()), abs=1e-6)
+
+
+ENDINGS: dict[str, tuple[int, Callable[[Tensor], Any], Callable[[Tensor], Tensor]]] = {
+    "softmax": (5, lambda out: out.softmax(1), lambda out: out.softmax(1)),
+    "module": (5, nn.Softmax(dim=-1), lambda out: out.softmax(1)),
+    "log-softmax": (5, nn.LogSoftmax(dim=1), lambda out: out.softmax(1)),
+    "sigmoid": (5, nn.Sigmoid(), lambda out: out.sigmoid()),
+    "one sigmoid": (1, torch.sigmoid, lambda out: out.sigmoid()),
+    "one sigmoid, flat": (1, lambda out: out.sigmoid()[:, 0], lambda out: out.sigmoid()),
+    "in a dict": (5, lambda out: {"logits": out.softmax(1).double()}, lambda out: out.softmax(1)),
+    "reshaped": (5, lambda out: out.softmax(1)[:, :, None, None].clone(), lambda out: out.softmax(1)),
+}
+
+
+@pytest.mark.parametrize("layer", [None, "features"])
+@pytest.mark.parametrize("saturated", [False, True])
+@pytest.mark.parametrize("case", ENDINGS)
+def test_probabilities_are_shown_as_they_are_and_their_map_is_that_of_the_logits(images, case, saturated, layer):
+    classes, ending, shares_of = ENDINGS[case]
+    bare = Net(classes).eval()
+    if saturated:
+        with torch.no_grad():
+            bare.head.bias[0] += 1000
+    net = Net(classes, ending).eval()
+    net.load_state_dict(bare.state_dict())
+    shares = shares_of(logits(bare, images))
+
+    explained = camkit.explain(net, images, layer)
+
+    for row, expected, share in zip(explained, camkit.explain(bare, images, layer), shares, strict=True):
+        assert row.probability == pytest.approx(float(share.max()), abs=1e-6)
+        assert (row.target, row.status, row.layer) == (expected.target, expected.status, expected.layer)
+        assert row.layer_reason == expected.layer_reason
+        assert np.allclose(row.raw, expected.raw, rtol=1e-5, atol=1e-7)
+
+
+def test_a_mean_of_probabilities_is_a_probability(images):
+    net = Net(answer=lambda out: (out.softmax(1) + (2 * out).softmax(1)) / 2).eval()
+
+    for row, shares in zip(explain(net, images), logits(net, images), strict=True):
+        assert row.probability == pytest.approx(float(shares.max()), abs=1e-6)
+
+
+@pytest.mark.parametrize("values", [[0.2, 0.3, 0.1], [0.0, 0.0, 0.0], [-0.5, 1.0, 0.5], [3.0, 4.0, 5.0]])
+def test_logits_are_not_taken_for_probabilities(values):
+    scores = ClassTarget(1)(torch.tensor([values]), 1)
+
+    assert scores.probabilities == pytest.approx((float(torch.tensor(values).softmax(0)[1]),))
+
+
+def test_a_function_of_probabilities_is_differentiated_as_it_is_written(images):
+    bare, net = Net().eval(), Net(answer=lambda out: out.softmax(1)).eval()
+    net.load_state_dict(bare.state_dict())
+
+    def share(out: Tensor) -> Tensor:
+        return out[:, 1]
+
+    def share_of_logits(out: Tensor) -> Tensor:
+        return out.softmax(1)[:, 1]
+
+    by_class, by_function = explain(net, images[0], [1, share])
+
+    assert np.allclose(by_function.raw, explain(bare, images[0], share_of_logits).raw, atol=1e-7)
+    assert np.allclose(by_class.raw, explain(bare, images[0], 1).raw, atol=1e-6)
+    contrast = camkit.targets.contrast(1, 2)
+    assert np.allclose(explain(net, images[0], contrast).raw, explain(bare, images[0], contrast).raw, atol=1e-6)
+
+
+def test_every_label_of_a_model_that_ends_in_a_sigmoid_has_its_own_probability(images):
+    bare, net = Net().eval(), Net(answer=torch.sigmoid).eval()
+    net.load_state_dict(bare.state_dict())
+    above = camkit.targets.above(0.5)
+
+    expected, found = explain(bare, images[:1], above), explain(net, images[:1], above)
+
+    assert [row.target for row in found] == [row.target for row in expected]
+    assert [row.probability for row in found] == pytest.approx([row.probability for row in expected], abs=1e-6)
+
+
+def test_the_check_takes_probabilities_as_they_are():
+    shares = torch.tensor([[0.997, 0.002, 0.001], [0.1, 0.2, 0.7]])
+
+    answers = answers_of(shares, [(0,), (1, 2)])
+
+    assert [answer["share"] for answer in answers] == pytest.approx([0.997, 0.9], abs=1e-6)
+    assert answers_of(shares.log(), [(0,), (1, 2)])[0]["share"] == pytest.approx(0.997, abs=1e-6)
 
 
 class ModelOutput(OrderedDict):

@@ -156,6 +156,20 @@ def test_one_map_of_logits_is_one_class_or_not():
     assert scores.probabilities == pytest.approx((1 / (1 + np.exp(-1)),))
 
 
+@pytest.mark.parametrize(("classes", "ending"), [(3, nn.Softmax(1)), (3, nn.LogSoftmax(1)), (1, nn.Sigmoid())])
+def test_maps_of_probabilities_are_explained_as_maps_of_logits(classes, ending):
+    torch.manual_seed(3)
+    bare = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, classes, 1)).eval()
+    image = torch.randn(3, 12, 12)
+
+    for target in (None, 0):
+        expected = camkit.explain(bare, image, "1", target=target)
+        found = camkit.explain(nn.Sequential(*bare, ending).eval(), image, "1", target=target)
+        assert found.target == expected.target
+        assert found.probability == pytest.approx(expected.probability, abs=1e-6)
+        assert np.allclose(found.raw, expected.raw, atol=1e-6)
+
+
 def test_without_a_target_the_class_that_covers_most_is_explained_and_not_the_background():
     image, _ = beside(("ship", "road", 4))
     net = Segmenting().eval()

@@ -17,6 +17,7 @@ from camkit.images.prepare import prepare
 from camkit.models import device_of, dtype_of
 from camkit.models.loaded import LoadedModel
 from camkit.targets import logits_of
+from camkit.targets.probabilities import sum_to_one
 
 NO_ANSWER = -1
 """The output named if the logits contain NaN or infinity."""
@@ -40,10 +41,11 @@ def answers_of(logits: Tensor, classes: Sequence[tuple[int, ...]]) -> list[Answe
     ``classes`` are, for each row, the outputs of its picture's class.
     """
     answers: list[Answer] = []
-    for row, probabilities, indices in zip(logits, logits.double().softmax(1), classes, strict=True):
+    for row, shares, indices in zip(logits, logits.double().softmax(1), classes, strict=True):
         if not bool(torch.isfinite(row).all()):
             answers.append({"answer": NO_ANSWER, "share": 0.0, "margin": 0.0})
             continue
+        probabilities = row if sum_to_one(row[None]) else shares
         own = list(indices)
         others = row.clone()
         others[own] = float("-inf")

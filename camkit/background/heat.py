@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from camkit.background import evidence, hints
 from camkit.background.answers import NO_ANSWER, answers_of
@@ -21,6 +22,8 @@ from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError, InputError
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
+from camkit.images.crop import check_crop
+from camkit.images.read import open_picture
 from camkit.images.regions import preprocess_region
 from camkit.targets import EachTarget, logits_of
 from camkit.targets.scores import OfPictures, Scores, Target
@@ -128,6 +131,8 @@ def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
     # Without a box, the explanation's picture is the model's input, and the original's size must be read from the file.
     original = explanation.picture if explanation.box is not None else None
     size = picture_size(item.path) if original is None else (original.shape[1], original.shape[0])
+    if isinstance(explanation.shown, Tensor):
+        check_crop(plan.model.preprocess, open_picture(item.path), explanation.shown)
     original_region = object_region([in_pixels(annotation, size) for annotation in item.objects], size)
     shades = plan.shades.of(size)
     region = preprocess_region(original_region, plan.model.preprocess, shades) > 0.5

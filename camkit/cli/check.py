@@ -68,8 +68,11 @@ def check(
         say(f"using the config {config_file}{'' if config else ' of this folder; --config FILE names another'}")
     settings = Settings() if config_file is None else read_config(config_file)
     check_folder(out)
+    loaded = (source or CheckedSource()).settled(settings)
+    if loaded.note:
+        say(loaded.note)
     plan = plan_check(
-        (source or CheckedSource()).settled(settings),
+        loaded,
         data,
         regions=regions,
         class_map=class_map,

@@ -33,6 +33,7 @@ class ModelOptions:
         std: The standard deviation of each channel: 0.229,0.224,0.225.
         labels: A file with the names of the classes: one per line, or JSON.
         text: A class of a CLIP-like model, as text; repeat it for each class.
+        trust_remote_code: Run Python code that a Hugging Face model brings along. Default: refuse such a model.
     """
 
     weights: str | None = None
@@ -42,6 +43,7 @@ class ModelOptions:
     std: str | None = None
     labels: Path | None = None
     text: Annotated[list[str] | None, Parameter(negative=())] = None
+    trust_remote_code: Annotated[bool, Parameter(negative=())] = False
 
     def load_named(self, name: str, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
         """Load a model."""
@@ -58,6 +60,7 @@ class ModelOptions:
             labels=None if self.labels is None else read_labels(self.labels),
             text=self.text,
             trainable=trainable,
+            trust_remote_code=self.trust_remote_code,
         )
 
 
@@ -106,6 +109,7 @@ class CheckedSource(ModelOptions):
             "std": None if config.std is None else ",".join(map(str, config.std)),
             "labels": config.labels,
             "text": config.text,
+            "trust_remote_code": self.trust_remote_code,  # a config that came with somebody's model cannot set it
         }
         options |= {key: value for key, value in vars(self).items() if key in options and value is not None}
         return CheckedSource(**options).load_named(name)

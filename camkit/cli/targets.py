@@ -130,14 +130,17 @@ class TargetOptions:
 
 def _mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess | None) -> np.ndarray:
     """Return a mask (h, w) over the model's input, resized and cropped in the same way as its picture."""
+    from camkit.images.crop import check_crop
     from camkit.images.masks import MaskFile, understand_masks
+    from camkit.images.prepare import prepare
     from camkit.images.read import open_picture
     from camkit.images.regions import preprocess_region
 
     if len(pictures) != 1 or preprocess is None:
         raise InputError("--mask belongs to one picture; explain that picture alone")
-    size = open_picture(pictures[0]).size
-    mask = MaskFile(file, understand_masks([file])).region(size)
+    picture = open_picture(pictures[0])
+    mask = MaskFile(file, understand_masks([file])).region(picture.size)
+    check_crop(preprocess, picture, prepare(picture, preprocess, str(pictures[0])).tensor)
     inside = preprocess_region(mask, preprocess) > _COVERED
     if not bool(inside.any()):
         raise InputError(f"no pixel of the object in {file} lies in the part of the picture that the model sees")

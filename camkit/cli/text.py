@@ -31,6 +31,8 @@ _NOTES = {
     "non_finite": "the map holds NaN or infinity, so no heat is drawn",
 }
 
+_NO_PLACE = "drawn on the model's input: which part of the picture the preprocessing shows cannot be told"
+
 
 def failure(failed: Failure) -> Text:
     """Return the line for a picture that could not be explained."""
@@ -47,6 +49,8 @@ def row(written: Written) -> Text:
         (f"{printable(explanation.name)}{probability}", "green"),
         f"  layer {printable(f'{explanation.layer} ({explanation.layer_reason})')}\n",
     )
+    if explanation.box is None and explanation.heatmap.ndim == 2:
+        text.append(f"  {_NO_PLACE}\n", "yellow")
     if explanation.status in _NOTES:
         text.append(f"  {_NOTES[explanation.status]}\n", "yellow")
     return text.append(f"  wrote {printable(str(written.file))}")

@@ -20,6 +20,7 @@ from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.engine.resizing import resizing
 from camkit.errors import LayerError, MethodError, TargetError
+from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Expands, Scores, Target
 from camkit.types import Extent, LayerRef, Layout, Precision
 
@@ -81,7 +82,7 @@ def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Seque
         names = " and ".join(repr(str(ref)) for ref in error.layers)
         raise LayerError(
             f"the score does not depend on layer {names} in a differentiable way; choose another layer, or remove "
-            "inference_mode, detach() or argmax from the model's forward pass after this layer"
+            "inference_mode, detach(), argmax or reentrant checkpointing from the model's forward pass after this layer"
         ) from None
 
 
@@ -126,8 +127,9 @@ def _capture(
             if len(inputs) == 1 and inputs.device.type == "cpu" and number == 1:
                 contiguous_gradients(scored.values)
             lifted = options.precision == "fp16" or scored.values.dtype == torch.float16
-            tape.backward(scored.values.float(), keep_graph=number < len(expanded), lifted=lifted)
-            scores.append(replace(scored, values=scored.values.detach().float()))
+            with passing_through(scored.activation):
+                tape.backward(scored.values.float(), keep_graph=number < len(expanded), lifted=lifted)
+            scores.append(replace(scored, values=scored.values.detach().float(), activation=None))
         unreached = [ref for ref in options.modules if not tape.layers[ref].reached]
         if unreached and not any(_is_absent(scored) for scored in scores):
             raise _UnreachedError(unreached)

@@ -122,7 +122,10 @@ def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gr
     """Save a layer's feature maps; return the output that replaces the layer's own, or None to keep it."""
     maps = feature_tensor(output)
     if maps is None:
-        returned = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        returned = f"a {type(output).__name__}"
+        if isinstance(output, Tensor):
+            kind = "" if output.is_floating_point() else f" of {output.dtype}"
+            returned = f"shape {tuple(output.shape)}{kind}"
         raise LayerError(
             f"layer {str(ref)!r} returned {returned}, which has no spatial extent to draw a map on; "
             "choose an earlier layer (camkit layers --model NAME lists them)"

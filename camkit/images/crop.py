@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from PIL import Image
+from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.randomness import generators, same_randomness
-from camkit.types import Box, Preprocess
+from camkit.errors import InputError
+from camkit.types import Box, Pixels, Preprocess
 
 
 def crop_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:
@@ -29,34 +32,160 @@ def crop_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, i
     Returns:
         The box, or None if the function does more than resize, crop, pad and change colours.
     """
+    view = _view(preprocess, size, output)
+    return None if view is None else view.box
+
+
+def check_crop(preprocess: Preprocess, picture: Image.Image, tensor: Float[Tensor, "c h w"]) -> None:
+    """Check that a preprocessing shows the same part of a picture as of any other picture of this size.
+
+    Args:
+        preprocess: turns a PIL picture into the model's input.
+        picture: the picture.
+        tensor: what the preprocessing made of it.
+
+    Raises:
+        InputError: what it shows depends on the picture's content, so a mask of a region would be cropped elsewhere.
+    """
+    view = _view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
+    if view is not None and not view.shows(np.asarray(picture), tensor):
+        raise InputError(
+            "regions cannot be followed through this preprocessing: which part of the picture it shows depends on the "
+            "picture's content; crop or trim the pictures before, and their regions with them"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The part of pictures of one size that a preprocessing shows, as far as it does not depend on their content.
+
+    Attributes:
+        box: the part of the picture.
+        black, white: what a black and a white picture become, as the mean of the channels in each cell of a coarse
+            grid; None if the box needs no test with the picture.
+        weights: how much red, green and blue add to that mean, from black 0 to white 1.
+    """
+
+    box: Box
+    black: Float[np.ndarray, "rows columns"] | None = None
+    white: Float[np.ndarray, "rows columns"] | None = None
+    weights: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def shows(self, pixels: Pixels, tensor: Float[Tensor, "c h w"]) -> bool:
+        """Tell whether the model's input shows this box of this picture, and no other part of it.
+
+        A preprocessing that trims black borders, or crops to the object, shows the pictures that the box was measured
+        with in full. So the coarse brightness of the box and of the input are compared.
+        """
+        if self.black is None or self.white is None:
+            return True
+        rows, columns = self.black.shape
+        across = np.linspace(self.box.left, self.box.right, columns + 1)
+        down = np.linspace(self.box.top, self.box.bottom, rows + 1)
+        height, width = pixels.shape[:2]
+        used_columns = np.flatnonzero((across[:-1] >= -_EDGE) & (across[1:] <= width + _EDGE))
+        used_rows = np.flatnonzero((down[:-1] >= -_EDGE) & (down[1:] <= height + _EDGE))
+        if min(len(used_rows), len(used_columns)) < _FEWEST_CELLS:
+            return True
+        cells = np.ix_(used_rows, used_columns)
+        inside = Box(
+            max(across[used_columns[0]], 0),
+            max(down[used_rows[0]], 0),
+            min(across[used_columns[-1] + 1], width),
+            min(down[used_rows[-1] + 1], height),
+        )
+        predicted = _coarse_colours(pixels, inside, (len(used_columns), len(used_rows))) @ np.array(self.weights)
+        black, contrast = self.black[cells], self.white[cells] - self.black[cells]
+        levels = _grey(tensor)
+        means, squares = (_coarse(values, self.black.shape)[cells] for values in (levels, np.square(levels)))
+        error = np.mean(np.square((means - black) / contrast - predicted))
+        # A resizing without a filter picks single pixels, whose mean in a cell varies as their spread does.
+        spread = np.mean((squares - np.square(means)) / np.square(contrast)) * self.black.size / levels.size
+        allowed = max(_LEAST_ERROR, _LARGEST_ERROR * predicted.std())
+        return bool(error <= allowed**2 + _SPREADS**2 * max(spread, 0))
+
+
+_CELLS = 16
+"""Cells along each side of the grid on which a picture and the model's input are compared: few enough for noise and
+rounding to average out, and enough to see a shift by a hundredth of the picture."""
+_CELL_SIDE = 8
+"""Pixels of the model's input that a cell's side has at least, since resizing mixes neighbouring pixels."""
+_SAMPLES = 32
+"""Pixels along each side of a cell that are enough for its mean."""
+_FEWEST_CELLS = 3
+"""Cells along a side that must lie on the picture to be compared."""
+_EDGE = 0.5
+"""Pixels that a cell may stick out of the picture, since boxes are measured to about a pixel."""
+_LEAST_ERROR, _LARGEST_ERROR = 0.006, 0.1
+"""How far the brightness of cells may differ (root mean square): 1.5 of 255 levels, and a tenth of the picture's own
+variation."""
+_SPREADS = 2
+"""Standard errors by which the mean of single pixels may differ too."""
+
+
+def _cells(shown: float, length: int, side: int) -> int:
+    """Return how many cells a side of the model's input gets, which shows so much of a length of the picture."""
+    return max(_FEWEST_CELLS, min(_CELLS, side // _CELL_SIDE, round(_CELLS * shown / length)))
+
+
+def _grey(tensor: Float[Tensor, "c h w"]) -> Float[np.ndarray, "h w"]:
+    """Return the mean of the channels."""
+    return np.asarray(tensor.detach().float().mean(0).cpu())
+
+
+def _coarse(levels: Float[np.ndarray, "h w"], shape: tuple[int, int]) -> Float[np.ndarray, "rows columns"]:
+    """Return the mean in each cell of a coarse grid."""
+    single = levels.astype(np.float32)
+    return np.asarray(Image.fromarray(single).resize(shape[::-1], Image.Resampling.BOX), np.float64)
+
+
+def _coarse_colours(pixels: Pixels, box: Box, size: tuple[int, int]) -> Float[np.ndarray, "rows columns 3"]:
+    """Return the mean colours 0..1 in a grid of ``size`` (columns, rows) over a box of a picture."""
+    sides = box.right - box.left, box.bottom - box.top
+    steps = [max(1, int(side / (count * _SAMPLES))) for side, count in zip(sides, size, strict=True)]
+    few = Image.fromarray(np.ascontiguousarray(pixels[:: steps[1], :: steps[0]]))
+    part = box.left / steps[0], box.top / steps[1], box.right / steps[0], box.bottom / steps[1]
+    part = part[0], part[1], min(part[2], few.width), min(part[3], few.height)
+    return np.asarray(few.resize(size, Image.Resampling.BOX, box=part)) / 255
+
+
+def _view(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
     if isinstance(preprocess, ImageClassification):
-        return _preset_box(preprocess, size)
-    return _measured_box(preprocess, size, output)
+        return View(_preset_box(preprocess, size))
+    return _measured_view(preprocess, size, output)
 
 
 class CropBoxes:
     """Crop boxes that were measured before, as long as their preprocessing lives."""
 
     def __init__(self) -> None:
-        self._boxes: weakref.WeakKeyDictionary[Any, dict[Any, Box | None]] = weakref.WeakKeyDictionary()
+        self._views: weakref.WeakKeyDictionary[Any, dict[Any, View | None]] = weakref.WeakKeyDictionary()
 
-    def of(self, preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:
-        """Return what ``crop_box`` returns; it is measured the first time."""
+    def of(self, preprocess: Preprocess, pixels: Pixels, tensor: Float[Tensor, "c h w"]) -> Box | None:
+        """Return the part of a picture that a preprocessing shows the model in a tensor.
+
+        What ``crop_box`` returns is measured the first time. None also if the tensor shows another part of this
+        picture.
+        """
+        view = self._view(preprocess, (pixels.shape[1], pixels.shape[0]), (tensor.shape[2], tensor.shape[1]))
+        return view.box if view is not None and view.shows(pixels, tensor) else None
+
+    def _view(self, preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
         # Python creates a bound method anew at each access, so the boxes are kept for the object it belongs to.
         owner, key = getattr(preprocess, "__self__", preprocess), (getattr(preprocess, "__name__", ""), size, output)
         try:
-            boxes = self._boxes.setdefault(owner, {})
+            views = self._views.setdefault(owner, {})
         except TypeError:  # it cannot be hashed or weakly referenced, so its boxes are not kept
-            return crop_box(preprocess, size, output)
-        if key not in boxes:
-            while len(boxes) >= _MOST_SIZES:
-                del boxes[next(iter(boxes))]
-            boxes[key] = crop_box(preprocess, size, output)
-        return boxes[key]
+            return _view(preprocess, size, output)
+        if key not in views:
+            while len(views) >= _MOST_SIZES:
+                del views[next(iter(views))]
+            views[key] = _view(preprocess, size, output)
+        return views[key]
 
 
 _MOST_SIZES = 4096
-"""Sizes of pictures whose boxes are kept: more than a folder of photos has, and less than a megabyte."""
+"""Sizes of pictures whose boxes are kept: more than a folder of photos has, and some ten megabytes."""
 
 
 def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
@@ -88,7 +217,7 @@ _FEW_POSITIONS = 8
 """Up to this many positions along an axis, the line is fitted through the outermost ones too."""
 
 
-def _measured_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> Box | None:
+def _measured_view(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
     """Measure the box with pictures whose brightness encodes the position; None if the result makes no sense."""
     if min(size) < _SMALLEST_SIDE:
         return None
@@ -97,22 +226,45 @@ def _measured_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[i
         across, down = _positions(preprocess, size, output, axis=1), _positions(preprocess, size, output, axis=0)
         if across is None or down is None or generators() != before:
             return None  # a preprocessing that draws random numbers may have cropped the user's picture elsewhere
-    horizontal, vertical = _span(across, axis=1), _span(down, axis=0)
+    horizontal, vertical = _span(across.position, axis=1), _span(down.position, axis=0)
     if horizontal is None or vertical is None:
         return None
     width, height = size
-    return Box(horizontal[0] * width, vertical[0] * height, horizontal[1] * width, vertical[1] * height)
+    box = Box(horizontal[0] * width, vertical[0] * height, horizontal[1] * width, vertical[1] * height)
+    shape = _cells(box.bottom - box.top, height, output[1]), _cells(box.right - box.left, width, output[0])
+    weights = _weights(preprocess, size, output, across)
+    return View(box, _coarse(across.black, shape), _coarse(across.white, shape), weights)
 
 
-def _positions(
-    preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int], axis: int
-) -> Float[np.ndarray, "h w"] | None:
-    """Return the position on the picture that each cell of the output shows, 0..1 along an axis; NaN in the padding."""
+def _weights(
+    preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int], measured: _Positions
+) -> tuple[float, float, float]:
+    """Return how much red, green and blue add to the mean of the channels, from black 0 to white 1."""
+    inside = np.isfinite(measured.position)
+    contrast = (measured.white - measured.black)[inside]
+    alone = []
+    for colour in ("red", "blue"):
+        shown = _shown(preprocess, Image.new("RGB", size, colour), output)
+        alone.append(1 / 3 if shown is None else float(np.mean((shown - measured.black)[inside] / contrast)))
+    return alone[0], 1 - sum(alone), alone[1]
+
+
+class _Positions(NamedTuple):
+    """What a black and a white picture become, and the position on the picture that each cell shows, 0..1."""
+
+    black: Float[np.ndarray, "h w"]
+    white: Float[np.ndarray, "h w"]
+    position: Float[np.ndarray, "h w"]
+
+
+def _positions(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int], axis: int) -> _Positions | None:
+    """Measure which position on the picture each cell of the output shows, 0..1 along an axis; NaN in the padding."""
     length = size[1 - axis]
     ramp = (np.arange(length) + 0.5) / length
     levels = (np.zeros(length), np.ones(length), ramp, 0.25 + ramp / 2)
     shown = [
-        _shown(preprocess, np.broadcast_to(line if axis == 1 else line[:, None], size[::-1]), output) for line in levels
+        _shown(preprocess, _grey_picture(np.broadcast_to(line if axis == 1 else line[:, None], size[::-1])), output)
+        for line in levels
     ]
     black, white, full, half = shown
     if black is None or white is None or full is None or half is None:
@@ -126,13 +278,18 @@ def _positions(
     )
     # A preprocessing that stretches contrasts makes both ramps equal, and then the levels are no positions.
     is_stretched = np.nanmax(np.abs(0.25 + position / 2 - check)) > 2 * _POSITION_TOLERANCE
-    return None if is_stretched else position
+    return None if is_stretched else _Positions(black, white, position)
 
 
-def _shown(preprocess: Preprocess, levels: np.ndarray, output: tuple[int, int]) -> np.ndarray | None:
-    """Preprocess a grey picture with levels 0..1 and return the mean of its channels; None if that fails."""
+def _grey_picture(levels: Float[np.ndarray, "h w"]) -> Image.Image:
+    """Return a grey picture with levels 0..1."""
+    return Image.fromarray(np.rint(levels * 255).astype(np.uint8)).convert("RGB")
+
+
+def _shown(preprocess: Preprocess, picture: Image.Image, output: tuple[int, int]) -> np.ndarray | None:
+    """Preprocess an artificial picture and return the mean of its channels; None if that fails."""
     try:
-        tensor = preprocess(Image.fromarray(np.rint(levels * 255).astype(np.uint8)).convert("RGB"))
+        tensor = preprocess(picture)
     except Exception:  # the user's function may refuse an artificial picture
         return None
     tensor = tensor[0] if tensor.dim() == 4 else tensor

@@ -113,8 +113,7 @@ def located(prepared: Prepared, preprocess: Preprocess | None, boxes: CropBoxes)
     """
     if prepared.pixels is None or preprocess is None:
         return prepared
-    size, output = prepared.pixels.shape[1::-1], prepared.tensor.shape[:0:-1]
-    box = boxes.of(preprocess, (size[0], size[1]), (output[0], output[1]))
+    box = boxes.of(preprocess, prepared.pixels, prepared.tensor)
     return replace(prepared, box=box) if box is not None else replace(prepared, pixels=None)
 
 

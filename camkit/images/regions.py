@@ -114,7 +114,13 @@ def _is_deterministic(preprocess: Preprocess, size: tuple[int, int]) -> bool:
 
 
 def _apply(preprocess: Preprocess, picture: Image.Image) -> Float[Tensor, "c h w"]:
-    tensor: Tensor = preprocess(picture)
+    try:
+        tensor: Tensor = preprocess(picture)
+    except Exception as error:  # the user's function may refuse an artificial picture
+        raise InputError(
+            "regions cannot be followed through this preprocessing: it fails on a picture that shows a region "
+            f"({type(error).__name__})"
+        ) from error
     return (tensor[0] if tensor.dim() == 4 else tensor).detach().float().cpu()
 
 

@@ -31,6 +31,7 @@ from camkit.engine.restore import eagerly, evaluating, switch_off_training
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.targets.outputs import main_tensor, rivals
+from camkit.targets.probabilities import final_activation, passing_through
 from camkit.types import LayerRef
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -311,7 +312,9 @@ class LivePass:
         if not usable:
             return {}
         ends = [self.tensors[number] for number in usable]
-        gradients = torch.autograd.grad(value, ends, retain_graph=True, allow_unused=True)
+        scored = scored_tensor(self.output)
+        with passing_through(None if scored is None else final_activation(scored)):
+            gradients = torch.autograd.grad(value, ends, retain_graph=True, allow_unused=True)
         return {
             number: None if gradient is None else gradient != 0
             for number, gradient in zip(usable, gradients, strict=True)

@@ -11,24 +11,33 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from camkit.errors import InputError, ModelError, did_you_mean
 from camkit.models import from_torchvision
 from camkit.models.labels import Labels, as_labels, read_labels
 from camkit.models.loaded import LoadedModel
-from camkit.models.modules import about_channels, device_of, dtype_of, refuse_exported, spatial_rank, unwrapped
-from camkit.models.request import Request
+from camkit.models.modules import (
+    about_channels,
+    about_failure,
+    check_tensors,
+    device_of,
+    dtype_of,
+    refuse_exported,
+    spatial_rank,
+    unwrapped,
+)
+from camkit.models.request import Request, is_file
 from camkit.models.scene_net import LABELS as SCENE_LABELS
 from camkit.models.scene_net import SceneNet, load_scene_net
 from camkit.models.scene_net import preprocess as scene_preprocess
-from camkit.models.weights import fill, read_state_dict
+from camkit.models.weights import read_weights
 from camkit.types import Preprocess
 
 __all__ = [
     "DEMO_MODELS",
     "Labels",
     "about_channels",
+    "about_failure",
     "as_model",
     "changed_at",
     "check_preprocess",
@@ -84,6 +93,7 @@ def load_model(
     labels: Labels | None = None,
     text: str | Sequence[str] | None = None,
     trainable: bool = False,
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load a model by name, with its weights, preprocessing and labels.
 
@@ -100,10 +110,12 @@ def load_model(
         labels: replace the names of the classes.
         text: the classes of a CLIP-like model, one text per class.
         trainable: keep ``requires_grad`` as the model sets it. By default it is switched off, as explaining needs none.
+        trust_remote_code: run Python code that the folder of a Hugging Face model, or its repository on the hub, brings
+            along. By default such a model is refused.
 
     Raises:
-        ModelError: the model or the device does not exist, the weights cannot be loaded or do not fit, or an optional
-            package is missing.
+        ModelError: the model or the device does not exist, the weights cannot be loaded or do not fit, the model brings
+            code along, or an optional package is missing.
         InputError: size, mean, std or labels are invalid.
 
     Example:
@@ -121,11 +133,14 @@ def load_model(
         None if mean is None else _each(mean),
         None if std is None else _each(std),
         (text,) if isinstance(text, str) else tuple(text or ()),
+        trust_remote_code,
     )
     names = as_labels(labels)
     with torch.inference_mode(mode=False):
         loaded = _load(request)
-        module = unwrapped(loaded.module).eval().to(pick_device(device))
+        module = unwrapped(loaded.module)
+        check_tensors(module)
+        module = module.eval().to(pick_device(device))
         module = module if trainable else module.requires_grad_(requires_grad=False)
     return replace(loaded, module=module, labels=names or loaded.labels)
 
@@ -161,7 +176,7 @@ def _source(name: str) -> str | None:
     """Return the module of this package that loads a model of this name."""
     if name.startswith("timm:"):
         return "from_timm"
-    if name.startswith("hf:") or (Path(name) / "config.json").is_file():
+    if name.startswith("hf:") or is_file(Path(name) / "config.json"):
         return "from_huggingface"
     return "from_python" if name.partition(":")[2] else None
 
@@ -172,15 +187,15 @@ def _demo_model(request: Request) -> LoadedModel:
         raise ModelError(f"{request.name} has a fixed preprocessing; leave out size, mean and std")
     if request.weights is None:
         return LoadedModel(load_scene_net(request.name), request.name, scene_preprocess, tuple(SCENE_LABELS))
-    module, path = SceneNet(), Path(request.weights)
-    fill(module, read_state_dict(path), request.name, path)
-    return LoadedModel(module, request.name, scene_preprocess, tuple(SCENE_LABELS))
+    module, weights = SceneNet(), read_weights(request.weights)
+    weights.fill(module, request.name)
+    return LoadedModel(module, request.name, scene_preprocess, tuple(SCENE_LABELS), weights.note)
 
 
 def changed_at(name: str) -> int:
     """Return when the Python file behind ``file.py:factory`` last changed, in nanoseconds; 0 for other names."""
     file = Path(name.rpartition(":")[0])
-    return file.stat().st_mtime_ns if file.suffix == ".py" and file.is_file() else 0
+    return file.stat().st_mtime_ns if file.suffix == ".py" and is_file(file) else 0
 
 
 def as_model(
@@ -210,13 +225,7 @@ def as_model(
         raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
     module = unwrapped(model)
     _check_device(module, device)
-    tensors = [*module.parameters(), *module.buffers()]
-    if any(map(is_lazy, tensors)):
-        raise ModelError("the model has lazy layers without weights; run it once before you explain it")
-    if any(map(torch.Tensor.is_inference, tensors)):
-        raise ModelError(
-            "the model was built inside torch.inference_mode(), so it can never have gradients; build it outside"
-        )
+    check_tensors(module)
     return LoadedModel(module, type(module).__name__, preprocess, names)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -11,10 +10,10 @@ import transformers
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.errors import ModelError
+from camkit.errors import CamkitError, ModelError
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
-from camkit.models.weights import class_count, fill, first_line, read_state_dict
+from camkit.models.weights import first_line, read_weights
 from camkit.types import Activation
 
 
@@ -73,9 +72,35 @@ class Prepare:
 
 def load(request: Request) -> LoadedModel:
     """Build the network of a configuration, with published weights, with weights from a file, or with none."""
-    name = request.name.removeprefix("hf:")
-    config = _fetched(request, transformers.AutoConfig.from_pretrained, name)
-    classifies = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    try:
+        return _loaded(request, request.name.removeprefix("hf:"))
+    except CamkitError:
+        raise
+    except Exception as error:  # what a damaged folder makes transformers raise has no bounds
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"{request.name} brings Python code along, which camkit does not run; read that code, and if you trust "
+                "it, pass --trust-remote-code (trust_remote_code=True)"
+            ) from error
+        raise ModelError(
+            f"{request.name} cannot be loaded ({first_line(error)}); pass the name of a model on the hub, or a folder "
+            "with config.json, preprocessor_config.json and weights"
+        ) from error
+
+
+def _loaded(request: Request, name: str) -> LoadedModel:
+    config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=request.trust_remote_code)
+    attention = getattr(config, "_attn_implementation", None)
+    if not request.trust_remote_code and "/" in str(attention):
+        raise ModelError(
+            f"{request.name} takes its attention from {attention!r} on the hub, which is code that camkit does not "
+            "run; if you trust it, pass --trust-remote-code (trust_remote_code=True)"
+        )
+    own_code = getattr(config, "auto_map", None) or {}
+    classifies = (
+        type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+        or "AutoModelForImageClassification" in own_code
+    )
     compares = hasattr(config, "text_config") and hasattr(config, "vision_config")
     architectures = [str(architecture) for architecture in config.architectures or ()]
     if compares and not any(name.endswith("ForImageClassification") for name in architectures):
@@ -86,29 +111,28 @@ def load(request: Request) -> LoadedModel:
             "the module, with a function of its output as target"
         )
     request.refuse_text()
-    module, labels = _classifier(request, name, config)
+    module, labels, note = _classifier(request, name, config)
     module = FromPatches(module) if takes_patches(module) else module
     is_multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
     activation: Activation | None = "sigmoid" if is_multi_label else None
-    return LoadedModel(module, request.name, _prepared(request, name), labels, activation=activation)
+    return LoadedModel(module, request.name, _prepared(request, name), labels, note, activation)
 
 
-def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tuple[str, ...] | None]:
+def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tuple[str, ...] | None, str | None]:
+    """Return the network, its labels, and what the user should know about its weights."""
     build = transformers.AutoModelForImageClassification
     labels = _labels(config)
     if request.weights is None:
-        module = _trained(request, build, name) if request.pretrained else build.from_config(config)
-        return module, labels
-    path = Path(request.weights)
-    state = read_state_dict(path)
+        return _built(request, build, name, config), labels, None
+    weights = read_weights(request.weights)
     with torch.device("meta"):
-        usual = build.from_config(config).state_dict()
-    classes = class_count(usual, state)
+        usual = _untrained(request, build, config).state_dict()
+    classes = weights.class_count(usual)
     if classes is not None:
         config.num_labels, labels = classes, None
-    module = build.from_config(config)
-    fill(module, state, request.name, path)
-    return module, labels
+    module = _untrained(request, build, config)
+    weights.fill(module, request.name)
+    return module, labels, weights.note
 
 
 def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
@@ -118,13 +142,12 @@ def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
         )
     if request.weights is not None:
         raise ModelError(f"{request.name} loads its weights from its own folder; --weights is for classifiers")
-    build = transformers.AutoModel
-    model: Any = _trained(request, build, name) if request.pretrained else build.from_config(config)
+    model: Any = _built(request, transformers.AutoModel, name, config)
     if not hasattr(model, "get_text_features") or not hasattr(model, "logit_scale"):
         raise ModelError(
             f"{request.name} ({config.model_type}) does not compare pictures with texts as CLIP and SigLIP do"
         )
-    tokenizer = _fetched(request, transformers.AutoTokenizer.from_pretrained, name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=request.trust_remote_code)
     is_siglip = "siglip" in str(config.model_type)
     padding = "max_length" if is_siglip else True
     tokens = tokenizer(list(request.text), padding=padding, truncation=True, return_tensors="pt")
@@ -161,13 +184,19 @@ def _inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _trained(request: Request, build: Any, name: str) -> Any:
-    """Load a network with its weights.
+def _untrained(request: Request, build: Any, config: Any) -> Any:
+    return build.from_config(config, trust_remote_code=request.trust_remote_code)
+
+
+def _built(request: Request, build: Any, name: str, config: Any) -> Any:
+    """Build a network, with its weights if the request asks for them.
 
     Raises:
         ModelError: some parameters have no weights and would stay random.
     """
-    model, info = _fetched(request, lambda folder: build.from_pretrained(folder, output_loading_info=True), name)
+    if not request.pretrained:
+        return _untrained(request, build, config)
+    model, info = build.from_pretrained(name, output_loading_info=True, trust_remote_code=request.trust_remote_code)
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelError(
@@ -189,7 +218,7 @@ def _labels(config: Any) -> tuple[str, ...] | None:
 
 
 def _prepared(request: Request, name: str) -> Prepare:
-    processor = _fetched(request, transformers.AutoImageProcessor.from_pretrained, name)
+    processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=request.trust_remote_code)
     if request.size is not None:
         if hasattr(processor, "max_num_patches"):
             raise ModelError(
@@ -210,14 +239,3 @@ def _prepared(request: Request, name: str) -> Prepare:
     if request.std is not None:
         processor.image_std, processor.do_normalize = list(request.std), True
     return Prepare(processor)
-
-
-def _fetched(request: Request, get: Any, name: str) -> Any:
-    """Call a ``from_pretrained`` function, which reads a folder or downloads into a cache."""
-    try:
-        return get(name)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"{request.name} cannot be loaded ({first_line(error)}); pass the name of a model on the hub, or a folder "
-            "with config.json, preprocessor_config.json and weights"
-        ) from error

@@ -17,8 +17,8 @@ from torch import nn
 from camkit.errors import ModelError, did_you_mean
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import refuse_exported
-from camkit.models.request import Request, preset
-from camkit.models.weights import fill, read_state_dict
+from camkit.models.request import Request, is_file, preset
+from camkit.models.weights import read_weights
 from camkit.types import Preprocess
 
 
@@ -35,10 +35,12 @@ def load(request: Request) -> LoadedModel:
             f"{request.name} ended the program, as a script does; name a function that returns a model"
         ) from error
     loaded = _as_loaded(result, request.name)
+    note = loaded.note
     if request.weights is not None:
-        path = Path(request.weights)
-        fill(loaded.module, read_state_dict(path), request.name, path)
-    return replace(loaded, name=request.name, preprocess=_prepared(request, loaded.preprocess))
+        weights = read_weights(request.weights)
+        weights.fill(loaded.module, request.name)
+        note = "; ".join(filter(None, (note, weights.note))) or None
+    return replace(loaded, name=request.name, preprocess=_prepared(request, loaded.preprocess), note=note)
 
 
 def _as_loaded(result: Any, name: str) -> LoadedModel:
@@ -73,8 +75,10 @@ def _module(source: str) -> ModuleType:
     if not source.endswith(".py"):
         return _import(source)
     path = Path(source)
-    if not path.is_file():
+    if not is_file(path):
         raise ModelError(f"there is no file {path}")
+    if not os.access(path, os.R_OK):
+        raise ModelError(f"{path} cannot be read: you have no permission")
     # The file may import modules beside it, as it may if Python runs it.
     sys.path.insert(0, str(path.parent.resolve()))
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, cast
 
 import timm
@@ -13,7 +12,7 @@ from torch import nn
 from camkit.errors import ModelError, did_you_mean
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
-from camkit.models.weights import class_count, fill, first_line, read_state_dict
+from camkit.models.weights import first_line, read_weights
 from camkit.types import Preprocess
 
 
@@ -25,25 +24,25 @@ def load(request: Request) -> LoadedModel:
     if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(architecture):
         raise ModelError(f"timm has no model {name!r}{did_you_mean(architecture, timm.list_models())}")
     if request.weights is None:
-        module = _published(name, pretrained=request.pretrained)
+        module = _built(name, pretrained=request.pretrained)
         return LoadedModel(module, request.name, _prepared(module, request), _labels(module))
-    path = Path(request.weights)
-    state = read_state_dict(path)
+    weights = read_weights(request.weights)
     with torch.device("meta"):
-        usual = timm.create_model(name).state_dict()
-    classes = class_count(usual, state)
-    module = timm.create_model(name) if classes is None else timm.create_model(name, num_classes=classes)
-    fill(module, state, request.name, path)
-    return LoadedModel(module, request.name, _prepared(module, request), _labels(module) if classes is None else None)
+        usual = _built(name).state_dict()
+    classes = weights.class_count(usual)
+    module = _built(name) if classes is None else _built(name, num_classes=classes)
+    weights.fill(module, request.name)
+    labels = _labels(module) if classes is None else None
+    return LoadedModel(module, request.name, _prepared(module, request), labels, weights.note)
 
 
-def _published(name: str, *, pretrained: bool) -> nn.Module:
+def _built(name: str, **options: Any) -> nn.Module:
+    """Build a network; its configuration and weights may have to be read from a folder or downloaded."""
     try:
-        return cast("nn.Module", timm.create_model(name, pretrained=pretrained))
-    except (OSError, RuntimeError) as error:
+        return cast("nn.Module", timm.create_model(name, **options))
+    except Exception as error:  # what a damaged folder makes timm raise has no bounds
         raise ModelError(
-            f"the weights of timm:{name} cannot be downloaded ({first_line(error)}); pass a local file with "
-            "--weights FILE (weights=...)"
+            f"timm:{name} cannot be loaded ({first_line(error)}); pass a local file with --weights FILE (weights=...)"
         ) from error
 
 

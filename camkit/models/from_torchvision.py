@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +14,8 @@ from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ModelError, did_you_mean
 from camkit.models.loaded import LoadedModel
-from camkit.models.request import Request, changed_preset
-from camkit.models.weights import class_count, fill, first_line, read_state_dict
+from camkit.models.request import Request, changed_preset, is_file
+from camkit.models.weights import Weights, first_line, read_weights
 from camkit.types import Preprocess
 
 _KINDS = (torchvision.models, torchvision.models.segmentation, torchvision.models.detection)
@@ -39,24 +40,25 @@ def load(request: Request) -> LoadedModel:
     if str(weights) in published.__members__:
         return _published(request, published[str(weights)])
     path = Path(weights)
-    if not path.is_file():
+    if not is_file(path):
         raise ModelError(
             f"there is no weights file {path}{did_you_mean(str(weights), published.__members__)}; "
             f"{name} has the published weights {', '.join(published.__members__)}"
         )
-    state = read_state_dict(path)
+    stored = read_weights(path)
     # torchvision's own files are recognised by name; any other is assumed to be trained with the first recipe.
     recipe = next((entry for entry in published if Path(entry.url).name == path.name), next(iter(published)))
     labels = tuple(recipe.meta["categories"])
-    classes = _own_class_count(name, state, len(labels))
-    module = _build(name, classes, state)
-    fill(module, state, name, path)
+    classes = _own_class_count(name, stored, len(labels))
+    module = _build(name, classes, stored.state)
+    stored.fill(module, name)
+    prepared_as = None if request.changes else f"pictures are prepared as for torchvision's {recipe}"
     return LoadedModel(
         module,
         name,
         _prepared(recipe, request),
         labels if classes is None or classes == len(labels) else None,
-        None if request.changes else f"pictures are prepared as for torchvision's {recipe}",
+        "; ".join(filter(None, (stored.note, prepared_as))) or None,
     )
 
 
@@ -71,29 +73,29 @@ def _prepared(recipe: Any, request: Request) -> Preprocess:
     return cast("Preprocess", changed_preset(preset, request))
 
 
-def _own_class_count(name: str, state: dict[str, Tensor], published: int) -> int | None:
-    """Return the number of classes of a state dict if it differs from that of the published weights; else None."""
-    last = next(reversed(state.values()))
+def _own_class_count(name: str, weights: Weights, published: int) -> int | None:
+    """Return the number of classes of the weights if it differs from that of the published weights; else None."""
+    last = list(weights.state.values())[-1]
     if last.dim() > 0 and len(last) == published:  # the usual case; no second network has to be built to compare shapes
         return None
     try:
         with torch.device("meta"):
-            usual = _build(name, None, state)
+            usual = _build(name, None, weights.state)
     except NotImplementedError:  # RegNet computes its widths from tensors, which have no values on the meta device
-        usual = _build(name, None, state)
-    return class_count(usual.state_dict(), state)
+        usual = _build(name, None, weights.state)
+    return weights.class_count(usual.state_dict())
 
 
-def _build(name: str, classes: int | None, state: dict[str, Tensor]) -> nn.Module:
+def _build(name: str, classes: int | None, state: Mapping[str, Tensor]) -> nn.Module:
     """Build a network that the state dict fits: this number of classes, and auxiliary heads if it has any."""
+    auxiliary = any(part.startswith("aux") for key in state for part in key.lower().split("."))
     options: dict[str, Any] = {} if classes is None else {"num_classes": classes}
     if name in ("googlenet", "inception_v3"):
         # Their published weights expect an input that the model rescales. Their slow initialisation is not needed.
-        auxiliary = any(key.lower().startswith("aux") for key in state)
         options |= {"init_weights": False, "transform_input": True, "aux_logits": auxiliary}
     if name not in torchvision.models.list_models(module=torchvision.models):
         options |= {"weights_backbone": None}
-        if any(key.startswith("aux_classifier") for key in state):
+        if auxiliary:
             options |= {"aux_loss": True}
     return cast("nn.Module", torchvision.models.get_model(name, weights=None, **options))
 
@@ -101,6 +103,8 @@ def _build(name: str, classes: int | None, state: dict[str, Tensor]) -> nn.Modul
 def _published(request: Request, weights: Any) -> LoadedModel:
     name = request.name
     try:
+        # torchvision itself reads the file as a pickle, which may run code; this refuses a file that would.
+        weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
         module = torchvision.models.get_model(name, weights=weights)
     except OSError as error:
         raise ModelError(

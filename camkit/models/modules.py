@@ -6,6 +6,7 @@ import itertools
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from camkit.errors import ModelError
 
@@ -47,6 +48,51 @@ def unwrapped(model: nn.Module) -> nn.Module:
             "have no gradients; explain the floating-point model it was made from"
         )
     return model
+
+
+_LEAST_BITS = 16
+"""Floating-point types of fewer bits only store numbers: no layer computes with them."""
+
+
+def check_tensors(module: nn.Module) -> None:
+    """Check that a model's parameters and buffers have values with which gradients can be computed.
+
+    Raises:
+        ModelError: some are lazy, on the meta device or made in inference mode, or all are complex or of 8 bits.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(map(is_lazy, tensors)):
+        raise ModelError("the model has lazy layers without weights; run it once before you explain it")
+    if any(tensor.is_meta for tensor in tensors):
+        raise ModelError("the model has weights without values (device meta); load its weights before you explain it")
+    if any(map(torch.Tensor.is_inference, tensors)):
+        raise ModelError(
+            "the model was built inside torch.inference_mode(), so it can never have gradients; build it outside"
+        )
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    if any(dtype.is_complex for dtype in dtypes) and not any(dtype.is_floating_point for dtype in dtypes):
+        raise ModelError("all of the model's weights are complex; camkit explains models of real numbers")
+    if torch.finfo(dtype_of(module)).bits < _LEAST_BITS:
+        raise ModelError(
+            f"the model's weights are {dtype_of(module)}, which only stores numbers; convert the model first, for "
+            "example with model.float()"
+        )
+
+
+def about_failure(module: nn.Module, error: Exception) -> str | None:
+    """Return a sentence about a pass that failed for a reason that PyTorch does not name well; else None."""
+    if "use_reentrant" in str(error):
+        return (
+            "the model uses reentrant activation checkpointing, through which PyTorch gives no gradients of layers; "
+            "pass use_reentrant=False to its torch.utils.checkpoint.checkpoint"
+        )
+    sparse = next((name for name, tensor in module.named_parameters() if tensor.layout is not torch.strided), None)
+    if sparse is not None:
+        return (
+            f"the model failed ({type(error).__name__}), and its weights {sparse!r} are sparse, which few layers can "
+            "compute with; make them dense with to_dense()"
+        )
+    return None
 
 
 _CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}

@@ -24,6 +24,7 @@ class Request:
         size: height and width that replace those of the model's own preprocessing.
         mean, std: one number or one per channel, which replace those of the model's own preprocessing.
         text: the classes of a model that compares pictures with texts.
+        trust_remote_code: True to run Python code that a Hugging Face model brings along.
 
     Raises:
         InputError: size, mean or std is invalid.
@@ -36,6 +37,7 @@ class Request:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     text: tuple[str, ...] = ()
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         size = self.size
@@ -68,6 +70,22 @@ class Request:
                 f"{self.name} takes pictures only; text is for models that compare pictures with texts, such as "
                 "hf:openai/clip-vit-base-patch32"
             )
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a path is a file.
+
+    Raises:
+        ModelError: that cannot be told, for example because the folder may not be read or the name is too long.
+    """
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise ModelError(f"{str(path)[:_LONGEST_NAME]!r} cannot be read: {error.strerror}") from error
+
+
+_LONGEST_NAME = 120
+"""So many letters of a file's name are repeated in an error about it."""
 
 
 def preset(

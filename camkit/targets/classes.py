@@ -16,6 +16,7 @@ from camkit.targets.boxes import best_box
 from camkit.targets.maps import class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, whole_number
 from camkit.targets.outputs import describe, detections_of, logits_of, maps_of
+from camkit.targets.probabilities import final_activation, given_probabilities
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import Activation
 
@@ -23,10 +24,16 @@ TargetFunction: TypeAlias = Callable[[Any], Tensor]
 
 
 def probabilities(logits: Float[Tensor, "n k"], activation: Activation | None) -> Float[Tensor, "n k"] | None:
-    """Return the probabilities of the classes; None if the activation is "none"."""
+    """Return the probabilities of the classes; None if the activation is "none".
+
+    Scores that are probabilities already are returned as they are.
+    """
     function = activation or ("sigmoid" if logits.shape[1] == 1 else "softmax")
     if function == "none":
         return None
+    given = given_probabilities(logits)
+    if given is not None:
+        return given
     values = logits.detach().float()
     return values.sigmoid() if function == "sigmoid" else values.softmax(dim=1)
 
@@ -39,6 +46,7 @@ def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Acti
         indices=tuple(indices.tolist()),
         probabilities=None if by_class is None else tuple(by_class.gather(1, indices[:, None])[:, 0].tolist()),
         classes=logits.shape[1],
+        activation=final_activation(logits),
     )
 
 
@@ -110,14 +118,16 @@ class TopTarget(Target):
 class AboveTarget(Expands):
     """Every class whose probability is above a threshold, best first; a picture may have several or none.
 
-    For multi-label models: the probability of a class is the sigmoid of its logit.
+    For multi-label models: the probability of a class is the sigmoid of its logit, or what the model returns if that
+    is a probability already.
     """
 
     threshold: float = 0.5
 
     def expand(self, output: Any, batch: int) -> list[RankAboveTarget]:
         """Return one target for each rank that some image reaches; at least one."""
-        by_class = logits_of(output, batch).detach().float().sigmoid()
+        by_class = probabilities(logits_of(output, batch), "sigmoid")
+        assert by_class is not None
         most = int((by_class > self.threshold).sum(1).amax())
         return [RankAboveTarget(rank, self.threshold) for rank in range(1, max(most, 1) + 1)]
 
@@ -239,7 +249,12 @@ class ContrastTarget(Target):
             check_index(index, logits.shape[1])
         name, other = self.names or (str(first), str(second))
         difference = logits[:, first] - logits[:, second]
-        return Scores(values=difference, classes=logits.shape[1], description=f"{name} rather than {other}")
+        return Scores(
+            values=difference,
+            classes=logits.shape[1],
+            description=f"{name} rather than {other}",
+            activation=final_activation(logits),
+        )
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,16 @@ from torch.nn.functional import interpolate
 from camkit.errors import TargetError
 from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, maps_of
+from camkit.targets.probabilities import final_activation, given_probabilities
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
 _MASKED = 0.5
 """Cells that the mask covers at least this much count, as a share of the cell it covers most: a small mask may cover no
 cell fully."""
+
+_PREDICTED = 0.5
+"""A network of one class predicts it where its probability is above this, which is where its logit is positive."""
 
 
 def class_on_map(
@@ -36,8 +40,11 @@ def class_on_map(
     images = torch.arange(len(maps), device=maps.device)
     class_maps = maps[images, indices].float()  # in fp16 the sum over the cells would overflow
     is_binary = maps.shape[1] == 1  # one map of logits: positive means the class, negative means none
+    logits, probabilities = maps.detach().float(), given_probabilities(maps)
+    if probabilities is None:
+        probabilities = logits.sigmoid() if is_binary else logits.softmax(1)
     if mask is None:
-        inside = maps.detach()[:, 0] > 0 if is_binary else maps.detach().argmax(1) == indices[:, None, None]
+        inside = probabilities[:, 0] > _PREDICTED if is_binary else maps.detach().argmax(1) == indices[:, None, None]
         inside = inside | ~inside.any((1, 2), keepdim=True)
     else:
         covered = interpolate(mask[None, None].to(maps), size=maps.shape[2:], mode="area")[0]
@@ -45,13 +52,13 @@ def class_on_map(
             raise TargetError("the mask covers no part of the picture")
         inside = (covered >= _MASKED * covered.amax()).expand(len(maps), -1, -1)
     cells = inside.to(class_maps)
-    logits = maps.detach().float()
-    probabilities = (logits.sigmoid() if is_binary else logits.softmax(1))[images, indices]
+    probabilities = probabilities[images, indices]
     return Scores(
         values=(class_maps * cells).sum((1, 2)) / cells.sum((1, 2)),
         indices=tuple(indices.tolist()),
         probabilities=tuple(((probabilities * cells).sum((1, 2)) / cells.sum((1, 2))).tolist()),
         classes=maps.shape[1],
+        activation=final_activation(maps),
     )
 
 

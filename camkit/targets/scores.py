@@ -27,6 +27,8 @@ class Scores:
         absence: the error for images in which it does not exist.
         fewer: True if an image without the target is no error: not every image has a second best box.
         boxes: the detected box (left, top, right, bottom) of each image, in pixels of the model's input.
+        activation: the softmax or sigmoid that gave the scores, as a node of the autograd graph. Gradients pass it
+            unchanged, so that the map is that of the logits.
     """
 
     values: Float[Tensor, " n"]
@@ -38,6 +40,7 @@ class Scores:
     absence: str = ""
     fewer: bool = False
     boxes: tuple[tuple[float, ...] | None, ...] | None = None
+    activation: Any = None
 
 
 class Target(ABC):

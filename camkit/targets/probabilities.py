@@ -1,0 +1,84 @@
+"""Recognises class scores that already are probabilities, and differentiates what they were computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_ACTIVATIONS = ("SoftmaxBackward0", "SigmoidBackward0", "LogSoftmaxBackward0")
+_RESHAPING = (
+    "AliasBackward0",
+    "CloneBackward0",
+    "PermuteBackward0",
+    "ReshapeAliasBackward0",
+    "SelectBackward0",
+    "SliceBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
+    "ToCopyBackward0",
+    "TransposeBackward0",
+    "UnsafeViewBackward0",
+    "UnsqueezeBackward0",
+    "ViewBackward0",
+)
+"""The operations in PyTorch's graph that give probabilities, and those that leave the values as they are."""
+
+_ROUNDING, _ROUNDING_16_BITS = 1e-3, 2e-2
+"""How far a sum of probabilities may be from 1: more than rounding adds up to over 1,000 classes in fp32, and in 16
+bits."""
+
+
+def final_activation(scores: Tensor) -> Any:
+    """Return the softmax, log-softmax or sigmoid that gave these scores, as a node of the autograd graph.
+
+    It may be a module or a function. None if the scores come from something else, or have no graph.
+    """
+    node: Any = scores.grad_fn
+    while node is not None and node.name() in _RESHAPING:
+        node = node.next_functions[0][0]
+    return node if node is not None and node.name() in _ACTIVATIONS else None
+
+
+def given_probabilities(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n k *cells"] | None:
+    """Return the class scores as probabilities if they are probabilities or their logarithms already; else None.
+
+    They are if a softmax, log-softmax or sigmoid gave them, or if no value is negative and all classes sum to 1.
+    """
+    node, values = final_activation(scores), scores.detach().float()
+    if node is not None:
+        return values.exp() if node.name().startswith("Log") else values
+    return values if sum_to_one(scores.detach()) else None
+
+
+def sum_to_one(scores: Float[Tensor, "n k *cells"]) -> bool:
+    """Tell whether no score is negative, and the scores of all classes sum to 1 everywhere."""
+    if scores.shape[1] < 2 or not bool(scores.amin() >= 0):
+        return False
+    tolerance = _ROUNDING_16_BITS if scores.dtype in (torch.float16, torch.bfloat16) else _ROUNDING
+    return bool(((scores.sum(1, dtype=torch.float32) - 1).abs() <= tolerance).all())
+
+
+@contextmanager
+def passing_through(node: Any) -> Iterator[None]:
+    """Let gradients pass a softmax or sigmoid unchanged in the block, as if the model returned its input, the logits.
+
+    So a class has the same map with and without this last step, also if its probability is so close to 1 that the
+    gradient of the probability is zero. For None, nothing is done.
+    """
+    if node is None:
+        yield
+        return
+
+    def unchanged(before: tuple[Tensor | None, ...], after: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+        return (None if before[0] is None else after[0].to(before[0].dtype), *before[1:])
+
+    handle = node.register_hook(unchanged)
+    try:
+        yield
+    finally:
+        handle.remove()
