@@ -307,8 +307,13 @@ def each(classes: Iterable[int | str | Sequence[int | str]]) -> EachTarget:
             several that mean the same; the one with the highest score is explained.
 
     Raises:
-        TargetError: there are no classes, or none for one of the pictures.
+        TargetError: there are no classes, or none for one of the pictures. Whether there are as many classes as
+            pictures shows when they are explained.
     """
+    if isinstance(classes, str) or not isinstance(classes, Iterable):
+        raise TargetError(
+            f"each() takes a list with a class for each picture, as in each(['cat', 'dog']), not {classes!r}"
+        )
     by_picture = tuple(tuple(entry) if isinstance(entry, (list, tuple)) else entry for entry in classes)
     if not by_picture or any(entry == () for entry in by_picture):
         raise TargetError("each() needs at least one class for each picture")
