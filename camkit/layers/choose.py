@@ -145,7 +145,7 @@ def choose_in(live: LivePass) -> Decision:
     def changes(calls: Sequence[Key]) -> Any:
         return live.changes(*exchange(live.leaf.detach()), calls)
 
-    readings = locate(trace, readings, changes)
+    readings = locate(trace, readings, changes, live.places)
     return choose(trace, readings, measure_influence(trace, readings, live.gradients))
 
 

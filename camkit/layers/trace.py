@@ -11,9 +11,9 @@ import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool
@@ -29,6 +29,7 @@ from camkit.engine.resizing import resized_input
 from camkit.engine.restore import eagerly, evaluating, switch_off_training
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
+from camkit.layers.positions import Follower
 from camkit.targets.outputs import main_tensor, rivals
 from camkit.types import LayerRef
 
@@ -261,6 +262,11 @@ Changes: TypeAlias = Callable[[Sequence[Key]], "Mapping[Key, tuple[Profiles, Pro
 It leaves out calls whose changes could not be measured, and returns None if the model fails on the changed input."""
 
 
+Places: TypeAlias = Callable[[Sequence[Key]], "Mapping[Key, Profiles]"]
+"""``places(calls)`` returns where in the input the cells of outputs come from, (1 + axes, cells): for each cell a
+weight, 0 if its place is not known, and then its place along each axis, from -1 to 1. It leaves out unknown outputs."""
+
+
 class OperationNames(TorchDispatchMode):
     """Collects, in ``others``, the names of the operations that may move cells, as PyTorch's dispatcher calls them."""
 
@@ -334,7 +340,7 @@ class LivePass:
             changed = torch.where(part, noise, image)
             try:
                 with torch.no_grad():
-                    outputs = _outputs(self.model, changed, wanted)
+                    outputs = _outputs(self.model, changed.clone(), wanted, lambda output: output)
             except Exception:  # noqa: BLE001 - a model may raise anything if it does not expect such an input
                 return None
             halves.append(
@@ -346,6 +352,22 @@ class LivePass:
             )
         first, second = halves
         return {key: (first[key], second[key]) for key in calls if first.get(key) and second.get(key)}
+
+    def places(self, calls: Sequence[Key]) -> dict[Key, Profiles]:
+        """Run the model once more, and follow each cell from the input; see ``Places``."""
+        switch_off_training(self.model)
+        image = self.leaf.detach().clone()
+        follower = Follower(image)
+
+        def read(output: Tensor) -> Profiles:
+            positions = follower.positions(output)
+            return {} if positions is None else dict(_by_cell(positions, len(self.trace.size)))
+
+        try:
+            with torch.no_grad():
+                return _outputs(self.model, image, set(calls), read, follower)
+        except Exception:  # noqa: BLE001 - an operation may have been given arguments that are not expected here
+            return {}
 
 
 _ROUNDING = 64
@@ -361,16 +383,22 @@ def _profiles(before: Tensor, after: Tensor, rank: int) -> Iterator[tuple[str, T
         return
     change = (after.detach() - before.detach()).abs().float()
     rounding = min(_ROUNDING * torch.finfo(before.dtype).eps, _LEAST_CHANGE)
-    if not change.mean() > rounding * before.detach().float().abs().mean():  # "not >" holds for NaN too
-        return
-    if len(change) != 1:
-        yield "sequence_first", change.flatten(1).mean(1)
-    elif change.dim() == rank + 2:
-        yield "channels_first", change[0].mean(0)
-        yield "channels_last", change[0].mean(-1)
-    if len(change) == 1 and change.dim() == 3:
-        yield "tokens", change[0].mean(-1)
-        yield "tokens_last", change[0].mean(0)
+    if change.mean() > rounding * before.detach().float().abs().mean():  # false for NaN
+        for kind, cells in _by_cell(change[None], rank):
+            yield kind, cells[0]
+
+
+def _by_cell(values: Tensor, rank: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the means over the channels of several values per element, for each way to read an output."""
+    images, dimensions = values.shape[1], values.dim() - 1
+    if images != 1:
+        yield "sequence_first", values.flatten(2).mean(2)
+    elif dimensions == rank + 2:
+        yield "channels_first", values[:, 0].mean(1)
+        yield "channels_last", values[:, 0].mean(-1)
+    if images == 1 and dimensions == 3:
+        yield "tokens", values[:, 0].mean(-1)
+        yield "tokens_last", values[:, 0].mean(1)
 
 
 @contextmanager
@@ -506,22 +534,31 @@ def _geometry(module: nn.Module, arguments: list[Tensor], dimensions: int) -> Co
     return Convolution(module.kernel_size, module.stride, padded, size)
 
 
-def _outputs(model: nn.Module, image: Tensor, wanted: set[Key]) -> dict[Key, Tensor]:
-    """Run the model and return the outputs of some calls."""
+Read = TypeVar("Read")
+
+
+def _outputs(
+    model: nn.Module,
+    image: Tensor,
+    wanted: set[Key],
+    read: Callable[[Tensor], Read],
+    watching: AbstractContextManager[object] | None = None,
+) -> dict[Key, Read]:
+    """Run the model, and return what ``read`` returns for the outputs of some calls."""
     modules = modules_by_name(model)
     counts: dict[nn.Module, int] = {}
     names = {modules[name]: name for name, _ in wanted}
-    outputs: dict[Key, Tensor] = {}
+    outputs: dict[Key, Read] = {}
 
     def end(module: nn.Module, _: list[Tensor], output: Any) -> None:
         counts[module] = counts.get(module, 0) + 1
         key = (names[module], counts[module])
         maps = feature_tensor(output) if key in wanted else None
         if maps is not None:
-            outputs[key] = maps[1]
+            outputs[key] = read(maps[1])
 
-    with forward_hooks(dict.fromkeys(names, end)):
-        model(image.clone())
+    with forward_hooks(dict.fromkeys(names, end)), watching or nullcontext():
+        model(image)
     return outputs
 
 
