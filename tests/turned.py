@@ -1,7 +1,7 @@
 """Small networks that turn, mirror, roll or shuffle their cells, and the places where each layer's cells really lie.
 
-The truth is by construction: a picture of coordinates goes through the same moves, and through average pooling instead
-of the convolutions. ``python tests/turned.py [CASES]`` prints how camkit answers, by kind of move.
+The truth is by construction: a picture of coordinates goes through the same moves, and each coarser cell gets the median
+of its parts. ``python tests/turned.py [CASES]`` prints how camkit answers, by kind of move.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def moves_of(size: tuple[int, int], draw: random.Random) -> dict[str, tuple[Move
     order = torch.tensor(draw.sample(range(cells), cells))
     back = order.argsort()
     down, across = draw.randrange(1, max(2, size[0])), draw.randrange(1, max(2, size[1]))
-    turned = {f"turn {90 * k}": (lambda x, k=k: x.rot90(k, (2, 3)), lambda x, k=k: x.rot90(-k, (2, 3))) for k in (1, 2, 3)}
+    turned = {
+        f"turn {90 * k}": (lambda x, k=k: x.rot90(k, (2, 3)), lambda x, k=k: x.rot90(-k, (2, 3))) for k in (1, 2, 3)
+    }
     halves = [(lambda x: torch.cat(x.chunk(2, axis)[::-1], axis)) for axis in (2, 3)]
     moves: dict[str, tuple[Move, Move]] = {
         **turned,
@@ -137,7 +139,9 @@ class _Attending(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm, self.all, self.back = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mix = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mix = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         queries, keys, values = self.all(self.norm(tokens)).chunk(3, -1)
@@ -237,16 +241,14 @@ def drawn(number: int) -> Case:
         elif at == undone_at and undo is not None:
             # Between the two moves the maps may have become coarser; then shuffles cannot be undone.
             fine = tuple(places.shape[2:])
-            if name.startswith(("turn", "mirror", "transpose", "none")):
-                moves[at] = undo
-            elif fine == tuple(truth["moved"].shape[1:]):
+            if name.startswith(("turn", "mirror", "transpose", "none")) or fine == tuple(truth["moved"].shape[1:]):
                 moves[at] = undo
         if at in moves:
             places = moves[at](places)
             truth["moved"] = places[0]
         pooled = stride if at == 0 else coarse if at == 1 else 1
         before = 3 if at == 0 else channels
-        places = functional.avg_pool2d(places, pooled)
+        places = places.unfold(2, pooled, pooled).unfold(3, pooled, pooled).flatten(-2).median(-1).values
         layers.append(_layer(kind, at, before, channels, pooled, tuple(places.shape[2:]), last))
         truth[f"layers.{at}"] = places[0]
     del truth["moved"]
@@ -257,12 +259,14 @@ def drawn(number: int) -> Case:
     return Case(model, picture, name, layer, truth, words)
 
 
-def _layer(
-    kind: str, at: int, before: int, channels: int, pooled: int, grid: tuple[int, int], last: bool
-) -> nn.Module:
+def _layer(kind: str, at: int, before: int, channels: int, pooled: int, grid: tuple[int, int], last: bool) -> nn.Module:
     if at == 0:
         wide = kind == "wide kernels"
-        stem = nn.Conv2d(before, channels, 2 * pooled - 1, pooled, pooled - 1) if wide else nn.Conv2d(3, channels, pooled, pooled)
+        stem = (
+            nn.Conv2d(before, channels, 2 * pooled - 1, pooled, pooled - 1)
+            if wide
+            else nn.Conv2d(3, channels, pooled, pooled)
+        )
         return nn.Sequential(stem, nn.BatchNorm2d(channels), nn.ReLU())
     if kind == "transformer":
         return _OnTokens(_Attending(channels), channels_last=last)
@@ -277,7 +281,8 @@ def displacement(places: Tensor, size: tuple[int, ...]) -> float:
     """Return how far the cells of a layer lie from where a map of its shape is drawn: the farthest one, in cells."""
     sides = [whole / cells for whole, cells in zip(size, places.shape[1:], strict=True)]
     drawn_at = torch.meshgrid(
-        *((torch.arange(cells) + 0.5) * side for cells, side in zip(places.shape[1:], sides, strict=True)), indexing="ij"
+        *((torch.arange(cells) + 0.5) * side for cells, side in zip(places.shape[1:], sides, strict=True)),
+        indexing="ij",
     )
     return max(float((place - at).abs().max()) / side for place, at, side in zip(places, drawn_at, sides, strict=True))
 

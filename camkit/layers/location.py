@@ -29,7 +29,7 @@ from torch.nn import functional
 from camkit.engine.grid import margins
 from camkit.layers.layouts import EXACT, STRIDES, Reading, Readings, is_whole, plain_layout
 from camkit.layers.layouts import readings as other_readings
-from camkit.layers.trace import Call, Changes, Key, Places, Profiles, Trace
+from camkit.layers.trace import Call, Changes, Followed, Key, Places, Profiles, Trace
 from camkit.types import Extent, Layout
 
 _PARTS = {
@@ -98,6 +98,11 @@ _ROUNDED = 1e-3
 """Differences between places that are smaller than this share of a cell are rounding."""
 
 
+_ABOUT_A_CELL = 0.25
+"""How far the mean distance of neighbouring cells may be from one cell: averages over many places draw cells together,
+and then their order says little. At a quarter, the outermost of eight cells would be drawn a cell beside its place."""
+
+
 class _Match(NamedTuple):
     """How well the changes of cells match the pixels that were replaced at their positions.
 
@@ -113,7 +118,10 @@ class _Match(NamedTuple):
 
 
 def locate(
-    trace: Trace, readings: Readings, changes: Changes, places: Places = lambda calls: {}  # noqa: ARG005
+    trace: Trace,
+    readings: Readings,
+    changes: Changes,
+    places: Places = lambda calls: {},  # noqa: ARG005
 ) -> Readings:
     """Correct or drop the layouts of outputs whose cells lie elsewhere than their shape suggests.
 
@@ -152,42 +160,62 @@ def locate(
             on_extent = replace(reading, layout=replace(reading.layout, extent=extent))
             corrected = _corrected(call.shape, on_extent, profiles, trace.size)
             corrected = replace(corrected, unsure=corrected.unsure or correlation < _KEPT)
-            located.append(_compared(corrected, followed.get(by_output[call.output].key, {})))
+            located.append(_compared(corrected, followed.get(by_output[call.output].key), profiles, trace.size))
     return tuple(located)
 
 
-def _compared(reading: Reading, places: Profiles) -> Reading:
-    """Compare a reading with where the output's cells come from, if that is known."""
+def _compared(
+    reading: Reading, followed: Followed | None, profiles: tuple[Profiles, Profiles], size: tuple[int, ...]
+) -> Reading:
+    """Compare a reading with where the output's cells come from.
+
+    If that is not known, only a clear measurement confirms the reading.
+    """
     layout = reading.layout
-    if layout is None or layout.kind not in places:
+    if layout is None:
         return reading
-    cells = places[layout.kind].flatten(1)[:, layout.prefix : layout.prefix + math.prod(layout.grid)]
-    if _are_in_order(cells.unflatten(1, layout.grid)) is False:
+    in_order = None
+    if followed is not None and layout.kind in followed.places:
+        in_order = _are_in_order(_cells(followed.places, layout), layout)
+    if in_order is False and followed is not None and followed.certain:
         return replace(reading, layout=None, elsewhere=True, unsure=False)
-    return reading
+    if in_order:
+        return reading
+    reading = replace(reading, measured=True)
+    if reading.unsure:
+        return reading
+    match = _all_matches([layout], *profiles, size)[layout] if layout.kind in profiles[0] else _Match(0, 0, 0)
+    return replace(reading, unsure=not match.correlation > _chance_level(match.cells))  # "not >" holds for NaN too
 
 
-def _are_in_order(cells: Float[Tensor, "coordinates *grid"]) -> bool | None:
+def _cells(places: Profiles, layout: Layout) -> Float[Tensor, "coordinates *grid"]:
+    cells = places[layout.kind].flatten(1)[:, layout.prefix : layout.prefix + math.prod(layout.grid)]
+    return cells.unflatten(1, layout.grid)
+
+
+def _are_in_order(cells: Float[Tensor, "coordinates *grid"], layout: Layout) -> bool | None:
     """Tell whether the cells of a grid come from the input in the grid's order; None if that does not show.
 
-    Along an axis of the grid, the places along the same axis of the input must grow, and those along the others must
-    stay the same.
+    Along an axis of the grid, the places along the same axis of the input must grow, by about a cell each, and those
+    along the others must stay the same.
     """
     known, places = cells[0] > _MOSTLY_KNOWN, cells[1:]
-    shows = True
-    for axis in range(len(places)):
-        pairs = known.narrow(axis, 1, known.shape[axis] - 1) & known.narrow(axis, 0, known.shape[axis] - 1)
-        if not known.shape[axis] > 1:
+    extent = layout.extent or ((0.0, 1.0),) * len(places)
+    shows = bool(known.any())
+    for axis, side in enumerate(layout.grid):
+        if side == 1:
             continue
-        steps = places.diff(dim=axis + 1)[:, pairs]
+        start, end = extent[axis]
+        cell = 2 / side / (end - start)
+        both = known.narrow(axis, 1, side - 1) & known.narrow(axis, 0, side - 1)
+        steps = places.diff(dim=axis + 1)[:, both] / cell
         if not steps.numel():
             return None
         own = steps[axis]
-        others = steps[[other for other in range(len(places)) if other != axis]].abs()
-        step = 2 / known.shape[axis]
-        if float(own.min()) < -_ROUNDED * step or (others.numel() and float(others.max()) > _ROUNDED * step):
+        others = steps[[other for other in range(len(places)) if other != axis]]
+        if bool((own < -_ROUNDED).any() or (others.abs() > _ROUNDED).any()):
             return False
-        shows &= float(own.mean()) > _ROUNDED * step
+        shows &= abs(float(own.mean()) - 1) < _ABOUT_A_CELL
     return True if shows else None
 
 

@@ -35,8 +35,8 @@ _COPYING = frozenset(
         "gather", "grid_sampler_2d", "grid_sampler_3d", "im2col", "index", "index_add", "index_copy", "index_copy_",
         "index_put", "index_put_", "index_select", "mean", "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle",
         "repeat", "roll", "rot90", "scatter", "scatter_", "select_scatter", "slice_scatter", "stack", "sum", "take",
-        "upsample_bilinear2d", "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-        "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+        "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+        "upsample_trilinear3d", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
         "_upsample_nearest_exact3d",
     ]
 )  # fmt: skip
@@ -57,16 +57,13 @@ _AVERAGED: Mapping[str, Any] = {"amax": torch.ops.aten.mean.dim, "amin": torch.o
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 """Matrix products, and which of their arguments are the two matrices."""
 
-_READING = frozenset(["_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"])
-"""Operations that show a tensor's values to Python, as a number or in the shape of their result."""
-
 _MANY = 256
 """How many notes may accumulate before those of freed memory are dropped: a few layers' worth."""
 
-_LEFT_COUNTS = 0.5
-"""The rows of the first matrix give the positions of a product if they differ at least this much as the columns of the
-second do. In attention the queries come first, and both differ alike; in a product of values and weights one does not
-differ at all."""
+_COUNTS = 0.5
+"""An operand whose positions lie at least this share as far apart as those of the other operand counts. In attention,
+queries and keys lie equally far apart, and the queries come first; a product of values and weights, or of maps and a
+gate, has one operand whose positions are all alike."""
 
 
 class MemoryNotes:
@@ -110,6 +107,7 @@ class Follower(TorchDispatchMode):
     def __init__(self, image: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._notes = MemoryNotes()
+        self._vague = MemoryNotes()
         size = image.shape[2:]
         axes = torch.meshgrid(*((2 * torch.arange(side) + 1) / side - 1 for side in size), indexing="ij")
         known = torch.stack([torch.ones(size), *axes]).to(image.device)
@@ -119,6 +117,14 @@ class Follower(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise PyTorch imports its compiler at the first operation, which takes seconds
+
+    def is_certain(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor's positions are certain; False if they come from attention alone.
+
+        The results of attention have the positions of the queries, unless these come from another place than the
+        values.
+        """
+        return not self._vague.get(tensor)
 
     def positions(self, tensor: Tensor) -> Positions | None:
         """Return the positions of a tensor's elements, which share memory; None if they are not known."""
@@ -159,16 +165,22 @@ class Follower(TorchDispatchMode):
         memory = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
         name = func._overloadpacket.__name__
         changes = func._schema.is_mutable
-        if not changes and results and all(
-            result.layout is torch.strided and result.untyped_storage()._cdata in memory for result in results
+        if (
+            not changes
+            and results
+            and all(result.layout is torch.strided and result.untyped_storage()._cdata in memory for result in results)
         ):
             return  # views
         content = any(not tensor.is_floating_point() for tensor in derived)
+        followed = [tensor for tensor in derived if self.positions(tensor) is not None]
+        attends = name.startswith("_scaled_dot_product") or (name in _PRODUCTS and len(followed) > 1)
+        vague = attends or (bool(followed) and all(self._vague.get(tensor) for tensor in followed))
         for number, result in enumerate(results):
             positions = None
             if number == 0 and not content and result.is_floating_point():
                 positions = self._result(name, func, args, kwargs, result)
             self._write(result, None if positions is None else _normalised(positions))
+            self._vague.set(result, vague)
 
     def _result(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
@@ -223,17 +235,19 @@ class Follower(TorchDispatchMode):
 
     def _combined(self, args: tuple[Any, ...], result: Tensor) -> Positions | None:
         """Return the mean positions of the operands of a pointwise operation that have as many elements."""
-        known = [positions for value in tensors_of(args) if (positions := self.positions(value)) is not None]
+        operands = [value for value in tensors_of(args) if self.positions(value) is not None]
+        clear = [value for value in operands if not self._vague.get(value)]
+        known = [positions for value in clear or operands if (positions := self.positions(value)) is not None]
         whole = [positions for positions in known if positions.shape[1:] == result.shape] or known
         if not whole:
             return None
-        missing = [result.dim() + 1 - positions.dim() for positions in whole]
-        aligned = [
-            positions.reshape(len(positions), *[1] * more, *positions.shape[1:])
-            for positions, more in zip(whole, missing, strict=True)
-        ]
-        total = sum((positions.expand(-1, *result.shape) for positions in aligned[1:]), aligned[0])
-        return total.expand(-1, *result.shape)
+        if len(whole) > 1:  # an operand that is nearly the same everywhere, such as a gate, says nothing of positions
+            spreads = list(map(_spread, whole))
+            whole = [part for part, spread in zip(whole, spreads, strict=True) if spread >= _COUNTS * max(spreads)]
+        total = torch.zeros(self._coordinates, *result.shape, device=result.device)
+        for positions in whole:
+            total += positions.reshape(len(positions), *[1] * (total.dim() - positions.dim()), *positions.shape[1:])
+        return total
 
 
 class _Kept:
@@ -261,7 +275,7 @@ def _product(first: Positions | None, second: Positions | None, shape: Sequence[
     columns = None if second is None else _normalised(second.mean(-2, keepdim=True)).expand(-1, *shape)
     if rows is None or columns is None:
         return columns if rows is None else rows
-    return rows if _spread(rows) >= _LEFT_COUNTS * _spread(columns) else columns
+    return rows if _spread(rows) >= _COUNTS * _spread(columns) else columns
 
 
 def _spread(positions: Positions) -> float:
@@ -281,15 +295,19 @@ def _convolved(
     *,
     channels: int,
 ) -> Positions | None:
-    """Return the positions of a convolution's results: those at the centre of the kernel."""
+    """Return the positions of a convolution's results: those at the centre of the kernel.
+
+    All of the kernel counts if kernels do not overlap. A transposed convolution leaves cells between the centres, so all
+    of its kernel counts too, the centre most.
+    """
     if positions is None:
         return None
     maps = positions.mean(2).flatten(0, 1)[:, None]
     kernel = torch.ones(1, 1, *weight.shape[2:], device=maps.device)
     for axis, side in enumerate(weight.shape[2:]):
         distances = (torch.arange(side, device=maps.device) - (side - 1) / 2).abs()
-        # A transposed convolution leaves cells between the centres, so all of its kernel counts, the centre most.
-        line = (side / 2 - distances) if transposed else (distances < 1).float() * (distances < 0.75)
+        line = (distances < 1).float() if stride[axis] < side else torch.ones(side, device=maps.device)
+        line = side / 2 - distances if transposed else line
         kernel = kernel * line.reshape([-1 if place == axis else 1 for place in range(len(weight.shape) - 2)])
     found = torch.convolution(maps, kernel, None, stride, padding, dilation, transposed, output_padding, 1)
     found = found.reshape(*positions.shape[:2], 1, *found.shape[2:])
@@ -307,7 +325,11 @@ def _pooled(
     """Return the positions of the results of max pooling: the centres of the windows."""
     if max(dilation, default=1) > 1:
         return None
-    pools: dict[int, Callable[..., Tensor]] = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
+    pools: dict[int, Callable[..., Tensor]] = {
+        1: functional.avg_pool1d,
+        2: functional.avg_pool2d,
+        3: functional.avg_pool3d,
+    }
     maps = positions.flatten(0, positions.dim() - len(kernel) - 2)
     found = pools[len(kernel)](maps, kernel, list(stride) or kernel, padding, ceil_mode=ceil_mode)
     return found.reshape(*positions.shape[: positions.dim() - len(kernel)], *found.shape[-len(kernel) :])

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool
@@ -29,7 +29,7 @@ from camkit.engine.resizing import resized_input
 from camkit.engine.restore import eagerly, evaluating, switch_off_training
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
-from camkit.layers.positions import Follower
+from camkit.layers.positions import Follower, MemoryNotes
 from camkit.targets.outputs import main_tensor, rivals
 from camkit.types import LayerRef
 
@@ -214,6 +214,7 @@ class Trace:
         detects: True if the model returned boxes.
         scored: True if the model returned a score that can be differentiated.
         maps: the number of classes, if the model returns maps of scores; otherwise 0.
+        reads: what the way through the model depends on, "picture" or "weights" or both; see ``OperationNames``.
     """
 
     size: tuple[int, ...]
@@ -222,6 +223,7 @@ class Trace:
     detects: bool = False
     scored: bool = True
     maps: int = 0
+    reads: frozenset[str] = frozenset()
 
     @functools.cached_property
     def classes(self) -> int | None:
@@ -262,21 +264,54 @@ Changes: TypeAlias = Callable[[Sequence[Key]], "Mapping[Key, tuple[Profiles, Pro
 It leaves out calls whose changes could not be measured, and returns None if the model fails on the changed input."""
 
 
-Places: TypeAlias = Callable[[Sequence[Key]], "Mapping[Key, Profiles]"]
-"""``places(calls)`` returns where in the input the cells of outputs come from, (1 + axes, cells): for each cell a
-weight, 0 if its place is not known, and then its place along each axis, from -1 to 1. It leaves out unknown outputs."""
+class Followed(NamedTuple):
+    """Where in the input the cells of an output come from.
+
+    Attributes:
+        places: for each way to read the output, (1 + axes, cells): a weight, 0 if the cell's place is not known, and
+            then the place along each axis, from -1 to 1.
+        certain: False if the places are those of the queries of attention.
+    """
+
+    places: Profiles
+    certain: bool
+
+
+Places: TypeAlias = Callable[[Sequence[Key]], Mapping[Key, Followed]]
+"""``places(calls)`` follows the cells of outputs; it leaves out outputs whose cells could not be followed."""
+
+
+_READING = frozenset(["_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"])
+"""Operations that show a tensor's values to Python, as a number or in the shape of their result."""
+
+_CHOOSING = frozenset(["index", "index_select", "gather", "take", "where", "index_put_", "scatter_", "index_copy_"])
+"""Operations that choose elements by the values of another tensor."""
 
 
 class OperationNames(TorchDispatchMode):
-    """Collects, in ``others``, the names of the operations that may move cells, as PyTorch's dispatcher calls them."""
+    """Notes what the operations of a pass tell about the places of cells.
+
+    Attributes:
+        others: the names of the operations that may move cells, as PyTorch's dispatcher calls them.
+        reads: "picture" if Python read values that were computed from the input, so that another picture may take
+            another way through the model; "weights" if it read other values, or if these chose among cells.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.others: set[str] = set()
+        self.reads: set[str] = set()
+        self._derived = MemoryNotes()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise PyTorch imports its compiler at the first operation, which takes seconds
+
+    def begin(self, image: Tensor) -> None:
+        """Start to note, with an input of the model."""
+        self.others.clear()
+        self.reads.clear()
+        self._derived.set(image, True)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -285,7 +320,17 @@ class OperationNames(TorchDispatchMode):
         name = func._overloadpacket.__name__
         if name not in KEEPING or (name == "convolution" and _widens(*args[1:7])):
             self.others.add(name)
-        return func(*args, **(kwargs or {}))
+        operands = list(tensors_in((args, kwargs or {})))
+        derived = any(operand in self._derived for operand in operands)
+        if name in _READING:
+            self.reads.add("picture" if derived else "weights")
+        elif derived and name in _CHOOSING and not all(operand in self._derived for operand in operands):
+            self.reads.add("weights")
+        results = func(*args, **(kwargs or {}))
+        if derived:
+            for result in tensors_in(results):
+                self._derived.set(result, True)
+        return results
 
 
 def _widens(weight: Tensor, _: Any, __: Any, padding: Sequence[int], dilation: Sequence[int], transposed: bool) -> bool:
@@ -353,15 +398,16 @@ class LivePass:
         first, second = halves
         return {key: (first[key], second[key]) for key in calls if first.get(key) and second.get(key)}
 
-    def places(self, calls: Sequence[Key]) -> dict[Key, Profiles]:
+    def places(self, calls: Sequence[Key]) -> dict[Key, Followed]:
         """Run the model once more, and follow each cell from the input; see ``Places``."""
         switch_off_training(self.model)
         image = self.leaf.detach().clone()
         follower = Follower(image)
 
-        def read(output: Tensor) -> Profiles:
+        def read(output: Tensor) -> Followed:
             positions = follower.positions(output)
-            return {} if positions is None else dict(_by_cell(positions, len(self.trace.size)))
+            places = {} if positions is None else dict(_by_cell(positions, len(self.trace.size)))
+            return Followed(places, follower.is_certain(output))
 
         try:
             with torch.no_grad():
@@ -472,12 +518,13 @@ def _trace(model: nn.Module, leaf: Tensor) -> LivePass:
 
     with starts(names, begin), forward_hooks(dict.fromkeys(names, end)):
         image = leaf.clone()
+        operations.begin(image)
         with operations:
             output = model(image)
-    return _live(model, leaf, finished, output)
+    return _live(model, leaf, finished, output, frozenset(operations.reads))
 
 
-def _live(model: nn.Module, leaf: Tensor, finished: list[_OpenCall], output: Any) -> LivePass:
+def _live(model: nn.Module, leaf: Tensor, finished: list[_OpenCall], output: Any, reads: frozenset[str]) -> LivePass:
     """Number the tensors and operations of a finished pass, and build its trace."""
     recorder = GraphRecorder(leaf)
     numbers: dict[int, int] = {}
@@ -503,7 +550,7 @@ def _live(model: nn.Module, leaf: Tensor, finished: list[_OpenCall], output: Any
     scored = scored_tensor(output)
     maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
     trace = Trace(
-        tuple(leaf.shape[2:]), tuple(calls), recorder.graph(), detections_in(output), scored is not None, maps
+        tuple(leaf.shape[2:]), tuple(calls), recorder.graph(), detections_in(output), scored is not None, maps, reads
     )
     return LivePass(model, leaf, output, trace, tensors)
 
