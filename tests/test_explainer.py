@@ -367,8 +367,8 @@ def _default_dtype(_: Switched) -> None:
 
 
 HIDDEN_CHANGES = (
-    _global, _later_partial, _in_partial, _in_list, _in_tuple, _lambda, _closure, _class_attribute, _flag, _order, _gate,
-    _gate_by_a_step, _opened, _opened_as_data, _pytorchs_forward, _pytorchs_stride, _late_hook, _pytorchs_class,
+    _global, _later_partial, _in_partial, _in_list, _in_tuple, _lambda, _closure, _class_attribute, _flag, _order,
+    _gate, _gate_by_a_step, _opened, _opened_as_data, _pytorchs_forward, _pytorchs_stride, _late_hook, _pytorchs_class,
     _default_dtype,
 )  # fmt: skip
 

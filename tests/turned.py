@@ -1,7 +1,7 @@
 """Small networks that turn, mirror, roll or shuffle their cells, and the places where each layer's cells really lie.
 
-The truth is by construction: a picture of coordinates goes through the same moves, and each coarser cell gets the median
-of its parts. ``python tests/turned.py [CASES]`` prints how camkit answers, by kind of move.
+The truth is by construction: a picture of coordinates goes through the same moves, and each coarser cell gets the
+median of its parts. ``python tests/turned.py [CASES]`` prints how camkit answers, by kind of move.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def moves_of(size: tuple[int, int], draw: random.Random) -> dict[str, tuple[Move
     turned = {
         f"turn {90 * k}": (lambda x, k=k: x.rot90(k, (2, 3)), lambda x, k=k: x.rot90(-k, (2, 3))) for k in (1, 2, 3)
     }
-    halves = [(lambda x: torch.cat(x.chunk(2, axis)[::-1], axis)) for axis in (2, 3)]
+    halves = [_exchanged(axis) for axis in (2, 3)]
     moves: dict[str, tuple[Move, Move]] = {
         **turned,
         "transpose": (lambda x: x.mT, lambda x: x.mT),
@@ -113,6 +113,10 @@ def moves_of(size: tuple[int, int], draw: random.Random) -> dict[str, tuple[Move
         moves["exchange halves, down"], moves["exchange halves, across"] = ((half, half) for half in halves)
         moves["windows"] = (_windows, _windows_undone)
     return moves
+
+
+def _exchanged(axis: int) -> Move:
+    return lambda x: torch.cat(x.chunk(2, axis)[::-1], axis)
 
 
 def _stacked(axis: int) -> Move:
@@ -290,8 +294,8 @@ def displacement(places: Tensor, size: tuple[int, ...]) -> float:
 def answer(case: Case) -> str:
     """Explain a case, and return whether the answer is "right", "refused", "unsure", "silent" and so on.
 
-    "refused" and "unsure" are answers on cells that lie elsewhere; "needlessly refused" and "needlessly unsure" on cells
-    in their places. "silent" is a map whose cells lie elsewhere, without any doubt.
+    "refused" and "unsure" are answers on cells that lie elsewhere; "needlessly refused" and "needlessly unsure" on
+    cells in their places. "silent" is a map whose cells lie elsewhere, without any doubt.
     """
     explainer = camkit.Explainer(case.model, case.layer)
     try:
@@ -321,10 +325,10 @@ def main() -> None:
         answered = answer(case)
         counts[case.move][answered] += 1
         if answered == "silent" and "-v" in sys.argv:
-            print(case.words)
+            print(case.words)  # noqa: T201
     for move, row in sorted(counts.items()):
-        print(f"{move:30}", dict(row))
-    print(dict(sum(counts.values(), Counter())))
+        print(f"{move:30}", dict(row))  # noqa: T201
+    print(dict(sum(counts.values(), Counter())))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -30,14 +30,15 @@ LOST: Final = None
 
 _COPYING = frozenset(
     [
-        "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_reshape_copy", "_to_copy", "adaptive_avg_pool1d", "avg_pool1d",
-        "avg_pool2d", "avg_pool3d", "cat", "channel_shuffle", "clone", "col2im", "contiguous", "copy_", "cumsum", "flip",
-        "gather", "grid_sampler_2d", "grid_sampler_3d", "im2col", "index", "index_add", "index_copy", "index_copy_",
-        "index_put", "index_put_", "index_select", "mean", "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle",
-        "repeat", "roll", "rot90", "scatter", "scatter_", "select_scatter", "slice_scatter", "stack", "sum", "take",
-        "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-        "upsample_trilinear3d", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-        "_upsample_nearest_exact3d",
+        "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_reshape_copy", "_to_copy", "_upsample_bicubic2d_aa",
+        "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d", "adaptive_avg_pool1d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "cat",
+        "channel_shuffle", "clone", "col2im", "contiguous", "copy_", "cumsum", "flip", "gather",
+        "grid_sampler_2d", "grid_sampler_3d", "im2col", "index", "index_add", "index_copy", "index_copy_",
+        "index_put", "index_put_", "index_select", "mean", "native_channel_shuffle", "pixel_shuffle",
+        "pixel_unshuffle", "repeat", "roll", "rot90", "scatter", "scatter_", "select_scatter", "slice_scatter",
+        "stack", "sum", "take", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
+        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_trilinear3d",
     ]
 )  # fmt: skip
 """Operations that copy or average elements, so they do the same to weighted positions."""
@@ -45,8 +46,9 @@ _COPYING = frozenset(
 _KEEPING = frozenset(
     [
         "_fused_rms_norm", "_log_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
-        "_safe_softmax", "_softmax", "cudnn_batch_norm", "log_softmax", "masked_fill", "masked_fill_", "native_batch_norm",
-        "native_dropout", "native_group_norm", "native_layer_norm", "softmax", "tril", "triu",
+        "_safe_softmax", "_softmax", "cudnn_batch_norm", "log_softmax", "masked_fill", "masked_fill_",
+        "native_batch_norm", "native_dropout", "native_group_norm", "native_layer_norm", "softmax", "tril",
+        "triu",
     ]
 )  # fmt: skip
 """Operations besides the pointwise ones that leave every element in its place."""
@@ -186,29 +188,32 @@ class Follower(TorchDispatchMode):
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
     ) -> Positions | None:
         """Return the positions of an operation's first result; None if they are not known."""
+        first = self.positions(args[0]) if isinstance(args[0], Tensor) else None
+        found = None
         if name in ("fill_", "zero_"):
-            return torch.zeros(self._coordinates, *result.shape, device=result.device)
-        if name == "copy_":
-            return self._of(args[1]).expand(-1, *result.shape) if args[1].dim() <= result.dim() else None
-        if name in _COPYING or name in _AVERAGED:
-            return self._copied(_AVERAGED.get(name, func), args, kwargs)
-        if name in _PRODUCTS:
-            first, second = (args[place] for place in _PRODUCTS[name])
-            return _product(self.positions(first), self.positions(second), result.shape)
-        if name.startswith("_scaled_dot_product"):
-            queries = self.positions(args[0])
-            return None if queries is None else queries.mean(-1, keepdim=True).expand(-1, *result.shape)
-        if name == "convolution":
-            return _convolved(self.positions(args[0]), args[1], *args[3:8], channels=result.shape[1])
-        if name == "constant_pad_nd" or name.startswith(("reflection_pad", "replication_pad")):
-            positions = self.positions(args[0])
-            return None if positions is None else functional.pad(positions, list(args[1]))
-        if name.startswith("max_pool") and name.endswith("with_indices"):
-            positions = self.positions(args[0])
-            return None if positions is None else _pooled(positions, *args[1:])
-        if name in _KEEPING or torch.Tag.pointwise in func.tags:
-            return self._combined(args, result)
-        return None
+            found = torch.zeros(self._coordinates, *result.shape, device=result.device)
+        elif name == "copy_":
+            found = self._of(args[1])
+            found = found.reshape(len(found), *[1] * (result.dim() - args[1].dim()), *found.shape[1:])
+            found = found.expand(-1, *result.shape)
+        elif name in _COPYING or name in _AVERAGED:
+            found = self._copied(_AVERAGED.get(name, func), args, kwargs)
+        elif name in _PRODUCTS:
+            matrices = [self.positions(args[place]) for place in _PRODUCTS[name]]
+            found = _product(matrices[0], matrices[1], result.shape)
+        elif name in _KEEPING or torch.Tag.pointwise in func.tags:
+            found = self._combined(args, result)
+        elif first is None:
+            found = None
+        elif name.startswith("_scaled_dot_product"):
+            found = first.mean(-1, keepdim=True).expand(-1, *result.shape)
+        elif name == "convolution":
+            found = _convolved(first, args[1], *args[3:8], channels=result.shape[1])
+        elif name == "constant_pad_nd" or name.startswith(("reflection_pad", "replication_pad")):
+            found = functional.pad(first, list(args[1]))
+        elif name.startswith("max_pool") and name.endswith("with_indices"):
+            found = _pooled(first, *args[1:])
+        return found
 
     def _of(self, tensor: Tensor) -> Positions:
         """Return the positions of a tensor's elements; weights of 0 if they are not known."""
@@ -285,7 +290,7 @@ def _spread(positions: Positions) -> float:
 
 
 def _convolved(
-    positions: Positions | None,
+    positions: Positions,
     weight: Tensor,
     stride: Sequence[int],
     padding: Sequence[int],
@@ -294,14 +299,12 @@ def _convolved(
     output_padding: Sequence[int],
     *,
     channels: int,
-) -> Positions | None:
+) -> Positions:
     """Return the positions of a convolution's results: those at the centre of the kernel.
 
-    All of the kernel counts if kernels do not overlap. A transposed convolution leaves cells between the centres, so all
-    of its kernel counts too, the centre most.
+    All of the kernel counts if kernels do not overlap. A transposed convolution leaves cells between the centres, so
+    all of its kernel counts too, the centre most.
     """
-    if positions is None:
-        return None
     maps = positions.mean(2).flatten(0, 1)[:, None]
     kernel = torch.ones(1, 1, *weight.shape[2:], device=maps.device)
     for axis, side in enumerate(weight.shape[2:]):
