@@ -244,8 +244,12 @@ class WeightMarks:
     """Marks that show whether parameters or buffers have been written to or replaced."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        holders = itertools.chain.from_iterable((module._parameters, module._buffers) for module in modules)
-        tensors = [tensor for tensor in itertools.chain.from_iterable(map(dict.values, holders)) if tensor is not None]
+        tensors = [
+            tensor
+            for module in modules
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+            if tensor is not None
+        ]
         ordinary = [tensor for tensor in tensors if not tensor.is_inference()]
         self._marks = [*map(id, tensors), *map(_VERSION, ordinary)]
         groups: defaultdict[Any, list[Tensor]] = defaultdict(list)

@@ -190,7 +190,7 @@ def _compared(
 
 def _cells(places: Profiles, layout: Layout) -> Float[Tensor, "coordinates *grid"]:
     cells = places[layout.kind].flatten(1)[:, layout.prefix : layout.prefix + math.prod(layout.grid)]
-    return cells.unflatten(1, layout.grid)
+    return cells.reshape(-1, *layout.grid)
 
 
 def _are_in_order(cells: Float[Tensor, "coordinates *grid"], layout: Layout) -> bool | None:

@@ -130,7 +130,7 @@ class Follower(TorchDispatchMode):
 
     def positions(self, tensor: Tensor) -> Positions | None:
         """Return the positions of a tensor's elements, which share memory; None if they are not known."""
-        note = self._notes.get(tensor)
+        note: Positions | None = self._notes.get(tensor)
         if note is None or note.shape[1] * tensor.element_size() != tensor.untyped_storage().nbytes():
             return None
         strides = (note.shape[1], *tensor.stride())
