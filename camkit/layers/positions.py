@@ -1,8 +1,8 @@
 """Where in the picture the elements of each tensor of a pass come from.
 
 A ``Follower`` watches PyTorch's operations while a model runs, and repeats on positions what each operation does to
-cells: it moves, joins, averages or drops them. So an exact answer costs about one pass over small maps, however few
-cells a grid has and however wide the receptive fields are. It ends at operations that it does not know.
+cells: it moves, joins, averages or drops them. So an exact answer needs no pass of its own, however
+few cells a grid has and however wide the receptive fields are. It ends at operations that it does not know.
 
 Positions are kept for each piece of memory and not for each tensor. So views need no attention, and what is written
 into a part of a tensor is found in the whole.
@@ -11,6 +11,7 @@ into a part of a tensor is found in the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -108,13 +109,16 @@ class Follower(TorchDispatchMode):
 
     def __init__(self, image: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._notes = MemoryNotes()
-        self._vague = MemoryNotes()
         size = image.shape[2:]
         axes = torch.meshgrid(*((2 * torch.arange(side) + 1) / side - 1 for side in size), indexing="ij")
-        known = torch.stack([torch.ones(size), *axes]).to(image.device)
-        self._coordinates = len(known)
-        self._write(image, known[:, None, None].expand(-1, *image.shape))
+        self._input = torch.stack([torch.ones(size), *axes]).to(image.device)
+        self._coordinates = len(self._input)
+        self.begin(image)
+
+    def begin(self, image: Tensor) -> None:
+        """Start again with this input, and forget all else."""
+        self._notes, self._vague = MemoryNotes(), MemoryNotes()
+        self._write(image, self._input[:, None, None].expand(-1, *image.shape))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -180,7 +184,8 @@ class Follower(TorchDispatchMode):
         for number, result in enumerate(results):
             positions = None
             if number == 0 and not content and result.is_floating_point():
-                positions = self._result(name, func, args, kwargs, result)
+                with suppress(Exception):  # a shape or an argument that is not expected here: not known
+                    positions = self._result(name, func, args, kwargs, result)
             self._write(result, None if positions is None else _normalised(positions))
             self._vague.set(result, vague)
 

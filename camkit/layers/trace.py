@@ -11,9 +11,9 @@ import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool
@@ -278,7 +278,8 @@ class Followed(NamedTuple):
 
 
 Places: TypeAlias = Callable[[Sequence[Key]], Mapping[Key, Followed]]
-"""``places(calls)`` follows the cells of outputs; it leaves out outputs whose cells could not be followed."""
+"""``places(calls)`` tells where the cells of outputs come from, after their changes were measured. It leaves out those
+that could not be followed."""
 
 
 _READING = frozenset(["_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"])
@@ -349,6 +350,7 @@ class LivePass:
     trace: Trace
     tensors: dict[int, Tensor] = field(default_factory=dict)
     _scores: dict[Score, Tensor | None] = field(default_factory=dict)
+    _followed: dict[Key, Followed] = field(default_factory=dict)
 
     def gradients(self, score: Score, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
         """Differentiate a score, as described at ``Gradients``."""
@@ -380,12 +382,23 @@ class LivePass:
         image = self.leaf.detach()
         halves: list[dict[Key, Profiles]] = []
         wanted = set(calls)
+        follower = Follower(image)
+        self._followed = {}
+
+        def read(key: Key, output: Tensor) -> Tensor:
+            positions = None if key in self._followed else follower.positions(output)
+            if positions is not None:
+                places = dict(_by_cell(positions, len(self.trace.size)))
+                self._followed[key] = Followed(places, follower.is_certain(output))
+            return output
+
         for part in parts:
             switch_off_training(self.model)  # the previous pass may have switched parts of the model to training
             changed = torch.where(part, noise, image)
+            follower.begin(changed)
             try:
-                with torch.no_grad():
-                    outputs = _outputs(self.model, changed.clone(), wanted, lambda output: output)
+                with torch.no_grad(), follower if not halves else nullcontext():
+                    outputs = _outputs(self.model, changed, wanted, read)
             except Exception:  # noqa: BLE001 - a model may raise anything if it does not expect such an input
                 return None
             halves.append(
@@ -399,21 +412,8 @@ class LivePass:
         return {key: (first[key], second[key]) for key in calls if first.get(key) and second.get(key)}
 
     def places(self, calls: Sequence[Key]) -> dict[Key, Followed]:
-        """Run the model once more, and follow each cell from the input; see ``Places``."""
-        switch_off_training(self.model)
-        image = self.leaf.detach().clone()
-        follower = Follower(image)
-
-        def read(output: Tensor) -> Followed:
-            positions = follower.positions(output)
-            places = {} if positions is None else dict(_by_cell(positions, len(self.trace.size)))
-            return Followed(places, follower.is_certain(output))
-
-        try:
-            with torch.no_grad():
-                return _outputs(self.model, image, set(calls), read, follower)
-        except Exception:  # noqa: BLE001 - an operation may have been given arguments that are not expected here
-            return {}
+        """Return where the cells of outputs come from, as the last measurement of changes followed them."""
+        return {key: self._followed[key] for key in calls if key in self._followed}
 
 
 _ROUNDING = 64
@@ -581,30 +581,23 @@ def _geometry(module: nn.Module, arguments: list[Tensor], dimensions: int) -> Co
     return Convolution(module.kernel_size, module.stride, padded, size)
 
 
-Read = TypeVar("Read")
-
-
 def _outputs(
-    model: nn.Module,
-    image: Tensor,
-    wanted: set[Key],
-    read: Callable[[Tensor], Read],
-    watching: AbstractContextManager[object] | None = None,
-) -> dict[Key, Read]:
+    model: nn.Module, image: Tensor, wanted: set[Key], read: Callable[[Key, Tensor], Tensor]
+) -> dict[Key, Tensor]:
     """Run the model, and return what ``read`` returns for the outputs of some calls."""
     modules = modules_by_name(model)
     counts: dict[nn.Module, int] = {}
     names = {modules[name]: name for name, _ in wanted}
-    outputs: dict[Key, Read] = {}
+    outputs: dict[Key, Tensor] = {}
 
     def end(module: nn.Module, _: list[Tensor], output: Any) -> None:
         counts[module] = counts.get(module, 0) + 1
         key = (names[module], counts[module])
         maps = feature_tensor(output) if key in wanted else None
         if maps is not None:
-            outputs[key] = read(maps[1])
+            outputs[key] = read(key, maps[1])
 
-    with forward_hooks(dict.fromkeys(names, end)), watching or nullcontext():
+    with forward_hooks(dict.fromkeys(names, end)):
         model(image)
     return outputs
 
