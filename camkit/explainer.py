@@ -30,7 +30,7 @@ from camkit.errors import CamkitError, ImageError, InputError, LayerError, Model
 from camkit.explanation import Explanation, existing, explanations, shown_pictures
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
-from camkit.layers.choose import UNSURE
+from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, watching_places
 from camkit.layers.names import Selector
@@ -75,6 +75,10 @@ _MOST_TARGETS = 64
 """Targets in one pass, which keeps a gradient for each: a forward pass for every 64 backward passes costs little."""
 
 _AS_NAMED = "as named"
+
+
+class _OneByOneError(Exception):
+    """The model looks at its pictures to choose its way, so they are explained one by one."""
 
 
 class _NotPlainError(Exception):
@@ -360,6 +364,8 @@ class Explainer:
             memory = self._current_memory()
             with autocasting(memory.record.device):
                 return self._explain_at_once(request, batch)
+        except _OneByOneError:
+            return [row for item in batch for row in self._explain_batch(request, [item])]
         except RuntimeError as error:
             if len(batch) == 1 or not is_out_of_memory(error):
                 raise
@@ -434,14 +440,16 @@ class Explainer:
         modules = self._refs()
         run = functools.partial(self._run, _targets(request, batch), inputs)
         if not modules:
-            layer = memory.decision(inputs[:1]).chosen()
+            layer = self._decision(inputs).chosen()
             captured = run((layer,))
             if _fits(captured, (layer,)):
                 return captured, (layer,)
             memory.forget()
-            layer = memory.decision(inputs[:1]).chosen()
+            layer = self._decision(inputs).chosen()
             return run((layer,)), (layer,)
         layers = self._named(modules, inputs)
+        if layers is None and memory.has_decided(inputs):
+            layers = self._decided(modules, inputs)
         if layers is None:
             layers, first = self._first_look(modules, inputs, run)
             if first is not None:
@@ -474,7 +482,7 @@ class Explainer:
         """
         unknown = tuple(TargetLayer(ref.name, ref.call, reason=_AS_NAMED) for ref in modules)
         try:
-            with watching_places(self.model, modules) as kept:
+            with watching_places(self.model, modules, inputs) as kept:
                 captured = run(unknown, read_layout=_plain_or_not)
         except _NotPlainError:
             return self._decided(modules, inputs), None
@@ -494,13 +502,26 @@ class Explainer:
         """
         size = tuple(inputs.shape[2:])
         try:
-            decision = self._memory.decision(inputs[:1])
+            decision = self._decision(inputs)
+        except _OneByOneError:
+            raise
         except Exception:  # a model may raise anything that was made for batches of another number
             return tuple(TargetLayer(ref.name, ref.call, None, (), _AS_NAMED + UNSURE, sure=False) for ref in modules)
         layers = tuple(decision.named(ref, size, _AS_NAMED) for ref in modules)
-        for layer in layers:
+        for layer in layers if decision.holds_for == "model" else ():
             self._memory.remember(layer, inputs)
         return layers
+
+    def _decision(self, inputs: Tensor) -> Decision:
+        """Return the decision on the model's layers for a batch.
+
+        Raises:
+            _OneByOneError: each picture of the batch needs a decision of its own.
+        """
+        decision = self._memory.decision(inputs[:1])
+        if decision.holds_for == "picture" and len(inputs) > 1:
+            raise _OneByOneError
+        return decision
 
     def _run(
         self,
@@ -525,6 +546,7 @@ class Explainer:
             return capture_for_cam(module, inputs, targets, options)
         captured = capture(module, inputs, targets, options)
         memory.may_resize = captured.resized
+        memory.learn()
         return captured
 
 

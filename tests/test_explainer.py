@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import inspect
 import threading
@@ -232,6 +233,146 @@ def _buffers(model: Net) -> None:
     model.norm.running_mean = torch.linspace(-1, 1, 6)
 
 
+class Settings:
+    """A helper object, with a switch deep inside."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.steps = {"turn": [0]}
+
+
+TURNS = 0
+
+
+class Switched(Net):
+    """Turns its picture by switches that lie in many places."""
+
+    share_of_turns = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = Settings()
+        self.spin = functools.partial(torch.rot90, k=0, dims=(2, 3))
+        self.then = lambda images: images
+        self.pair = (0, (0,))
+        self.pool = nn.MaxPool2d(1, 1)
+        self.by_closure, self.set_closure = _counter()
+        self.register_buffer("flag", torch.zeros(()))
+        self.register_buffer("order", torch.arange(SIZE))
+        self.gate = nn.Parameter(torch.zeros(()))
+        self.deeper = nn.Parameter(torch.zeros(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.settings.calls += 1
+        turns = self.settings.steps["turn"][0] + self.pair[1][0] + self.by_closure() + TURNS + self.share_of_turns
+        turns += int(self.flag) + (torch.get_default_dtype() == torch.float64)
+        images = self.then(self.spin(images.rot90(turns, (2, 3))))[..., self.order]
+        images = self.pool(images * (1 - self.gate) + images.flip(3) * self.gate)
+        maps = self.deep(self.norm(self.stem(images)).relu()).relu()
+        maps = maps + self.deeper * self.late(maps).relu()
+        return self.head(maps.mean((2, 3)) * self.share)
+
+
+def _counter() -> tuple[Callable[[], int], Callable[[int], None]]:
+    turns = 0
+
+    def change(to: int) -> None:
+        nonlocal turns
+        turns = to
+
+    return lambda: turns, change
+
+
+def _global(_: Switched) -> None:
+    global TURNS  # noqa: PLW0603 - a user's model may have one
+    TURNS = 1
+
+
+def _later_partial(model: Switched) -> None:
+    model.spin = functools.partial(torch.rot90, k=1, dims=(2, 3))
+
+
+def _in_partial(model: Switched) -> None:
+    model.spin.keywords["k"] = 1
+
+
+def _in_list(model: Switched) -> None:
+    model.settings.steps["turn"][0] = 1
+
+
+def _in_tuple(model: Switched) -> None:
+    model.pair = (0, (1,))
+
+
+def _lambda(model: Switched) -> None:
+    model.then = lambda images: images.flip(2)
+
+
+def _closure(model: Switched) -> None:
+    model.set_closure(1)
+
+
+def _class_attribute(model: Switched) -> None:
+    type(model).share_of_turns = 1
+
+
+def _flag(model: Switched) -> None:
+    model.flag.fill_(1)
+
+
+def _order(model: Switched) -> None:
+    model.order.copy_(torch.arange(SIZE).flip(0))
+
+
+def _gate(model: Switched) -> None:
+    model.gate.data.fill_(1)
+
+
+def _gate_by_a_step(model: Switched) -> None:
+    model.gate.grad = torch.full((), -1.0)
+    torch.optim.SGD([model.gate], 1.0).step()
+
+
+def _opened(model: Switched) -> None:
+    model.load_state_dict({**model.state_dict(), "deeper": torch.ones(())})
+
+
+def _opened_as_data(model: Switched) -> None:
+    model.deeper.data.fill_(1)
+
+
+def _pytorchs_forward(model: Switched) -> None:
+    original = model.stem.forward
+    model.stem.forward = lambda images: original(images).mT
+
+
+def _pytorchs_stride(model: Switched) -> None:
+    model.pool.stride = 4
+
+
+def _late_hook(model: Switched) -> None:
+    model.deep.register_forward_hook(lambda _, __, output: output.mT)
+
+
+def _pytorchs_class(model: Switched) -> None:
+    class Mirrored(nn.Conv2d):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images).flip(3)
+
+    model.stem.__class__ = Mirrored
+
+
+def _default_dtype(_: Switched) -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+HIDDEN_CHANGES = (
+    _global, _later_partial, _in_partial, _in_list, _in_tuple, _lambda, _closure, _class_attribute, _flag, _order,
+    _gate, _gate_by_a_step, _opened, _opened_as_data, _pytorchs_forward, _pytorchs_stride, _late_hook, _pytorchs_class,
+    _default_dtype,
+)  # fmt: skip
+
+
 CHANGES = (
     _turn, _skip, _replace, _stretch, _patch, _change_class, _hook, _pre_hook, _other_weights, _assigned_weights,
     _double, _share, _buffers,
@@ -258,6 +399,79 @@ def test_after_a_change_the_answer_is_that_of_a_new_explainer(change: Callable, 
         assert (found.layer, found.layer_reason) == (expected.layer, expected.layer_reason)
         assert np.array_equal(found.raw, expected.raw)
         assert np.array_equal(found.heatmap, expected.heatmap)
+
+
+@pytest.mark.parametrize("layer", [None, "deep"])
+@pytest.mark.parametrize("change", HIDDEN_CHANGES, ids=lambda change: change.__name__)
+def test_a_change_anywhere_outside_the_record_is_noticed(
+    change: Callable, layer: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "TURNS", 0)
+    monkeypatch.setattr(Switched, "share_of_turns", 0)
+    torch.manual_seed(0)
+    model = Switched().eval()
+    explainer = camkit.Explainer(model, layer)
+    first = explainer(picture(), 1)
+    assert explainer.layer.sure
+    assert first.layer == "deep"
+    change(model)
+    try:
+        expected = answer_of(lambda: camkit.Explainer(model, layer)(picture(), 1))
+        assert answer_of(lambda: explainer(picture(), 1)) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+    makes_no_difference = layer == "deep" and change in (_opened, _opened_as_data, _pytorchs_stride)
+    assert makes_no_difference or expected != ("deep", first.layer_reason)
+
+
+def answer_of(call: Callable[[], camkit.Explanation]) -> tuple[str, ...]:
+    """Return the layer and the reason, or the error."""
+    try:
+        found = call()
+    except LayerError as error:
+        return (str(error),)
+    return found.layer, found.layer_reason
+
+
+class Reading(Net):
+    """Mirrors bright pictures, and leaves early for dark ones."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.mean() > 0.5:
+            images = images.flip(3)
+        maps = self.stem(images).relu()
+        if images.mean() > -0.5:
+            return self.head(self.deep(maps).relu().mean((2, 3)))
+        return self.head(torch.cat([maps, maps[:, :4]], 1).mean((2, 3)))
+
+
+@pytest.mark.parametrize("layer", [None, "stem"])
+def test_a_model_that_looks_at_its_pictures_is_decided_for_each(layer: str | None) -> None:
+    torch.manual_seed(0)
+    model = Reading().eval()
+    pictures = [picture() + level for level in (0, 1, -1, 0)]
+    explainer = camkit.Explainer(model, layer)
+    expected = [answer_of(lambda one=one: camkit.Explainer(model, layer)(one, 1)) for one in pictures]
+    assert [answer_of(lambda one=one: explainer(one, 1)) for one in pictures] == expected
+    assert len(set(expected)) == 3 - (layer is not None)
+    calm = [pictures[0], pictures[2]]
+    assert [(one.layer, one.layer_reason) for one in explainer.batch(calm, 1)] == [expected[0], expected[2]]
+
+
+def test_what_passes_change_themselves_is_no_reason_to_decide_again() -> None:
+    class Growing(Net):
+        def forward(self, images: Tensor) -> Tensor:
+            self.tally.log = [*getattr(self.tally, "log", []), 1]
+            return super().forward(images)
+
+    torch.manual_seed(0)
+    model = Growing().eval()
+    explainer = camkit.Explainer(model)
+    for _ in range(5):
+        explainer(picture())
+    before = model.tally.count
+    explainer(picture())
+    assert model.tally.count == before + 1
 
 
 def test_a_model_that_turns_its_input_is_not_explained_after_the_switch_either() -> None:

@@ -11,6 +11,7 @@ import torch
 from tiers import rows_represented
 from torch import Tensor, nn
 from torch.nn import functional
+from turned import answer, cases
 
 import camkit
 from camkit.errors import LayerError
@@ -144,6 +145,19 @@ def test_if_positions_cannot_be_measured_the_reason_says_so():
     found = camkit.explain(Pooled().eval(), torch.randn(3, 64, 64), target=0)
     assert found.layer == "mix"
     assert found.layer_reason.endswith("the position of its cells could not be measured")
+
+
+# --- moves ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(1000, marks=pytest.mark.extended)])
+def test_no_map_of_moved_cells_is_drawn_without_a_doubt(count):
+    """Turned, mirrored, rolled and shuffled cells, also few of them, by many operations; see ``turned.py``."""
+    answers = {case.words: answer(case) for case in cases(count)}
+    assert [words for words, given in answers.items() if given == "silent"] == []
+    if count >= 1000:  # few cells leave some doubt, but most of those in their places are drawn
+        in_place = [given for given in answers.values() if given not in ("refused", "unsure")]
+        assert in_place.count("right") > 0.65 * len(in_place)
 
 
 # --- padding ----------------------------------------------------------------------------------------------------------

@@ -6,13 +6,15 @@ import itertools
 import operator
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from camkit.engine.attach import is_ours
+from camkit.engine.switches import DEEPEST, different_places, same_state, state_of
 
 PYTORCHS = frozenset(vars(nn.Module()))
 """Attributes that belong to PyTorch, such as the hooks. Other threads may set them during a pass."""
@@ -20,8 +22,17 @@ PYTORCHS = frozenset(vars(nn.Module()))
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 """Containers that a forward pass may fill, and whose items are restored."""
 
-_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-"""Types of attributes that can switch a module's behaviour and refer to no other object."""
+_GEOMETRY = frozenset(
+    [
+        "align_corners", "batch_first", "ceil_mode", "dilation", "dim", "downscale_factor", "end_dim", "groups",
+        "kernel_size", "mode", "norm_first", "output_padding", "output_size", "padding", "padding_mode",
+        "scale_factor", "size", "start_dim", "stride", "unflattened_size", "upscale_factor",
+    ]
+)  # fmt: skip
+"""The attributes of PyTorch's own modules that decide where their outputs' cells lie."""
+
+_NO_SWITCHES = PYTORCHS | {"training"}
+"""Attributes that are watched in another way, or change without changing a decision."""
 
 _OWN_GENERATORS = ("torch.", "torchvision.", "timm.")
 """Packages whose networks use only PyTorch's random generators in evaluation mode."""
@@ -51,9 +62,14 @@ class ModelRecord:
         self._children = _children(_picked(modules, self._parents))
         self._buffers = _all_buffers(_picked(modules, self._holders))
         self._hooks = _users_hooks(modules)
-        self._names = [_plain_names(module) for module in authored]
-        self._values = [_plain_values(module, names) for module, names in zip(authored, self._names, strict=True)]
-        self._lengths = [len(vars(module)) for module in authored]
+        self._lengths = list(map(len, map(vars, modules)))
+        getters = {number: _geometry_getter(module) for number, module in enumerate(modules) if number not in others}
+        self._geometry = {number: getter for number, getter in getters.items() if getter is not None}
+        self._values = self._geometries(modules)
+        self._depth = DEEPEST
+        self._state = self._switches(modules)
+        self._grown = False
+        self._changed_by_passes: frozenset[int] = frozenset()
         self._containers = [_container_names(module) for module in authored]
         self._first_tensors = _first_parameters(modules)
         self.keys = frozenset(map(id, modules))
@@ -112,17 +128,44 @@ class ModelRecord:
             and _children(_picked(modules, self._parents)) == self._children
             and _are_same(_all_buffers(_picked(modules, self._holders)), self._buffers)
             and _users_hooks(modules) == self._hooks
-            and self._same_switches(self.authored(modules))
+            and self._same_switches(modules)
         )
 
-    def _same_switches(self, authored: Sequence[nn.Module]) -> bool:
-        if [len(vars(module)) for module in authored] != self._lengths:
-            return False
-        pairs = zip(authored, self._names, strict=True)
+    def _same_switches(self, modules: Sequence[nn.Module]) -> bool:
         try:
-            return [_plain_values(module, names) for module, names in pairs] == self._values
+            return (
+                list(map(len, map(vars, modules))) == self._lengths
+                and self._geometries(modules) == self._values
+                and same_state(self._state, self._switches(modules), self._changed_by_passes)
+            )
         except (KeyError, RuntimeError, ValueError):  # an attribute was deleted, or became a tensor
             return False
+
+    def _geometries(self, modules: Sequence[nn.Module]) -> list[Any]:
+        return [getter(vars(modules[number])) for number, getter in self._geometry.items()]
+
+    def note_what_a_pass_changes(self) -> bool:
+        """Ignore from now on what has changed since the last note; only a pass may have run in between.
+
+        A pass may count its runs in an object of the user, for example. If it added something, another pass must show
+        what changes; if it adds something again, only the attributes of the modules themselves are watched.
+
+        Returns:
+            True if no further pass is needed.
+        """
+        state = self._switches(self.modules())
+        is_stable = len(state) == len(self._state)
+        if is_stable:
+            self._changed_by_passes |= different_places(self._state, state)
+        elif self._grown:
+            self._depth, self._changed_by_passes = 0, frozenset()
+            self._state, is_stable = self._switches(self.modules()), True
+        else:
+            self._state, self._grown = state, True
+        return is_stable
+
+    def _switches(self, modules: Sequence[nn.Module]) -> list[Any]:
+        return state_of(self.authored(modules), _NO_SWITCHES, self._depth)
 
 
 _TensorRef: TypeAlias = "tuple[weakref.ref[nn.Module], str, str] | None"
@@ -178,6 +221,7 @@ def _are_same(tensors: list[Tensor | None], others: list[Tensor | None]) -> bool
 def _users_hooks(modules: Sequence[nn.Module]) -> list[int]:
     """Return the numbers of all forward hooks except camkit's; PyTorch gives each hook its own number."""
     hooked = [hooks for kind in (_HOOKS, _PRE_HOOKS) for hooks in filter(None, map(kind, modules))]
+    hooked += [_global_forward_hooks, _global_forward_pre_hooks]
     return [number for hooks in hooked for number, hook in list(hooks.items()) if not is_ours(hook)]
 
 
@@ -185,14 +229,42 @@ def _container_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, value in vars(module).items() if type(value) in CONTAINERS and name not in PYTORCHS)
 
 
-def _plain_names(module: nn.Module) -> tuple[str, ...]:
-    attributes = vars(module).items()
-    return tuple(name for name, value in attributes if isinstance(value, _PLAIN) and name != "training")
+def _geometry_getter(module: nn.Module) -> Callable[[dict[str, Any]], Any] | None:
+    """Return a function that reads a module's geometry from its attributes; None if it has none."""
+    names = _GEOMETRY & vars(module).keys()
+    return operator.itemgetter(*names) if names else None
 
 
-def _plain_values(module: nn.Module, names: tuple[str, ...]) -> list[Any]:
-    attributes = vars(module)
-    return [attributes[name] for name in names]
+_FEW_VALUES = 1024
+"""Parameters and buffers with at most so many values are compared by value: gates and switches are small, and writing
+to ``.data`` does not raise a tensor's version."""
+
+
+class WeightMarks:
+    """Marks that show whether parameters or buffers have been written to or replaced."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        tensors = [
+            tensor
+            for module in modules
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+            if tensor is not None
+        ]
+        ordinary = [tensor for tensor in tensors if not tensor.is_inference()]
+        self._marks = [*map(id, tensors), *map(_VERSION, ordinary)]
+        groups: defaultdict[Any, list[Tensor]] = defaultdict(list)
+        for tensor in tensors:
+            if tensor.numel() <= _FEW_VALUES and _can_be_joined(tensor.detach()):
+                groups[tensor.dtype, tensor.device].append(tensor.detach().view(-1))
+        self._values = [torch.cat(parts) for parts in groups.values()]
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether nothing has been written to in between."""
+        if not isinstance(other, WeightMarks) or self._marks != other._marks:
+            return False
+        return all(map(same_values, self._values, other._values))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class BufferCopier:

@@ -7,8 +7,8 @@ cells, and measures which of them the score depends on. No stage decides by a mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -61,14 +61,18 @@ class Decision:
         rows: one for each call of a module, in the order in which the calls finished.
         layer: the layer to explain; None if there is none, or if several are equally deep.
         equals: the layers that are equally deep, none of them computed from another.
-        lasting: True if it holds for other weights too. It is false if the head's weights are zero: other weights may
-            show an influence that zeros hide.
+        lasting: True if it may be remembered. It is false if the influence could not be measured, as with a head of
+            zeros.
+        holds_for: what it holds for: all pictures and weights of the "model"; these "weights", if a gate of zero may
+            hide a layer or if only a measurement shows where cells lie; or this "picture", if the model looks at the
+            picture's values to choose its way.
     """
 
     rows: tuple[LayerRow, ...]
     layer: TargetLayer | None
     equals: tuple[LayerRow, ...] = ()
     lasting: bool = True
+    holds_for: Literal["model", "weights", "picture"] = "model"
 
     def candidates(self) -> str:
         """Return the last spatial layers and their shapes, for an error message."""
@@ -146,8 +150,17 @@ def choose_in(live: LivePass) -> Decision:
     def changes(calls: Sequence[Key]) -> Any:
         return live.changes(*exchange(live.leaf.detach()), calls)
 
-    readings = locate(trace, readings, changes)
-    return choose(trace, readings, measure_influence(trace, readings, live.gradients))
+    readings = locate(trace, readings, changes, live.places)
+    influence = measure_influence(trace, readings, live.gradients)
+    return replace(choose(trace, readings, influence), holds_for=_holds_for(trace, readings, influence))
+
+
+def _holds_for(trace: Trace, readings: Readings, influence: Influence) -> Literal["model", "weights", "picture"]:
+    """Tell what a decision holds for; see ``Decision``."""
+    if "picture" in trace.reads:
+        return "picture"
+    by_weights = trace.reads or influence.hidden or any(reading.measured for reading in readings)
+    return "weights" if by_weights else "model"
 
 
 def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:

@@ -38,11 +38,13 @@ class Influence:
         verdicts: for each call of the trace, the reason it cannot be explained; empty if it can.
         measured: True if the influence could be measured.
         note: a remark on the measurement, to be appended to the reason for a layer.
+        hidden: True if some output has a gradient of zero everywhere, as behind a gate of zero.
     """
 
     verdicts: tuple[str, ...]
     measured: bool
     note: str = ""
+    hidden: bool = False
 
 
 @dataclass
@@ -80,7 +82,8 @@ def measure_influence(trace: Trace, readings: Readings, gradients: Gradients) ->
     if missing and measurement.succeeded:
         measurement.masks.update(gradients(measurement.score, missing) or {})
         verdicts = _verdicts(trace, readings, layouts, measurement, gradients)
-    return Influence(verdicts, measurement.succeeded, measurement.note)
+    hidden = any(mask is not None and not mask.any() for mask in measurement.masks.values())
+    return Influence(verdicts, measurement.succeeded, measurement.note, hidden)
 
 
 def _measured(trace: Trace, layouts: Mapping[int, Layout], gradients: Gradients) -> _Measurement:

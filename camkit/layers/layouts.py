@@ -269,6 +269,7 @@ class Reading:
         tentative: True if the layout counts only after a measurement confirms it.
         elsewhere: True if a measurement showed that the cells lie elsewhere than the shape suggests.
         unsure: True if the position of the cells could not be measured.
+        measured: True if only a measurement shows the position of the cells, which holds for these weights.
     """
 
     layout: Layout | None = None
@@ -276,6 +277,7 @@ class Reading:
     tentative: bool = False
     elsewhere: bool = False
     unsure: bool = False
+    measured: bool = False
 
 
 Readings: TypeAlias = tuple[Reading, ...]

@@ -29,7 +29,7 @@ from torch.nn import functional
 from camkit.engine.grid import margins
 from camkit.layers.layouts import EXACT, STRIDES, Reading, Readings, is_whole, plain_layout
 from camkit.layers.layouts import readings as other_readings
-from camkit.layers.trace import Call, Changes, Key, Profiles, Trace
+from camkit.layers.trace import Call, Changes, Followed, Key, Places, Profiles, Trace
 from camkit.types import Extent, Layout
 
 _PARTS = {
@@ -91,6 +91,18 @@ _MOSTLY_INPUT = 0.5
 """Cells of which a smaller share is input are left out: they show the padding more than the picture."""
 
 
+_MOSTLY_KNOWN = 0.5
+"""The share of a cell's channels that must come from a known place."""
+
+_ROUNDED = 1e-3
+"""Differences between places that are smaller than this share of a cell are rounding."""
+
+
+_ABOUT_A_CELL = 0.25
+"""How far the mean distance of neighbouring cells may be from one cell: averages over many places draw cells together,
+and then their order says little. At a quarter, the outermost of eight cells would be drawn a cell beside its place."""
+
+
 class _Match(NamedTuple):
     """How well the changes of cells match the pixels that were replaced at their positions.
 
@@ -105,7 +117,12 @@ class _Match(NamedTuple):
     cells: int
 
 
-def locate(trace: Trace, readings: Readings, changes: Changes) -> Readings:
+def locate(
+    trace: Trace,
+    readings: Readings,
+    changes: Changes,
+    places: Places = lambda calls: {},  # noqa: ARG005
+) -> Readings:
     """Correct or drop the layouts of outputs whose cells lie elsewhere than their shape suggests.
 
     A model that resizes and pads its input itself, as detectors do, is not measured: its grids include its padding.
@@ -114,6 +131,7 @@ def locate(trace: Trace, readings: Readings, changes: Changes) -> Readings:
         trace: the trace of the pass.
         readings: one for each call.
         changes: measures how outputs change; called at most once.
+        places: follows cells from the input; called at most once.
     """
     if any(call.padded for call in trace.calls):
         return readings
@@ -130,6 +148,7 @@ def locate(trace: Trace, readings: Readings, changes: Changes) -> Readings:
     first = next((call for call in trace.calls if call.convolution is not None), None)
     measured = changes([call.key for call in (*by_output.values(), *([first] if first is not None else []))])
     extent, correlation = _input_extent(first, measured, trace.size) if measured is not None else ((), 1.0)
+    followed = places([call.key for call in by_output.values()])
     located: list[Reading] = []
     for call, reading in zip(trace.calls, readings, strict=True):
         if reading.layout is None or _is_known(call, reading, trace):
@@ -140,8 +159,64 @@ def locate(trace: Trace, readings: Readings, changes: Changes) -> Readings:
             profiles = (measured or {}).get(by_output[call.output].key, ({}, {}))
             on_extent = replace(reading, layout=replace(reading.layout, extent=extent))
             corrected = _corrected(call.shape, on_extent, profiles, trace.size)
-            located.append(replace(corrected, unsure=corrected.unsure or correlation < _KEPT))
+            corrected = replace(corrected, unsure=corrected.unsure or correlation < _KEPT)
+            located.append(_compared(corrected, followed.get(by_output[call.output].key), profiles, trace.size))
     return tuple(located)
+
+
+def _compared(
+    reading: Reading, followed: Followed | None, profiles: tuple[Profiles, Profiles], size: tuple[int, ...]
+) -> Reading:
+    """Compare a reading with where the output's cells come from.
+
+    If that is not known, only a clear measurement confirms the reading.
+    """
+    layout = reading.layout
+    if layout is None:
+        return reading
+    in_order = None
+    if followed is not None and layout.kind in followed.places:
+        in_order = _are_in_order(_cells(followed.places, layout), layout)
+    if in_order is False and followed is not None and followed.certain:
+        return replace(reading, layout=None, elsewhere=True, unsure=False)
+    if in_order:
+        return reading
+    reading = replace(reading, measured=True)
+    if reading.unsure:
+        return reading
+    match = _all_matches([layout], *profiles, size)[layout] if layout.kind in profiles[0] else _Match(0, 0, 0)
+    return replace(reading, unsure=not match.correlation > _chance_level(match.cells))  # "not >" holds for NaN too
+
+
+def _cells(places: Profiles, layout: Layout) -> Float[Tensor, "coordinates *grid"]:
+    cells = places[layout.kind].flatten(1)[:, layout.prefix : layout.prefix + math.prod(layout.grid)]
+    return cells.reshape(-1, *layout.grid)
+
+
+def _are_in_order(cells: Float[Tensor, "coordinates *grid"], layout: Layout) -> bool | None:
+    """Tell whether the cells of a grid come from the input in the grid's order; None if that does not show.
+
+    Along an axis of the grid, the places along the same axis of the input must grow, by about a cell each, and those
+    along the others must stay the same.
+    """
+    known, places = cells[0] > _MOSTLY_KNOWN, cells[1:]
+    extent = layout.extent or ((0.0, 1.0),) * len(places)
+    shows = bool(known.any())
+    for axis, side in enumerate(layout.grid):
+        if side == 1:
+            continue
+        start, end = extent[axis]
+        cell = 2 / side / (end - start)
+        both = known.narrow(axis, 1, side - 1) & known.narrow(axis, 0, side - 1)
+        steps = places.diff(dim=axis + 1)[:, both] / cell
+        if not steps.numel():
+            return None
+        own = steps[axis]
+        others = steps[[other for other in range(len(places)) if other != axis]]
+        if bool((own < -_ROUNDED).any() or (others.abs() > _ROUNDED).any()):
+            return False
+        shows &= abs(float(own.mean()) - 1) < _ABOUT_A_CELL
+    return True if shows else None
 
 
 def _is_known(call: Call, reading: Reading, trace: Trace) -> bool:

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.attach import forward_hooks, starts
 from camkit.engine.interrupts import undisturbed
-from camkit.engine.record import ModelRecord
+from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.restore import is_in_use
 from camkit.errors import LayerError
 from camkit.layers.choose import Decision, decide
@@ -42,8 +43,9 @@ class ModelMemory:
         record = ModelRecord.of_model(model)
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
+        self._learned = False
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
-        self._decisions: OrderedDict[InputKind, Decision] = OrderedDict()
+        self._decisions: OrderedDict[InputKind, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
         self.record = record  # last: after a Ctrl-C before this line, the old record is out of date as before
 
@@ -83,16 +85,30 @@ class ModelMemory:
     def decision(self, image: Float[Tensor, "1 c *size"]) -> Decision:
         """Return the decision for inputs like this image; the first call makes it."""
         kind = kind_of(image)
-        decision = self._decisions.get(kind)
-        if decision is None:
-            model = self.model
-            assert model is not None
-            decision = decide(model, image, self.record)
-            if decision.lasting:
-                self._decisions[kind] = decision
-                while len(self._decisions) > _MOST_SIZES:
-                    self._decisions.popitem(last=False)
+        if self.has_decided(image):
+            return self._decisions[kind][0]
+        model = self.model
+        assert model is not None
+        decision = decide(model, image, self.record)
+        self.learn()
+        if decision.lasting and decision.holds_for != "picture":
+            marks = WeightMarks(self.record.modules()) if decision.holds_for == "weights" else None
+            self._decisions[kind] = decision, marks
+            while len(self._decisions) > _MOST_SIZES:
+                self._decisions.popitem(last=False)
         return decision
+
+    def has_decided(self, image: Float[Tensor, "n c *size"]) -> bool:
+        """Tell whether a decision for inputs like this image is remembered and still holds."""
+        model, kept = self.model, self._decisions.get(kind_of(image))
+        if model is None or kept is None:
+            return False
+        return kept[1] is None or kept[1] == WeightMarks(self.record.modules())
+
+    def learn(self) -> None:
+        """Note after the first passes what passes change outside the model, such as a counter."""
+        if not self._learned:
+            self._learned = self.record.note_what_a_pass_changes()
 
     def known(self, ref: LayerRef, image: Float[Tensor, "n c *size"]) -> TargetLayer | None:
         """Return the remembered layer with this name, for inputs like this image; None if there is none."""
@@ -112,11 +128,13 @@ class ModelMemory:
 
 def kind_of(image: Float[Tensor, "n c *size"]) -> InputKind:
     """Return the properties of an input that a decision depends on."""
-    return tuple(image.shape[1:]), image.dtype
+    return tuple(image.shape[1:]), image.dtype, torch.get_default_dtype()
 
 
 @contextmanager
-def watching_places(model: nn.Module, modules: Mapping[LayerRef, nn.Module]) -> Iterator[dict[nn.Module, bool]]:
+def watching_places(
+    model: nn.Module, modules: Mapping[LayerRef, nn.Module], inputs: Tensor
+) -> Iterator[dict[nn.Module, bool]]:
     """Record for each module that runs in the block whether all operations before its end leave cells in their places.
 
     So a layer of an ordinary convolutional network needs no extra passes that locate its cells.
@@ -126,9 +144,11 @@ def watching_places(model: nn.Module, modules: Mapping[LayerRef, nn.Module]) -> 
 
     def begin(_: nn.Module) -> None:
         operations.others.clear()
+        operations.reads.clear()
 
     def end(module: nn.Module, _: list[Tensor], __: object) -> None:
-        kept[module] = kept.get(module, True) and not operations.others
+        kept[module] = kept.get(module, True) and not operations.others and not operations.reads
 
+    operations.begin(inputs)
     with undisturbed(), starts([model], begin), forward_hooks(dict.fromkeys(modules.values(), end)), operations:
         yield kept

@@ -11,9 +11,9 @@ import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool
@@ -30,6 +30,7 @@ from camkit.engine.resizing import resized_input
 from camkit.engine.restore import eagerly, evaluating, switch_off_training
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
+from camkit.layers.positions import Follower, MemoryNotes
 from camkit.targets.outputs import main_tensor, rivals
 from camkit.targets.probabilities import final_activation, passing_through
 from camkit.types import LayerRef
@@ -215,6 +216,7 @@ class Trace:
         detects: True if the model returned boxes.
         scored: True if the model returned a score that can be differentiated.
         maps: the number of classes, if the model returns maps of scores; otherwise 0.
+        reads: what the way through the model depends on, "picture" or "weights" or both; see ``OperationNames``.
     """
 
     size: tuple[int, ...]
@@ -223,6 +225,7 @@ class Trace:
     detects: bool = False
     scored: bool = True
     maps: int = 0
+    reads: frozenset[str] = frozenset()
 
     @functools.cached_property
     def classes(self) -> int | None:
@@ -263,16 +266,55 @@ Changes: TypeAlias = Callable[[Sequence[Key]], "Mapping[Key, tuple[Profiles, Pro
 It leaves out calls whose changes could not be measured, and returns None if the model fails on the changed input."""
 
 
+class Followed(NamedTuple):
+    """Where in the input the cells of an output come from.
+
+    Attributes:
+        places: for each way to read the output, (1 + axes, cells): a weight, 0 if the cell's place is not known, and
+            then the place along each axis, from -1 to 1.
+        certain: False if the places are those of the queries of attention.
+    """
+
+    places: Profiles
+    certain: bool
+
+
+Places: TypeAlias = Callable[[Sequence[Key]], Mapping[Key, Followed]]
+"""``places(calls)`` tells where the cells of outputs come from, after their changes were measured. It leaves out those
+that could not be followed."""
+
+
+_READING = frozenset(["_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"])
+"""Operations that show a tensor's values to Python, as a number or in the shape of their result."""
+
+_CHOOSING = frozenset(["index", "index_select", "gather", "take", "where", "index_put_", "scatter_", "index_copy_"])
+"""Operations that choose elements by the values of another tensor."""
+
+
 class OperationNames(TorchDispatchMode):
-    """Collects, in ``others``, the names of the operations that may move cells, as PyTorch's dispatcher calls them."""
+    """Notes what the operations of a pass tell about the places of cells.
+
+    Attributes:
+        others: the names of the operations that may move cells, as PyTorch's dispatcher calls them.
+        reads: "picture" if Python read values that were computed from the input, so that another picture may take
+            another way through the model; "weights" if it read other values, or if these chose among cells.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.others: set[str] = set()
+        self.reads: set[str] = set()
+        self._derived = MemoryNotes()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise PyTorch imports its compiler at the first operation, which takes seconds
+
+    def begin(self, image: Tensor) -> None:
+        """Start to note, with an input of the model."""
+        self.others.clear()
+        self.reads.clear()
+        self._derived.set(image, True)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -281,7 +323,17 @@ class OperationNames(TorchDispatchMode):
         name = func._overloadpacket.__name__
         if name not in KEEPING or (name == "convolution" and _widens(*args[1:7])):
             self.others.add(name)
-        return func(*args, **(kwargs or {}))
+        operands = list(tensors_in((args, kwargs or {})))
+        derived = any(operand in self._derived for operand in operands)
+        if name in _READING:
+            self.reads.add("picture" if derived else "weights")
+        elif derived and name in _CHOOSING and not all(operand in self._derived for operand in operands):
+            self.reads.add("weights")
+        results = func(*args, **(kwargs or {}))
+        if derived:
+            for result in tensors_in(results):
+                self._derived.set(result, True)
+        return results
 
 
 def _widens(weight: Tensor, _: Any, __: Any, padding: Sequence[int], dilation: Sequence[int], transposed: bool) -> bool:
@@ -300,6 +352,7 @@ class LivePass:
     trace: Trace
     tensors: dict[int, Tensor] = field(default_factory=dict)
     _scores: dict[Score, Tensor | None] = field(default_factory=dict)
+    _followed: dict[Key, Followed] = field(default_factory=dict)
 
     def gradients(self, score: Score, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
         """Differentiate a score, as described at ``Gradients``."""
@@ -333,12 +386,23 @@ class LivePass:
         image = self.leaf.detach()
         halves: list[dict[Key, Profiles]] = []
         wanted = set(calls)
+        follower = Follower(image)
+        self._followed = {}
+
+        def read(key: Key, output: Tensor) -> Tensor:
+            positions = None if key in self._followed else follower.positions(output)
+            if positions is not None:
+                places = dict(_by_cell(positions, len(self.trace.size)))
+                self._followed[key] = Followed(places, follower.is_certain(output))
+            return output
+
         for part in parts:
             switch_off_training(self.model)  # the previous pass may have switched parts of the model to training
             changed = torch.where(part, noise, image)
+            follower.begin(changed)
             try:
-                with torch.no_grad():
-                    outputs = _outputs(self.model, changed, wanted)
+                with torch.no_grad(), follower if not halves else nullcontext():
+                    outputs = _outputs(self.model, changed, wanted, read)
             except Exception:  # noqa: BLE001 - a model may raise anything if it does not expect such an input
                 return None
             halves.append(
@@ -350,6 +414,10 @@ class LivePass:
             )
         first, second = halves
         return {key: (first[key], second[key]) for key in calls if first.get(key) and second.get(key)}
+
+    def places(self, calls: Sequence[Key]) -> dict[Key, Followed]:
+        """Return where the cells of outputs come from, as the last measurement of changes followed them."""
+        return {key: self._followed[key] for key in calls if key in self._followed}
 
 
 _ROUNDING = 64
@@ -365,16 +433,22 @@ def _profiles(before: Tensor, after: Tensor, rank: int) -> Iterator[tuple[str, T
         return
     change = (after.detach() - before.detach()).abs().float()
     rounding = min(_ROUNDING * torch.finfo(before.dtype).eps, _LEAST_CHANGE)
-    if not change.mean() > rounding * before.detach().float().abs().mean():  # "not >" holds for NaN too
-        return
-    if len(change) != 1:
-        yield "sequence_first", change.flatten(1).mean(1)
-    elif change.dim() == rank + 2:
-        yield "channels_first", change[0].mean(0)
-        yield "channels_last", change[0].mean(-1)
-    if len(change) == 1 and change.dim() == 3:
-        yield "tokens", change[0].mean(-1)
-        yield "tokens_last", change[0].mean(0)
+    if change.mean() > rounding * before.detach().float().abs().mean():  # false for NaN
+        for kind, cells in _by_cell(change[None], rank):
+            yield kind, cells[0]
+
+
+def _by_cell(values: Tensor, rank: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the means over the channels of several values per element, for each way to read an output."""
+    images, dimensions = values.shape[1], values.dim() - 1
+    if images != 1:
+        yield "sequence_first", values.flatten(2).mean(2)
+    elif dimensions == rank + 2:
+        yield "channels_first", values[:, 0].mean(1)
+        yield "channels_last", values[:, 0].mean(-1)
+    if images == 1 and dimensions == 3:
+        yield "tokens", values[:, 0].mean(-1)
+        yield "tokens_last", values[:, 0].mean(1)
 
 
 @contextmanager
@@ -449,12 +523,13 @@ def _trace(model: nn.Module, leaf: Tensor) -> LivePass:
 
     with starts(names, begin), forward_hooks(dict.fromkeys(names, end)):
         image = leaf.clone()
+        operations.begin(image)
         with operations, interruptible():
             output = model(image)
-    return _live(model, leaf, finished, output)
+    return _live(model, leaf, finished, output, frozenset(operations.reads))
 
 
-def _live(model: nn.Module, leaf: Tensor, finished: list[_OpenCall], output: Any) -> LivePass:
+def _live(model: nn.Module, leaf: Tensor, finished: list[_OpenCall], output: Any, reads: frozenset[str]) -> LivePass:
     """Number the tensors and operations of a finished pass, and build its trace."""
     recorder = GraphRecorder(leaf)
     numbers: dict[int, int] = {}
@@ -480,7 +555,7 @@ def _live(model: nn.Module, leaf: Tensor, finished: list[_OpenCall], output: Any
     scored = scored_tensor(output)
     maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
     trace = Trace(
-        tuple(leaf.shape[2:]), tuple(calls), recorder.graph(), detections_in(output), scored is not None, maps
+        tuple(leaf.shape[2:]), tuple(calls), recorder.graph(), detections_in(output), scored is not None, maps, reads
     )
     return LivePass(model, leaf, output, trace, tensors)
 
@@ -511,8 +586,10 @@ def _geometry(module: nn.Module, arguments: list[Tensor], dimensions: int) -> Co
     return Convolution(module.kernel_size, module.stride, padded, size)
 
 
-def _outputs(model: nn.Module, image: Tensor, wanted: set[Key]) -> dict[Key, Tensor]:
-    """Run the model and return the outputs of some calls."""
+def _outputs(
+    model: nn.Module, image: Tensor, wanted: set[Key], read: Callable[[Key, Tensor], Tensor]
+) -> dict[Key, Tensor]:
+    """Run the model, and return what ``read`` returns for the outputs of some calls."""
     modules = modules_by_name(model)
     counts: dict[nn.Module, int] = {}
     names = {modules[name]: name for name, _ in wanted}
@@ -523,10 +600,10 @@ def _outputs(model: nn.Module, image: Tensor, wanted: set[Key]) -> dict[Key, Ten
         key = (names[module], counts[module])
         maps = feature_tensor(output) if key in wanted else None
         if maps is not None:
-            outputs[key] = maps[1]
+            outputs[key] = read(key, maps[1])
 
     with undisturbed(), forward_hooks(dict.fromkeys(names, end)), interruptible():
-        model(image.clone())
+        model(image)
     return outputs
 
 
