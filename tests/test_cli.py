@@ -540,7 +540,7 @@ class TestFolders:
         for name in ("pictures/cat/a.jpg", "pictures/dog/deep/b.jpg", "masks/cat/a.png"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes(plane.read_bytes())
-        mask = Image.new("L", Image.open(plane).size)
+        mask = Image.new("L", cv2.imread(str(plane)).shape[1::-1])
         mask.paste(255, (30, 30, 90, 90))
         mask.save(tmp_path / "masks/cat/a.png")
         out, locked = tmp_path / "out", ("pictures", "pictures/dog", "pictures/dog/deep", "masks", "masks/cat")
