@@ -171,7 +171,7 @@ class Explainer:
         if note:
             warnings.warn(note, stacklevel=3)
         self._selectors = None if target_layer is None else _selectors(target_layer)
-        self._given = {one.ref: one for one in self._selectors or () if isinstance(one, TargetLayer)}
+        self._given = {layer.ref: layer for layer in self._selectors or () if isinstance(layer, TargetLayer)}
         self._used: tuple[TargetLayer, ...] = ()
         self._rank = spatial_rank(loaded.module)
         self._modules: Mapping[LayerRef, nn.Module] = {}
@@ -436,70 +436,65 @@ class Explainer:
         self, request: _Request, batch: Sequence[Prepared], inputs: Tensor
     ) -> tuple[Capture, tuple[TargetLayer, ...]]:
         """Run the model with the layers to explain, and return these."""
-        memory = self._memory
         modules = self._refs()
         run = functools.partial(self._run, _targets(request, batch), inputs)
-        if not modules:
-            layer = self._decision(inputs).chosen()
-            captured = run((layer,))
-            if _fits(captured, (layer,)):
-                return captured, (layer,)
-            memory.forget()
-            layer = self._decision(inputs).chosen()
-            return run((layer,)), (layer,)
-        layers = self._named(modules, inputs)
-        if layers is None and memory.has_decided(inputs):
-            layers = self._decided(modules, inputs)
-        if layers is None:
-            layers, first = self._first_look(modules, inputs, run)
+        layers = self._known(modules, inputs) if modules else None
+        if layers is None and modules and not self._memory.has_decided(inputs):
+            first = self._first_look(modules, inputs, run)
             if first is not None:
-                return first, layers
+                return first
+        if layers is None:
+            layers = self._decided(modules, inputs)
         captured = run(layers)
-        if _fits(captured, layers):
-            return captured, layers
-        memory.forget()
-        layers = self._decided(modules, inputs)
-        return run(layers), layers
+        if not _fits(captured, layers):
+            self._memory.forget()
+            layers = self._decided(modules, inputs)
+            captured = run(layers)
+        return captured, layers
 
-    def _named(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...] | None:
+    def _known(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...] | None:
         """Return the layers that the caller named if all of them are known for inputs of this size."""
-        size = tuple(inputs.shape[2:])
+        size, memory = tuple(inputs.shape[2:]), self._memory
         given = [self._given.get(ref) for ref in modules]
         known = [
-            one if one is not None and one.layout is not None and one.size == size else self._memory.known(ref, inputs)
-            for ref, one in zip(modules, given, strict=True)
+            layer
+            if layer is not None and layer.layout is not None and layer.size == size
+            else memory.known(ref, inputs)
+            for ref, layer in zip(modules, given, strict=True)
         ]
         layers = tuple(layer for layer in known if layer is not None)
         return layers if len(layers) == len(known) else None
 
     def _first_look(
         self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: Any
-    ) -> tuple[tuple[TargetLayer, ...], Capture | None]:
-        """Explain with layers that are new, without looking at the model first if they need it not.
+    ) -> tuple[Capture, tuple[TargetLayer, ...]] | None:
+        """Run the model with named layers about which nothing is known yet; None if they need a decision first.
 
-        That is so if each returns (N, C, *grid) in proportion to the input, and all operations before it leave cells in
-        their places.
+        They need none if each returns (N, C, *grid) in proportion to the input, and all operations before it leave
+        cells in their places.
         """
         unknown = tuple(TargetLayer(ref.name, ref.call, reason=_AS_NAMED) for ref in modules)
         try:
             with watching_places(self.model, modules, inputs) as kept:
                 captured = run(unknown, read_layout=_plain_or_not)
         except _NotPlainError:
-            return self._decided(modules, inputs), None
+            return None
         if not all(kept.get(module, False) for module in modules.values()):
-            return self._decided(modules, inputs), None
+            return None
         size = tuple(inputs.shape[2:])
         both = zip(unknown, captured.layouts, strict=True)
         layers = tuple(replace(layer, layout=layout, size=size) for layer, layout in both)
         for layer in layers:
             self._memory.remember(layer, inputs)
-        return layers, captured
+        return captured, layers
 
     def _decided(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...]:
-        """Return the layers that the caller named with what a look at the model tells of them.
+        """Return the layers that the caller named as the decision about the model describes them, or else the chosen one.
 
-        If the model takes no single image, their layouts are read from their shapes.
+        If the model takes no single image, the layouts of named layers are read from their shapes.
         """
+        if not modules:
+            return (self._decision(inputs).chosen(),)
         size = tuple(inputs.shape[2:])
         try:
             decision = self._decision(inputs)
