@@ -36,9 +36,9 @@ _MOST_COLOURS = 1024
 _SLOPED, _FLAT = 0.7, 0.25
 """A pixel lies on a slope if it has both a darker and a brighter neighbour. These are shares of the
 pixels between the extreme values that lie on slopes. From the first share on, the values are a soft edge: smoothed and
-resized masks measured 0.83 to 1.00, JPEG 0.73 to 0.81. Up to the second share, they are separate objects: masks of classes
-or instances measured 0.00 to 0.03. Lossy WebP (0.37 to 0.44) and instances that were resized smoothly (0.09 to 0.38) lie
-between."""
+resized masks measured 0.83 to 1.00, JPEG 0.73 to 0.81. Up to the second share, they are separate objects: masks of
+classes or instances measured 0.00 to 0.03. Lossy WebP (0.37 to 0.44) and instances that were resized smoothly (0.09 to
+0.38) lie between."""
 
 _LEAST_CLEAR, _CLEAR = 0.4, 1 / 16
 """In a soft mask, at least the first share of the pixels is almost black or white: within the second share of the range

@@ -183,7 +183,7 @@ def _innermost(checkpoint: Any, path: Path) -> tuple[Any, str | None]:
         if averaged or len(keys) > 1:
             ema = "" if plain else ", a moving average (EMA)"
             others = f", not those under {' and '.join(map(repr, keys[1:]))}" if keys[1:] else ""
-            note = note or f"using the weights under {keys[0]!r} in {path}{ema}{others}"
+            note = note or f"{path}: using the weights under {keys[0]!r}{ema}{others}"
         checkpoint = checkpoint[keys[0]]
     return None, note
 
