@@ -540,6 +540,7 @@ class TestFolders:
         for name in ("pictures/cat/a.jpg", "pictures/dog/deep/b.jpg", "masks/cat/a.png"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes(plane.read_bytes())
+        cv2.imwrite(str(tmp_path / "masks/cat/a.png"), np.eye(*cv2.imread(str(plane)).shape[:2]) * 255)
         out, locked = tmp_path / "out", ("pictures", "pictures/dog", "pictures/dog/deep", "masks", "masks/cat")
         calls = "\n".join(
             f"os.chmod({str(tmp_path / name)!r}, 0)\n"
