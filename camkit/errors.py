@@ -12,11 +12,11 @@
     │   └── OutputError     a file cannot be written
     └── RunError            the model or the program failed (exit code 4); also a RuntimeError
 
-An exception raised by the user's own model, preprocessing or target passes through unchanged; but ``sys.exit()`` in a
-check, or below the command line, becomes a RunError, since a program that ends without a verdict must not look like one
-that passed.
+An exception raised by the user's own model, preprocessing or target passes through unchanged. The one exception is
+``sys.exit()`` in a check or in a command: it becomes a RunError, because a program that ends without a verdict must not
+look like one that passed.
 
-``printable`` is the door for all text that people read: the terminal, annotations, Markdown, JUnit and HTML.
+All text that people read passes through ``printable``: on the terminal, in annotations, Markdown, JUnit and HTML.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class RunError(CamkitError, RuntimeError):
 
 
 _LONGEST_QUOTE = 200
-"""Characters that an error quotes of another error, at most: a parser may repeat a whole damaged file."""
+"""An error quotes at most this many characters of another error: a parser may repeat a whole damaged file."""
 
 
 def brief(error: object) -> str:
-    r"""Return what another error says on one line, without the rest if it is long.
+    r"""Return the message of another error on one line, cut off if it is long.
 
     >>> brief(ValueError("line 1:\n  no number"))
     'line 1: no number'
@@ -88,7 +88,7 @@ _SIMILAR = 0.6
 
 
 def refuse_unknown_options(function: Callable[..., Any], options: Iterable[str], known: Collection[str]) -> None:
-    """Refuse options that a function does not have, as Python does for arguments that its signature lists.
+    """Refuse options that a function does not have, as Python refuses arguments that are not in its signature.
 
     Raises:
         TypeError: an option is not among the known ones; the message suggests the nearest argument of the function.
@@ -139,7 +139,7 @@ _LOG_COMMAND = re.compile(r"^\s*:(?=:)|#(?=#\w*\[)")
 
 
 def printable(text: str) -> str:
-    r"""Return text on one line in which nothing can control a terminal, a log or the direction of reading.
+    r"""Return text on one line that cannot control a terminal, a log or the direction of reading.
 
     Names of files, classes, labels and layers may hold such characters; they are escaped as in Python. Escaping the
     result again changes nothing.

@@ -72,7 +72,8 @@ _READERS = min(4, os.cpu_count() or 1)
 """Threads that read picture files: decoding keeps up with most models on four."""
 
 _MOST_TARGETS = 64
-"""Targets in one pass, which keeps a gradient for each: a forward pass for every 64 backward passes costs little."""
+"""At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
+passes costs little."""
 
 _AS_NAMED = "as named"
 
@@ -399,7 +400,7 @@ class Explainer:
             for of_picture, more in zip(rows, new, strict=True):
                 of_picture.extend(more)
             scores += captured.scores
-            del captured  # the next pass must not find the gradients of this one in memory
+            del captured  # frees the gradients before the next pass
         return [row for of_picture in rows for row in existing(of_picture, scores)]
 
     def _explain_finite(
@@ -489,7 +490,7 @@ class Explainer:
         return captured, layers
 
     def _decided(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...]:
-        """Return the layers that the caller named as the decision about the model describes them, or else the chosen one.
+        """Return the layers that the caller named, as the decision describes them; or the layer that it chose.
 
         If the model takes no single image, the layouts of named layers are read from their shapes.
         """
@@ -578,7 +579,7 @@ def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:
 
 
 def _parts(request: _Request) -> list[_Request]:
-    """Return a request as several that have few enough targets for one pass."""
+    """Split a request into several, each with few enough targets for one pass."""
     starts = range(0, len(request.targets), _MOST_TARGETS)
     return [replace(request, targets=request.targets[start : start + _MOST_TARGETS]) for start in starts]
 
@@ -598,7 +599,7 @@ def _targets(request: _Request, batch: Sequence[Prepared]) -> tuple[Target, ...]
 
 
 def _finite(inputs: Tensor) -> list[bool]:
-    """Tell of each image whether its values are finite; their sum tells it at once of all."""
+    """Return for each image whether its values are finite. The sum of all values shows at once whether all are."""
     if cmath.isfinite(inputs.detach().sum().item()):
         return [True] * len(inputs)
     return torch.isfinite(inputs.detach()).flatten(1).all(1).tolist()

@@ -72,7 +72,7 @@ class Explanation:
             the model pads its input, the grid covers the padded input.
         target: the class index, or None for a target function.
         label: the name of the class or of the target function; None if it has no name.
-        score: the target's value; for a class, its logit, or its probability if the model returns that.
+        score: the target's value; for a class, its logit, or its probability if the model returns probabilities.
         probability: softmax of the logits (sigmoid for a single logit), or what the model returns if that is a
             probability already; None for a target function.
         layer: the layer's name; several names are joined by "+".
@@ -81,9 +81,9 @@ class Explanation:
         status: "ok", or the reason why the heatmap is zero everywhere: "no_positive_evidence" if no cell supports the
             target, "no_influence" if the target's gradient at the layer is zero (it does not depend on the layer, or is
             a saturated probability), "non_finite" if the map contains NaN or infinity.
-        box: the part of the original picture that the model saw, in pixels of that picture; None if camkit could not
-            follow the preprocessing, and then ``picture`` is the model's input. That is so if it rotates or warps, or
-            if what it shows of this picture depends on the content, as with trimmed borders.
+        box: the part of the original picture that the model saw, in pixels of that picture; None if the preprocessing
+            rotates or warps, or if its crop depends on the picture's content, such as trimmed borders. ``picture`` is
+            then the model's input.
         shown: the original picture, H x W x 3 uint8 RGB, or the model's input (C, H, W); ``picture`` is drawn from it.
         source: the file's name; without one, for example "picture 3" for the third picture of the call.
         detection: for a detector, the explained box, in pixels of ``picture``.
@@ -230,7 +230,7 @@ def explanations(
     Args:
         captured: the feature maps, gradients and scores of the pass.
         pictures: the N pictures.
-        shown: what is drawn of each picture, shared by all its targets; see ``shown_pictures``.
+        shown: the pictures to draw on, each shared by all its targets; see ``shown_pictures``.
         layers: the layers that the feature maps come from.
         method: how the maps are weighted; None for the target's own default.
         fuse: how the maps of several layers are combined.
@@ -318,9 +318,9 @@ def _weigh(features: Sequence[Features], number: int, scores: Scores, method: Me
 
 
 def existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:
-    """Return a picture's explanations, and a failure for each target that it should have had.
+    """Return a picture's explanations, and a Failure for each target that does not exist in it.
 
-    A target that stands for several gives only those that exist, or one Failure if none does.
+    Targets that one target expanded to give no Failure if any of them exists.
     """
     pairs = zip(rows, scores, strict=True)
     return [row for row, scored in pairs if isinstance(row, Explanation) or not scored.fewer] or [rows[0]]
@@ -340,7 +340,7 @@ def _label_of(index: int, labels: tuple[str, ...] | None) -> str | None:
 
 
 def shown_pictures(pictures: Sequence[Prepared], inputs: Float[Tensor, "n c *size"]) -> list[Pixels | Tensor | None]:
-    """Return the original pictures, or copies of the model's inputs, to be drawn if they are asked for."""
+    """Return the pictures to draw on: the originals or, if these are not shown, copies of the model's inputs."""
     return [
         picture.pixels if picture.pixels is not None or tensor.dim() != 3 else tensor.detach().to("cpu", copy=True)
         for picture, tensor in zip(pictures, inputs, strict=True)
@@ -348,7 +348,7 @@ def shown_pictures(pictures: Sequence[Prepared], inputs: Float[Tensor, "n c *siz
 
 
 def _detection(scores: Scores, number: int, item: Prepared, size: tuple[int, ...]) -> Box | None:
-    """Return a detection's box, which is given on the model's input, on the picture that is shown."""
+    """Return a detection's box in pixels of the picture that is shown."""
     corners = None if scores.boxes is None else scores.boxes[number]
     if corners is None or len(size) != 2:
         return None

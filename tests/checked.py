@@ -72,7 +72,7 @@ def _decorator(node: ast.stmt) -> ast.expr:
 
 
 def checked(item: Any) -> Any:
-    """Return a function that checks its arguments and what it returns; a dataclass checks what it is made of."""
+    """Return a function that checks its arguments and what it returns; a dataclass checks its fields."""
     if isinstance(item, type):
         if dataclasses.is_dataclass(item) and "__init__" in vars(item):
             item.__init__ = checked(item.__init__)
@@ -118,8 +118,8 @@ def _checked_by_hand(function: Callable[..., Any], hints: dict[str, Any]) -> Cal
 
 
 def _hints(function: types.FunctionType) -> dict[str, Any]:
-    """Return the annotations as types; what cannot be found while the tests run may be anything."""
-    key = function.__module__, function.__qualname__, function.__code__  # equal code alone may be of two dataclasses
+    """Return the annotations as types; a name that is unknown while the tests run accepts anything."""
+    key = function.__module__, function.__qualname__, function.__code__  # two dataclasses may have equal code
     if key not in _known_hints:
         annotations = function.__annotations__.items()
         _known_hints[key] = {name: _hint(annotation, function.__globals__) for name, annotation in annotations}

@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for the commands that 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the house rules first: mypy takes longest, and one worker would be waiting for it at the end."""
+    """Run the house rules first: mypy takes longest, and the other workers would wait for it at the end."""
     items.sort(key=lambda item: item.path.name != "test_house.py")
 
 

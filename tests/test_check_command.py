@@ -609,7 +609,7 @@ def make():
 
 
 def interrupted(scenes, folder, **options):
-    """Interrupt a check when its heat is computed, and return the call that resumes it."""
+    """Interrupt a check after the heat pass, and return the call that resumes it."""
     arguments = {"config": QUICK, "labels": camkit.scenes.LABELS, "out": folder / "out", **options}
 
     def interrupt(stage, done, of):
@@ -638,7 +638,7 @@ def test_rows_of_other_code_are_not_resumed(scenes, tmp_path, changed):
     resume = interrupted(data, tmp_path)
     write_net(tmp_path, **changed)
 
-    with pytest.raises(InputError, match="other code of the model or its preprocessing, and cannot be resumed"):
+    with pytest.raises(InputError, match="other code of the model or its preprocessing; start again"):
         resume()
 
     write_net(tmp_path)
@@ -674,7 +674,7 @@ def test_a_damaged_row_is_computed_again_and_said(scenes, tmp_path):
     lines[3] = lines[3].replace('"probability": 0.', '"probability": 0.1', 1)
     journal.write_text("".join(lines))
 
-    with pytest.warns(UserWarning, match=r"damaged lines in .*unfinished\.jsonl: 1; what they held is computed again"):
+    with pytest.warns(UserWarning, match=r"damaged lines in .*unfinished\.jsonl: 1; their rows are computed again"):
         resume()
 
     assert (tmp_path / "out" / "report.json").read_bytes() == expected
@@ -692,7 +692,7 @@ def test_a_baseline_with_another_number_is_refused(biased, scenes, tmp_path):
     ):
         assert changed != text
         damaged.write_text(changed)
-        with pytest.raises(InputError, match="is damaged: its checksum is not that of its contents"):
+        with pytest.raises(InputError, match="is damaged: its checksum does not match its contents"):
             camkit.check(
                 "demo-biased", scenes, config=scenes.parent / "camkit.toml", baseline=damaged,
                 progress=lambda *stage: pytest.fail("something was computed"),
@@ -709,7 +709,7 @@ def test_the_config_that_is_found_is_named(scenes, tmp_path, monkeypatch):
     (tmp_path / "camkit.toml").unlink()
     none = run(link, "--model", "demo-fare")
 
-    assert "using the config camkit.toml of this folder; --config FILE names another" in found.stderr
+    assert "using the config camkit.toml of this folder; to use another, pass --config FILE" in found.stderr
     assert f"using the config {scenes.parent / 'camkit.toml'}\n" in named.stderr
     assert "config" not in none.stderr
     assert [found.stdout, named.stdout] == ["", ""]

@@ -116,7 +116,8 @@ def test_another_file_is_neither_resumed_nor_changed(tmp_path: Path, head: bytes
     path = tmp_path / "j.jsonl"
     path.write_bytes(head + b'{"kind": "heat", "name": "a"}\n')
     before = path.read_bytes()
-    with pytest.raises(InputError, match=r"j\.jsonl belongs to a run with other weights, data or settings"):
+    refusal = r"j\.jsonl cannot be resumed: it belongs to a run with other weights, data or settings"
+    with pytest.raises(InputError, match=refusal):
         Journal(path, "k", resume=True)
     assert path.read_bytes() == before
 
@@ -124,7 +125,7 @@ def test_another_file_is_neither_resumed_nor_changed(tmp_path: Path, head: bytes
 def test_another_key_is_refused_and_the_rows_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     write(path, ROWS, "weights settings data")
-    with pytest.raises(InputError, match="cannot be resumed; start again without --resume, or choose another --out"):
+    with pytest.raises(InputError, match="its preprocessing; start again without --resume, or choose another --out"):
         resumed(path, "weights settings other")
     assert resumed(path, "weights settings data") == expected(ROWS)
 

@@ -558,7 +558,7 @@ def test_a_table_in_another_encoding_is_found_and_refused(tmp_path: Path) -> Non
 
 @contextmanager
 def within(seconds: float, megabytes: int) -> Iterator[None]:
-    """Fail if a block takes much longer than it must, by a generous bound, or allocates more memory."""
+    """Fail if a block exceeds generous limits of time and memory."""
     started = time.process_time()
     tracemalloc.start()
     try:
@@ -701,7 +701,7 @@ def test_a_mask_of_another_size_or_a_broken_one_is_an_image_error(tmp_path: Path
 
 
 def two_objects(first: int, second: int, around: int | None = None) -> np.ndarray:
-    """Return two rectangles with values of their own, perhaps with a border around each."""
+    """Return two rectangles with different values, perhaps with a border around each."""
     values = np.zeros(SIZE[::-1], int)
     if around is not None:
         values[2:18, 2:16] = values[8:26, 20:36] = around
@@ -818,8 +818,8 @@ REFUSED = {
     ),
     "two shapes": ([with_alpha(two_objects(255, 0), two_objects(255, 255))], "one shape in their colours and another"),
     "animated": ([levels(BOTH * 255)], "holds several pictures"),
-    "beyond 1": ([levels(BOTH * 7.5, np.float32)], "is floating point and not from 0 to 1"),
-    "not a number": ([levels(np.where(BOTH, np.nan, 0), np.float32)], "is floating point and not from 0 to 1"),
+    "beyond 1": ([levels(BOTH * 7.5, np.float32)], "holds floating-point values outside 0 to 1"),
+    "not a number": ([levels(np.where(BOTH, np.nan, 0), np.float32)], "holds floating-point values outside 0 to 1"),
     "negative": ([levels(-1 * BOTH, np.int32)], "holds negative values"),
     "a photograph in colour": ([levels(np.random.default_rng(0).integers(0, 256, (80, 80, 3)))], "so it is a picture"),
     "a photograph in grey": (
@@ -855,10 +855,10 @@ def test_one_mask_that_is_refused_costs_only_its_own_picture(tmp_path: Path) -> 
 def test_a_mask_unlike_those_that_were_looked_at_is_an_image_error(tmp_path: Path) -> None:
     annotations = masks_of(tmp_path, levels(BOTH * 255))
     levels(two_objects(255, 85)).save(tmp_path / "a.png")
-    with pytest.raises(ImageError, match="holds 85, but the masks that camkit looked at hold only 0, 255"):
+    with pytest.raises(ImageError, match="holds 85, but the masks that camkit examined hold only 0, 255"):
         drawn(annotations, "a")
     palette(BOTH, [0, 0, 0, 9, 9, 9]).save(tmp_path / "a.png")
-    with pytest.raises(ImageError, match="is stored in another way than the masks that camkit looked at"):
+    with pytest.raises(ImageError, match="is stored in another way than the masks that camkit examined"):
         drawn(annotations, "a")
 
 

@@ -579,7 +579,7 @@ def test_bf16_can_be_forced_and_is_not_questioned_on_other_devices() -> None:
 
 
 def test_many_targets_keep_only_few_gradients_at_a_time() -> None:
-    """A thousand targets of four pictures took gigabytes, which were gradients and copies of the pictures."""
+    """The gradients of all targets, and a copy of its picture for each, would take gigabytes."""
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 150)

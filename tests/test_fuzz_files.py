@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.filterwarnings("ignore")]  # war
 SEED = 17
 SIZE = (48, 36)  # width, height
 SECONDS, MEGABYTES = 10, 1500
-"""What one case may take: a damaged header may declare a picture of 89 megapixels, which Pillow still opens."""
+"""Limits of one case: a damaged header may declare a picture of 89 megapixels, which Pillow still opens."""
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def picture_files() -> dict[str, bytes]:
-    """Return a file of every kind and mode that people have."""
+    """Return a file of every usual kind and mode."""
     exif = Image.Exif()
     exif[0x0112] = 6
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -265,7 +265,7 @@ def coco_content(rng: random.Random) -> dict[str, Any]:
 
 
 def mutated(content: Any, rng: random.Random) -> Any:
-    """Return a copy in which one value, key or entry is another one."""
+    """Return a copy in which one value, key or entry is replaced."""
     content = copy.deepcopy(content)
     node, parent, key = content, None, None
     while isinstance(node, (list, dict)) and node and (parent is None or rng.random() < 0.8):
@@ -349,7 +349,7 @@ def test_odd_text_files(tmp_path: Path, name: str) -> None:
 
 
 def test_folders_of_damaged_pictures_and_regions(tmp_path: Path) -> None:
-    """What the check reads before it asks the model anything, all at once."""
+    """Everything that the check reads before the model's first pass, at once."""
     rng, outcomes = random.Random(SEED), Counter[str]()
     (tmp_path / "images").mkdir()
     for number in range(60):

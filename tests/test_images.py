@@ -1097,7 +1097,7 @@ BY_CONTENT = {
 
 
 def framed(colour: str, share: float) -> Image.Image:
-    """Return a scene within a border of one colour, which is so large a share of each side."""
+    """Return a scene with a border of one colour, whose width is a share of each side."""
     with Image.open(scene_paths()["plane-sky"]) as scene:
         picture = scene.convert("RGB")
     border = tuple(round(side * share) for side in picture.size)

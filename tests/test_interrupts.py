@@ -31,7 +31,7 @@ SIZE = 16
 
 
 def small() -> nn.Module:
-    """Return a network in training mode with all that a pass would change: dropout, batch statistics, flags."""
+    """Return a network in training mode with everything that a pass would change: dropout, batch statistics, flags."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1),
@@ -116,12 +116,12 @@ def record(model: nn.Module, images: torch.Tensor) -> None:
 
 
 DOORS: dict[Callable[[nn.Module, torch.Tensor], None], int] = {explain: 2600, record: 1400, choose: 500, diagnose: 500}
-"""How many interrupted calls are made through each door; together 5,000."""
+"""How many calls each function gets; together 5,000."""
 
 
 @pytest.fixture
 def alarm() -> Iterator[Callable[[float], None]]:
-    """Return a function that has a Ctrl-C come after some seconds; 0 cancels it."""
+    """Return a function that sends a Ctrl-C after some seconds; 0 cancels it."""
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds) and None
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -129,7 +129,7 @@ def alarm() -> Iterator[Callable[[float], None]]:
 
 
 def interrupted(call: Callable[[], None], alarm: Callable[[float], None], seconds: float) -> bool:
-    """Run a call with a Ctrl-C after some seconds, and return whether it came before the end."""
+    """Run a call, send a Ctrl-C after some seconds, and return whether that interrupted the call."""
     try:
         alarm(max(seconds, 1e-6))
         call()
@@ -162,7 +162,7 @@ def test_random_ctrl_c_leaves_nothing(
 
 
 def wait_for_readers() -> None:
-    """Wait until the threads that read pictures have finished the one they were at."""
+    """Wait until the threads that read pictures have finished their current picture."""
     deadline = time.monotonic() + 20
     while threading.active_count() > 1 and time.monotonic() < deadline:
         time.sleep(0.01)

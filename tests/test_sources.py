@@ -687,7 +687,7 @@ def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
     for name, pictures, said in (
         ("mask.png", ["picture.png", "picture.png"], "one picture"),
         ("small.png", ["picture.png"], "has 100x146 pixels, but its picture has 292x146"),
-        ("aside.png", ["picture.png"], "no pixel of the object in"),
+        ("aside.png", ["picture.png"], "lies outside the part of the picture that the model sees"),
     ):
         with pytest.raises(InputError, match=said):
             TargetOptions(target=["1"], mask=tmp_path / name).targets([tmp_path / one for one in pictures], shown)

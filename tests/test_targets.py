@@ -327,7 +327,7 @@ def test_the_best_of_several_classes_that_mean_the_same_is_explained(net, images
     ("classes", "sentence"),
     [
         ([1, 2], "each() has classes for 2 pictures, but there are 3 or more"),
-        ([1, 2, 3, 4], "each() has classes for 4 pictures, but there are 3; pass one for each"),
+        ([1, 2, 3, 4], "each() has classes for 4 pictures, but there are 3; pass one class for each picture"),
         ([1] * 100_000, "each() has classes for 100000 pictures, but there are 3"),
         ("bird", "each() takes a list with a class for each picture, as in each(['cat', 'dog']), not 'bird'"),
         ([], "each() needs at least one class for each picture"),

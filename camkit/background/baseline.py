@@ -22,7 +22,7 @@ BASELINE_FILE = "report.json"
 """The file name of the report that later runs can be compared with."""
 
 SCHEMA = 1
-"""The schema of that report which this version writes and reads."""
+"""The schema of the report that this version writes and reads."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def read_baseline(file: Path) -> dict[str, Any]:
 
 
 def checksum(report: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a report without its own checksum; order and spaces of the JSON do not count."""
+    """Return the SHA-256 of a report without its own checksum; the order and spacing of the JSON do not matter."""
     contents = {name: value for name, value in report.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
@@ -82,7 +82,7 @@ def check_undamaged(baseline: Mapping[str, Any], source: Path) -> None:
     """
     if baseline.get("checksum") != checksum(baseline):
         raise InputError(
-            f"the baseline {source} is damaged: its checksum is not that of its contents; make a new baseline"
+            f"the baseline {source} is damaged: its checksum does not match its contents; make a new baseline"
         )
 
 

@@ -77,8 +77,8 @@ class CheckResult:
         """Do nothing if the model may ship, and raise otherwise; for tests.
 
         Raises:
-            AssertionError: the verdict is FAIL, or it is INCONCLUSIVE and ``inconclusive`` (None: the result's own) is
-                "fail". The message names the worst class, its numbers and the report.
+            AssertionError: the verdict is FAIL, or it is INCONCLUSIVE and ``inconclusive`` (None: the result's own
+                setting) is "fail". The message names the worst class, its numbers and the report.
         """
         if self.exit_code(inconclusive):
             why = "; ".join(reason.text for reason in self.judged[self.worst].reasons)
@@ -89,7 +89,7 @@ class CheckResult:
     def exit_code(self, inconclusive: Inconclusive | None = None) -> int:
         """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE if ``inconclusive`` is "fail".
 
-        ``inconclusive`` is the result's own if it is None.
+        If ``inconclusive`` is None, the result's own setting applies.
         """
         undecided = 3 if (inconclusive or self.inconclusive) == "fail" else 0
         codes = {"PASS": 0, "WARN": 0, "FAIL": 1, "INCONCLUSIVE": undecided}
@@ -118,9 +118,9 @@ class CheckResult:
 
 
 def _largest_effect(measures: Measures) -> float:
-    """Return the gap or the attraction, whichever is larger; -1, below every difference of shares, without either."""
-    measured = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction)]
-    return max((one_fill.effect.value for one_fill in measured if one_fill is not None), default=-1.0)
+    """Return the larger of gap and attraction; -1, less than any difference of shares, if neither was measured."""
+    effects = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction)]
+    return max((measured.effect.value for measured in effects if measured is not None), default=-1.0)
 
 
 def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str]) -> CheckResult:

@@ -26,7 +26,7 @@ from camkit.methods import Method, find_method
 from camkit.types import Precision
 
 FILE, PROJECT_FILE = "camkit.toml", "pyproject.toml"
-"""The files that hold a config; in the second it is one table of many."""
+"""The files that can hold a config; in the second, the config is one table among others."""
 
 
 class _Section(BaseModel):
@@ -72,7 +72,7 @@ class CheckSection(_Section):
         layer: the layer whose heat is measured; None lets camkit choose.
         method: the method that computes the heat: a name or, if the settings are a mapping, a function
             ``(activations, gradients) -> weights`` or an entry of ``METHODS``. Reports and the hash of the settings
-            know a function by its name.
+            identify a function by its name.
         precision: the floating-point precision of the model.
         ring: width of the outer ring, as a share of the picture's sides.
         ring_is_background: without regions, whether exchanging the ring can fail a model instead of only warn.

@@ -29,7 +29,7 @@ _SANITY_PASSES = 3
 """Heat passes over the sanity check's pictures: with the method, with HiResCAM, and with shuffled weights."""
 
 _RESAMPLINGS = 6
-"""Bootstraps over all pictures that take about as long as the measures: those of all classes and of each class."""
+"""Computing the measures, for all classes and for each class, takes about as long as this many bootstraps."""
 
 _REPORT_SECONDS = 1.0
 """Time to write the reports."""

@@ -68,7 +68,7 @@ def read_data(
     """
     try:
         return _read_data(data, regions, group, skip, only, also or {})
-    except OSError as error:  # a folder or a file may be anything but readable
+    except OSError as error:  # any folder or file may be unreadable
         raise InputError(f"{error.filename or data} cannot be read: {error.strerror or error}") from error
 
 
@@ -207,13 +207,13 @@ def _label_pictures(
     return _label_by_largest(data, sources, only, skip)
 
 
-def _label_by_folder(data: Path, by_class: Mapping[str, Sequence[Path]], of_regions: Sequence[str]) -> _Labelled:
-    """Give each picture the class that its folder is named after; ``of_regions`` are folders that hold regions."""
+def _label_by_folder(data: Path, by_class: Mapping[str, Sequence[Path]], region_folders: Sequence[str]) -> _Labelled:
+    """Give each picture the class that its folder is named after; ``region_folders`` hold regions, not pictures."""
     names = {file: file.relative_to(data).as_posix() for files in by_class.values() for file in files}
     items = [Item(names[file], file, label, names[file]) for label, files in by_class.items() for file in files]
     left_out = {
         "classes without pictures": tuple(name for name, files in by_class.items() if not files),
-        "folders that hold regions by their name": tuple(of_regions),
+        "folders that hold regions by their name": tuple(region_folders),
     }
     return _Labelled(items, "a folder per class", _without_empty(left_out))
 
@@ -230,14 +230,16 @@ def _pictures_in(folder: Path, skip: Path | None = None) -> list[Path]:
     """List the pictures in a folder and its subfolders, without masks.
 
     Raises:
-        InputError: a folder cannot be read; its pictures must not be missing without a word.
+        InputError: a folder cannot be read, so its pictures would be missing unnoticed.
     """
-    found = find_pictures([folder], skip)
-    folders = {path for path in found if path.is_dir()}
+    paths = find_pictures([folder], skip)
+    folders = {path for path in paths if path.is_dir()}
     unreadable = sorted(path for path in folders if not os.access(path, os.R_OK | os.X_OK))
     if unreadable:
-        raise InputError(f"the folder {unreadable[0]} cannot be read; allow reading it, or move it out of the data")
-    return [file for file in found if file not in folders and not is_mask(file)]
+        raise InputError(
+            f"the folder {unreadable[0]} cannot be read; grant read permission, or move it out of the data"
+        )
+    return [path for path in paths if path not in folders and not is_mask(path)]
 
 
 def _find_table(folder: Path) -> Path | None:

@@ -110,7 +110,7 @@ FILLS = {TILE: fill_with_texture, BLUR: fill_smoothly}
 """How the hole of an object is filled. Both ways must agree before a model fails."""
 
 RING = "ring"
-"""Takes the place of a fill in data without regions, where the outer ring is exchanged."""
+"""The name in place of a fill if the data has no regions, so that the outer ring is exchanged."""
 
 
 def paste(

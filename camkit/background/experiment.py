@@ -32,7 +32,7 @@ from camkit.images.regions import Shades
 SAME, OTHER, REMOVED = "same", "other", "removed"
 EDITED_OBJECT, EDITED_BACKGROUND = "edited.object", "edited.background"
 NOISY_OBJECT, NOISY_BACKGROUND = "noise.object", "noise.background"
-"""The first parts of names, and the names that have no further parts."""
+"""The first parts of the edits' names, and the whole names of edits without further parts."""
 
 NOISE = 0.25
 """Standard deviation of the noise, as a share of the distance from black to white (Moayeri et al. 2022)."""

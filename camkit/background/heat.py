@@ -30,11 +30,11 @@ from camkit.targets.scores import OfPictures, Scores, Target
 from camkit.types import Failure
 
 _REPEATED = 8
-"""Finished pictures, spread over the folder, that a resumed run computes again: one small batch."""
+"""A resumed run computes this many finished pictures again, spread over the folder: one small batch."""
 
 _ROUNDING_FP32, _ROUNDING_AUTOCAST = 1e-3, 5e-2
-"""How far the margins of equal code may differ, as a share of the largest: batches of other sizes round differently, by
-as much as the two memory formats in ``engine/passes.py`` do."""
+"""How far margins of the same code may differ, as a share of the largest: batches of another size round differently,
+about as much as the two memory formats in ``engine/passes.py``."""
 
 
 def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
@@ -56,14 +56,14 @@ def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
 
 
 def check_same_answers(plan: Plan, journal: Journal) -> None:
-    """Refuse rows of an interrupted run that today's code would not give, by computing a few of them again.
+    """Compute a few rows of an interrupted run again, and refuse its rows if the model now answers differently.
 
     The run's key covers the weights and the files of the code, but not everything that the code reads or calls.
 
     Raises:
         InputError: the model answers differently, or another layer is explained.
     """
-    finished = journal.rows("heat")
+    finished = journal.rows(HEAT)
     answered = [item for item in plan.data.items if "margin" in finished.get(item.name, {})]
     repeated = answered[:: max(1, len(answered) // _REPEATED)][:_REPEATED]
     rows = [(finished[item.name], row) for item, row in zip(repeated, heat_rows(plan, repeated), strict=True)]
@@ -122,7 +122,7 @@ def _heat_row(plan: Plan, item: Item, explanation: Explanation | Failure, answer
 
 
 def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
-    """Compare a map with its picture's region. An empty map and a cropped object have no measures.
+    """Compare a map with its picture's region. There are no measures if the map is empty or the object cropped away.
 
     Raises:
         CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.

@@ -1,8 +1,8 @@
 """Keep finished rows on disk, so that a killed run can resume.
 
 The file has one line of JSON per row, in the order the rows were finished, each with a checksum. The first line holds
-the key of the run, and every checksum includes it, so a run with another key never reuses a row. A damaged line is left
-out, and so is an incomplete last line, which a kill leaves.
+the key of the run, and every checksum includes it, so a run with another key never reuses a row. Damaged lines are left
+out, and so is an incomplete last line, which a kill can leave.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError:  # Windows
 Row = dict[str, Any]
 
 HEAT, EDITS = "heat", "edits"
-"""The kinds of rows: what the heat pass found on a picture, and what the model answered to the edits of one."""
+"""The kinds of rows: the result of the heat pass for a picture, and the model's answers to a picture's edits."""
 
 _FORMAT = 2
 """The version of the file's format, in its header."""
@@ -47,7 +47,7 @@ class Journal:
         resume: keep the rows that are in the file. Without it, an existing file is renamed to end in ``.before``.
 
     Attributes:
-        damaged: how many lines of the file were damaged, so that their rows are missing.
+        damaged: the number of damaged lines in the file; their rows are missing.
 
     Raises:
         InputError: ``resume`` is set, but the file belongs to a run with another key.
@@ -90,14 +90,14 @@ class Journal:
     def _read(self, path: Path) -> list[Row]:
         """Return the rows that this run may keep, and count the damaged lines.
 
-        If the header is damaged too, the checksums of the rows still show that they are of this run.
+        If the header is damaged too, the checksums of the rows still show that they belong to this run.
         """
         lines = _complete_lines(path)
         rows = [row for row in (_row(line, self._key) for line in lines) if row is not None]
         if not rows:
             raise InputError(
-                f"{path} belongs to a run with other weights, data or settings, or with other code of the model or its "
-                "preprocessing, and cannot be resumed; start again without --resume, or choose another --out"
+                f"{path} cannot be resumed: it belongs to a run with other weights, data or settings, or with other "
+                "code of the model or its preprocessing; start again without --resume, or choose another --out"
             )
         self.damaged = len(lines) - len(rows)
         return [row for row in rows if "journal" not in row]
@@ -159,7 +159,7 @@ def _line(row: Row, key: str) -> str:
 
 
 def _row(line: bytes, key: str) -> Row | None:
-    """Return the row of a line; None if the line is damaged or of a run with another key."""
+    """Return the row of a line; None if the line is damaged or belongs to a run with another key."""
     try:
         content = json.loads(line)
         row = content["row"]
@@ -170,7 +170,7 @@ def _row(line: bytes, key: str) -> Row | None:
 
 
 def _checksum(row: Row, key: str) -> str:
-    """Return a checksum of a row and its run's key; a damaged row has the right one once in four billion."""
+    """Return a checksum of a row and its run's key; a damaged row matches it once in four billion times."""
     return f"{zlib.crc32(json.dumps([key, row]).encode()):08x}"
 
 
@@ -179,9 +179,9 @@ def _complete_lines(path: Path) -> list[bytes]:
 
 
 def count_finished(path: Path) -> dict[str, int]:
-    """Return how many rows of each kind an earlier run left; nothing if there is no such file.
+    """Return how many rows of each kind an earlier run left; an empty dict if there is no such file.
 
-    The rows may be damaged, or of another run, so the counts are good for an estimate only.
+    The rows may be damaged or belong to another run, so the counts are only good for an estimate.
     """
     kinds: Counter[str] = Counter()
     try:

@@ -68,8 +68,8 @@ class Plan:
             also includes classes that may be recognised by anything.
         with_regions: whether any object is annotated.
         today: the day that decides whether waivers are in force.
-        answers_alike: whether the model gives the same answers if its input has the channels last; filled in when that
-            was tried.
+        answers_alike: whether the model gives the same answers if its input has the channels last; filled in once
+            this has been tried.
         files: the hashes of the pictures and masks.
     """
 
@@ -86,7 +86,7 @@ class Plan:
 
     @functools.cached_property
     def shades(self) -> ShadesBySize:
-        """What black and white become in the model's preprocessing, kept for the last sizes of pictures."""
+        """What the model's preprocessing makes of black and white, kept for the most recent picture sizes."""
         assert self.model.preprocess is not None
         return ShadesBySize(self.model.preprocess)
 
@@ -141,7 +141,7 @@ def fingerprint(plan: Plan) -> dict[str, str]:
 
 
 def _describe_regions(item: Item, files: FileHashes) -> str:
-    """Return a text that changes if any annotation of a picture does; a mask counts by its file and its meaning."""
+    """Return a text that changes if any annotation of a picture does; for a mask, the file or its meaning."""
     return ";".join(
         f"{annotation.category}{annotation.box}{annotation.shares}{annotation.crowd}{annotation.size}"
         f"{_describe_outline(annotation.outline, files)}"
@@ -168,19 +168,19 @@ def _hash_preprocess(preprocess: Preprocess | None) -> str:
 def hash_code(model: LoadedModel, files: FileHashes) -> str:
     """Return a hash of the Python files that define the model's modules and its preprocessing.
 
-    Code without a file, such as a notebook's, does not count.
+    Code without a file, such as a notebook's, is left out.
     """
     preprocess = model.preprocess.func if isinstance(model.preprocess, functools.partial) else model.preprocess
     defined = {type(module) for module in model.module.modules()}
-    sources = {_file_of(thing) for thing in (*defined, preprocess, type(preprocess))}
+    sources = {_file_of(definition) for definition in (*defined, preprocess, type(preprocess))}
     contents = sorted(files.of(Path(source)) for source in sources if source is not None)
     return hashlib.sha256("".join(contents).encode()).hexdigest()
 
 
-def _file_of(thing: Any) -> str | None:
+def _file_of(definition: Any) -> str | None:
     """Return the file that defines a class or function, if there is one."""
     try:
-        return inspect.getsourcefile(thing)
+        return inspect.getsourcefile(definition)
     except TypeError:
         return None
 

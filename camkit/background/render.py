@@ -29,8 +29,8 @@ _FARTHEST = 10
 """How far a polygon may reach, in sides of its picture: pycocotools visits every pixel along the edge."""
 
 _LONGEST_OUTLINE = 1_000_000
-"""Pixels along the edges of an outline's polygons, at most, because pycocotools keeps five points for each. An outline
-that winds through every second pixel of a picture of two megapixels is shorter."""
+"""The longest edges of an outline's polygons, in pixels: pycocotools keeps five points for each pixel. Even an outline
+that winds through every second pixel of a two-megapixel picture is shorter."""
 
 
 def object_region(

@@ -119,7 +119,7 @@ _Pasted = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class _EditAnswers:
-    """The model's answers to the edits of one picture; ``margin`` is that of the unedited picture."""
+    """The model's answers to the edits of one picture; ``margin`` is the margin of the unedited picture."""
 
     plan: Plan
     item: Item
@@ -139,9 +139,9 @@ class _EditAnswers:
         return round(self.margin - self.answers[edit]["margin"], _MARGIN_DIGITS) if edit in self.answers else None
 
     def on_backgrounds(self, items: Mapping[str, Item]) -> tuple[dict[str, dict[str, float]], dict[str, list[_Pasted]]]:
-        """Return the share of right answers by arm and fill, and by fill what was named on which backgrounds.
+        """Return the share of right answers by arm and fill, and for each fill the backgrounds and the classes named.
 
-        A background that the config lets be recognised as its own class does not count if the model named that class.
+        If the config lets anything be recognised as a background's class, an answer of that class does not count.
         """
         right: dict[str, dict[str, list[bool]]] = {SAME: defaultdict(list), OTHER: defaultdict(list)}
         pasted: dict[str, list[_Pasted]] = defaultdict(list)

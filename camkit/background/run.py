@@ -76,7 +76,7 @@ def check(
         baseline: an earlier ``report.json`` of the same data and settings, to compare with.
         resume: continue an interrupted check from the rows it left in ``out``.
         progress: called with the stage, the number of steps done, and the number of steps in all.
-        **options: each may be left out.
+        **options: all are optional.
             ``preprocess``, ``labels``: as for ``camkit.explain``.
             ``regions``: the file or folder with the objects' regions. None searches beside the pictures.
             ``class_map``: maps classes of the data to outputs of the model, by index or label: a mapping or a JSON
@@ -117,7 +117,7 @@ def plan_check(
 ) -> Plan:
     """Read everything that a check needs, without computing anything. The arguments are those of ``check``.
 
-    ``skip`` is a folder in which no pictures are searched, such as the one for the reports.
+    camkit looks for no pictures in the folder ``skip``, such as the one for the reports.
     """
     refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
     settings = _settings(options.get("config"), quick=options.get("quick", False))
@@ -146,7 +146,7 @@ def plan_check(
 
 
 def _with_usable_precision(settings: Settings, device: torch.device) -> Settings:
-    """Return the settings with a precision that the device is fast at; a warning says so if it is another one."""
+    """Return the settings with a precision that is fast on the device, with a warning if that is another one."""
     precision, note = usable_precision(settings.check.precision, device)
     if note:
         warnings.warn(note, stacklevel=3)
@@ -154,7 +154,7 @@ def _with_usable_precision(settings: Settings, device: torch.device) -> Settings
 
 
 def _refuse_unknown_classes(settings: Settings, data: Dataset) -> None:
-    """Refuse a config that names classes of which the data has no pictures."""
+    """Refuse a config that names a class without pictures in the data."""
     configured = (*settings.classes, *(waiver.name for waiver in settings.waivers))
     unknown = next((name for name in configured if name not in data.classes), None)
     if unknown is not None:
@@ -208,7 +208,7 @@ def finish_check(
     key = " ".join([words.VERSION, *hashes.values(), hash_code(plan.model, plan.files)])
     with Journal(journal, key, resume=resume) as rows:
         if rows.damaged:
-            warnings.warn(f"damaged lines in {journal}: {rows.damaged}; what they held is computed again", stacklevel=2)
+            warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
         check_same_answers(plan, rows)
         if out is not None:
             _set_aside_reports(out)
@@ -226,7 +226,7 @@ def finish_check(
 
 
 def _refuse_other_run(plan: Plan, earlier: Mapping[str, Any], hashes: Mapping[str, str], baseline: Path) -> None:
-    """Refuse a damaged baseline, or one of other data, settings, layer or grid, at the cost of one picture.
+    """Refuse a damaged baseline, or one with other data, settings, layer or grid. This explains one picture.
 
     Raises:
         InputError: the baseline is damaged, or the two runs cannot be compared.

@@ -49,8 +49,8 @@ class ObjectAnnotation:
 class Annotations:
     """The annotated objects of one source, such as a COCO file, by the name the source gives each picture.
 
-    ``problems`` lists, for each kind of problem, the pictures or annotations that have it. ``facts`` are sentences that
-    tell the user how the source was understood.
+    ``problems`` lists, for each kind of problem, the pictures or annotations that have it. ``facts`` tell the
+    user how camkit understood the source.
     """
 
     format: str

@@ -153,7 +153,7 @@ def _judge_class(
     may_fail: bool,
     waived: str | None,
 ) -> Judgement:
-    """Judge a class, or all classes together, by its own tests, what kept it from being tested, and other warnings."""
+    """Judge a class, or all classes together, by its tests, the obstacles to testing it, and further warnings."""
     failures = [_effect_reason(result, limits) for result in results if result.holm_p <= limits.alpha]
     warnings = [*_test_warnings(results, limits), *further_warnings]
     if not may_fail:

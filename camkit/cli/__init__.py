@@ -222,10 +222,9 @@ def demo(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    A command that ends by itself gives its own code: 0 means done, and ``check`` has that of its verdict. 2 means that
-    the call or a file is wrong, 4 that the model or the program failed or called ``sys.exit()``. As in every shell, 130
-    means interrupted, and 141 that the reader of the output closed it early. Only ``os._exit()`` and signals, which end
-    the process at once, cannot be caught.
+    0 means done; ``check`` returns the code of its verdict. 2 means that the call or a file is wrong, and 4 that the
+    model or the program failed or called ``sys.exit()``. As in every shell, 130 means interrupted, and 141 means that
+    the reader of the output closed it early. ``os._exit()`` and signals end the process at once and cannot be caught.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -256,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Refuse an empty argument, such as an unset variable of the shell: as a path it would be the current folder.
+    """Refuse an empty argument, such as an unset variable of the shell: as a path, it would mean the current folder.
 
     Raises:
         InputError: an argument is empty.

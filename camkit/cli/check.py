@@ -65,7 +65,7 @@ def check(
 
     config_file = config or find_config(Path())
     if config_file is not None:
-        say(f"using the config {config_file}{'' if config else ' of this folder; --config FILE names another'}")
+        say(f"using the config {config_file}{'' if config else ' of this folder; to use another, pass --config FILE'}")
     settings = Settings() if config_file is None else read_config(config_file)
     check_folder(out)
     loaded = (source or CheckedSource()).settled(settings)

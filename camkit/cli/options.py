@@ -33,7 +33,7 @@ class ModelOptions:
         std: The standard deviation of each channel: 0.229,0.224,0.225.
         labels: A file with the names of the classes: one per line, or JSON.
         text: A class of a CLIP-like model, as text; repeat it for each class.
-        trust_remote_code: Run Python code that a Hugging Face model brings along. Default: refuse such a model.
+        trust_remote_code: Run the Python code that comes with a Hugging Face model. Default: refuse such a model.
     """
 
     weights: str | None = None

@@ -40,7 +40,7 @@ class TargetOptions:
         direction: Explain what raises or lowers one number of the output (one-logit model, regression).
         box: Explain the detector's box with this number; numbers start at 0.
         near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
-        mask: Explain the target of a segmentation network inside the white part of this picture.
+        mask: Explain the target of a segmentation network inside the object of this mask picture.
         everywhere: Explain the target of a segmentation network everywhere, not only where it is predicted.
         similar_to: Explain what makes the embedding similar to that of this picture.
     """
@@ -143,5 +143,5 @@ def _mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess 
     check_crop(preprocess, picture, prepare(picture, preprocess, str(pictures[0])).tensor)
     inside = preprocess_region(mask, preprocess) > _COVERED
     if not bool(inside.any()):
-        raise InputError(f"no pixel of the object in {file} lies in the part of the picture that the model sees")
+        raise InputError(f"the object in {file} lies outside the part of the picture that the model sees")
     return inside.numpy()

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 class QuietConsole(Console):
     """A console that raises BrokenPipeError if the reader of its output goes away.
 
-    All text passes ``printable`` here. Text of several lines must pass it line by line before: here a line feed in a
-    name can no longer be told from one between lines.
+    It passes all text through ``printable``, line by line. Pass names through ``printable`` before you join lines:
+    here, a line feed in a name looks like the end of a line.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as usual, with every control character escaped that is not the console's own."""
+        """Render as usual, but escape every control character that is not the console's own."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=_printable_lines(segment.text))
 
@@ -53,7 +53,7 @@ def say(message: str, style: str = "bold") -> None:
 
 
 def fail(message: str) -> None:
-    """Print an error to stderr, if it can be written: the exit code must not depend on that."""
+    """Print an error to stderr. Ignore a failure to write, because the exit code must not depend on it."""
     with contextlib.suppress(OSError, ValueError):
         say(message, "bold red")
 
@@ -65,16 +65,16 @@ def print_traceback(error: BaseException) -> None:
 
 
 def discard_output() -> None:
-    """Discard what is still to be written to stdout, since nobody reads it."""
+    """Discard the output that is still buffered for stdout, because nobody reads it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Print warnings as lines of camkit's own, not with the source line of a library, and keep libtiff silent.
+    """Print warnings without the source line of a library, and silence libtiff.
 
-    libtiff prints what it finds in a damaged file to stderr itself; camkit's error about the file is enough.
+    libtiff itself prints messages about damaged files to stderr; camkit's error about the file is enough.
     """
     from PIL import _imaging
 

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _NOTES = {
     "no_positive_evidence": "no positive evidence: nothing in the picture speaks for this target at this layer",
     "no_influence": (
-        "no influence: the target's gradient is zero at this layer; either the target does not depend on it, or it is "
-        "saturated, as a probability very close to 0 or 1 is; choose another layer, or a target that uses the logits"
+        "no influence: the target's gradient is zero at this layer. Either the target does not depend on the layer, or "
+        "it is saturated (a probability very close to 0 or 1). Choose another layer, or a target that uses the logits"
     ),
     "non_finite": "the map holds NaN or infinity, so no heat is drawn",
 }
 
-_NO_PLACE = "drawn on the model's input: which part of the picture the preprocessing shows cannot be told"
+_UNKNOWN_CROP = "drawn on the model's input: camkit cannot tell which part of the picture the preprocessing shows"
 
 
 def failure(failed: Failure) -> Text:
@@ -50,7 +50,7 @@ def row(written: Written) -> Text:
         f"  layer {printable(f'{explanation.layer} ({explanation.layer_reason})')}\n",
     )
     if explanation.box is None and explanation.heatmap.ndim == 2:
-        text.append(f"  {_NO_PLACE}\n", "yellow")
+        text.append(f"  {_UNKNOWN_CROP}\n", "yellow")
     if explanation.status in _NOTES:
         text.append(f"  {_NOTES[explanation.status]}\n", "yellow")
     return text.append(f"  wrote {printable(str(written.file))}")

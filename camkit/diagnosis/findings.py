@@ -91,7 +91,7 @@ def _infinity(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding
 def _origin(
     kind: Literal["nan", "infinity"], what: str, reached: Sequence[LayerStatistics], given: frozenset[str]
 ) -> Finding:
-    """Name the layer where it begins: the first that returns it or, if its input already had it, the one around it."""
+    """Name the first layer that returns NaN or infinity, or the module around it if its input already had them."""
     first = reached[0]
     numbers = first.activations
     names = tuple(row.layer for row in reached)

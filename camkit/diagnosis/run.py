@@ -71,7 +71,7 @@ def diagnose(
     pictures, labels = split_labels(batch, spatial_rank(loaded.module))
     inputs = prepared_batch(pictures, loaded)
     score = score_for(loss, labels, loaded.module)
-    with _known_mistakes_in_words(loaded.module, inputs):
+    with _explaining_mistakes(loaded.module, inputs):
         measurement = measure(loaded.module, inputs, score, training=training, precision=precision)
     rows = rows_of(loaded.module, measurement)
     setting = setting_of(
@@ -92,7 +92,7 @@ def diagnose(
 
 
 @contextmanager
-def _known_mistakes_in_words(module: nn.Module, inputs: Tensor) -> Iterator[None]:
+def _explaining_mistakes(module: nn.Module, inputs: Tensor) -> Iterator[None]:
     """Turn PyTorch's errors about a wrong number of channels or pictures into a sentence about the call."""
     try:
         yield

@@ -12,10 +12,10 @@ from camkit.errors import OutputError
 from camkit.types import Pixels
 
 PNG_MARK = b"tEXtSoftware\0camkit"
-"""The type and the text of a chunk that says which program wrote a PNG, so that camkit knows its own drawings."""
+"""The PNG chunk that names the program that wrote the file; camkit recognises its own drawings by it."""
 
 _PNG_HEAD = 33
-"""Bytes of a PNG's signature and header chunk."""
+"""The length of a PNG's signature and header chunk, in bytes."""
 
 
 def encode(pixels: Pixels, extension: str = ".png") -> bytes:

@@ -73,9 +73,9 @@ def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Seque
     """
     with suppress(EntangledError, _UnreachedError):
         return _capture(model, inputs, targets, options, trunk_graph=False)
-    # There are two possible reasons. A layer may run inside a no_grad block of the model's own forward, which turned
-    # gradients off again at its end; with gradients on from the start, the block turns them back on. Or a layer
-    # returned several tensors, and one of them may be computed from the maps; the whole graph connects them.
+    # There are two possible reasons. The model's own forward may run a layer inside a no_grad block, whose end turned
+    # gradients off again; if gradients are on from the start, the end of the block turns them on. Or a layer returned
+    # several tensors, and one of them may have been computed from the maps; the whole graph connects them.
     try:
         return _capture(model, inputs, targets, options, trunk_graph=True)
     except _UnreachedError as error:

@@ -1,7 +1,7 @@
-"""Ctrl-C that waits while a model is being changed for a pass, or restored after it.
+"""Makes Ctrl-C wait while camkit changes a model for a pass, or restores it.
 
-Python may raise KeyboardInterrupt between any two instructions, also in the middle of a ``finally`` block. So each pass
-runs inside ``undisturbed``, where Ctrl-C waits, and its slow parts run inside ``interruptible``, where it is raised.
+Python may raise KeyboardInterrupt between any two instructions, even in a ``finally`` block. So each pass runs
+inside ``undisturbed``, where Ctrl-C waits, and its slow parts run inside ``interruptible``, where it is raised.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from types import FrameType
 from typing import Any
 
 _PRESSES_UNTIL_FORCED = 3
-"""The Ctrl-C that is raised at once wherever it comes: who presses so often has waited for a part that hangs."""
+"""The Ctrl-C with this number is always raised at once: the user has waited for something that hangs."""
 
 
 class _Waiting:
-    """The Ctrl-C of the main thread; only this thread gets it, so only this thread reads and writes here."""
+    """The state of Ctrl-C. Python handles signals only in the main thread, so only this thread uses it."""
 
     def __init__(self) -> None:
         self.blocks = 0
@@ -49,11 +49,11 @@ def _in_main_thread() -> bool:
 class undisturbed:  # noqa: N801 - used like a function
     """Hold Ctrl-C back in a block; it is raised at the block's end, or inside ``interruptible``.
 
-    Blocks may be nested. In other threads than the main one, which Python never interrupts, nothing happens.
+    Blocks may be nested. In other threads, which Python never interrupts, the block does nothing.
     """
 
     def __enter__(self) -> None:
-        """Start to hold Ctrl-C back."""
+        """Begin to hold Ctrl-C back."""
         self._counted = False
         if not _in_main_thread():
             return

@@ -1,6 +1,6 @@
-"""What a forward pass of the user's own code may change besides flags, buffers and attributes, and its restoration.
+"""Restores what the user's own forward pass may change besides flags, buffers and attributes.
 
-The networks of PyTorch, torchvision and timm change none of this, so their passes do not pay for it.
+The networks of PyTorch, torchvision and timm change none of this, so their passes skip it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OwnState:
         self._large = [(tensor, *_mark(tensor)) for tensor in parameters.values() if tensor.numel() > _SMALL_PARAMETER]
 
     def restore(self) -> list[Tensor]:
-        """Restore everything, and return the parameters that a pass wrote to and of which there is no copy."""
+        """Restore everything, and return the parameters that a pass wrote to and that were not copied."""
         for holder, saved in self._parameters:
             if list(holder) != list(saved) or not same_contents(holder, saved):
                 holder.clear()
@@ -84,7 +84,7 @@ class OwnState:
 
 
 def same_contents(value: Any, contents: Any) -> bool:
-    """Tell whether a container still has the copied contents, each item being the same object."""
+    """Tell whether a container still holds the same objects as when it was copied."""
     if len(value) != len(contents):
         return False
     if isinstance(value, dict):
@@ -95,27 +95,27 @@ def same_contents(value: Any, contents: Any) -> bool:
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:
-    """Return the address of a tensor's values and, if it counts them, how often it was written to."""
+    """Return the address of a tensor's values and the version counter; -1 if the tensor has none."""
     return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
 
 def _values_of(authored: Sequence[nn.Module]) -> Iterator[Any]:
     """Yield the tensors, arrays, containers and generators that modules keep as attributes, also inside containers."""
-    found: set[int] = set()
+    visited: set[int] = set()
     for module in authored:
         waiting = [value for name, value in vars(module).items() if name not in PYTORCHS]
         while waiting:
             value = waiting.pop()
-            if id(value) in found:
+            if id(value) in visited:
                 continue
             if type(value) in CONTAINERS or type(value) is tuple:
-                found.add(id(value))
+                visited.add(id(value))
                 if len(value) <= _MOST_SEARCHED:
                     waiting += value.values() if isinstance(value, dict) else value
                 if type(value) is not tuple:
                     yield value
             elif isinstance(value, (Tensor, np.ndarray)) or _is_generator(value):
-                found.add(id(value))
+                visited.add(id(value))
                 yield value
 
 

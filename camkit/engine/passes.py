@@ -92,7 +92,7 @@ def quiet_pass(
 
 
 def autocasting(device: torch.device, precision: Precision = "fp32") -> AbstractContextManager[None]:
-    """Return a context in the given precision, whatever the caller's ``autocast``; it shares no cache with it."""
+    """Return a context in this precision, whatever the caller's ``autocast`` is, and without sharing its cache."""
     if precision not in DTYPES and not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, dtype=DTYPES.get(precision), enabled=precision in DTYPES, cache_enabled=False)

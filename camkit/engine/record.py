@@ -363,13 +363,13 @@ def same_values(tensor: Tensor, values: Tensor) -> bool:
 
 
 def with_values(tensor: Tensor, values: Tensor, *, required: bool) -> Tensor:
-    """Return a tensor with a buffer's former values; the buffer itself if it can still hold them."""
+    """Return a tensor with its former values, or a new tensor if it can no longer hold them."""
     try:
         if tensor.shape != values.shape:
             tensor.resize_(values.shape)
         tensor.copy_(values)
         if tensor.requires_grad and not required:
             tensor.detach_()
-    except Exception:  # the model changed it so that it cannot be written to
+    except Exception:  # the model made it unwritable
         return values.clone().requires_grad_(required)
     return tensor

@@ -122,7 +122,7 @@ def _hook_gradients(call: Call, output: Any, keep: Make, hooks: TensorHooks) -> 
 
 
 class _Numbering:
-    """Numbers the tensors of an output in the order in which they come."""
+    """Numbers the tensors of an output in their order."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []

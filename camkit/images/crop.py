@@ -37,33 +37,33 @@ def crop_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, i
 
 
 def check_crop(preprocess: Preprocess, picture: Image.Image, tensor: Float[Tensor, "c h w"]) -> None:
-    """Check that a preprocessing shows the same part of a picture as of any other picture of this size.
+    """Check that a preprocessing shows the same part of this picture as of any other picture of its size.
 
     Args:
         preprocess: turns a PIL picture into the model's input.
         picture: the picture.
-        tensor: what the preprocessing made of it.
+        tensor: the picture after the preprocessing.
 
     Raises:
-        InputError: what it shows depends on the picture's content, so a mask of a region would be cropped elsewhere.
+        InputError: the crop depends on the picture's content, so a region's mask would be cropped differently.
     """
     view = _view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
     if view is not None and not view.shows(np.asarray(picture), tensor):
         raise InputError(
-            "regions cannot be followed through this preprocessing: which part of the picture it shows depends on the "
-            "picture's content; crop or trim the pictures before, and their regions with them"
+            "regions cannot be followed through this preprocessing: its crop depends on the picture's content; crop "
+            "the pictures and their regions first"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The part of pictures of one size that a preprocessing shows, as far as it does not depend on their content.
+    """The part that a preprocessing shows of pictures of one size, unless the crop depends on their content.
 
     Attributes:
         box: the part of the picture.
-        black, white: what a black and a white picture become, as the mean of the channels in each cell of a coarse
-            grid; None if the box needs no test with the picture.
-        weights: how much red, green and blue add to that mean, from black 0 to white 1.
+        black, white: a black and a white picture after the preprocessing, as the mean of the channels in each cell of
+            a coarse grid; None if the box need not be compared with the picture.
+        weights: how much red, green and blue contribute to that mean, where black is 0 and white is 1.
     """
 
     box: Box
@@ -74,8 +74,8 @@ class View:
     def shows(self, pixels: Pixels, tensor: Float[Tensor, "c h w"]) -> bool:
         """Tell whether the model's input shows this box of this picture, and no other part of it.
 
-        A preprocessing that trims black borders, or crops to the object, shows the pictures that the box was measured
-        with in full. So the coarse brightness of the box and of the input are compared.
+        The box was measured on artificial pictures, which a preprocessing that trims black borders or crops to the
+        object shows in full. So this compares the coarse brightness of the box with that of the input.
         """
         if self.black is None or self.white is None:
             return True
@@ -99,7 +99,7 @@ class View:
         levels = _grey(tensor)
         means, squares = (_coarse(values, self.black.shape)[cells] for values in (levels, np.square(levels)))
         error = np.mean(np.square((means - black) / contrast - predicted))
-        # A resizing without a filter picks single pixels, whose mean in a cell varies as their spread does.
+        # Resizing without a filter picks single pixels: the more they differ in a cell, the more their mean varies.
         spread = np.mean((squares - np.square(means)) / np.square(contrast)) * self.black.size / levels.size
         allowed = max(_LEAST_ERROR, _LARGEST_ERROR * predicted.std())
         return bool(error <= allowed**2 + _SPREADS**2 * max(spread, 0))
@@ -109,22 +109,22 @@ _CELLS = 16
 """Cells along each side of the grid on which a picture and the model's input are compared: few enough for noise and
 rounding to average out, and enough to see a shift by a hundredth of the picture."""
 _CELL_SIDE = 8
-"""Pixels of the model's input that a cell's side has at least, since resizing mixes neighbouring pixels."""
+"""The shortest side of a cell, in pixels of the model's input, because resizing mixes neighbouring pixels."""
 _SAMPLES = 32
-"""Pixels along each side of a cell that are enough for its mean."""
+"""This many pixels along each side of a cell are enough for its mean."""
 _FEWEST_CELLS = 3
-"""Cells along a side that must lie on the picture to be compared."""
+"""At least this many cells along each side must lie on the picture for a comparison."""
 _EDGE = 0.5
-"""Pixels that a cell may stick out of the picture, since boxes are measured to about a pixel."""
+"""A cell may extend this many pixels beyond the picture, because boxes are accurate to about a pixel."""
 _LEAST_ERROR, _LARGEST_ERROR = 0.006, 0.1
-"""How far the brightness of cells may differ (root mean square): 1.5 of 255 levels, and a tenth of the picture's own
-variation."""
+"""How far the brightness of cells may differ (root mean square): 1.5 of 255 levels or a tenth of the picture's own
+variation, whichever is larger."""
 _SPREADS = 2
-"""Standard errors by which the mean of single pixels may differ too."""
+"""The mean of single pixels may differ by this many standard errors in addition."""
 
 
 def _cells(shown: float, length: int, side: int) -> int:
-    """Return how many cells a side of the model's input gets, which shows so much of a length of the picture."""
+    """Return the number of cells along a side of the input if it shows ``shown`` of the picture's ``length`` pixels."""
     return max(_FEWEST_CELLS, min(_CELLS, side // _CELL_SIDE, round(_CELLS * shown / length)))
 
 
@@ -164,8 +164,8 @@ class CropBoxes:
     def of(self, preprocess: Preprocess, pixels: Pixels, tensor: Float[Tensor, "c h w"]) -> Box | None:
         """Return the part of a picture that a preprocessing shows the model in a tensor.
 
-        What ``crop_box`` returns is measured the first time. None also if the tensor shows another part of this
-        picture.
+        The box is that of ``crop_box``, measured once for each size; None also if the tensor shows another part of
+        this picture.
         """
         view = self._view(preprocess, (pixels.shape[1], pixels.shape[0]), (tensor.shape[2], tensor.shape[1]))
         return view.box if view is not None and view.shows(pixels, tensor) else None
@@ -185,7 +185,7 @@ class CropBoxes:
 
 
 _MOST_SIZES = 4096
-"""Sizes of pictures whose boxes are kept: more than a folder of photos has, and some ten megabytes."""
+"""Boxes are kept for this many picture sizes: more than a folder of photos has, in some ten megabytes."""
 
 
 def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
@@ -250,7 +250,7 @@ def _weights(
 
 
 class _Positions(NamedTuple):
-    """What a black and a white picture become, and the position on the picture that each cell shows, 0..1."""
+    """A black and a white picture after the preprocessing, and the position 0..1 in the picture of each cell."""
 
     black: Float[np.ndarray, "h w"]
     white: Float[np.ndarray, "h w"]

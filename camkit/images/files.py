@@ -14,7 +14,7 @@ from camkit.drawing.encode import PNG_MARK
 from camkit.errors import InputError, OutputError
 
 _MARKED_BYTES = 128
-"""Where camkit's mark lies in a PNG: it follows the signature and the header, which have 33 bytes."""
+"""The first bytes of a PNG, which contain camkit's mark: it follows the 33 bytes of the signature and the header."""
 
 _WILDCARDS = "*?["
 
@@ -45,8 +45,8 @@ def find_pictures(patterns: Iterable[str | Path], skip: Path | None = None) -> l
             matches = _matches(str(pattern))
             others = [match for match in matches if not _is_drawing(match)]
             matches = [match for match in others if not _is_within(match, skip)] or others or [path]
-        found = [_pictures_in(match, skip) if os.path.isdir(match) else [match] for match in matches]
-        paths.extend([file for files in found for file in files] or [path])
+        by_match = [_pictures_in(match, skip) if os.path.isdir(match) else [match] for match in matches]
+        paths.extend([file for files in by_match for file in files] or [path])
     unique: dict[Path, Path] = {}
     for path in paths:
         unique.setdefault(path.absolute(), path)
@@ -77,8 +77,8 @@ def _pictures_in(folder: Path, skip: Path | None) -> list[Path]:
     pictures: list[Path] = []
     for parent, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
         folders[:] = [name for name in folders if name[0] != "." and os.path.realpath(Path(parent, name)) != skipped]
-        found = [Path(parent, name) for name in files if name[0] != "." and _has_picture_suffix(Path(name))]
-        pictures += [file for file in found if not _is_drawing(file)]
+        named = [Path(parent, name) for name in files if name[0] != "." and _has_picture_suffix(Path(name))]
+        pictures += [file for file in named if not _is_drawing(file)]
     return sorted([*pictures, *unreadable])
 
 
@@ -107,7 +107,7 @@ def files_in(folder: Path, suffixes: Sequence[str], *, deep: bool = True) -> lis
     ``deep`` includes its subfolders; links to folders are not followed.
 
     Raises:
-        InputError: a folder cannot be listed; what it holds must not be left out without a word.
+        InputError: a folder cannot be listed, so its files would be missing unnoticed.
     """
     files: list[Path] = []
     for parent, folders, names in os.walk(folder, onerror=_refuse_unreadable):

@@ -1,7 +1,7 @@
 """Reads mask pictures: what the values in them mean, and which pixels are the object.
 
-The same value means different things in different data: 255 may be the object, or the border around it. So the masks of
-a folder are looked at together. What they hold must fit one of the known conventions, or they are refused.
+The same value means different things in different data: 255 may be the object, or the border around it. So camkit
+examines the masks of a folder together, and refuses them if their values fit none of the known conventions.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ Channel: TypeAlias = Literal["alpha", "index", "colour", "grey"]
 """The part of a file that shows the object: its opacity, its palette's indices, its colours or its grey levels."""
 
 _SAMPLE = 200
-"""Masks that are looked at to find out what their values mean: enough to meet every class, read within seconds."""
+"""At most this many masks are examined: enough to contain every class, and read within seconds."""
 
 _MOST_COLOURS = 1024
-"""Colours in a mask, at most. Masks have one for each class or object; photographs have tens of thousands."""
+"""A mask has at most this many colours: one for each class or object. Photographs have tens of thousands."""
 
 _SLOPED, _FLAT = 0.7, 0.25
-"""A pixel lies on a slope if it has both a darker and a brighter neighbour. If at least the first share of the values
-between the extremes does, they are a soft edge: smoothed and resized masks measured 0.83 to 1.00, JPEG 0.73 to 0.81. If
-at most the second share does, they are objects of their own: masks of classes or instances measured 0.00 to 0.03. Lossy
-WebP (0.37 to 0.44) and instances that were resized smoothly (0.09 to 0.38) lie between."""
+"""A pixel lies on a slope if it has both a darker and a brighter neighbour. These are shares of the
+pixels between the extreme values that lie on slopes. From the first share on, the values are a soft edge: smoothed and
+resized masks measured 0.83 to 1.00, JPEG 0.73 to 0.81. Up to the second share, they are separate objects: masks of
+classes or instances measured 0.00 to 0.03. Lossy WebP (0.37 to 0.44) and instances that were resized smoothly (0.09 to
+0.38) lie between."""
 
 _LEAST_CLEAR, _CLEAR = 0.4, 1 / 16
-"""Of a soft mask, at least the first share of the pixels is as good as black or white: within the second share of the
-range from either end. Soft masks measured 0.67 to 0.99; of 13 photographs, 12 measured less than 0.28."""
+"""In a soft mask, at least the first share of the pixels is almost black or white: within the second share of the range
+from either end. Soft masks measured 0.67 to 0.99; of 13 photographs, 12 measured less than 0.28."""
 
 _MOST_LEAKS = 0.1
 """A border encloses the objects: at most this share of their contact with anything else is contact with the
@@ -54,7 +55,7 @@ _BORDER_LEVELS = {255, 65535}
 """Levels and indices that data sets use for the border around objects: the highest of 8 and of 16 bits."""
 
 _BORDER_COLOURS = {_INDEX_255, 0xE0E0C0, 0xFFFFFF}
-"""Colours that data sets use for it: index 255, Pascal VOC's (224, 224, 192), and white."""
+"""Colours that data sets use for the border: index 255, Pascal VOC's (224, 224, 192), and white."""
 
 _UNKNOWN = ({0, 127, 255}, {0, 128, 255})
 """The values of a trimap for matting: background, unknown and object."""
@@ -63,10 +64,10 @@ _TRIMAP = {1, 2, 3}
 """The values of a trimap of Oxford-IIIT Pets: object, background and border."""
 
 _LISTED = 4
-"""Values listed in a sentence, at most."""
+"""A sentence lists at most this many values."""
 
 _STRIP = 1 << 20
-"""Pixels that are counted at once, which bounds the memory."""
+"""This many pixels are counted at once, which bounds the memory."""
 
 _ADVICE = "save them with 0 for the background and 255 for the object"
 
@@ -77,8 +78,8 @@ class MaskReading:
 
     Attributes:
         channel: the part of the file that shows the object.
-        words: what was understood, as a sentence for the user.
-        above: if a number, the object is everything above it, and otherwise every value but the background and borders.
+        words: the meaning, as a sentence for the user.
+        above: the object is every value above this; None if it is every value but the background and borders.
         background: the value of the background.
         borders: values that are neither object nor background.
         known: the only values that may occur; None if any may.
@@ -113,17 +114,17 @@ class MaskFile:
         """Return the object's pixels on a picture of ``size`` (width, height).
 
         Raises:
-            ImageError: the mask cannot be read, has another size, or holds what the other masks do not.
+            ImageError: the mask cannot be read, has another size, or holds values that no other mask holds.
         """
         stored = _Stored(self.path, size)
         reading = self.readings.get(stored.storage)
         if reading is None:
-            raise ImageError(f"the mask {self.path} is stored in another way than the masks that camkit looked at")
+            raise ImageError(f"the mask {self.path} is stored in another way than the masks that camkit examined")
         values = stored.values(reading.channel)
         unknown = set() if reading.known is None else set(np.unique(values).tolist()) - reading.known
         if unknown:
             raise ImageError(
-                f"the mask {self.path} holds {_listed(unknown)}, but the masks that camkit looked at hold only "
+                f"the mask {self.path} holds {_listed(unknown)}, but the masks that camkit examined hold only "
                 f"{_listed(reading.known or ())}"
             )
         return reading.is_object(values)
@@ -144,7 +145,7 @@ class _Stored:
 
     def _decode(self, picture: Image.Image, size: tuple[int, int] | None) -> None:
         if getattr(picture, "n_frames", 1) > 1:
-            raise ImageError(f"{self._name} holds several pictures; save the mask as a single one")
+            raise ImageError(f"{self._name} holds several pictures; save the mask as a single picture")
         rawmode = _rawmode(picture)
         if ";16" in rawmode and picture.mode[:2] != "I;":
             raise ImageError(f"{self._name} has 16 bits per colour; save it with 8, or in grey")
@@ -189,7 +190,7 @@ class _Stored:
             return levels.astype(np.uint8)
         if self._picture.mode == "F":
             if not (np.isfinite(levels).all() and levels.min() >= 0 and levels.max() <= 1):
-                raise ImageError(f"{self._name} is floating point and not from 0 to 1; save it as whole numbers")
+                raise ImageError(f"{self._name} holds floating-point values outside 0 to 1; save it as whole numbers")
             return np.asarray(np.rint(levels * 255), np.uint8)
         if levels.dtype.kind == "i" and levels.min() < 0:
             raise ImageError(f"{self._name} holds negative values; save it with 0 for the background")
@@ -215,11 +216,11 @@ class _Tally:
     """What some masks hold.
 
     Attributes:
-        pixels: the pixels of each value.
-        sloped: of these, the pixels on a slope.
-        at_edge: of these, the pixels at the edge of the picture.
-        touching: how many pixels of two values lie side by side.
-        exposed: for each value, the pixels of other values that lie beside 0 in the masks that hold it.
+        pixels: how many pixels have each value.
+        sloped: how many of these lie on a slope.
+        at_edge: how many of these lie at the edge of the picture.
+        touching: how often each two values lie side by side.
+        exposed: for each value, how often other values lie beside 0 in the masks that hold it.
     """
 
     pixels: Counter[int] = field(default_factory=Counter)
@@ -259,10 +260,10 @@ def _is_sloped(values: Integer[np.ndarray, "h w"]) -> Bool[np.ndarray, "h w"]:
     return np.asarray((cv2.erode(exact, kernel) < exact) & (exact < cv2.dilate(exact, kernel)))
 
 
-def _pairs(one: Integer[np.ndarray, "h w"], other: Integer[np.ndarray, "h w"]) -> Counter[tuple[int, int]]:
+def _pairs(first: Integer[np.ndarray, "h w"], second: Integer[np.ndarray, "h w"]) -> Counter[tuple[int, int]]:
     """Count how often two values meet, the lower first."""
-    differ = one != other
-    pairs = np.sort(np.stack([one[differ], other[differ]], 1).astype(np.int64), 1)
+    differ = first != second
+    pairs = np.sort(np.stack([first[differ], second[differ]], 1).astype(np.int64), 1)
     unique, counts = np.unique(pairs, axis=0, return_counts=True)
     return Counter({(low, high): count for (low, high), count in zip(unique.tolist(), counts.tolist(), strict=True)})
 
@@ -273,17 +274,45 @@ def _counts(values: Integer[np.ndarray, "..."]) -> Counter[int]:
 
 
 def understand_masks(files: Sequence[Path]) -> Readings:
-    """Find out what the values in some masks mean, from a sample of them.
+    """Find out what the values of masks mean, from a sample of them.
 
     Raises:
         InputError: no mask can be read, or it is not clear which values are the object.
     """
-    tallies: dict[Storage, dict[Channel, _Tally]] = {}
-    examples: dict[Storage, Path] = {}
-    shapes: dict[Storage, set[int]] = {}
-    refused: ImageError | None = None
     sample = files[:: math.ceil(len(files) / _SAMPLE) or 1]
-    for file in sample:
+    readings = {}
+    for storage, masks in _examine(sample).items():
+        example = f"the masks, such as {shortened(masks.example)},"
+        readings[storage] = reading = _decide(storage, masks.tallies, masks.opaque, example)
+        if len(sample) > 1:
+            _refuse_inverted(reading, masks.tallies[reading.channel], example)
+    return readings
+
+
+@dataclass
+class _Examined:
+    """What the masks of one storage hold.
+
+    Attributes:
+        example: the first of the masks.
+        tallies: what each channel holds.
+        opaque: the colours that are not fully transparent, if the masks have transparency.
+    """
+
+    example: Path
+    tallies: dict[Channel, _Tally]
+    opaque: set[int] = field(default_factory=set)
+
+
+def _examine(files: Sequence[Path]) -> dict[Storage, _Examined]:
+    """Count the values in masks, separately for each storage.
+
+    Raises:
+        InputError: there are masks, but none can be read.
+    """
+    by_storage: dict[Storage, _Examined] = {}
+    refused: ImageError | None = None
+    for file in files:
         try:
             stored = _Stored(file)
             values = {channel: stored.values(channel) for channel in _CHANNELS[stored.storage]}
@@ -291,25 +320,20 @@ def understand_masks(files: Sequence[Path]) -> Readings:
         except ImageError as error:  # if other masks can be read, this one is an error of its own picture
             refused = refused or error
             continue
-        examples.setdefault(stored.storage, file)
-        counted = tallies.setdefault(stored.storage, {channel: _Tally() for channel in values})
-        for channel, of_channel in values.items():
-            counted[channel].add(of_channel)
+        masks = by_storage.setdefault(stored.storage, _Examined(file, {channel: _Tally() for channel in values}))
+        for channel, numbers in values.items():
+            masks.tallies[channel].add(numbers)
         if stored.storage == "alpha":
-            opaque = values["colour"][values["alpha"] > 0]
-            shapes.setdefault("alpha", set()).update(np.unique(opaque).tolist())
-    if not tallies and refused is not None:
+            masks.opaque.update(np.unique(values["colour"][values["alpha"] > 0]).tolist())
+    if not by_storage and refused is not None:
         raise InputError(str(refused)) from refused
-    readings = {}
-    for storage, counted in tallies.items():
-        example = f"the masks, such as {shortened(examples[storage])},"
-        reading = _decide(storage, counted, shapes.get(storage, set()), example)
-        edge = np.array(sorted(counted[reading.channel].at_edge))
-        everything = np.array(sorted(counted[reading.channel].pixels))
-        if len(sample) > 1 and reading.is_object(edge).all() and not reading.is_object(everything).all():
-            raise InputError(f"{example} look inverted: the object touches every edge of every picture; {_ADVICE}")
-        readings[storage] = reading
-    return readings
+    return by_storage
+
+
+def _refuse_inverted(reading: MaskReading, tally: _Tally, example: str) -> None:
+    edge, everything = np.array(sorted(tally.at_edge)), np.array(sorted(tally.pixels))
+    if reading.is_object(edge).all() and not reading.is_object(everything).all():
+        raise InputError(f"{example} look inverted: the object touches every edge of every picture; {_ADVICE}")
 
 
 _CHANNELS: dict[Storage, tuple[Channel, ...]] = {
@@ -322,7 +346,7 @@ _CHANNELS: dict[Storage, tuple[Channel, ...]] = {
 
 
 def _check_colours(file: Path, storage: Storage, values: Mapping[Channel, Integer[np.ndarray, "h w"]]) -> None:
-    """Refuse a photograph: a mask has few colours. What lies under a mask's transparency may have any."""
+    """Refuse a photograph: a mask has few colours, except under its transparency."""
     if storage == "colour":
         colours = len(np.unique(values["colour"]))
         if colours > _MOST_COLOURS:
@@ -396,7 +420,7 @@ def _of_levels(channel: Channel, tally: _Tally, example: str) -> MaskReading:
         )
     if share > _FLAT and values not in _UNKNOWN:
         raise InputError(
-            f"{example} hold {len(values)} values that are neither a soft edge nor objects of their own; {_ADVICE}"
+            f"{example} hold {len(values)} values that are neither a soft edge nor separate objects; {_ADVICE}"
         )
     borders = _borders(tally, _BORDER_LEVELS | ({127, 128} if values in _UNKNOWN else set()), example)
     objects = values - {0} - borders
@@ -437,7 +461,7 @@ def _borders(tally: _Tally, usual: set[int], example: str) -> frozenset[int]:
 def _encloses(tally: _Tally, border: int, others: set[int]) -> bool:
     """Tell whether a value lies between the other objects and the background, and is smaller than they are.
 
-    What is unknown for matting may be larger than a small object.
+    The unknown part of a trimap for matting may be larger than a small object.
     """
     enclosed = sum(tally.touching[min(border, other), max(border, other)] for other in others)
     area = sum(tally.pixels[other] for other in others)

@@ -86,9 +86,9 @@ def _check_not_thin(picture: Image.Image, preprocess: Preprocess, source: str) -
 
 
 def _resized_side(preprocess: Preprocess) -> int | None:
-    """Return the pixels to which a preprocessing of torchvision, timm or transformers resizes the shorter side.
+    """Return the length to which a preprocessing of torchvision, timm or transformers resizes the shorter side.
 
-    None if it resizes to a fixed size, or is any other function.
+    None if it resizes to a fixed size, or is another kind of function.
     """
     if isinstance(preprocess, ImageClassification):
         return preprocess.resize_size[0] if len(preprocess.resize_size) == 1 else None

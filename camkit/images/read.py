@@ -105,7 +105,7 @@ def as_rgb(picture: Image.Image, source: str = "the picture") -> Image.Image:
     """Return any PIL picture as 8-bit sRGB. ``source`` is the name for messages.
 
     Raises:
-        ImageError: the picture holds numbers of 32 bits, and their range does not show which are black and white.
+        ImageError: the picture holds 32-bit numbers, and their range does not show which are black and white.
     """
     profile = picture.info.get("icc_profile")
     if picture.mode in _SIXTEEN_BIT:
@@ -162,14 +162,14 @@ _PROFILED = {
     **dict.fromkeys(("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr"), "RGB"),
     "CMYK": "CMYK",
 }
-"""The form in which a picture of each mode is converted. Others, such as LAB, define their colours themselves."""
+"""The mode in which pictures of each mode are converted. Other modes, such as LAB, define their colours themselves."""
 
 _SRGB_TOLERANCE = 2
 """A profile that moves no colour by more than this many levels of 255 is sRGB, and the pixels stay as they are: the
 sRGB profiles of cameras and editors measured 0 or 1, other profiles 64 and more."""
 
 _PROFILES = 16
-"""Profiles whose conversion is kept: a folder has a few cameras and programs."""
+"""This many conversions are kept: the pictures of a folder come from a few cameras and programs."""
 
 
 @functools.lru_cache(maxsize=_PROFILES)

@@ -20,7 +20,7 @@ _LEAST_CONTRAST = 1e-12
 """Keeps divisions by the contrast finite where the model sees padding: there black and white look the same."""
 
 _KEPT_SIZES = 64
-"""Sizes of pictures whose shades are kept."""
+"""Shades are kept for this many picture sizes."""
 
 _REPEATS = 8
 """Repetitions that tell a random preprocessing from a fixed one: a flip with probability 1/2 shows in all but 0.4 %."""
@@ -64,7 +64,7 @@ class Shades:
 class ShadesBySize:
     """The shades of one preprocessing, measured once for each size of picture; the last sizes are kept.
 
-    Several threads may use one.
+    Several threads may share one.
     """
 
     def __init__(self, preprocess: Preprocess) -> None:

@@ -47,7 +47,7 @@ class ModelMemory:
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[InputKind, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
-        self.record = record  # last: after a Ctrl-C before this line, the old record is out of date as before
+        self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
     @property
     def model(self) -> nn.Module | None:

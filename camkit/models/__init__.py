@@ -110,12 +110,12 @@ def load_model(
         labels: replace the names of the classes.
         text: the classes of a CLIP-like model, one text per class.
         trainable: keep ``requires_grad`` as the model sets it. By default it is switched off, as explaining needs none.
-        trust_remote_code: run Python code that the folder of a Hugging Face model, or its repository on the hub, brings
-            along. By default such a model is refused.
+        trust_remote_code: run the Python code in the folder of a Hugging Face model, or in its repository on the hub.
+            By default, such a model is refused.
 
     Raises:
-        ModelError: the model or the device does not exist, the weights cannot be loaded or do not fit, the model brings
-            code along, or an optional package is missing.
+        ModelError: the model or the device does not exist, the weights cannot be loaded or do not fit, the model comes
+            with code, or an optional package is missing.
         InputError: size, mean, std or labels are invalid.
 
     Example:

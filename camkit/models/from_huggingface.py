@@ -76,11 +76,11 @@ def load(request: Request) -> LoadedModel:
         return _loaded(request, request.name.removeprefix("hf:"))
     except CamkitError:
         raise
-    except Exception as error:  # what a damaged folder makes transformers raise has no bounds
+    except Exception as error:  # a damaged folder can make transformers raise anything
         if "trust_remote_code" in str(error):
             raise ModelError(
-                f"{request.name} brings Python code along, which camkit does not run; read that code, and if you trust "
-                "it, pass --trust-remote-code (trust_remote_code=True)"
+                f"{request.name} comes with Python code, which camkit does not run; if you have read the code and "
+                "trust it, pass --trust-remote-code (trust_remote_code=True)"
             ) from error
         raise ModelError(
             f"{request.name} cannot be loaded ({first_line(error)}); pass the name of a model on the hub, or a folder "
@@ -93,8 +93,8 @@ def _loaded(request: Request, name: str) -> LoadedModel:
     attention = getattr(config, "_attn_implementation", None)
     if not request.trust_remote_code and "/" in str(attention):
         raise ModelError(
-            f"{request.name} takes its attention from {attention!r} on the hub, which is code that camkit does not "
-            "run; if you trust it, pass --trust-remote-code (trust_remote_code=True)"
+            f"{request.name} uses code for its attention from {attention!r} on the hub, which camkit does not run; if "
+            "you trust that code, pass --trust-remote-code (trust_remote_code=True)"
         )
     own_code = getattr(config, "auto_map", None) or {}
     classifies = (

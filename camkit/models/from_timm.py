@@ -40,7 +40,7 @@ def _built(name: str, **options: Any) -> nn.Module:
     """Build a network; its configuration and weights may have to be read from a folder or downloaded."""
     try:
         return cast("nn.Module", timm.create_model(name, **options))
-    except Exception as error:  # what a damaged folder makes timm raise has no bounds
+    except Exception as error:  # a damaged folder can make timm raise anything
         raise ModelError(
             f"timm:{name} cannot be loaded ({first_line(error)}); pass a local file with --weights FILE (weights=...)"
         ) from error

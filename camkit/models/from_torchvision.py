@@ -103,7 +103,7 @@ def _build(name: str, classes: int | None, state: Mapping[str, Tensor]) -> nn.Mo
 def _published(request: Request, weights: Any) -> LoadedModel:
     name = request.name
     try:
-        # torchvision itself reads the file as a pickle, which may run code; this refuses a file that would.
+        # torchvision itself loads the file as a pickle, which can run code. This line refuses such a file.
         weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
         module = torchvision.models.get_model(name, weights=weights)
     except OSError as error:

@@ -51,14 +51,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 _LEAST_BITS = 16
-"""Floating-point types of fewer bits only store numbers: no layer computes with them."""
+"""Floating-point types with fewer bits only store numbers: no layer computes with them."""
 
 
 def check_tensors(module: nn.Module) -> None:
     """Check that a model's parameters and buffers have values with which gradients can be computed.
 
     Raises:
-        ModelError: some are lazy, on the meta device or made in inference mode, or all are complex or of 8 bits.
+        ModelError: some are lazy, on the meta device or made in inference mode, or all are complex or 8-bit.
     """
     tensors = [*module.parameters(), *module.buffers()]
     if any(map(is_lazy, tensors)):
@@ -71,7 +71,7 @@ def check_tensors(module: nn.Module) -> None:
         )
     dtypes = {parameter.dtype for parameter in module.parameters()}
     if any(dtype.is_complex for dtype in dtypes) and not any(dtype.is_floating_point for dtype in dtypes):
-        raise ModelError("all of the model's weights are complex; camkit explains models of real numbers")
+        raise ModelError("all of the model's weights are complex; camkit explains only models with real weights")
     if torch.finfo(dtype_of(module)).bits < _LEAST_BITS:
         raise ModelError(
             f"the model's weights are {dtype_of(module)}, which only stores numbers; convert the model first, for "
@@ -80,17 +80,17 @@ def check_tensors(module: nn.Module) -> None:
 
 
 def about_failure(module: nn.Module, error: Exception) -> str | None:
-    """Return a sentence about a pass that failed for a reason that PyTorch does not name well; else None."""
+    """Return a sentence about a failed pass if the reason is known but unclear in PyTorch's own error; else None."""
     if "use_reentrant" in str(error):
         return (
-            "the model uses reentrant activation checkpointing, through which PyTorch gives no gradients of layers; "
+            "the model uses reentrant activation checkpointing, which hides the gradients of its layers; "
             "pass use_reentrant=False to its torch.utils.checkpoint.checkpoint"
         )
     sparse = next((name for name, tensor in module.named_parameters() if tensor.layout is not torch.strided), None)
     if sparse is not None:
         return (
-            f"the model failed ({type(error).__name__}), and its weights {sparse!r} are sparse, which few layers can "
-            "compute with; make them dense with to_dense()"
+            f"the model failed ({type(error).__name__}), and its weights {sparse!r} are sparse, which few layers "
+            "support; make them dense with to_dense()"
         )
     return None
 

@@ -24,7 +24,7 @@ class Request:
         size: height and width that replace those of the model's own preprocessing.
         mean, std: one number or one per channel, which replace those of the model's own preprocessing.
         text: the classes of a model that compares pictures with texts.
-        trust_remote_code: True to run Python code that a Hugging Face model brings along.
+        trust_remote_code: True to run the Python code that comes with a Hugging Face model.
 
     Raises:
         InputError: size, mean or std is invalid.
@@ -76,7 +76,7 @@ def is_file(path: Path) -> bool:
     """Return whether a path is a file.
 
     Raises:
-        ModelError: that cannot be told, for example because the folder may not be read or the name is too long.
+        ModelError: this is unknown, for example because the folder is unreadable or the name is too long.
     """
     try:
         return path.is_file()
@@ -85,7 +85,7 @@ def is_file(path: Path) -> bool:
 
 
 _LONGEST_NAME = 120
-"""So many letters of a file's name are repeated in an error about it."""
+"""An error quotes at most this many characters of a file's name."""
 
 
 def preset(

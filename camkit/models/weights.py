@@ -25,11 +25,11 @@ _AVERAGED = "n_averaged"
 _WRAPPERS = ("module.", "_orig_mod.")
 """What DataParallel and torch.compile put before the name of every tensor."""
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.")
-"""The part of a file's name that tells that the file holds only some of a model's tensors."""
+"""The part of a file's name that marks it as a shard: one of several files with a model's tensors."""
 _LONGEST_HEADER = 100_000_000
-"""safetensors refuses headers of more bytes."""
+"""safetensors refuses headers with more bytes."""
 _LEAST_BITS = 16
-"""Floating-point types of fewer bits hold values that have to be multiplied with scales stored elsewhere."""
+"""Floating-point types with fewer bits hold values that must be multiplied by scales stored elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Weights:
             value, other = usual[key], state.get(key)
             if other is None or other.dim() == 0 or other.shape == value.shape or other.shape[1:] != value.shape[1:]:
                 continue
-            # A damaged file may claim a shape that it does not hold, for which no memory would be large enough.
+            # A damaged file may claim a shape larger than its contents, for which no memory would be large enough.
             return len(other) if 0 < other.nbytes <= other.untyped_storage().nbytes() else None
         return None
 
@@ -93,7 +93,7 @@ class Weights:
 def read_weights(path: str | Path) -> Weights:
     """Read weights without running any code from the file (``weights_only=True``, or safetensors).
 
-    The content tells the format, whatever the file's suffix. ``*.index.json`` names the files of a state dict in
+    The content decides the format, not the file's suffix. ``*.index.json`` names the files of a state dict in
     several parts (shards). A checkpoint may hold the state dict under a usual key, and its names may have the prefix
     ``module.`` or ``_orig_mod.``.
 
@@ -155,7 +155,7 @@ def _shards(path: Path) -> dict[str, Tensor]:
         are_beside = all(Path(name).name == name for name in names)
     except FileNotFoundError as error:
         raise ModelError(f"there is no weights file {path}") from error
-    except Exception as error:  # what a damaged file can hold has no bounds
+    except Exception as error:  # a damaged file can hold anything
         raise ModelError(
             f"{path} cannot be read as an index of weights ({type(error).__name__}: {first_line(error)})"
         ) from error
@@ -169,11 +169,11 @@ def _shards(path: Path) -> dict[str, Tensor]:
 
 
 def _innermost(checkpoint: Any, path: Path) -> tuple[Any, str | None]:
-    """Return the state dict inside a checkpoint's dictionaries, and a note if it had to be chosen among several."""
+    """Return the state dict inside a checkpoint's dictionaries, and a note if there are several to choose from."""
     note = None
-    seen: list[Any] = []  # a damaged file may hold a dictionary that contains itself
-    while isinstance(checkpoint, dict) and not any(checkpoint is outer for outer in seen):
-        seen.append(checkpoint)
+    outer: list[Any] = []  # a damaged file may hold a dictionary that contains itself
+    while isinstance(checkpoint, dict) and not any(checkpoint is container for container in outer):
+        outer.append(checkpoint)
         plain, averaged = (
             [key for key in keys if _is_filled(checkpoint.get(key))] for keys in (_PLAIN_KEYS, _EMA_KEYS)
         )
@@ -183,7 +183,7 @@ def _innermost(checkpoint: Any, path: Path) -> tuple[Any, str | None]:
         if averaged or len(keys) > 1:
             ema = "" if plain else ", a moving average (EMA)"
             others = f", not those under {' and '.join(map(repr, keys[1:]))}" if keys[1:] else ""
-            note = note or f"the weights from {path} are those under {keys[0]!r}{ema}{others}"
+            note = note or f"{path}: using the weights under {keys[0]!r}{ema}{others}"
         checkpoint = checkpoint[keys[0]]
     return None, note
 
@@ -205,7 +205,7 @@ def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _without_prefix(state: Mapping[str, Tensor], own_names: Iterable[str]) -> Mapping[str, Tensor]:
     """Remove the name of a module that held the model, such as Lightning's ``model.``, from all tensors' names.
 
-    That is right only if all names begin with it and none fits the model as it is.
+    It is removed only if all names begin with it and none fits the model already.
     """
     own = set(own_names)
     while own.isdisjoint(state):

@@ -114,7 +114,7 @@ def explain_files(
 
 @dataclass(frozen=True)
 class _DrawingFiles:
-    """Names the file of each drawing: picture, method and, where the caller chose them, layer and target."""
+    """Names the file of each drawing: picture, method and, if the caller chose them, layer and target."""
 
     folder: Path
     stems: Mapping[Path, str]

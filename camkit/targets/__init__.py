@@ -4,8 +4,8 @@
     >>> [target.rank for target in camkit.targets.top(2)]
     [1, 2]
 
-To explain a class, pass its index or its label. The functions here make all other targets. A target of your own is a
-subclass of ``Target``, or a function ``output -> (N,)``.
+To explain a class, pass its index or its label. The functions here make all other targets. For a target of your
+own, subclass ``Target`` or pass a function ``output -> (N,)``.
 """
 
 from __future__ import annotations

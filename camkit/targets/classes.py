@@ -185,7 +185,8 @@ class EachTarget(OfPictures):
         """
         if pictures < len(self.classes):
             raise TargetError(
-                f"each() has classes for {len(self.classes)} pictures, but there are {pictures}; pass one for each"
+                f"each() has classes for {len(self.classes)} pictures, but there are {pictures}; pass one class for "
+                "each picture"
             )
 
 
@@ -289,7 +290,7 @@ def top(count: int) -> list[TopTarget]:
 def above(threshold: float = 0.5) -> AboveTarget:
     """Return a target for every class whose probability is above a threshold, for multi-label models.
 
-    The probability of a class is the sigmoid of its logit.
+    The probability of a class is the sigmoid of its logit, or what the model returns if that is a probability already.
 
     Raises:
         TargetError: the threshold is not a probability below 1.
@@ -307,8 +308,8 @@ def each(classes: Iterable[int | str | Sequence[int | str]]) -> EachTarget:
             several that mean the same; the one with the highest score is explained.
 
     Raises:
-        TargetError: there are no classes, or none for one of the pictures. Whether there are as many classes as
-            pictures shows when they are explained.
+        TargetError: there are no classes, or none for one of the pictures. The number of pictures is checked when
+            they are explained.
     """
     if isinstance(classes, str) or not isinstance(classes, Iterable):
         raise TargetError(

@@ -23,7 +23,7 @@ _MASKED = 0.5
 cell fully."""
 
 _PREDICTED = 0.5
-"""A network of one class predicts it where its probability is above this, which is where its logit is positive."""
+"""A network with one class predicts it where the probability is above this, that is, where the logit is positive."""
 
 
 def class_on_map(

@@ -1,4 +1,4 @@
-"""Recognises class scores that already are probabilities, and differentiates what they were computed from."""
+"""Recognises class scores that are probabilities already, and differentiates the logits behind them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _RESHAPING = (
 """The operations in PyTorch's graph that give probabilities, and those that leave the values as they are."""
 
 _ROUNDING, _ROUNDING_16_BITS = 1e-3, 2e-2
-"""How far a sum of probabilities may be from 1: more than rounding adds up to over 1,000 classes in fp32, and in 16
-bits."""
+"""How far a sum of probabilities may differ from 1: more than the rounding errors of 1,000 classes add up to, in fp32
+and in 16 bits."""
 
 
 def final_activation(scores: Tensor) -> Any:
@@ -47,7 +47,7 @@ def final_activation(scores: Tensor) -> Any:
 def given_probabilities(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n k *cells"] | None:
     """Return the class scores as probabilities if they are probabilities or their logarithms already; else None.
 
-    They are if a softmax, log-softmax or sigmoid gave them, or if no value is negative and all classes sum to 1.
+    This is so if a softmax, log-softmax or sigmoid gave them, or if no value is negative and all classes sum to 1.
     """
     node, values = final_activation(scores), scores.detach().float()
     if node is not None:
@@ -65,10 +65,10 @@ def sum_to_one(scores: Float[Tensor, "n k *cells"]) -> bool:
 
 @contextmanager
 def passing_through(node: Any) -> Iterator[None]:
-    """Let gradients pass a softmax or sigmoid unchanged in the block, as if the model returned its input, the logits.
+    """Let gradients pass through a softmax or sigmoid unchanged in the block, as if the model returned the logits.
 
     So a class has the same map with and without this last step, also if its probability is so close to 1 that the
-    gradient of the probability is zero. For None, nothing is done.
+    gradient of the probability is zero. If ``node`` is None, nothing happens.
     """
     if node is None:
         yield

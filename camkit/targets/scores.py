@@ -27,8 +27,8 @@ class Scores:
         absence: the error for images in which it does not exist.
         fewer: True if an image without the target is no error: not every image has a second best box.
         boxes: the detected box (left, top, right, bottom) of each image, in pixels of the model's input.
-        activation: the softmax or sigmoid that gave the scores, as a node of the autograd graph. Gradients pass it
-            unchanged, so that the map is that of the logits.
+        activation: the softmax or sigmoid that gave the scores, as a node of the autograd graph. Gradients pass
+            through it unchanged, so the map explains the logits.
     """
 
     values: Float[Tensor, " n"]
@@ -50,7 +50,7 @@ class Target(ABC):
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the scores for a model's output and the number of images.
 
-        The scores keep their graph, to be differentiated.
+        The scores keep their graph, so that they can be differentiated.
 
         Raises:
             TargetError: the output does not have what the target explains.

@@ -23,10 +23,10 @@ _FOLDERS = ("", "annotations", "../annotations")
 _USUAL_NAME = re.compile(r"coco|instances|annotation", re.IGNORECASE)
 
 _MOST_PIXELS = 1 << 28
-"""Largest picture of a run-length encoding: above the 179 million pixels from which Pillow opens no picture."""
+"""The largest run-length encoding, in pixels: more than the 179 million above which Pillow refuses a picture."""
 
 _MOST_BITS = 35
-"""Bits of a number in a compressed encoding: seven characters of 5 bits hold every difference of two runs."""
+"""The longest number in a compressed encoding: seven characters of 5 bits hold any difference of two runs."""
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading a malformed file may raise."""
@@ -154,7 +154,7 @@ def _bounding_box(outline: list[list[float]] | dict[str, Any]) -> Box:
 
 
 def _box_of_runs(runs: list[int], height: int) -> Box:
-    """Return the box around the pixels of an encoding without drawing them: a short text may cover gigabytes."""
+    """Return the box around the pixels of an encoding without drawing them: a short encoding may cover gigabytes."""
     ends = np.cumsum(runs)
     inside = (np.arange(len(runs)) % 2 == 1) & (np.diff(ends, prepend=0) > 0)
     if not inside.any():

@@ -24,7 +24,12 @@ _MASK_SUFFIX = re.compile(r"[._-](mask|segmentation_mask|seg)$", re.IGNORECASE)
 _MASK_EXTENSIONS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _PICTURE_EXTENSIONS = (".jpg", ".jpeg", *_MASK_EXTENSIONS)
 
-_STORED = {"alpha": "transparency", "palette": "palettes", "colour": "colour", "grey": "grey"}
+_KINDS = {
+    "alpha": "masks with transparency",
+    "palette": "masks with a palette",
+    "colour": "colour masks",
+    "grey": "grey masks",
+}
 
 
 def is_mask(file: Path) -> bool:
@@ -48,7 +53,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def _possible_masks(folder: Path) -> list[Path]:
-    # Hidden files are left out: archives made on a Mac, such as that of Oxford-IIIT Pets, hold one for each picture.
+    # Archives made on a Mac, such as the one of Oxford-IIIT Pets, hold a hidden file for each picture.
     return [file for file in files_in(folder, _MASK_EXTENSIONS) if not file.name.startswith(".")]
 
 
@@ -66,5 +71,5 @@ def read(folder: Path) -> Annotations:
     for file in files:
         name = file.relative_to(folder).with_suffix("").as_posix()
         collector.add(_MASK_SUFFIX.sub("", name) or name, "", None, MaskFile(file, readings))
-    facts = tuple(f"masks stored in {_STORED[storage]}: {reading.words}" for storage, reading in readings.items())
+    facts = tuple(f"{_KINDS[storage]}: {reading.words}" for storage, reading in readings.items())
     return replace(collector.finish("mask pictures", folder), facts=facts)

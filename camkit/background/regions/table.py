@@ -85,11 +85,11 @@ class AnnotationCollector:
 
 
 _LONGEST_VALUE = 80
-"""Characters of a wrong value that an error quotes, at most."""
+"""An error quotes at most this many characters of a wrong value."""
 
 
 def shorten(value: Any) -> str:
-    """Return a wrong value for an error, without the rest if it is long."""
+    """Return a wrong value as text for an error, cut off if it is long."""
     shown = repr(value)
     return shown[:_LONGEST_VALUE] + "..." * (len(shown) > _LONGEST_VALUE)
 

@@ -70,7 +70,7 @@ class _Cell:
 
 
 def render(result: CheckResult) -> str:
-    """Return the page. It asks the model once more about the pictures that it shows with their edits."""
+    """Return the page. The model runs once more on the pictures that the page shows with their edits."""
     environment = Environment(
         loader=PackageLoader("camkit.background.report"),
         autoescape=True,
@@ -115,7 +115,7 @@ def render(result: CheckResult) -> str:
 
 
 def _finalized(value: Any) -> Any:
-    """Return a value of the page as it is shown; every value of the template passes here."""
+    """Escape control characters in a value; the template passes every value through this function."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

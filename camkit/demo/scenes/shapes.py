@@ -90,7 +90,7 @@ def blend(first: Colour, second: Colour, share: float) -> Colour:
 
 
 def one_of(rng: np.random.Generator, choices: Sequence[_T]) -> _T:
-    """Return one of several things at random."""
+    """Return a random choice."""
     return choices[int(rng.integers(len(choices)))]
 
 
