@@ -44,7 +44,7 @@ class CheckResult:
         warnings: what the reader should know about the data and the config.
         change: the change since the baseline; None without a baseline.
         report: the HTML report; None if none was written.
-        inconclusive: whether INCONCLUSIVE counts as a "pass" or as a failure ("fail"), also in the JUnit XML.
+        inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also in the JUnit XML.
     """
 
     reasons: tuple[str, ...]
@@ -61,7 +61,7 @@ class CheckResult:
     warnings: tuple[str, ...] = field(default=())
     report: Path | None = None
     change: Change | None = None
-    inconclusive: Inconclusive = "pass"
+    inconclusive: Inconclusive = "fail"
 
     @property
     def grids(self) -> list[str]:
@@ -87,9 +87,9 @@ class CheckResult:
             raise AssertionError(f"{self.verdict}: {worst}{why}{report}")
 
     def exit_code(self, inconclusive: Inconclusive | None = None) -> int:
-        """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE if ``inconclusive`` is "fail".
+        """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE.
 
-        If ``inconclusive`` is None, the result's own setting applies.
+        INCONCLUSIVE gives 0 if ``inconclusive`` is "pass"; None stands for the result's own setting.
         """
         undecided = 3 if (inconclusive or self.inconclusive) == "fail" else 0
         codes = {"PASS": 0, "WARN": 0, "FAIL": 1, "INCONCLUSIVE": undecided}

@@ -193,7 +193,7 @@ def finish_check(
     baseline: Path | None = None,
     resume: bool = False,
     progress: Progress = _silent,
-    inconclusive: Inconclusive = "pass",
+    inconclusive: Inconclusive = "fail",
 ) -> CheckResult:
     """Run a planned check, and write its reports. The arguments and errors are those of ``check``.
 

@@ -32,13 +32,13 @@ def check(
     baseline: Path | None = None,
     quick: Annotated[bool, Parameter(negative=())] = False,
     resume: Annotated[bool, Parameter(negative=())] = False,
-    inconclusive: Literal["pass", "fail"] = "pass",
+    inconclusive: Literal["pass", "fail"] = "fail",
     tensorboard: Path | None = None,
 ) -> int:
     """Check whether a classifier may ship, or reads the background.
 
-    Exit codes: 0 may ship; 1 FAIL; 2 the call, the config or the data is wrong; 3 INCONCLUSIVE with
-    --inconclusive=fail; 4 the model or the program failed.
+    Exit codes: 0 may ship; 1 FAIL; 2 the call, the config or the data is wrong; 3 INCONCLUSIVE; 4 the model or the
+    program failed.
 
     Args:
         data: A folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
@@ -52,7 +52,7 @@ def check(
         baseline: An earlier report.json to compare with.
         quick: Use a smaller sample.
         resume: Continue an interrupted check.
-        inconclusive: Whether INCONCLUSIVE counts as a pass (exit code 0) or as a failure (exit code 3).
+        inconclusive: Whether INCONCLUSIVE counts as a failure (exit code 3) or as a pass (exit code 0).
         tensorboard: A folder for TensorBoard event files with the measures and the worst offenders.
     """
     from camkit.background.config import Settings, find_config, read_config
