@@ -25,6 +25,7 @@ from camkit.background.data import in_pixels, read_data
 from camkit.background.regions import boxes, coco, masks, read_regions, voc, yolo
 from camkit.background.render import object_region, widened_boxes
 from camkit.background.values import Annotations
+from camkit.cli import main
 from camkit.errors import CamkitError
 from camkit.images.read import open_picture
 
@@ -363,3 +364,64 @@ def test_folders_of_damaged_pictures_and_regions(tmp_path: Path) -> None:
             assert data.classes
             assert all(item.objects or item.others or item.name for item in data.items)
     assert outcomes["answered"] > 10, outcomes
+
+
+PIECES = (
+    "\x1b[2J", "\x1b]0;x\x07", "\x9b31m", "\r", "\n", "\t", "\x7f", "\u202e", "\u2066", "\u2028", "\ufeff", "\udcff",
+    "::error::", "##[error]", "##vso[task]", "[red]", "%0A", "a", "ö", "🐞", " ", "-", ".",
+)  # fmt: skip
+"""What odd names are made of: terminal controls, directions of reading, commands of CI logs, markup, and letters."""
+
+CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def odd_names(rng: random.Random, count: int) -> list[str]:
+    return ["".join(rng.choices(PIECES, k=rng.randint(1, 6))) for _ in range(count)]
+
+
+def assert_harmless(text: str) -> None:
+    assert not CONTROLS.search(text), ascii(CONTROLS.search(text))
+    for line in text.splitlines():
+        assert not line.lstrip().startswith("::"), ascii(line)
+        assert "##[" not in line, ascii(line)
+        assert "##vso[" not in line, ascii(line)
+
+
+def test_odd_names_of_files_labels_and_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(SEED + 9)
+    picture = encoded(photo().resize((32, 32)), "PNG")
+    for number, name in enumerate(odd_names(rng, 150)):
+        (tmp_path / f"{name}{number}.png").write_bytes(picture if number % 3 else b"damaged")
+    labels = tmp_path / "labels.json"
+    for _ in range(4):
+        labels.write_text(json.dumps(odd_names(rng, 4)))
+        call = [
+            str(tmp_path),
+            "--model",
+            "demo-fair",
+            "--labels",
+            str(labels),
+            "--top-k",
+            "4",
+            "--out",
+            str(tmp_path / "out"),
+        ]
+        main(call)
+        captured = capsys.readouterr()
+        assert_harmless(captured.out)
+        assert_harmless(captured.err)
+    empty = tmp_path / "empty" / "empty"  # so that "." and ".." name folders without pictures
+    empty.mkdir(parents=True)
+    monkeypatch.chdir(empty)
+    for name in odd_names(rng, 150):
+        for call in (
+            [name, "--model", "demo-fair"],
+            ["a.png", "--model", name],
+            ["check", name, "--model", "demo-fair"],
+        ):
+            assert main(call) != 0, ascii(call)
+            captured = capsys.readouterr()
+            assert_harmless(captured.out)
+            assert_harmless(captured.err)
