@@ -31,7 +31,7 @@ class OwnState:
     """The parameters, plain tensors, arrays, nested containers and random generators of a model before a pass."""
 
     def __init__(self, modules: Sequence[nn.Module], authored: Sequence[nn.Module]) -> None:
-        self._parameters = [(module._parameters, module._parameters.copy()) for module in modules if module._parameters]
+        self._parameters = [(module._parameters, module._parameters.copy()) for module in modules]
         parameters = {
             id(tensor): tensor
             for _, saved in self._parameters
@@ -66,14 +66,12 @@ class OwnState:
                 holder.update(saved)
         required = {id(tensor): flag for tensor, flag in self._required}
         for tensor, values in self._tensors:
-            if not same_values(tensor, values):
-                with_values(tensor, values, required=required.get(id(tensor), tensor.requires_grad))
+            _restore_tensor(tensor, values, required=required.get(id(tensor), tensor.requires_grad))
         for tensor, flag in self._required:
             if tensor.requires_grad != flag:
                 tensor.requires_grad_(flag)
         for array, copied in self._arrays:
-            if array.dtype.hasobject or not np.array_equal(array, copied, equal_nan=array.dtype.kind in "fc"):
-                array[...] = copied
+            _restore_array(array, copied)
         for container, contents in self._containers:
             if not same_contents(container, contents):
                 container.clear()
@@ -83,12 +81,27 @@ class OwnState:
         return [tensor for tensor, *before in self._large if tuple(before) != _mark(tensor)]
 
 
+def _restore_tensor(tensor: Tensor, values: Tensor, *, required: bool) -> None:
+    if (tensor.shape, tensor.dtype) != (values.shape, values.dtype):  # ``.data`` was set
+        tensor.data = values
+    elif not same_values(tensor, values):
+        with_values(tensor, values, required=required)
+
+
+def _restore_array(array: np.ndarray, copied: np.ndarray) -> None:
+    if array.shape != copied.shape:
+        array.resize(copied.shape, refcheck=False)
+    if array.dtype.hasobject or not np.array_equal(array, copied, equal_nan=array.dtype.kind in "fc"):
+        array[...] = copied
+
+
 def same_contents(value: Any, contents: Any) -> bool:
     """Tell whether a container still has the copied contents, each item being the same object."""
     if len(value) != len(contents):
         return False
     if isinstance(value, dict):
-        return all(key in contents and contents[key] is item for key, item in value.items())
+        same_order = list(value) == list(contents)  # of a cache, the order may decide what is dropped next
+        return same_order and all(contents[key] is item for key, item in value.items())
     if isinstance(value, set):
         return bool(value == contents)
     return all(item is before for item, before in zip(value, contents, strict=True))

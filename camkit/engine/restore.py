@@ -30,8 +30,9 @@ class _Saved:
     def __init__(self, record: ModelRecord, modules: list[nn.Module], authored: list[nn.Module]) -> None:
         self._modules = modules
         self._flags = list(map(_TRAINING, modules))
-        self._authored = authored
-        self._attributes = [vars(module).copy() for module in authored]
+        # The user's own code may also change PyTorch's modules, such as the momentum of a normalisation.
+        self._changeable = modules if record.draws_elsewhere else authored
+        self._attributes = [vars(module).copy() for module in self._changeable]
         self._own = OwnState(modules, authored) if record.draws_elsewhere else None
         self._containers = [] if self._own else [(value, value.copy()) for value in record.containers(authored)]
         self._buffers = _Buffers(record, record.buffer_holders(modules))
@@ -47,7 +48,7 @@ class _Saved:
             for module, flag in zip(self._modules, self._flags, strict=True):
                 module.training = flag
         self._buffers.restore()
-        for module, attributes in zip(self._authored, self._attributes, strict=True):
+        for module, attributes in zip(self._changeable, self._attributes, strict=True):
             if not _same_items(vars(module), attributes):
                 _restore_attributes(module, attributes)
         for value, contents in self._containers:
