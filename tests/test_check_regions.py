@@ -805,6 +805,15 @@ def test_what_one_mask_leaves_open_the_others_of_its_folder_show(tmp_path: Path)
     assert (drawn(annotations, "c") == BOTH).all()
 
 
+def test_a_border_touches_what_it_encloses(tmp_path: Path) -> None:
+    """Two conventions in one folder: an object of 255 that no other value touches is an object, not a border."""
+    small = np.zeros_like(BOTH)
+    small[2:5, 2:5] = True
+    annotations = masks_of(tmp_path, levels(BOTH), levels(255 * small))
+    assert (drawn(annotations, "a") == BOTH).all()
+    assert (drawn(annotations, "b") == small).all()
+
+
 REFUSED = {
     "no background": ([levels(two_objects(1, 1) + 1)], "hold 1, 2 and no 0, so it is not clear what"),
     "a trimap from 0": (

@@ -390,6 +390,19 @@ class TestInProcess:
         assert not any(verdict in captured.out for verdict in ("PASS", "WARN", "FAIL"))
         assert not (tmp_path / "out" / "report.json").exists()
 
+    @pytest.mark.parametrize("body", ["exit_code = 0", "__str__ = lambda error: sys.exit(0)"])
+    def test_an_error_of_the_users_own_class_does_not_end_with_0(self, tmp_path: Path, plane: Path, body: str) -> None:
+        base = "import camkit\nclass Own(camkit.errors.CamkitError):\n    BODY\n"
+        if "str" in body:
+            base = "class Own(RuntimeError):\n    BODY\n"
+        source = QUITS.replace("SOURCE", "'forward'").replace("RAISED", "Own")
+        (tmp_path / "net.py").write_text("import sys\n" + base.replace("BODY", body) + source)
+        (tmp_path / "data" / "plane").mkdir(parents=True)
+        (tmp_path / "data" / "plane" / plane.name).write_bytes(plane.read_bytes())
+        options = ["--model", f"{tmp_path / 'net.py'}:make", "--out", str(tmp_path / "out")]
+        assert main(["check", str(tmp_path / "data"), *options]) == 4
+        assert main([str(plane), *options]) == 4
+
     def test_a_program_that_checks_does_not_end_before_its_verdict(self, tmp_path: Path) -> None:
         (tmp_path / "net.py").write_text(QUITS.replace("SOURCE", "'forward'").replace("RAISED", "SystemExit(0)"))
         cv2.imwrite(str(tmp_path / "x.png"), np.zeros((64, 64, 3), np.uint8))

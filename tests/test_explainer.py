@@ -8,6 +8,7 @@ import gc
 import inspect
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -244,6 +245,15 @@ class Settings:
 TURNS = 0
 
 
+class Slot:
+    """A helper object without ``__dict__``."""
+
+    __slots__ = ("turns",)
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+
 class Switched(Net):
     """Turns its picture by switches that lie in many places."""
 
@@ -255,6 +265,7 @@ class Switched(Net):
         self.spin = functools.partial(torch.rot90, k=0, dims=(2, 3))
         self.then = lambda images: images
         self.pair = (0, (0,))
+        self.mirrors, self.tips, self.spins, self.slot = torch.zeros(1), np.zeros(1), deque([0]), Slot()
         self.pool = nn.MaxPool2d(1, 1)
         self.by_closure, self.set_closure = _counter()
         self.register_buffer("flag", torch.zeros(()))
@@ -265,6 +276,7 @@ class Switched(Net):
     def forward(self, images: Tensor) -> Tensor:
         self.settings.calls += 1
         turns = self.settings.steps["turn"][0] + self.pair[1][0] + self.by_closure() + TURNS + self.share_of_turns
+        turns += int(self.mirrors) + int(self.tips[0]) + self.spins[0] + self.slot.turns
         turns += int(self.flag) + (torch.get_default_dtype() == torch.float64)
         images = self.then(self.spin(images.rot90(turns, (2, 3))))[..., self.order]
         images = self.pool(images * (1 - self.gate) + images.flip(3) * self.gate)
@@ -362,6 +374,22 @@ def _pytorchs_class(model: Switched) -> None:
     model.stem.__class__ = Mirrored
 
 
+def _plain_tensor(model: Switched) -> None:
+    model.mirrors.fill_(1)
+
+
+def _array(model: Switched) -> None:
+    model.tips[0] = 1
+
+
+def _deque(model: Switched) -> None:
+    model.spins[0] = 1
+
+
+def _slot(model: Switched) -> None:
+    model.slot.turns = 1
+
+
 def _default_dtype(_: Switched) -> None:
     torch.set_default_dtype(torch.float64)
 
@@ -369,7 +397,7 @@ def _default_dtype(_: Switched) -> None:
 HIDDEN_CHANGES = (
     _global, _later_partial, _in_partial, _in_list, _in_tuple, _lambda, _closure, _class_attribute, _flag, _order,
     _gate, _gate_by_a_step, _opened, _opened_as_data, _pytorchs_forward, _pytorchs_stride, _late_hook, _pytorchs_class,
-    _default_dtype,
+    _default_dtype, _plain_tensor, _array, _deque, _slot,
 )  # fmt: skip
 
 

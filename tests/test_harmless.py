@@ -1194,6 +1194,9 @@ class WritingEverything(nn.Module):
         self.gate = nn.Parameter(torch.ones(1))
         self.table = torch.zeros(3, 3)
         self.array = np.zeros((2, 2))
+        self.norm, self.empty = nn.BatchNorm2d(4), nn.Identity()
+        self.widened, self.cut = nn.Parameter(torch.ones(2)), np.ones(4)
+        self.recent = {"first": 1, "last": 2}
         self.nested = {"rows": [[1, 2], {"seen": [3]}], "cache": [torch.zeros(2)]}
         self.torch_generator = torch.Generator().manual_seed(1)
         self.numpy_generator, self.old_generator = np.random.default_rng(2), np.random.RandomState(3)
@@ -1209,6 +1212,12 @@ class WritingEverything(nn.Module):
             if self._weights:
                 self.large.weight.mul_(0.5)
         self.array += 1
+        self.array.setflags(write=False)
+        self.norm.momentum = 0.5
+        self.empty.register_parameter("added", nn.Parameter(torch.ones(1)))
+        self.widened.data = torch.zeros(3, dtype=torch.float64)
+        self.cut.resize(2, refcheck=False)
+        self.recent["first"] = self.recent.pop("first")
         self.nested["rows"][0].append(0)
         self.nested["rows"][1]["seen"].clear()
         self.head.bias.requires_grad_(not self.head.bias.requires_grad)
@@ -1226,6 +1235,7 @@ def contents_of(model: WritingEverything) -> list[object]:
         [parameter.detach().tolist() for parameter in model.parameters()],
         model.table.tolist(),
         model.array.tolist(),
+        [model.norm.momentum, model.widened.dtype, model.cut.tolist(), list(model.recent)],
         copy.deepcopy(model.nested["rows"]),
         model.nested["cache"][0].tolist(),
         model.torch_generator.get_state().tolist(),

@@ -153,7 +153,7 @@ def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) 
         task = progress.add_task("explaining", total=pictures)
         for row in rows:
             if isinstance(row, Failure):
-                code = max(code, getattr(row.error, "exit_code", CamkitError.exit_code))
+                code = max(code, getattr(row.error, "exit_code", 0) or CamkitError.exit_code)
             finished.add(row.source if isinstance(row, Failure) else row.explanation.source)
             if as_json:
                 print(lines.render(row), flush=True)  # noqa: T201
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return InputError.exit_code
     except CamkitError as error:
         fail(str(error))
-        return error.exit_code
+        return error.exit_code or CamkitError.exit_code  # a class of the user's may say 0
     except KeyboardInterrupt:
         fail("interrupted")
         return _INTERRUPTED
@@ -248,10 +248,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:  # uncaught, it would end the program with 1, which means FAIL
         if os.environ.get("CAMKIT_TRACEBACK"):
             print_traceback(error)
-        first_line = (str(error).splitlines() or [""])[0]
+        first_line = _first_line(error)
         fail(f"the model or the program failed: {type(error).__name__}: {first_line} (CAMKIT_TRACEBACK=1 shows where)")
         return CamkitError.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; nothing if the user's class fails to make one."""
+    try:
+        return (str(error).splitlines() or [""])[0]
+    except BaseException:  # whatever it raises, the exit code must not depend on it
+        return ""
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class OwnState:
     """The parameters, plain tensors, arrays, nested containers and random generators of a model before a pass."""
 
     def __init__(self, modules: Sequence[nn.Module], authored: Sequence[nn.Module]) -> None:
-        self._parameters = [(module._parameters, module._parameters.copy()) for module in modules if module._parameters]
+        self._parameters = [(module._parameters, module._parameters.copy()) for module in modules]
         parameters = {
             id(tensor): tensor
             for _, saved in self._parameters
@@ -40,7 +41,7 @@ class OwnState:
         }
         self._required = [(tensor, tensor.requires_grad) for tensor in parameters.values()]
         self._containers: list[tuple[Any, Any]] = []
-        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
+        self._arrays: list[tuple[np.ndarray, np.ndarray, bool]] = []
         self._generators: list[tuple[Any, Any]] = []
         tensors: dict[int, Tensor] = {}
         for value in _values_of(authored):
@@ -49,7 +50,7 @@ class OwnState:
                     tensors[id(value)] = value
             elif isinstance(value, np.ndarray):
                 if value.size <= _LARGEST_COPY:
-                    self._arrays.append((value, value.copy()))
+                    self._arrays.append((value, value.copy(), value.flags.writeable))
             elif type(value) in CONTAINERS:
                 self._containers.append((value, value.copy()))
             else:
@@ -61,26 +62,47 @@ class OwnState:
     def restore(self) -> list[Tensor]:
         """Restore everything, and return the parameters that a pass wrote to and that were not copied."""
         for holder, saved in self._parameters:
-            if list(holder) != list(saved) or not same_contents(holder, saved):
-                holder.clear()
-                holder.update(saved)
+            restore_contents(holder, saved)
         required = {id(tensor): flag for tensor, flag in self._required}
         for tensor, values in self._tensors:
-            if not same_values(tensor, values):
-                with_values(tensor, values, required=required.get(id(tensor), tensor.requires_grad))
+            _restore_tensor(tensor, values, required=required.get(id(tensor), tensor.requires_grad))
         for tensor, flag in self._required:
             if tensor.requires_grad != flag:
                 tensor.requires_grad_(flag)
-        for array, copied in self._arrays:
-            if array.dtype.hasobject or not np.array_equal(array, copied, equal_nan=array.dtype.kind in "fc"):
-                array[...] = copied
+        for array, copied, writeable in self._arrays:
+            _restore_array(array, copied, writeable=writeable)
         for container, contents in self._containers:
-            if not same_contents(container, contents):
-                container.clear()
-                (container.extend if isinstance(container, list) else container.update)(contents)
+            restore_contents(container, contents)
         for generator, state in self._generators:
             _set_state(generator, state)
         return [tensor for tensor, *before in self._large if tuple(before) != _mark(tensor)]
+
+
+def _restore_tensor(tensor: Tensor, values: Tensor, *, required: bool) -> None:
+    if (tensor.shape, tensor.dtype) != (values.shape, values.dtype):  # ``.data`` was set
+        tensor.data = values
+    elif not same_values(tensor, values):
+        with_values(tensor, values, required=required)
+
+
+def _restore_array(array: np.ndarray, copied: np.ndarray, *, writeable: bool) -> None:
+    if not array.flags.writeable:
+        with suppress(ValueError):  # it is a view of memory that never was writeable, and thus unchanged
+            array.setflags(write=True)
+    if array.shape != copied.shape:
+        array.resize(copied.shape, refcheck=False)
+    same = not array.dtype.hasobject and np.array_equal(array, copied, equal_nan=array.dtype.kind in "fc")
+    if not same and array.flags.writeable:
+        array[...] = copied
+    if array.flags.writeable != writeable:
+        array.setflags(write=writeable)
+
+
+def restore_contents(value: Any, contents: Any) -> None:
+    """Give a list, dictionary or set the contents that it had when it was copied."""
+    if not same_contents(value, contents):
+        value.clear()
+        (value.extend if isinstance(value, list) else value.update)(contents)
 
 
 def same_contents(value: Any, contents: Any) -> bool:
@@ -88,7 +110,8 @@ def same_contents(value: Any, contents: Any) -> bool:
     if len(value) != len(contents):
         return False
     if isinstance(value, dict):
-        return all(key in contents and contents[key] is item for key, item in value.items())
+        same_order = list(value) == list(contents)  # of a cache, the order may decide what is dropped next
+        return same_order and all(contents[key] is item for key, item in value.items())
     if isinstance(value, set):
         return bool(value == contents)
     return all(item is before for item, before in zip(value, contents, strict=True))

@@ -82,7 +82,7 @@ def quiet_pass(
     with (
         undisturbed(),
         eagerly(),
-        same_randomness(record.devices, others=users_code or record.draws_elsewhere),
+        same_randomness(record.devices, others=users_code or record.runs_own_code),
         evaluating(model, record),
         torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext(),
         torch.no_grad(),

@@ -34,8 +34,8 @@ _GEOMETRY = frozenset(
 _NO_SWITCHES = PYTORCHS | {"training"}
 """Attributes that are watched in another way, or change without changing a decision."""
 
-_OWN_GENERATORS = ("torch.", "torchvision.", "timm.")
-"""Packages whose networks use only PyTorch's random generators in evaluation mode."""
+_PACKAGES = ("torch.", "torchvision.", "timm.")
+"""Packages whose networks use only PyTorch's random generators in evaluation mode, and write to nothing but buffers."""
 
 _VERSION, _REQUIRES_GRAD = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
 _MODULES, _BUFFERS = operator.attrgetter("_modules"), operator.attrgetter("_buffers")
@@ -77,8 +77,7 @@ class ModelRecord:
         tensors = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
         devices = {tensor.device for tensor in tensors if tensor is not None}
         self.devices = frozenset(device for device in devices if device.type in ("cuda", "mps", "xpu"))
-        draws_in_torch = all(f"{type(module).__module__}.".startswith(_OWN_GENERATORS) for module in authored)
-        self.draws_elsewhere = bool(self._hooks) or not draws_in_torch
+        self.runs_own_code = bool(self._hooks) or not all(map(_is_packages, authored))
 
     @classmethod
     def of_model(cls, model: nn.Module) -> ModelRecord:
@@ -189,6 +188,12 @@ def _tensor_at(ref: Any) -> Any:
     """Return the tensor that a reference leads to; None if there is none any more."""
     module = None if ref is None else ref[0]()
     return None if module is None else vars(module)[ref[1]].get(ref[2])
+
+
+def _is_packages(module: nn.Module) -> bool:
+    """Tell whether PyTorch, torchvision or timm wrote a module's class and its ``forward``."""
+    names = f"{type(module).__module__}.", f"{_forward_of(type(module)).__module__}."
+    return "forward" not in vars(module) and all(name.startswith(_PACKAGES) for name in names)
 
 
 def _picked(modules: Sequence[nn.Module], numbers: Sequence[int]) -> list[nn.Module]:

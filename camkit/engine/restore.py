@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from camkit.engine.own_state import OwnState, same_contents
+from camkit.engine.own_state import OwnState, restore_contents
 from camkit.engine.record import PYTORCHS, ModelRecord, same_values, with_values
 
 _lock = threading.Lock()
@@ -30,9 +30,10 @@ class _Saved:
     def __init__(self, record: ModelRecord, modules: list[nn.Module], authored: list[nn.Module]) -> None:
         self._modules = modules
         self._flags = list(map(_TRAINING, modules))
-        self._authored = authored
-        self._attributes = [vars(module).copy() for module in authored]
-        self._own = OwnState(modules, authored) if record.draws_elsewhere else None
+        # The user's own code may also change PyTorch's modules, such as the momentum of a normalisation.
+        self._changeable = modules if record.runs_own_code else authored
+        self._attributes = [vars(module).copy() for module in self._changeable]
+        self._own = OwnState(modules, authored) if record.runs_own_code else None
         self._containers = [] if self._own else [(value, value.copy()) for value in record.containers(authored)]
         self._buffers = _Buffers(record, record.buffer_holders(modules))
 
@@ -47,13 +48,11 @@ class _Saved:
             for module, flag in zip(self._modules, self._flags, strict=True):
                 module.training = flag
         self._buffers.restore()
-        for module, attributes in zip(self._authored, self._attributes, strict=True):
+        for module, attributes in zip(self._changeable, self._attributes, strict=True):
             if not _same_items(vars(module), attributes):
                 _restore_attributes(module, attributes)
         for value, contents in self._containers:
-            if not same_contents(value, contents):
-                value.clear()
-                (value.extend if isinstance(value, list) else value.update)(contents)
+            restore_contents(value, contents)
         return self._own.restore() if self._own else []
 
 

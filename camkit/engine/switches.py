@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import types
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +21,8 @@ _PLAIN = frozenset(
 )
 """Types of values that refer to no other object."""
 
-_SEQUENCES = (list, tuple, set, frozenset)
-_TABLES = (dict, OrderedDict, defaultdict, types.MappingProxyType)
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+_TABLES = (dict, OrderedDict, defaultdict, Counter, types.MappingProxyType)
 
 _MOST_ITEMS = 64
 """Longer containers are tables of labels or results, not switches; only their lengths are compared."""
@@ -86,7 +87,10 @@ class _Walk:
             self.values.append(value)
             return
         self.values.append(kind if kind in _SEQUENCES or kind in _TABLES else id(value))
-        if depth > self._deepest or id(value) in self._visited or isinstance(value, (Tensor, nn.Module, Enum)):
+        if isinstance(value, (Tensor, np.ndarray)):
+            self.values.append(_contents_of(value))
+            return
+        if depth > self._deepest or id(value) in self._visited or isinstance(value, (nn.Module, Enum)):
             return
         self._visited.add(id(value))
         for part in _parts(value, kind):
@@ -100,6 +104,14 @@ class _Walk:
                 for name, value in vars(base).items():
                     if not name.startswith("__"):
                         self.add(value, 1)
+
+
+def _contents_of(array: Tensor | np.ndarray) -> Any:
+    """Return the values of a short tensor or array, which may be a switch; of others None."""
+    if isinstance(array, np.ndarray):
+        return array.tolist() if array.size <= _MOST_ITEMS else None
+    is_plain = type(array) is Tensor and array.layout is torch.strided and array.device.type == "cpu"
+    return array.detach().tolist() if is_plain and array.numel() <= _MOST_ITEMS else None
 
 
 def _parts(value: Any, kind: type) -> Iterator[Any]:
@@ -125,6 +137,15 @@ def _parts(value: Any, kind: type) -> Iterator[Any]:
             yield from (part for name, part in vars(value).items() if not name.startswith("__"))
     elif not isinstance(value, types.ModuleType):
         yield from getattr(value, "__dict__", {}).values()
+        yield from (getattr(value, name, None) for name in _slots_of(kind))
+
+
+def _slots_of(kind: type) -> list[str]:
+    """Return the attributes that objects of a class of the user's keep outside ``__dict__``."""
+    declared = [vars(base)["__slots__"] for base in kind.__mro__ if "__slots__" in vars(base)]
+    if not declared or _is_a_librarys(kind):
+        return []
+    return [name for names in declared for name in ([names] if isinstance(names, str) else names)]
 
 
 def _globals_of(function: types.FunctionType) -> Iterator[Any]:

@@ -411,7 +411,7 @@ def _of_levels(channel: Channel, tally: _Tally, example: str) -> MaskReading:
         words = f"{what} {high} is the object" + (f", {low} the background" if 0 in values else "")
         return MaskReading(channel, words, known=frozenset(values | {0}))
     between = values - {low, high}
-    share = sum(tally.sloped[value] for value in between) / max(1, sum(tally.pixels[value] for value in between))
+    share = _sloped_share(tally, between)
     if between and share >= _SLOPED and channel != "index":
         return _of_soft_edge(channel, tally, example)
     if 0 not in values:
@@ -427,6 +427,11 @@ def _of_levels(channel: Channel, tally: _Tally, example: str) -> MaskReading:
     words = f"every {what} but 0 is an object ({_listed(objects)})"
     around = f"; {_listed(borders)} is a border, neither object nor background" if borders else ""
     return MaskReading(channel, words + around, borders=borders)
+
+
+def _sloped_share(tally: _Tally, values: set[int]) -> float:
+    """Return the share of the pixels with these values that lie on a slope."""
+    return sum(tally.sloped[value] for value in values) / max(1, sum(tally.pixels[value] for value in values))
 
 
 def _of_soft_edge(channel: Channel, tally: _Tally, example: str) -> MaskReading:
@@ -466,7 +471,7 @@ def _encloses(tally: _Tally, border: int, others: set[int]) -> bool:
     enclosed = sum(tally.touching[min(border, other), max(border, other)] for other in others)
     area = sum(tally.pixels[other] for other in others)
     is_smaller = tally.pixels[border] < area or set(tally.pixels) in _UNKNOWN
-    return is_smaller and tally.exposed[border] <= _MOST_LEAKS * (tally.exposed[border] + enclosed)
+    return is_smaller and enclosed > 0 and tally.exposed[border] <= _MOST_LEAKS * (tally.exposed[border] + enclosed)
 
 
 def _listed(values: Iterable[int]) -> str:

@@ -10,9 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_ACTIVATIONS = ("SoftmaxBackward0", "SigmoidBackward0", "LogSoftmaxBackward0")
+_ACTIVATIONS = ("SoftmaxBackward0", "SigmoidBackward0", "LogSoftmaxBackward0", "LogSigmoidBackward0")
 _RESHAPING = (
     "AliasBackward0",
+    "ClampBackward0",
+    "ClampBackward1",
+    "ClampMaxBackward0",
+    "ClampMinBackward0",
     "CloneBackward0",
     "PermuteBackward0",
     "ReshapeAliasBackward0",
@@ -26,7 +30,9 @@ _RESHAPING = (
     "UnsqueezeBackward0",
     "ViewBackward0",
 )
-"""The operations in PyTorch's graph that give probabilities, and those that leave the values as they are."""
+"""The operations in PyTorch's graph that give probabilities, and those that leave the values as they are.
+
+Probabilities are often clamped to keep their logarithm finite."""
 
 _ROUNDING, _ROUNDING_16_BITS = 1e-3, 2e-2
 """How far a sum of probabilities may differ from 1: more than the rounding errors of 1,000 classes add up to, in fp32
@@ -34,7 +40,7 @@ and in 16 bits."""
 
 
 def final_activation(scores: Tensor) -> Any:
-    """Return the softmax, log-softmax or sigmoid that gave these scores, as a node of the autograd graph.
+    """Return the softmax, sigmoid or logarithm of one of them that gave these scores, as a node of the autograd graph.
 
     It may be a module or a function. None if the scores come from something else, or have no graph.
     """
