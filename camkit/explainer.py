@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camkit.engine.capture import Pass, capture, capture_for_cam
+from camkit.engine.capture import NotRunError, Pass, capture, capture_for_cam
 from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import autocasting, faster_format, is_out_of_memory, quiet_pass, usable_precision
@@ -446,8 +446,13 @@ class Explainer:
                 return first
         if layers is None:
             layers = self._decided(modules, inputs)
-        captured = run(layers)
-        if not _fits(captured, layers):
+        captured: Capture | None = None
+        try:
+            captured = run(layers)
+        except NotRunError:
+            if modules:  # the caller named the layer
+                raise
+        if captured is None or not _fits(captured, layers):
             self._memory.forget()
             layers = self._decided(modules, inputs)
             captured = run(layers)

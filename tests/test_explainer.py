@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 
 import numpy as np
 import psutil
@@ -649,3 +650,29 @@ def test_many_sizes_of_input_leave_few_decisions() -> None:
         explainer(torch.randn(3, side, side))
 
     assert len(explainer._memory._decisions) <= 32
+
+
+BRANCH: ContextVar[str] = ContextVar("BRANCH", default="first")
+
+
+class Branching(nn.Module):
+    """Two convolutions, of which a context variable selects one; camkit cannot see such a switch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(getattr(self, BRANCH.get())(images).mean((2, 3)))
+
+
+def test_if_the_chosen_layer_no_longer_runs_another_is_chosen() -> None:
+    explainer, image = camkit.Explainer(Branching()), torch.randn(3, 16, 16)
+    explainer(image, 0)
+    assert explainer.layer.name == "first"
+    token = BRANCH.set("second")
+    try:
+        explainer(image, 0)
+        assert explainer.layer.name == "second"
+    finally:
+        BRANCH.reset(token)

@@ -86,6 +86,10 @@ def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Seque
         ) from None
 
 
+class NotRunError(LayerError):
+    """A layer did not run in the pass."""
+
+
 class _UnreachedError(Exception):
     """No score has a gradient at some layers."""
 
@@ -154,7 +158,7 @@ def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target
 def _check_all_ran(tape: Tape, modules: Mapping[LayerRef, nn.Module]) -> None:
     missing = [str(ref) for ref in modules if ref not in tape.layers]
     if missing:
-        raise LayerError(
+        raise NotRunError(
             f"layer {missing[0]!r} did not run in this pass; camkit layers --model NAME lists the layers that run"
         )
 
