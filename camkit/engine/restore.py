@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from camkit.engine.interrupts import undisturbed
 from camkit.engine.own_state import OwnState, restore_contents
 from camkit.engine.record import PYTORCHS, ModelRecord, same_values, with_values
 
@@ -253,16 +254,29 @@ def eagerly() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and importing it takes seconds
         yield
         return
-    with _lock:
-        if not _eager:
-            stance = cast("AbstractContextManager[None]", torch.compiler.set_stance("force_eager"))
-            stance.__enter__()
-            _eager.append(_Eager(0, stance))
-        _eager[0].users += 1
+    counted: list[bool] = []
     try:
-        yield
-    finally:
-        with _lock:
+        try:
+            with undisturbed(), _lock:
+                if not _eager:
+                    stance = cast("AbstractContextManager[None]", torch.compiler.set_stance("force_eager"))
+                    stance.__enter__()
+                    _eager.append(_Eager(0, stance))
+                _eager[0].users += 1
+                counted.append(True)
+            yield
+        finally:
+            _end_eagerness(counted)
+    except KeyboardInterrupt:  # it may have come before the line above did anything
+        _end_eagerness(counted)
+        raise
+
+
+def _end_eagerness(counted: list[bool]) -> None:
+    """Count one user less, once; ``counted`` is empty if the block was not counted or has ended."""
+    with undisturbed(), _lock:
+        if counted:
+            counted.clear()
             _eager[0].users -= 1
             if not _eager[0].users:
                 _eager.pop().stance.__exit__(None, None, None)
