@@ -95,7 +95,9 @@ def refuse_unknown_options(function: Callable[..., Any], options: Iterable[str],
     """
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
-        hint = did_you_mean(unknown, [*inspect.signature(function).parameters, *known])
+        parameters = inspect.signature(function).parameters.values()
+        named = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+        hint = did_you_mean(unknown, [*named, *known])
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}{hint}")
 
 

@@ -12,7 +12,7 @@ import functools
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
@@ -26,7 +26,15 @@ from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import autocasting, faster_format, is_out_of_memory, quiet_pass, usable_precision
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, ImageError, InputError, LayerError, ModelError, TargetError, did_you_mean
+from camkit.errors import (
+    CamkitError,
+    ImageError,
+    InputError,
+    LayerError,
+    ModelError,
+    TargetError,
+    refuse_unknown_options,
+)
 from camkit.explanation import Explanation, existing, explanations, shown_pictures
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
@@ -680,16 +688,13 @@ class _Shell:
 
     def explainer(
         self,
-        function: str,
+        function: Callable[..., Any],
         model: nn.Module | str | LoadedModel,
         target_layer: Layers | None,
         options: Mapping[str, Any],
     ) -> Explainer:
         """Return an Explainer that shares what earlier calls found out about the model."""
-        unknown = next((name for name in options if name not in Options.__annotations__), None)
-        if unknown is not None:
-            hint = did_you_mean(unknown, Options.__annotations__)
-            raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}{hint}")
+        refuse_unknown_options(function, options, Options.__annotations__)
         loaded = self._load(model, options.get("preprocess"), options.get("labels"), options.get("device"))
         memory = self._memories.get(loaded.module)
         if memory is None:
@@ -766,7 +771,7 @@ def explain(
     images: Sequence[ImageLike] = img if isinstance(img, (list, tuple)) else [cast("ImageLike", img)]
     target = options.pop("target", None)
     batch_size = options.pop("batch_size", 32)
-    explainer = _SHELL.explainer("explain", model, target_layer, options)
+    explainer = _SHELL.explainer(explain, model, target_layer, options)
     explained = explainer.batch(images, target, batch_size=batch_size)
     several = _are_several_targets(target) or explainer._are_several_images(img)
     return explained if several else explained[0]
@@ -819,5 +824,5 @@ def explain_many(
     """
     target = options.pop("target", None)
     batch_size = options.pop("batch_size", 32)
-    explainer = _SHELL.explainer("explain_many", model, target_layer, options)
+    explainer = _SHELL.explainer(explain_many, model, target_layer, options)
     return explainer._checked_stream(images, target, batch_size, on_error)

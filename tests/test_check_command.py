@@ -211,16 +211,20 @@ def test_a_resumed_check_finds_the_baseline_that_it_renamed(biased, scenes, tmp_
     assert result.change.gap.value == 0
 
 
-def test_a_damaged_baseline_is_refused(biased, scenes, tmp_path):
-    report = json.loads((biased[1] / "report.json").read_text())
-    damaged = tmp_path / "damaged.json"
-    damaged.write_text(json.dumps({**report, "images": [{"name": "cat"}]}))
-
-    with pytest.raises(InputError, match="damaged"):
+def refuse_baseline(scenes: Path, damaged: Path, message: str) -> None:
+    """Assert that a check refuses a damaged baseline before it computes anything."""
+    with pytest.raises(InputError, match=message):
         camkit.check(
             "demo-biased", scenes, config=scenes.parent / "camkit.toml", baseline=damaged,
             progress=lambda *stage: pytest.fail("something was computed"),
         )  # fmt: skip
+
+
+def test_a_damaged_baseline_is_refused(biased, scenes, tmp_path):
+    report = json.loads((biased[1] / "report.json").read_text())
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(json.dumps({**report, "images": [{"name": "cat"}]}))
+    refuse_baseline(scenes, damaged, "damaged")
 
 
 def test_a_baseline_without_hashes_is_refused(biased, scenes, tmp_path):
@@ -692,11 +696,7 @@ def test_a_baseline_with_another_number_is_refused(biased, scenes, tmp_path):
     ):
         assert changed != text
         damaged.write_text(changed)
-        with pytest.raises(InputError, match="is damaged: its checksum does not match its contents"):
-            camkit.check(
-                "demo-biased", scenes, config=scenes.parent / "camkit.toml", baseline=damaged,
-                progress=lambda *stage: pytest.fail("something was computed"),
-            )  # fmt: skip
+        refuse_baseline(scenes, damaged, "is damaged: its checksum does not match its contents")
 
 
 def test_the_config_that_is_found_is_named(scenes, tmp_path, monkeypatch):

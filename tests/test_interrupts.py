@@ -140,6 +140,7 @@ def interrupted(call: Callable[[], None], alarm: Callable[[float], None], second
 
 
 @pytest.mark.extended
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a Ctrl-C in PyTorch's own __del__
 @pytest.mark.parametrize("door", DOORS)
 def test_random_ctrl_c_leaves_nothing(
     door: Callable[[nn.Module, torch.Tensor], None], alarm: Callable[[float], None]
@@ -170,6 +171,7 @@ def wait_for_readers() -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_random_ctrl_c_in_a_check_leaves_nothing(tmp_path: Path, alarm: Callable[[float], None]) -> None:
     chance, generator = random.Random(8), np.random.default_rng(8)
     for number in range(8):

@@ -132,7 +132,7 @@ def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
     original = explanation.picture if explanation.box is not None else None
     size = picture_size(item.path) if original is None else (original.shape[1], original.shape[0])
     if isinstance(explanation.shown, Tensor):
-        check_crop(plan.model.preprocess, open_picture(item.path), explanation.shown)
+        check_crop(plan.model.preprocess, open_picture(item.path), explanation.shown, plan.boxes)
     original_region = object_region([in_pixels(annotation, size) for annotation in item.objects], size)
     shades = plan.shades.of(size)
     region = preprocess_region(original_region, plan.model.preprocess, shades) > 0.5

@@ -24,6 +24,7 @@ from camkit.background.experiment import PreparedPicture
 from camkit.background.render import object_region, widened_boxes
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
+from camkit.images.crop import CropBoxes
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
@@ -71,6 +72,7 @@ class Plan:
         answers_alike: whether the model gives the same answers if its input has the channels last; filled in once
             this has been tried.
         files: the hashes of the pictures and masks.
+        boxes: the parts of the pictures that the model sees.
     """
 
     model: LoadedModel
@@ -83,6 +85,7 @@ class Plan:
     today: dt.date
     answers_alike: dict[Precision, bool] = field(default_factory=dict)
     files: FileHashes = field(default_factory=FileHashes)
+    boxes: CropBoxes = field(default_factory=CropBoxes)
 
     @functools.cached_property
     def shades(self) -> ShadesBySize:

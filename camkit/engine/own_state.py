@@ -5,6 +5,7 @@ The networks of PyTorch, torchvision and timm change none of this, so their pass
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -111,10 +112,10 @@ def same_contents(value: Any, contents: Any) -> bool:
         return False
     if isinstance(value, dict):
         same_order = list(value) == list(contents)  # of a cache, the order may decide what is dropped next
-        return same_order and all(contents[key] is item for key, item in value.items())
+        return same_order and all(map(operator.is_, value.values(), contents.values()))
     if isinstance(value, set):
         return bool(value == contents)
-    return all(item is before for item, before in zip(value, contents, strict=True))
+    return all(map(operator.is_, value, contents))
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from camkit.engine.interrupts import undisturbed
-from camkit.engine.own_state import OwnState, restore_contents
+from camkit.engine.own_state import OwnState, restore_contents, same_contents
 from camkit.engine.record import PYTORCHS, ModelRecord, same_values, with_values
 
 _lock = threading.Lock()
@@ -50,7 +50,7 @@ class _Saved:
                 module.training = flag
         self._buffers.restore()
         for module, attributes in zip(self._changeable, self._attributes, strict=True):
-            if not _same_items(vars(module), attributes):
+            if not same_contents(vars(module), attributes):
                 _restore_attributes(module, attributes)
         for value, contents in self._containers:
             restore_contents(value, contents)
@@ -101,10 +101,6 @@ class _Buffers:
 def _all_items(holders: list[dict[str, Tensor | None]]) -> list[Any]:
     """Return the names and tensors of all buffers in one flat list."""
     return list(itertools.chain.from_iterable(itertools.chain.from_iterable(map(dict.items, holders))))
-
-
-def _same_items(items: dict[str, Any], expected: dict[str, Any]) -> bool:
-    return list(items) == list(expected) and all(map(operator.is_, items.values(), expected.values()))
 
 
 def _restore_attributes(module: nn.Module, saved: dict[str, Any]) -> None:

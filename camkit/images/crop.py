@@ -36,18 +36,21 @@ def crop_box(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, i
     return None if view is None else view.box
 
 
-def check_crop(preprocess: Preprocess, picture: Image.Image, tensor: Float[Tensor, "c h w"]) -> None:
+def check_crop(
+    preprocess: Preprocess, picture: Image.Image, tensor: Float[Tensor, "c h w"], boxes: CropBoxes | None = None
+) -> None:
     """Check that a preprocessing shows the same part of this picture as of any other picture of its size.
 
     Args:
         preprocess: turns a PIL picture into the model's input.
         picture: the picture.
         tensor: the picture after the preprocessing.
+        boxes: the boxes measured before, if several pictures are checked.
 
     Raises:
         InputError: the crop depends on the picture's content, so a region's mask would be cropped differently.
     """
-    view = _view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
+    view = (boxes or CropBoxes()).view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
     if view is not None and not view.shows(np.asarray(picture), tensor):
         raise InputError(
             "regions cannot be followed through this preprocessing: its crop depends on the picture's content; crop "
@@ -167,10 +170,11 @@ class CropBoxes:
         The box is that of ``crop_box``, measured once for each size; None also if the tensor shows another part of
         this picture.
         """
-        view = self._view(preprocess, (pixels.shape[1], pixels.shape[0]), (tensor.shape[2], tensor.shape[1]))
+        view = self.view(preprocess, (pixels.shape[1], pixels.shape[0]), (tensor.shape[2], tensor.shape[1]))
         return view.box if view is not None and view.shows(pixels, tensor) else None
 
-    def _view(self, preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
+    def view(self, preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
+        """Return the part that a preprocessing shows of pictures of a size, as measured the first time."""
         # Python creates a bound method anew at each access, so the boxes are kept for the object it belongs to.
         owner, key = getattr(preprocess, "__self__", preprocess), (getattr(preprocess, "__name__", ""), size, output)
         try:
