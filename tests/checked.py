@@ -21,7 +21,17 @@ import jaxtyping
 from beartype import BeartypeConf, beartype
 from beartype.door import die_if_unbearable
 
-_CONF = BeartypeConf(violation_type=jaxtyping.TypeCheckError)
+
+class ViolationError(jaxtyping.TypeCheckError):
+    """A value does not fit an annotation. Code that catches all exceptions would hide it, so each one is noted."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        violations.append(self)
+
+
+violations: list[ViolationError] = []
+_CONF = BeartypeConf(violation_type=ViolationError)
 _known_hints: dict[tuple[str, str, types.CodeType], dict[str, Any]] = {}
 
 

@@ -33,6 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
+def fitting_types() -> Iterator[None]:
+    """Fail a test in which a value did not fit its annotation, also if something caught the error."""
+    checked.violations.clear()
+    yield
+    assert checked.violations == []
+
+
+@pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)

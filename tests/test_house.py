@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checked import checked
+from checked import checked, violations
 from jaxtyping import TypeCheckError
 
 from camkit.background.measures import Limits
@@ -85,3 +85,4 @@ def returns_text(number: int) -> int:
 def test_a_wrong_type_is_an_error_while_the_tests_run(call) -> None:
     with pytest.raises(TypeCheckError, match="type hint"):
         call()
+    violations.clear()

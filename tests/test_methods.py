@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checked import violations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -140,6 +141,7 @@ def test_every_method_has_an_oracle() -> None:
 def test_shapes_are_checked_although_the_methods_do_not_import_torch(name: str) -> None:
     with pytest.raises(TypeCheckError):
         METHODS[name].weights(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 3, 4))
+    violations.clear()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-Positions: TypeAlias = Float[Tensor, "coordinates *shape"]
+Positions: TypeAlias = Float[Tensor, "coordinates ..."]
 """For each element of a tensor a weight, 1 if its position is known and else 0, and then its position along each axis
 of the input, from -1 to 1, or 0 if it is not known."""
 
