@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from camkit.engine.interrupts import undisturbed
-from camkit.engine.own_state import OwnState, restore_contents, same_contents
+from camkit.engine.own_state import OwnState, restore_contents
 from camkit.engine.record import PYTORCHS, ModelRecord, same_values, with_values
 
 _lock = threading.Lock()
@@ -49,8 +49,9 @@ class _Saved:
             for module, flag in zip(self._modules, self._flags, strict=True):
                 module.training = flag
         self._buffers.restore()
-        for module, attributes in zip(self._changeable, self._attributes, strict=True):
-            if not same_contents(vars(module), attributes):
+        now = list(map(vars, self._changeable))
+        if not _are_identical(_all_items(now), _all_items(self._attributes)):
+            for module, attributes in zip(self._changeable, self._attributes, strict=True):
                 _restore_attributes(module, attributes)
         for value, contents in self._containers:
             restore_contents(value, contents)
@@ -78,8 +79,7 @@ class _Buffers:
         replaced: dict[int, Tensor] = {}
         if self._copier.marks() != self._marks or not self._copier.are_equal(self._copies):
             replaced = self._restored()
-        now = _all_items(self._holders)
-        if not replaced and len(now) == len(self._before) and all(map(operator.is_, now, self._before)):
+        if not replaced and _are_identical(_all_items(self._holders), self._before):
             return
         items = iter(zip(self._before[::2], self._before[1::2], strict=True))
         for holder, count in zip(self._holders, self._counts, strict=True):
@@ -98,9 +98,13 @@ class _Buffers:
         return restored
 
 
-def _all_items(holders: list[dict[str, Tensor | None]]) -> list[Any]:
-    """Return the names and tensors of all buffers in one flat list."""
+def _all_items(holders: list[dict[str, Any]]) -> list[Any]:
+    """Return the names and values of several dictionaries in one flat list."""
     return list(itertools.chain.from_iterable(itertools.chain.from_iterable(map(dict.items, holders))))
+
+
+def _are_identical(items: list[Any], others: list[Any]) -> bool:
+    return len(items) == len(others) and all(map(operator.is_, items, others))
 
 
 def _restore_attributes(module: nn.Module, saved: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ def read(file: Path) -> Annotations:
     return collector.finish("COCO", file)
 
 
-def _names_by_id(rows: list[dict[str, Any]], field: str) -> dict[Any, str]:
+def _names_by_id(rows: Any, field: str) -> dict[Any, str]:
     """Return the name for each id.
 
     Raises:
@@ -101,7 +101,7 @@ def parse_numbers(value: Any, count: int | None = None) -> list[float]:
 
 
 def _add_annotation(
-    collector: AnnotationCollector, row: dict[str, Any], pictures: dict[Any, str], categories: dict[Any, str]
+    collector: AnnotationCollector, row: Any, pictures: dict[Any, str], categories: dict[Any, str]
 ) -> None:
     """Add one annotation, or record the problem that it has."""
     name = pictures.get(row["image_id"])
