@@ -20,6 +20,10 @@ Path: TypeAlias = tuple[Any, ...]
 """The keys that lead from a structure to an item in it."""
 
 
+_PLAIN = (bool, int, float, complex, str, type(None))
+"""Types of values that hold no tensors."""
+
+
 def _items(value: Any) -> list[tuple[Any, Any]] | None:
     """Return the keys and items of a structure; None for any other value, such as a tensor."""
     if isinstance(value, Tensor):
@@ -71,7 +75,8 @@ def _tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
     for key, item in _items(value) or ():
-        yield from _tensors(item, (*path, key))
+        if not isinstance(item, _PLAIN):  # most of the arguments of PyTorch's operations are
+            yield from _tensors(item, (*path, key))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -106,7 +111,7 @@ def with_tensor(value: Any, path: Path, tensor: Tensor) -> Any:
 
 def plain(value: Any) -> Any:
     """Return a number, a string or a boolean unchanged; None for any other object, since it may hold tensors."""
-    return value if isinstance(value, (bool, int, float, complex, str)) else None
+    return value if isinstance(value, _PLAIN) else None
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:

@@ -60,7 +60,9 @@ def check_tensors(module: nn.Module) -> None:
     Raises:
         ModelError: some are lazy, on the meta device or made in inference mode, or all are complex or 8-bit.
     """
-    tensors = [*module.parameters(), *module.buffers()]
+    modules = list(module.modules())  # walked once: each of PyTorch's iterators walks again
+    parameters = [tensor for part in modules for tensor in part._parameters.values() if tensor is not None]
+    tensors = [*parameters, *(buffer for part in modules for buffer in part._buffers.values() if buffer is not None)]
     if any(map(is_lazy, tensors)):
         raise ModelError("the model has lazy layers without weights; run it once before you explain it")
     if any(tensor.is_meta for tensor in tensors):
@@ -69,7 +71,7 @@ def check_tensors(module: nn.Module) -> None:
         raise ModelError(
             "the model was built inside torch.inference_mode(), so it can never have gradients; build it outside"
         )
-    dtypes = {parameter.dtype for parameter in module.parameters()}
+    dtypes = {parameter.dtype for parameter in parameters}
     if any(dtype.is_complex for dtype in dtypes) and not any(dtype.is_floating_point for dtype in dtypes):
         raise ModelError("all of the model's weights are complex; camkit explains only models with real weights")
     if torch.finfo(dtype_of(module)).bits < _LEAST_BITS:
