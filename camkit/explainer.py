@@ -340,28 +340,34 @@ class Explainer:
             return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
 
     def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
+        for batch in self._batches(request, images):
+            rows = [batch] if isinstance(batch, Failure) else self._explain_batch(request, batch)
+            yield from _checked(rows, on_error)
+
+    def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[list[Prepared] | Failure]:
+        """Join the pictures into batches of one size; the failure of a picture comes in its place.
+
+        If the caller's iterable fails, what came before is explained first.
+        """
         batch: list[Prepared] = []
-        prepared = _prepared(images, self._loaded, self._rank, request.batch_size)
-        failure: Exception | None = None
         pictures = 0
-        while True:
-            try:
-                item = next(prepared, None)
-            except Exception as error:  # the caller's iterable failed: what came before it is explained first
-                item, failure = None, error
-            if batch and not (isinstance(item, Prepared) and _joins(batch, item, request.batch_size)):
-                yield from _checked(self._explain_batch(request, batch), on_error)
-                batch = []
-            if isinstance(item, Prepared):
-                batch.append(located(item, self._loaded.preprocess, self._boxes))
-            elif isinstance(item, Failure):
-                yield from _checked([item], on_error)
-            elif failure is not None:
-                raise failure
-            else:
-                _check_count(request, pictures)
-                return
-            pictures += 1
+        try:
+            for item in _prepared(images, self._loaded, self._rank, request.batch_size):
+                pictures += 1
+                if batch and (isinstance(item, Failure) or not _joins(batch, item, request.batch_size)):
+                    yield batch
+                    batch = []
+                if isinstance(item, Failure):
+                    yield item
+                else:
+                    batch.append(located(item, self._loaded.preprocess, self._boxes))
+        except Exception:
+            if batch:
+                yield batch
+            raise
+        if batch:
+            yield batch
+        _check_count(request, pictures)
 
     def _explain_batch(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
         """Explain a batch of pictures of one size, in halves if the device has too little memory for all.
@@ -555,7 +561,7 @@ class Explainer:
             return capture_for_cam(module, inputs, targets, options)
         captured = capture(module, inputs, targets, options)
         memory.may_resize = captured.resized
-        memory.learn()
+        memory.note_changes_by_passes()
         return captured
 
 

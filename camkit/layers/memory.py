@@ -43,7 +43,7 @@ class ModelMemory:
         record = ModelRecord.of_model(model)
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
-        self._learned = False
+        self._noted = False
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[InputKind, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
@@ -90,7 +90,7 @@ class ModelMemory:
         model = self.model
         assert model is not None
         decision = decide(model, image, self.record)
-        self.learn()
+        self.note_changes_by_passes()
         if decision.lasting and decision.holds_for != "picture":
             marks = WeightMarks(self.record.modules()) if decision.holds_for == "weights" else None
             self._decisions[kind] = decision, marks
@@ -105,10 +105,10 @@ class ModelMemory:
             return False
         return kept[1] is None or kept[1] == WeightMarks(self.record.modules())
 
-    def learn(self) -> None:
+    def note_changes_by_passes(self) -> None:
         """Note after the first passes what passes change outside the model, such as a counter."""
-        if not self._learned:
-            self._learned = self.record.note_what_a_pass_changes()
+        if not self._noted:
+            self._noted = self.record.note_what_a_pass_changes()
 
     def known(self, ref: LayerRef, image: Float[Tensor, "n c *size"]) -> TargetLayer | None:
         """Return the remembered layer with this name, for inputs like this image; None if there is none."""
