@@ -143,15 +143,15 @@ def _refuse_other_archives(path: Path, file: IO[bytes]) -> None:
     """Refuse TorchScript, and compressed archives: a small file may unpack to more than the memory holds."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise ModelError(
-                    f"{path} is a compressed archive; unpack it, or save the weights with "
-                    "torch.save(model.state_dict(), ...), which does not compress them"
-                )
             if any(name.partition("/")[2] == "constants.pkl" for name in archive.namelist()):
                 raise ModelError(
                     f"{path} is a TorchScript archive; save the weights of its Python module with "
                     "torch.save(model.state_dict(), ...)"
+                )
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise ModelError(
+                    f"{path} is a compressed archive; unpack it, or save the weights with "
+                    "torch.save(model.state_dict(), ...), which does not compress them"
                 )
 
 
