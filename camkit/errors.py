@@ -25,7 +25,9 @@ import contextlib
 import difflib
 import inspect
 import re
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -83,6 +85,22 @@ def brief(error: object) -> str:
     return text[:_LONGEST_QUOTE] + "..." * (len(text) > _LONGEST_QUOTE)
 
 
+def refuse_pipe(path: Path, kind: type[InputError] = InputError) -> None:
+    """Refuse what is neither a file nor a folder: a pipe waits until somebody writes into it, and a device never ends.
+
+    Whoever opens the path reports that it does not exist.
+
+    Raises:
+        InputError: it is a pipe or a device; ``kind`` is the class of the error.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise kind(f"{path} is a pipe or a device; save its contents to a file and pass that")
+
+
 _SIMILAR = 0.6
 """difflib's usual threshold: one mistyped letter in a short name stays above it."""
 
@@ -138,6 +156,15 @@ _UNSAFE = re.compile(
 
 _LOG_COMMAND = re.compile(r"^\s*:(?=:)|#(?=#\w*\[)")
 """Commands that build servers find in a log: GitHub's at the start of a line, those of Azure and TeamCity anywhere."""
+
+
+def without_control(text: str) -> str:
+    r"""Return text for a file's name: with a hyphen in place of each character that ``printable`` escapes.
+
+    >>> without_control("cat\x1b[2J\n")
+    'cat-[2J-'
+    """
+    return _UNSAFE.sub("-", text)
 
 
 def printable(text: str) -> str:

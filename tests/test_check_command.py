@@ -20,6 +20,7 @@ from PIL import Image
 import camkit
 from camkit.background.config import read_config
 from camkit.background.journal import Journal
+from camkit.background.plan import FileHashes, hash_code
 from camkit.background.run import plan_check
 from camkit.cli import main
 from camkit.demo.checked import write_scenes
@@ -649,6 +650,31 @@ def test_rows_of_other_code_are_not_resumed(scenes, tmp_path, changed):
     assert resume().verdict == "INCONCLUSIVE"
 
 
+@pytest.mark.parametrize("preprocess", ["lambda p: helper.prepare(p)", "v2.Compose([v2.Lambda(helper.prepare)])"])
+def test_the_code_that_a_model_imports_belongs_to_the_run(tmp_path, monkeypatch, preprocess):
+    """A change that only some pictures show must be found in the code, because few answers are computed again."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "helper.py").write_text("import deeper\ndef prepare(picture):\n    return deeper.prepare(picture)\n")
+    (tmp_path / "deeper.py").write_text(
+        "import camkit\ndef prepare(picture):\n    return camkit.scenes.preprocess(picture)\n"
+    )
+    (tmp_path / "net.py").write_text(
+        "import camkit, helper\nfrom torchvision.transforms import v2\n"
+        f"def make():\n    return camkit.load_model('demo-fair').module, {preprocess}\n"
+    )
+    loaded = camkit.load_model(f"{tmp_path / 'net.py'}:make")
+    before = hash_code(loaded, FileHashes())
+    assert hash_code(loaded, FileHashes()) == before
+
+    for name in ("helper.py", "deeper.py"):
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(f"{text}    # changed")
+        assert hash_code(loaded, FileHashes()) != before
+        (tmp_path / name).write_text(text)
+    for name in ("helper", "deeper"):
+        del sys.modules[name]
+
+
 @pytest.mark.extended
 def test_rows_of_code_that_answers_differently_are_not_resumed(scenes, tmp_path):
     """The code that changed lies in a file that the model's own file reads, so only the answers show it."""
@@ -697,6 +723,17 @@ def test_a_baseline_with_another_number_is_refused(biased, scenes, tmp_path):
         assert changed != text
         damaged.write_text(changed)
         refuse_baseline(scenes, damaged, "is damaged: its checksum does not match its contents")
+
+
+@pytest.mark.parametrize("target", ["nowhere.toml", "camkit.toml"])
+def test_a_config_whose_link_is_broken_is_not_ignored(scenes, tmp_path, monkeypatch, target):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "camkit.toml").symlink_to(target)
+
+    done = run(scenes_without_masks(scenes), "--model", "demo-fair")
+
+    assert done.returncode == 2
+    assert "the config camkit.toml cannot be read" in done.stderr
 
 
 def test_the_config_that_is_found_is_named(scenes, tmp_path, monkeypatch):

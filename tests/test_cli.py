@@ -390,6 +390,30 @@ class TestInProcess:
         assert not any(verdict in captured.out for verdict in ("PASS", "WARN", "FAIL"))
         assert not (tmp_path / "out" / "report.json").exists()
 
+    @pytest.mark.parametrize("source", ["forward", "preprocess"])
+    @pytest.mark.parametrize(
+        ("raised", "said"),
+        [
+            ("BrokenPipeError('enough')", "BrokenPipeError: enough"),
+            ("__import__('cyclopts').CycloptsError('enough')", "CycloptsError: enough"),
+            ("StopIteration('enough')", "StopIteration: enough"),
+        ],
+    )
+    def test_an_error_of_the_users_code_does_not_pass_for_one_of_the_command_itself(
+        self, plane: Path, tmp_path: Path, source: str, raised: str, said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "net.py").write_text(QUITS.replace("SOURCE", repr(source)).replace("RAISED", raised))
+        assert main([str(plane), "--model", f"{tmp_path / 'net.py'}:make", "--out", str(tmp_path / "out")]) == 4
+        assert f"the model or the program failed: {said}" in capsys.readouterr().err
+
+    def test_drawings_have_no_control_characters_in_their_names(self, plane: Path, tmp_path: Path) -> None:
+        odd = tmp_path / "a\x1b[2J\u202e\nb.jpg"
+        odd.write_bytes(plane.read_bytes())
+        out = tmp_path / "out"
+        assert main([str(odd), "--model", "demo-fair", "--out", str(out)]) == 0
+        assert main(["features", str(odd), "--model", "demo-fair", "--out", str(out)]) == 0
+        assert {file.name for file in out.iterdir()} == {"a-[2J--b.gradcam.png", "a-[2J--b.features.features.png"}
+
     @pytest.mark.parametrize("body", ["exit_code = 0", "__str__ = lambda error: sys.exit(0)"])
     def test_an_error_of_the_users_own_class_does_not_end_with_0(self, tmp_path: Path, plane: Path, body: str) -> None:
         base = "import camkit\nclass Own(camkit.errors.CamkitError):\n    BODY\n"
@@ -575,6 +599,32 @@ class TestFolders:
         said = done.stderr.splitlines()
         assert len(said) == len(locked)
         assert all(f"{tmp_path / name} cannot be read" in line for name, line in zip(locked, said, strict=True)), said
+
+    def test_no_option_waits_for_a_pipe_or_reads_a_device(self, plane: Path, tmp_path: Path) -> None:
+        for name in ("p", "p.json", "p.csv", "p.xml", "p.toml", "p.pth", "p.index.json", "out/unfinished.jsonl"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            os.mkfifo(tmp_path / name)
+        for name in ("cat/a.jpg", "dog/b.jpg"):
+            (tmp_path / "data" / name).parent.mkdir(parents=True)
+            (tmp_path / "data" / name).write_bytes(plane.read_bytes())
+        explain = [str(plane), "--model", "demo-fair", "--out", str(tmp_path / "drawn")]
+        classes = tmp_path / "map.json"
+        classes.write_text('{"cat": 0, "dog": 1}')
+        check = ["check", str(tmp_path / "data"), "--model", "demo-fair", "--out", str(tmp_path / "out")]
+        check += ["--class-map", str(classes)]
+        calls = [[*explain, "--weights", str(tmp_path / name)] for name in ("p.pth", "p.index.json")]
+        calls += [[*explain, "--labels", str(tmp_path / name)] for name in ("p", "p.json")]
+        calls += [[*explain, option, "/dev/zero"] for option in ("--weights", "--labels")]
+        calls += [[*explain, "--target", "0", "--mask", str(tmp_path / "p")]]
+        calls += [[*check, "--regions", str(tmp_path / name)] for name in ("p.json", "p.csv", "p.xml")]
+        calls += [[*check, "--config", str(tmp_path / "p.toml")], [*check, "--baseline", str(tmp_path / "p.json")]]
+        calls += [[*check, "--resume"], [*check[:-1], str(tmp_path / "p.json")]]
+        program = f"from camkit.cli import main\nfor call in {calls!r}: print(main(call))"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
+        said = [line for line in done.stderr.splitlines() if "using the config" not in line]
+        assert all("is a pipe or a device; save its contents to a file" in line for line in said), said
+        assert len(said) == len(calls)
+        assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["2"] * len(calls)
 
     @pytest.mark.parametrize("pattern", represented_by("", "*", among=["", "*", "*.png", "**/*.png"]))
     def test_camkits_own_drawings_are_not_explained(

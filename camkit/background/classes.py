@@ -11,7 +11,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from camkit.errors import InputError
+from camkit.errors import InputError, refuse_pipe
 
 _WORDNET = re.compile(r"n\d{8}")
 
@@ -153,6 +153,7 @@ def read_class_map(path: Path) -> dict[str, list[int | str]]:
     Raises:
         InputError: the file cannot be read, or does not contain such a table.
     """
+    refuse_pipe(path)
     try:
         table = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:

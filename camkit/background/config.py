@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from camkit.background.classes import normalize_name
-from camkit.errors import InputError, did_you_mean
+from camkit.errors import InputError, did_you_mean, refuse_pipe
 from camkit.methods import Method, find_method
 from camkit.types import Precision
 
@@ -176,8 +177,11 @@ class Settings(_Section):
 
 
 def find_config(folder: Path) -> Path | None:
-    """Return the ``camkit.toml`` of a folder, or its ``pyproject.toml`` if that has a ``[tool.camkit]`` table."""
-    if (folder / FILE).is_file():
+    """Return the ``camkit.toml`` of a folder, or its ``pyproject.toml`` if that has a ``[tool.camkit]`` table.
+
+    A ``camkit.toml`` that cannot be read, such as a broken link, is returned too: a check without it has other limits.
+    """
+    if os.path.lexists(folder / FILE):
         return folder / FILE
     project = folder / PROJECT_FILE
     return project if project.is_file() and _read_table(project) is not None else None
@@ -185,6 +189,7 @@ def find_config(folder: Path) -> Path | None:
 
 def _read_table(file: Path) -> dict[str, Any] | None:
     """Return camkit's table of a TOML file; None for a ``pyproject.toml`` without one."""
+    refuse_pipe(file)
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:

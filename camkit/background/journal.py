@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Float
 
-from camkit.errors import InputError, OutputError
+from camkit.errors import InputError, OutputError, refuse_pipe
 
 try:
     import fcntl
@@ -72,9 +72,12 @@ class Journal:
 
     def _open(self, path: Path, *, resume: bool) -> list[Row]:
         """Lock and open the file; return the rows that are kept."""
+        lock = path.with_name(f".{path.stem}.lock")
+        for file in (path, lock):
+            refuse_pipe(file, OutputError)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _acquire_lock(path.with_name(f".{path.stem}.lock"))
+            self._lock = _acquire_lock(lock)
             kept = self._read(path) if resume and path.exists() else []
             if not resume and path.exists():
                 path.replace(path.with_suffix(".before"))
@@ -184,6 +187,8 @@ def count_finished(path: Path) -> dict[str, int]:
     The rows may be damaged or belong to another run, so the counts are only good for an estimate.
     """
     kinds: Counter[str] = Counter()
+    if not path.is_file():
+        return {}
     try:
         lines = _complete_lines(path)
     except OSError:

@@ -17,7 +17,17 @@ from camkit.cli.check import checks, demo_check
 from camkit.cli.diagnose import diagnose, features
 from camkit.cli.options import Source, events_into
 from camkit.cli.targets import TargetOptions
-from camkit.cli.terminal import QuietConsole, discard_output, fail, plain_warnings, print_traceback, printer, say
+from camkit.cli.terminal import (
+    OutputClosedError,
+    QuietConsole,
+    discard_output,
+    emit,
+    fail,
+    plain_warnings,
+    print_traceback,
+    printer,
+    say,
+)
 from camkit.errors import CamkitError, InputError, OutputError, refusing_exit
 
 if TYPE_CHECKING:
@@ -156,7 +166,7 @@ def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) 
                 code = max(code, getattr(row.error, "exit_code", 0) or CamkitError.exit_code)
             finished.add(row.source if isinstance(row, Failure) else row.explanation.source)
             if as_json:
-                print(lines.render(row), flush=True)  # noqa: T201
+                emit(lines.render(row))
             elif isinstance(row, Failure):
                 printer(stderr=True).print(text.failure(row))
             else:
@@ -233,21 +243,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with plain_warnings(), refusing_exit():
             _refuse_empty(typed)
-            result: Any = app(typed or ["--help"], exit_on_error=False, result_action="return_value")
-    except CycloptsError:
-        return InputError.exit_code
+            try:
+                command, bound, _ = app.parse_args(typed or ["--help"], exit_on_error=False)
+            except CycloptsError:  # already printed
+                return InputError.exit_code
+            result: Any = command(*bound.args, **bound.kwargs)
     except CamkitError as error:
         fail(str(error))
         return error.exit_code or CamkitError.exit_code  # a class of the user's may say 0
     except KeyboardInterrupt:
         fail("interrupted")
         return _INTERRUPTED
-    except BrokenPipeError:
+    except OutputClosedError:
         discard_output()
         return _BROKEN_PIPE
     except BaseException as error:  # uncaught, it would end the program with 1, which means FAIL
         if os.environ.get("CAMKIT_TRACEBACK"):
             print_traceback(error)
+        if isinstance(error.__cause__, StopIteration):  # raised in a generator, it becomes a RuntimeError
+            error = error.__cause__
         first_line = _first_line(error)
         fail(f"the model or the program failed: {type(error).__name__}: {first_line} (CAMKIT_TRACEBACK=1 shows where)")
         return CamkitError.exit_code

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from camkit.cli.options import CheckedSource, events_into
-from camkit.cli.terminal import QuietConsole, printer, say, stages
+from camkit.cli.terminal import QuietConsole, emit, printer, say, stages
 from camkit.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def check(
         console.print(check_console.verdict(result))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in markdown.workflow_commands(result):
-                print(line)  # noqa: T201
+                emit(line)
         if events is not None:
             from camkit.tensorboard import write_check
 

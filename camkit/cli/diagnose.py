@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from camkit.cli.options import Source, events_into
-from camkit.cli.terminal import printer, say
+from camkit.cli.terminal import emit, printer, say
 from camkit.errors import InputError, printable
 
 
@@ -53,7 +53,7 @@ def diagnose(
     with events_into(tensorboard) as events:
         result = diagnose_files(loaded, files, out, training=train, precision=precision, limit=limit)
         if json:
-            print(json_report.render(result), flush=True)  # noqa: T201
+            emit(json_report.render(result))
         else:
             console = printer()
             table = report.table(result, sparks=console.encoding.lower().startswith("utf"))

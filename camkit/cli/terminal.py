@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from camkit.background.values import Stage
 
 
+class OutputClosedError(BrokenPipeError):
+    """The reader of the output closed it. A BrokenPipeError of any other class comes from the user's own code."""
+
+
 class QuietConsole(Console):
-    """A console that raises BrokenPipeError if the reader of its output goes away.
+    """A console that raises OutputClosedError if the reader of its output goes away.
 
     It passes all text through ``printable``, line by line. Pass names through ``printable`` before you join lines:
     here, a line feed in a name looks like the end of a line.
@@ -34,8 +38,8 @@ class QuietConsole(Console):
             yield segment if segment.control else segment._replace(text=_printable_lines(segment.text))
 
     def on_broken_pipe(self) -> None:
-        """Raise what an ordinary write would raise."""
-        raise BrokenPipeError  # rich would exit the program here
+        """Raise an error that ends the command; rich would exit the program here."""
+        raise OutputClosedError
 
 
 def _printable_lines(text: str) -> str:
@@ -45,6 +49,18 @@ def _printable_lines(text: str) -> str:
 def printer(*, stderr: bool = False) -> Console:
     """Return a console that neither highlights words nor breaks lines."""
     return QuietConsole(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def emit(line: str) -> None:
+    """Print a line of results for another program to stdout, as it is.
+
+    Raises:
+        OutputClosedError: nobody reads it.
+    """
+    try:
+        print(line, flush=True)  # noqa: T201
+    except BrokenPipeError as error:
+        raise OutputClosedError from error
 
 
 def say(message: str, style: str = "bold") -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from camkit.drawing import overlay
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, OutputError, RunError
+from camkit.errors import CamkitError, OutputError, RunError, without_control
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.images.files import check_folder
@@ -189,6 +189,8 @@ def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
 
 
 def _cut(name: str) -> str:
+    """Return a name without control characters, and short enough for a file's name."""
+    name = without_control(name)
     while len(os.fsencode(name)) > _LONGEST_STEM:
         name = name[:-1]
     return name
