@@ -6,8 +6,9 @@ import math
 from importlib.metadata import version
 
 from camkit.background.check import CheckResult
-from camkit.background.measures import OVERALL, Measures
+from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
 from camkit.background.plan import Plan
+from camkit.background.verdict import Judgement
 
 NONE = "-"
 """Printed if there is no number."""
@@ -54,8 +55,28 @@ def sentence(result: CheckResult) -> str:
     if result.verdict == "WARN":
         return f"{model} may ship, but look at {'the reasons' if worst == OVERALL else f'class {worst}'} first"
     if result.verdict == "PASS":
-        return f"no sign that {model} reads the background"
+        return _pass_sentence(model, result.judged[OVERALL])
     return f"the check could not tell whether {model} reads the background"
+
+
+def _pass_sentence(model: str, judgement: Judgement) -> str:
+    """Say how large the effects of all classes together can be."""
+    upper_ends = [
+        f"a {name} of at most {max(0.0, effect.decisive.effect.high):.2f}"
+        for name, effect in judgement.effects.items()
+        if effect.decisive is not None
+    ]
+    if not upper_ends:
+        return f"{model} was not tested, because every class is waived or exempt"
+    return f"{model} depends on the background by less than the limits: {' and '.join(upper_ends)}"
+
+
+def shown(name: EffectName, measures: Measures, judgement: Judgement) -> MeasuredEffect | None:
+    """Return an effect as tables show it: with the fill that decides, or with the weakest if none decides."""
+    if name in judgement.effects:
+        return judgement.effects[name].decisive
+    by_fill = {"gap": measures.gap, "attraction": measures.attraction, "sufficiency": measures.sufficiency}
+    return weakest(by_fill[name])
 
 
 def change_since_baseline(result: CheckResult) -> str:
