@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import platform
 from importlib.metadata import version
+from pathlib import Path
 
 from camkit.background.check import CheckResult
 from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
@@ -95,6 +97,28 @@ def change_since_baseline(result: CheckResult) -> str:
 def without_object(plan: Plan) -> str:
     """Return what the experiment removes from a picture to see whether the rest is enough."""
     return "object removed" if plan.with_regions else "middle removed"
+
+
+def provenance(result: CheckResult) -> list[tuple[str, str]]:
+    """Return what a reader needs to repeat the check: the date, the command, the weights and the versions."""
+    run, hashes = result.run, result.hashes
+    weights = result.plan.model.weights
+    named = [] if weights is None else [("weights", _weights(weights, result.plan))]
+    return [
+        ("date", "unknown" if run is None else f"{run.started:%Y-%m-%d %H:%M} UTC, {run.seconds:.0f} s"),
+        ("command", (run.command if run else "") or "camkit.check(...), called from Python"),
+        *named,
+        ("hash of the weights in the model", hashes.get("weights", "")),
+        ("hash of the pictures and regions", hashes.get("data", "")),
+        ("hash of the settings", hashes.get("settings", "")),
+        ("versions", f"camkit {VERSION}, torch {version('torch')}, Python {platform.python_version()}"),
+    ]
+
+
+def _weights(weights: str, plan: Plan) -> str:
+    """Return the name of a file of weights with its hash, or the name of published weights."""
+    file = Path(weights)
+    return f"{file.name} (SHA-256 {plan.files.of(file)})" if file.is_file() else weights
 
 
 def left_out(plan: Plan) -> list[str]:
