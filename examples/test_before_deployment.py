@@ -37,16 +37,19 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> camkit.CheckResult:
 
 
 def test_the_model_does_not_read_the_background(result: camkit.CheckResult) -> None:
+    """FAIL and INCONCLUSIVE stop the release; the message names the worst class, its numbers and the report."""
     result.assert_ok()
 
 
 def test_the_critical_classes_have_no_warning(result: camkit.CheckResult) -> None:
+    """An effect that is only probable is a warning, which does not stop the release for the other classes."""
     verdicts = {name: result.judged[name].verdict for name in CRITICAL_CLASSES}
 
     assert set(verdicts.values()) <= {"PASS"}, verdicts
 
 
 def test_nearly_all_pictures_could_be_used(result: camkit.CheckResult) -> None:
+    """Pictures that cannot be read, and objects that the model does not see, test nothing."""
     unusable = len(result.failures)
 
     assert unusable <= MOST_UNUSABLE * (unusable + len(result.images)), result.failures
