@@ -631,8 +631,8 @@ def test_an_unknown_setting_is_named_with_the_nearest_known_one(scenes, tmp_path
 def test_annotations_appear_on_github(scenes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    data = copied(scenes, tmp_path, 8)
-    (tmp_path / "camkit.toml").write_text("[limits]\nleast_pictures = 8\n")
+    data = copied(scenes, tmp_path, PER_CLASS)
+    (tmp_path / "camkit.toml").write_text("[limits]\nleast_pictures = 10\n")
 
     done = run(data, "--model", "demo-biased")
 
