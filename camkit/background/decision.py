@@ -95,7 +95,7 @@ def _more_pictures(measured: MeasuredEffect, limit: float) -> int | None:
 def _rounded_up(number: float) -> int:
     """Return the next whole number of two significant digits, and at least 1.
 
-    >>> _rounded_up(0), _rounded_up(7.2), _rounded_up(121)
+    >>> _rounded_up(0.0), _rounded_up(7.2), _rounded_up(121.0)
     (1, 8, 130)
     """
     step: int = 10 ** max(0, math.floor(math.log10(max(1.0, number))) - 1)

@@ -67,7 +67,7 @@ def _probable(effect: Effect, measured: MeasuredEffect) -> str:
 
 def _excluded(effect: Effect, measured: MeasuredEffect) -> str:
     value, _, high = _figures(measured, effect.limit)
-    return f"the {effect.name} is {value}, and at most {high}; the limit is {effect.limit:.2f}"
+    return f"the {effect.name} is {value} and at most {high} (limit {effect.limit:.2f})"
 
 
 def _open(effect: Effect, measured: MeasuredEffect) -> str:
@@ -119,10 +119,10 @@ def _figures(measured: MeasuredEffect, limit: float) -> tuple[str, str | None, s
 def _figure(value: float, limit: float) -> str:
     """Return a number with two digits after the point, or with the digits that tell it from the limit.
 
-    >>> _figure(0.123, 0.1), _figure(0.1, 0.1), _figure(0.0996, 0.1)
-    ('0.12', '0.10', '0.0996')
+    >>> _figure(0.123, 0.1), _figure(0.1, 0.1), _figure(0.0996, 0.1), _figure(-0.001, 0.1)
+    ('0.12', '0.10', '0.0996', '0.00')
     """
     digits = next(
         (digits for digits in (2, 3, 4) if (round(value, digits) - round(limit, digits)) * (value - limit) > 0), 2
     )
-    return f"{value + 0.0:.{digits}f}"
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 turns -0.0 into 0.0

@@ -132,10 +132,10 @@ def left_out(plan: Plan) -> list[str]:
 def number(value: float | None, digits: int = 2) -> str:
     """Return a number as it is printed; a dash for None and NaN.
 
-    >>> number(0.1234), number(None), number(float("nan"))
-    ('0.12', '-', '-')
+    >>> number(0.1234), number(-0.001), number(None), number(float("nan"))
+    ('0.12', '0.00', '-', '-')
     """
-    return NONE if value is None or math.isnan(value) else f"{value:.{digits}f}"
+    return NONE if value is None or math.isnan(value) else f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def share(value: float | None) -> str:
