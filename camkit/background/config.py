@@ -108,12 +108,14 @@ class LimitsSection(_Section):
     al. 2020).
 
     Attributes:
-        gap, sufficiency, attraction: the largest effect that may ship; an effect counts only if it is significant.
+        gap, sufficiency, attraction: the largest effect that may ship.
         skill: a skill below this is a warning. At 0 a map is no better than the map of another picture.
-        alpha: the significance level, before Holm's correction.
+        alpha: the significance level: the largest probability that effects below their limits fail the model.
         least_pictures: testable pictures that a class needs for a verdict.
         most_empty: the largest share of empty maps with which heat still says something about the model.
         least_room: the headroom below which the objects lie so alike that no map can show which one it used.
+        strict: whether a PASS needs the effects of each class to be excluded, and not only those of all classes
+            together.
     """
 
     gap: float = Field(default=0.10, ge=0, le=1)
@@ -124,6 +126,7 @@ class LimitsSection(_Section):
     least_pictures: int = Field(default=30, ge=2)
     most_empty: float = Field(default=0.20, ge=0, le=1)
     least_room: float = Field(default=0.10, ge=0, le=1)
+    strict: bool = False
 
 
 class ClassSection(_Section):

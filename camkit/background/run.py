@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +30,7 @@ from camkit.background.heat import check_same_answers, heat_rows
 from camkit.background.journal import Journal
 from camkit.background.plan import SPARE_PICTURES, Plan, fingerprint, hash_code, make_plan
 from camkit.background.report import REPORTS, words
-from camkit.background.values import Dataset, Inconclusive, Progress, Stage
+from camkit.background.values import Dataset, Inconclusive, Progress, Run, Stage
 from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, OutputError, refuse_unknown_options, refusing_exit
 from camkit.images.files import write_file
@@ -53,6 +54,7 @@ class PlanOptions(TypedDict, total=False):
     class_map: Mapping[str, Any] | str | Path | None
     config: Settings | Mapping[str, Any] | str | Path | None
     quick: bool
+    strict: bool | None
 
 
 @refusing_exit()
@@ -64,6 +66,7 @@ def check(
     baseline: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    inconclusive: Inconclusive = "fail",
     **options: Unpack[PlanOptions],
 ) -> CheckResult:
     """Check whether a classifier may ship, or reads the background.
@@ -76,6 +79,8 @@ def check(
         baseline: an earlier ``report.json`` of the same data and settings, to compare with.
         resume: continue an interrupted check from the rows it left in ``out``.
         progress: called with the stage, the number of steps done, and the number of steps in all.
+        inconclusive: whether the result's ``exit_code``, ``assert_ok`` and JUnit XML count INCONCLUSIVE as a failure
+            ("fail") or as a "pass".
         **options: all are optional.
             ``preprocess``, ``labels``: as for ``camkit.explain``.
             ``regions``: the file or folder with the objects' regions. None searches beside the pictures.
@@ -84,6 +89,8 @@ def check(
             ``config``: a ``camkit.toml``, or its tables as a mapping, in which ``method`` may also be a function, as
             for ``camkit.explain``.
             ``quick``: use a smaller sample.
+            ``strict``: whether a PASS needs the effects of each class to be excluded, and not only those of all classes
+            together. None stands for ``[limits] strict`` of the config.
 
     Returns:
         The verdict, the measures of each class, one row per picture, and the path of the report.
@@ -101,7 +108,9 @@ def check(
     folder = None if out is None else Path(out)
     plan = plan_check(model, data, skip=folder, **options)
     earlier = None if baseline is None else Path(baseline)
-    return finish_check(plan, folder, baseline=earlier, resume=resume, progress=progress or _silent)
+    return finish_check(
+        plan, folder, baseline=earlier, resume=resume, progress=progress or _silent, inconclusive=inconclusive
+    )
 
 
 def _silent(stage: Stage, done: int, of: int) -> None:
@@ -120,7 +129,7 @@ def plan_check(
     camkit looks for no pictures in the folder ``skip``, such as the one for the reports.
     """
     refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
-    settings = _settings(options.get("config"), quick=options.get("quick", False))
+    settings = _settings(options.get("config"), quick=options.get("quick", False), strict=options.get("strict"))
     loaded = as_model(model, preprocess=options.get("preprocess"), labels=options.get("labels"))
     if loaded.preprocess is None:
         raise InputError("the preprocessing of this model is not known; pass preprocess=...")
@@ -161,7 +170,9 @@ def _refuse_unknown_classes(settings: Settings, data: Dataset) -> None:
         raise InputError(f"the config names class {unknown!r}, but the data has no pictures of it")
 
 
-def _settings(config: Settings | Mapping[str, Any] | str | Path | None, *, quick: bool) -> Settings:
+def _settings(
+    config: Settings | Mapping[str, Any] | str | Path | None, *, quick: bool, strict: bool | None
+) -> Settings:
     """Read the config. A quick check takes a smaller sample, but no smaller than the limits need."""
     if config is None:
         settings = Settings()
@@ -171,6 +182,8 @@ def _settings(config: Settings | Mapping[str, Any] | str | Path | None, *, quick
         settings = settings_from(config, "config")
     else:
         settings = read_config(Path(config))
+    if strict is not None:
+        settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"strict": strict})})
     if not quick:
         return settings
     smaller = {name: min(most, getattr(settings.check, name)) for name, most in QUICK.items()}
@@ -194,11 +207,13 @@ def finish_check(
     resume: bool = False,
     progress: Progress = _silent,
     inconclusive: Inconclusive = "fail",
+    command: str = "",
 ) -> CheckResult:
     """Run a planned check, and write its reports. The arguments and errors are those of ``check``.
 
-    ``inconclusive`` says whether the result counts an INCONCLUSIVE verdict as a pass or as a failure.
+    ``command`` is the command as it was typed, for the report.
     """
+    started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
     hashes = fingerprint(plan)
     earlier = None
     if baseline is not None:
@@ -212,7 +227,9 @@ def finish_check(
         check_same_answers(plan, rows)
         if out is not None:
             _set_aside_reports(out)
-        result = replace(run_check(plan, rows, progress, hashes), inconclusive=inconclusive)
+        result = run_check(plan, rows, progress, hashes)
+        ran = Run(started, time.perf_counter() - clock, command)
+        result = replace(result, inconclusive=inconclusive, run=ran)
         if earlier is not None:
             contents = {item.name: plan.files.of(item.path) for item in plan.data.items}
             seed = plan.settings.check.seed

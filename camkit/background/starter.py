@@ -56,6 +56,7 @@ path = {_quoted(where.as_posix())}
 # attraction = {limits.attraction}           # how often a background draws its class's name to other objects
 # skill = {limits.skill}               # heat on the objects, 0 chance to 1 perfect; below it is a warning
 # least_pictures = {limits.least_pictures}
+# strict = {str(limits.strict).lower()}              # true: PASS only if effects on each class are excluded too
 
 # [classes.{example}]
 # expect = "any"              # this class may be recognised by anything; ["rider"]: also by riders

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -31,6 +33,7 @@ def check(
     out: Path = Path("camkit-check"),
     baseline: Path | None = None,
     quick: Annotated[bool, Parameter(negative=())] = False,
+    strict: Annotated[bool, Parameter(negative=())] = False,
     resume: Annotated[bool, Parameter(negative=())] = False,
     inconclusive: Literal["pass", "fail"] = "fail",
     tensorboard: Path | None = None,
@@ -51,6 +54,7 @@ def check(
         out: The folder for the reports.
         baseline: An earlier report.json to compare with.
         quick: Use a smaller sample.
+        strict: PASS only if an effect above the limit is excluded for each class too, and not only for all together.
         resume: Continue an interrupted check.
         inconclusive: Whether INCONCLUSIVE counts as a failure (exit code 3) or as a pass (exit code 0).
         tensorboard: A folder for TensorBoard event files with the measures and the worst offenders.
@@ -61,6 +65,7 @@ def check(
     from camkit.background.report import console as check_console
     from camkit.background.report import markdown
     from camkit.background.run import JOURNAL, finish_check, plan_check
+    from camkit.cli.text import wide
     from camkit.images.files import check_folder
 
     config_file = config or find_config(Path())
@@ -78,6 +83,7 @@ def check(
         class_map=class_map,
         config=settings,
         quick=quick,
+        strict=strict or None,
         skip=out,
     )
     console = printer()
@@ -88,9 +94,16 @@ def check(
     with events_into(tensorboard) as events:
         with stages() as progress:
             result = finish_check(
-                plan, out, baseline=baseline, resume=resume, progress=progress, inconclusive=inconclusive
+                plan,
+                out,
+                baseline=baseline,
+                resume=resume,
+                progress=progress,
+                inconclusive=inconclusive,
+                command=shlex.join(["camkit", *sys.argv[1:]]),
             )
-        console.print(check_console.table(result), soft_wrap=False)
+        table = check_console.table(result)
+        wide(table, console).print(table)
         console.print(check_console.verdict(result))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in markdown.workflow_commands(result):
