@@ -128,20 +128,24 @@ class Decision:
         return TargetLayer(ref.name, ref.call, layout, size, reason + UNSURE * unsure, sure=not unsure)
 
 
-def decide(model: nn.Module, image: Float[Tensor, "1 c *size"], record: ModelRecord | None = None) -> Decision:
+def decide(
+    model: nn.Module, image: Float[Tensor, "1 c *size"], record: ModelRecord | None = None, *, every: bool = False
+) -> Decision:
     """Run all stages on a model: one pass over an image, a backward pass over its end, and two more passes if needed.
 
     Args:
         model: the model; it is restored exactly.
         image: one input on the model's device.
         record: the model's record, if it is already prepared.
+        every: measure the influence of every layer, for a list of all. It costs one more backward pass and changes no
+            choice.
     """
     with traced(model, image, record) as live, interruptible():
-        return choose_in(live)
+        return choose_in(live, every=every)
 
 
-def choose_in(live: LivePass) -> Decision:
-    """Run the stages after the trace on a pass whose tensors are kept."""
+def choose_in(live: LivePass, *, every: bool = False) -> Decision:
+    """Run the stages after the trace on a pass whose tensors are kept; ``every`` is that of ``decide``."""
     trace = live.trace
     readings = read_layouts(trace)
     if trace.detects:
@@ -152,7 +156,11 @@ def choose_in(live: LivePass) -> Decision:
 
     readings = locate(trace, readings, changes, live.places)
     influence = measure_influence(trace, readings, live.gradients)
-    return replace(choose(trace, readings, influence), holds_for=_holds_for(trace, readings, influence))
+    decision = replace(choose(trace, readings, influence), holds_for=_holds_for(trace, readings, influence))
+    if not every:
+        return decision
+    everywhere = measure_influence(trace, readings, live.gradients, every=True)
+    return replace(decision, rows=_rows(trace, readings, everywhere.verdicts))
 
 
 def _holds_for(trace: Trace, readings: Readings, influence: Influence) -> Literal["model", "weights", "picture"]:
