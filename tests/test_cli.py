@@ -212,6 +212,12 @@ class TestInProcess:
             (["x.png", "--model", "demo-fair", "--method", "gradcm"], "did you mean 'gradcam'"),
             (["x.png", "--model", "demo-fair", "--layer", "featurs"], "did you mean 'features'"),
             (["x.png", "--model", "demo-fair", "--target", "plain"], "did you mean 'plane'"),
+            (["x.png", "--model", "demo-fair", "--layer", "features.99"], "did you mean 'features.4' or 'features.3'"),
+            (["x.png", "--model", "demo-fair", "--method", "Grad-CAM++"], "did you mean 'gradcam++'"),
+            (
+                ["x.png", "--model", "demo-fair", "--method", "score_cam"],
+                "camkit does not have the method 'score_cam' (Score-CAM); choose from cam, gradcam, ",
+            ),
             (["x.png", "--model", "demo-fair", "--style", "overly"], "did you mean 'overlay'"),
             (["x.png", "--model", "demo-fair", "--colormap", "turb"], "did you mean 'turbo'"),
             (["x.png", "--model", "demo-fair", "--alpha", "2"], "between 0 and 1"),
@@ -240,6 +246,13 @@ class TestInProcess:
         assert said in captured.err
         assert captured.err.count("\n") == 1
         assert captured.out == ""
+
+    def test_a_part_of_a_label_suggests_the_labels_that_contain_it(
+        self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "labels.txt").write_text("tiger cat\ncart\nracoon\nEgyptian cat, Felis catus\n")
+        assert main([str(plane), "--model", "demo-fair", "--labels", f"{tmp_path}/labels.txt", "--target", "cat"]) == 2
+        assert "did you mean 'tiger cat' or 'Egyptian cat, Felis catus' or 'cart'?" in capsys.readouterr().err
 
     def test_without_network_the_error_says_what_to_type(
         self, plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1055,7 +1055,7 @@ def test_gates_are_not_mistaken_for_features(late):
     assert camkit.explain(Gated(late).eval(), torch.randn(3, 64, 64), target=0).layer == "deep"
 
 
-# --- what camkit says of every layer -----------------------------------------------------------------------------------
+# --- what camkit says of every layer ----------------------------------------------------------------------------------
 
 
 class Aside(nn.Module):
