@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from camkit.background.config import Settings, find_config, read_config, settings_from
 from camkit.background.starter import starter_config
 from camkit.background.values import Dataset
+from camkit.config.files import find_config
+from camkit.config.settings import Settings, read_config, settings_from
 from camkit.errors import InputError
 
 

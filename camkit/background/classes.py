@@ -11,6 +11,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from camkit.config.settings import normalize_name
 from camkit.errors import InputError
 
 _WORDNET = re.compile(r"n\d{8}")
@@ -108,11 +109,6 @@ def _suggestion(name: str, labels: Sequence[str]) -> str:
     by_name = _outputs_by_name(labels)
     similar = difflib.get_close_matches(normalize_name(name), [*by_name], n=1, cutoff=_SIMILAR)
     return f"; the nearest to {name!r} is {labels[by_name[similar[0]][0]]!r}" if similar else ""
-
-
-def normalize_name(name: str) -> str:
-    """Return a class name in lower case, with one space for each run of spaces, underscores and hyphens."""
-    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
 def _outputs_by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:

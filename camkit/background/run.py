@@ -23,13 +23,14 @@ from camkit.background.baseline import (
 )
 from camkit.background.check import CheckResult, run_check
 from camkit.background.classes import match_classes, parse_class_map, read_class_map
-from camkit.background.config import Settings, read_config, settings_from
 from camkit.background.data import read_data
 from camkit.background.heat import check_same_answers, heat_rows
 from camkit.background.journal import Journal
 from camkit.background.plan import SPARE_PICTURES, Plan, fingerprint, hash_code, make_plan
 from camkit.background.report import REPORTS, words
 from camkit.background.values import Dataset, Inconclusive, Progress, Stage
+from camkit.config.model import configured_model
+from camkit.config.settings import Settings, as_settings
 from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, OutputError, refuse_unknown_options, refusing_exit
 from camkit.images.files import write_file
@@ -57,7 +58,7 @@ class PlanOptions(TypedDict, total=False):
 
 @refusing_exit()
 def check(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None = None,
     data: str | Path | None = None,
     *,
     out: str | Path | None = None,
@@ -69,11 +70,12 @@ def check(
     """Check whether a classifier may ship, or reads the background.
 
     Args:
-        model: as for ``camkit.explain``.
+        model: as for ``camkit.explain``. None uses the config's model; a name is loaded as the config says, with its
+            weights.
         data: a folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
             regions name classes. None uses the path in the config.
-        out: the folder for the reports. None writes none.
-        baseline: an earlier ``report.json`` of the same data and settings, to compare with.
+        out: the folder for the reports. None uses the config's, and writes none if it has none.
+        baseline: an earlier ``report.json`` of the same data and settings, to compare with. None uses the config's.
         resume: continue an interrupted check from the rows it left in ``out``.
         progress: called with the stage, the number of steps done, and the number of steps in all.
         **options: all are optional.
@@ -98,10 +100,18 @@ def check(
         >>> camkit.check("resnet50", "validation/").assert_ok()  # doctest: +SKIP
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
-    folder = None if out is None else Path(out)
+    settings = options["config"] = as_settings(options.get("config"))
+    folder = settings.run.out if out is None else Path(out)
     plan = plan_check(model, data, skip=folder, **options)
-    earlier = None if baseline is None else Path(baseline)
-    return finish_check(plan, folder, baseline=earlier, resume=resume, progress=progress or _silent)
+    earlier = settings.run.baseline if baseline is None else Path(baseline)
+    return finish_check(
+        plan,
+        folder,
+        baseline=earlier,
+        resume=resume or settings.run.resume,
+        progress=progress or _silent,
+        inconclusive=settings.run.inconclusive,
+    )
 
 
 def _silent(stage: Stage, done: int, of: int) -> None:
@@ -109,7 +119,7 @@ def _silent(stage: Stage, done: int, of: int) -> None:
 
 
 def plan_check(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None = None,
     data: str | Path | None = None,
     *,
     skip: Path | None = None,
@@ -121,7 +131,9 @@ def plan_check(
     """
     refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
     settings = _settings(options.get("config"), quick=options.get("quick", False))
-    loaded = as_model(model, preprocess=options.get("preprocess"), labels=options.get("labels"))
+    loaded = as_model(
+        configured_model(model, settings.model), preprocess=options.get("preprocess"), labels=options.get("labels")
+    )
     if loaded.preprocess is None:
         raise InputError("the preprocessing of this model is not known; pass preprocess=...")
     settings = _with_usable_precision(settings, device_of(loaded.module))
@@ -163,15 +175,8 @@ def _refuse_unknown_classes(settings: Settings, data: Dataset) -> None:
 
 def _settings(config: Settings | Mapping[str, Any] | str | Path | None, *, quick: bool) -> Settings:
     """Read the config. A quick check takes a smaller sample, but no smaller than the limits need."""
-    if config is None:
-        settings = Settings()
-    elif isinstance(config, Settings):
-        settings = config
-    elif isinstance(config, Mapping):
-        settings = settings_from(config, "config")
-    else:
-        settings = read_config(Path(config))
-    if not quick:
+    settings = as_settings(config)
+    if not (quick or settings.run.quick):
         return settings
     smaller = {name: min(most, getattr(settings.check, name)) for name, most in QUICK.items()}
     testable = settings.limits.least_pictures + SPARE_PICTURES

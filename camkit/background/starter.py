@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from camkit.background.config import Settings
 from camkit.background.values import Dataset
+from camkit.config.settings import Settings
 from camkit.errors import printable
 
 _MOST_CLASSES = 8

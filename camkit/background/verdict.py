@@ -17,11 +17,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from camkit.background.config import LimitsSection
 from camkit.background.edits import RING
 from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
 from camkit.background.statistics import MIN_GROUPS, benjamini_hochberg, holm, wilson
 from camkit.background.values import Verdict
+from camkit.config.settings import LimitsSection
 
 _MAX_LISTED = 5
 """Classes with the same kind of reason that are listed one by one; more are counted, to keep the summary short."""

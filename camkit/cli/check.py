@@ -55,12 +55,13 @@ def check(
         inconclusive: Whether INCONCLUSIVE counts as a failure (exit code 3) or as a pass (exit code 0).
         tensorboard: A folder for TensorBoard event files with the measures and the worst offenders.
     """
-    from camkit.background.config import Settings, find_config, read_config
     from camkit.background.cost import estimate_cost
     from camkit.background.journal import count_finished
     from camkit.background.report import console as check_console
     from camkit.background.report import markdown
     from camkit.background.run import JOURNAL, finish_check, plan_check
+    from camkit.config.files import find_config
+    from camkit.config.settings import Settings, read_config
     from camkit.images.files import check_folder
 
     config_file = config or find_config(Path())

@@ -16,7 +16,7 @@ from camkit.errors import InputError
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from camkit.background.config import Settings
+    from camkit.config.settings import Settings
     from camkit.models.loaded import LoadedModel
 
 

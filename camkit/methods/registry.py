@@ -129,7 +129,7 @@ PUBLISHED = {
     "smoothgradcampp": "Smooth Grad-CAM++",
     "sscam": "SS-CAM",
 }
-"""Published methods that camkit does not have, by their name in plain letters. Remove a line when its method is added."""
+"""Published methods that camkit does not have, by their name in plain letters; remove those that are added."""
 
 
 def _plain_letters(name: str) -> str:

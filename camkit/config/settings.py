@@ -1,9 +1,9 @@
-"""Read and validate ``camkit.toml`` or the ``[tool.camkit]`` table of ``pyproject.toml``."""
+"""Read and validate a config: one table for the model, and tables for the commands."""
 
 from __future__ import annotations
 
 import datetime as dt
-import tomllib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -20,13 +20,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from camkit.background.classes import normalize_name
+from camkit.config.files import read_table
 from camkit.errors import InputError, did_you_mean
 from camkit.methods import Method, find_method
-from camkit.types import Precision
-
-FILE, PROJECT_FILE = "camkit.toml", "pyproject.toml"
-"""The files that can hold a config; in the second, the config is one table among others."""
+from camkit.types import Fusion, Precision
 
 
 class _Section(BaseModel):
@@ -39,7 +36,7 @@ Side: TypeAlias = Annotated[int, Field(ge=1)]
 
 
 class ModelSection(_Section):
-    """The model; the keys mean what the command-line options of the same name mean."""
+    """The model of every command; the keys mean what the command-line options of the same name mean."""
 
     name: str | None = None
     weights: str | None = None
@@ -49,6 +46,35 @@ class ModelSection(_Section):
     std: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     labels: Path | None = None
     text: list[str] | None = None
+
+
+class ExplainSection(_Section):
+    """How pictures are explained; the keys mean what the command-line options of the same name mean.
+
+    ``out``, ``style``, ``colormap`` and ``alpha`` say how the command draws, so they change nothing in Python.
+    """
+
+    method: str | None = None
+    layer: str | list[str] | None = None
+    fuse: Fusion | None = None
+    precision: Precision | None = None
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    out: Path | None = None
+    style: str | None = None
+    colormap: str | None = None
+    alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class DiagnoseSection(_Section):
+    """How a model is diagnosed; the keys mean what the command-line options of the same name mean.
+
+    ``limit`` and ``out`` belong to the command, so they change nothing in Python.
+    """
+
+    train: bool | None = None
+    precision: Precision | None = None
+    limit: Annotated[int, Field(ge=1)] | None = None
+    out: Path | None = None
 
 
 class DataSection(_Section):
@@ -125,6 +151,26 @@ class LimitsSection(_Section):
     least_room: float = Field(default=0.10, ge=0, le=1)
 
 
+class RunSection(_Section):
+    """Where a check writes, and what it starts from.
+
+    Attributes:
+        out: the folder for the reports.
+        baseline: an earlier ``report.json`` to compare with.
+        quick: use a smaller sample.
+        resume: continue an interrupted check.
+        inconclusive: whether INCONCLUSIVE counts as a "pass" or as a failure ("fail").
+        tensorboard: the command's folder for TensorBoard event files; it changes nothing in Python.
+    """
+
+    out: Path | None = None
+    baseline: Path | None = None
+    quick: bool = False
+    resume: bool = False
+    inconclusive: Literal["pass", "fail"] = "fail"
+    tensorboard: Path | None = None
+
+
 class ClassSection(_Section):
     """What a class may be recognised by: its object, anything, or objects of further categories as well."""
 
@@ -148,12 +194,15 @@ class Waiver(_Section):
 
 
 class Settings(_Section):
-    """All settings of a check."""
+    """A whole config: the model, how ``explain`` and ``diagnose`` use it, and all settings of a check."""
 
     model: ModelSection = Field(default_factory=ModelSection)
+    explain: ExplainSection = Field(default_factory=ExplainSection)
+    diagnose: DiagnoseSection = Field(default_factory=DiagnoseSection)
     data: DataSection = Field(default_factory=DataSection)
     check: CheckSection = Field(default_factory=CheckSection)
     limits: LimitsSection = Field(default_factory=LimitsSection)
+    run: RunSection = Field(default_factory=RunSection)
     classes: dict[str, ClassSection] = Field(default_factory=dict)
     waivers: list[Waiver] = Field(default_factory=list)
 
@@ -175,58 +224,47 @@ class Settings(_Section):
         return frozenset(normalize_name(name) for name in expect) if isinstance(expect, list) else frozenset()
 
 
-def find_config(folder: Path) -> Path | None:
-    """Return the ``camkit.toml`` of a folder, or its ``pyproject.toml`` if that has a ``[tool.camkit]`` table."""
-    if (folder / FILE).is_file():
-        return folder / FILE
-    project = folder / PROJECT_FILE
-    return project if project.is_file() and _read_table(project) is not None else None
-
-
-def _read_table(file: Path) -> dict[str, Any] | None:
-    """Return camkit's table of a TOML file; None for a ``pyproject.toml`` without one."""
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the config {file} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the config {file} is not TOML: {error}") from error
-    if file.name != PROJECT_FILE:
-        return content
-    tools = content.get("tool", {})
-    table = tools.get("camkit") if isinstance(tools, dict) else None
-    if table is not None and not isinstance(table, dict):
-        raise InputError(f"[tool.camkit] in {file} must be a table of settings, not {table!r}")
-    return table
-
-
 def read_config(file: Path) -> Settings:
     """Read a config; relative paths in it start at the config's folder.
 
     Raises:
         InputError: the file cannot be read, or has an unknown key or an invalid value.
     """
-    table = _read_table(file)
+    table = read_table(file)
     if table is None:
         raise InputError(f"{file} has no [tool.camkit] table")
     settings = settings_from(table, str(file))
-    folder = file.parent
-    data_paths = {
-        name: folder / path
-        for name in ("path", "regions", "class_map")
-        if (path := getattr(settings.data, name)) is not None
-    }
-    model_paths = {
-        "name": _resolve_file(settings.model.name, folder),
-        "weights": _resolve_file(settings.model.weights, folder),
-        "labels": None if settings.model.labels is None else folder / settings.model.labels,
-    }
-    return settings.model_copy(
-        update={
-            "data": settings.data.model_copy(update=data_paths),
-            "model": settings.model.model_copy(update=model_paths),
-        }
-    )
+    return _relative_to(file.parent, settings)
+
+
+def as_settings(config: Settings | Mapping[str, Any] | str | Path | None) -> Settings:
+    """Return the settings of a file or of a mapping; None gives the defaults.
+
+    Raises:
+        InputError: as ``read_config``.
+    """
+    if config is None:
+        return Settings()
+    if isinstance(config, Settings):
+        return config
+    return settings_from(config, "config") if isinstance(config, Mapping) else read_config(Path(config))
+
+
+_MODEL_FILES = ("name", "weights")
+"""Settings that are names or files; they are taken as files if the config's folder has them."""
+
+
+def _relative_to(folder: Path, settings: Settings) -> Settings:
+    """Return the settings with every relative path starting at a folder."""
+    sections: dict[str, _Section] = {}
+    for key in Settings.model_fields:
+        section = getattr(settings, key)
+        if isinstance(section, _Section):
+            paths = {name: folder / path for name, path in section if isinstance(path, Path)}
+            sections[key] = section.model_copy(update=paths)
+    files = {name: _resolve_file(getattr(settings.model, name), folder) for name in _MODEL_FILES}
+    sections["model"] = sections["model"].model_copy(update=files)
+    return settings.model_copy(update=sections)
 
 
 def _resolve_file(name: str | None, folder: Path) -> str | None:
@@ -266,6 +304,11 @@ def _sentence(error: Any) -> str:
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return f"{setting!r} is {error['input']!r}: expected a table of settings"
     return f"{setting!r} is {error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def normalize_name(name: str) -> str:
+    """Return a class name in lower case, with one space for each run of spaces, underscores and hyphens."""
+    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
 def _keys(path: list[str]) -> list[str]:
