@@ -83,6 +83,39 @@ def brief(error: object) -> str:
     return text[:_LONGEST_QUOTE] + "..." * (len(text) > _LONGEST_QUOTE)
 
 
+class _Door:
+    """Through which door the calls come: Python, or the command line."""
+
+    is_shell = False
+
+
+_DOOR = _Door()
+
+
+@contextlib.contextmanager
+def advising_shell() -> Iterator[None]:
+    """Give advice for the command line inside the block, in all threads."""
+    _DOOR.is_shell = True
+    try:
+        yield
+    finally:
+        _DOOR.is_shell = False
+
+
+def advice(python: str, shell: str) -> str:
+    """Return the advice that fits the door the call came through: an argument in Python, an option in a shell.
+
+    >>> print("the weights are missing; pass", advice("weights=...", "--weights FILE"))
+    the weights are missing; pass weights=...
+    """
+    return shell if _DOOR.is_shell else python
+
+
+def listing_layers() -> str:
+    """Return what lists a model's layers."""
+    return advice("model.named_modules() lists them", "camkit layers --model NAME lists them")
+
+
 _SIMILAR = 0.6
 """difflib's usual threshold: one mistyped letter in a short name stays above it."""
 

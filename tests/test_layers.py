@@ -322,7 +322,7 @@ def test_branches_that_are_equally_deep_are_listed_with_what_to_type():
     torch.manual_seed(0)
     net, image = TwoBranches(alike=True).eval(), torch.randn(3, 16, 24)
 
-    both = r"left \(1, 6, 8, 12\), right \(1, 6, 8, 12\).*--layer left --layer right"
+    both = r"left \(1, 6, 8, 12\), right \(1, 6, 8, 12\).*target_layer=\['left', 'right'\]"
     with pytest.raises(LayerError, match=both) as caught:
         camkit.explain(net, image)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from camkit.config.settings import normalize_name
-from camkit.errors import InputError
+from camkit.errors import InputError, advice
 
 _WORDNET = re.compile(r"n\d{8}")
 
@@ -96,12 +96,15 @@ def _no_match(unknown: Sequence[str], labels: Sequence[str] | None, outputs: int
     if labels is None:
         return (
             f"the model has {outputs} unnamed outputs and the data has {classes} classes; pass the model's labels "
-            "(--labels FILE) or a class map (--class-map FILE)"
+            + advice(
+                "(labels=[...]) or a class map (class_map={...})",
+                "(--labels FILE) or a class map (--class-map FILE)",
+            )
         )
     more = f" and {len(unknown) - _MOST_NAMES} more" if len(unknown) > _MOST_NAMES else ""
     return (
         f"the model has no label {', '.join(map(repr, unknown[:_MOST_NAMES]))}{more}{_suggestion(unknown[0], labels)}; "
-        "rename the classes or pass a class map (--class-map FILE)"
+        f"rename the classes or pass a class map ({advice('class_map={...}', '--class-map FILE')})"
     )
 
 

@@ -32,7 +32,7 @@ from camkit.background.values import Dataset, Inconclusive, Progress, Stage
 from camkit.config.model import configured_model
 from camkit.config.settings import Settings, as_settings
 from camkit.engine.passes import usable_precision
-from camkit.errors import InputError, OutputError, refuse_unknown_options, refusing_exit
+from camkit.errors import InputError, OutputError, advice, refuse_unknown_options, refusing_exit
 from camkit.images.files import write_file
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import LoadedModel
@@ -135,7 +135,10 @@ def plan_check(
         configured_model(model, settings.model), preprocess=options.get("preprocess"), labels=options.get("labels")
     )
     if loaded.preprocess is None:
-        raise InputError("the preprocessing of this model is not known; pass preprocess=...")
+        raise InputError(
+            "the preprocessing of this model is not known; pass "
+            + advice("preprocess=...", "--size, --mean and --std, or let the factory return it with the module")
+        )
     settings = _with_usable_precision(settings, device_of(loaded.module))
     folder = settings.data.path if data is None else Path(data)
     if folder is None or data == "":

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from camkit.config.settings import ModelSection
-from camkit.errors import InputError
+from camkit.errors import InputError, advice
 from camkit.models import load_model, read_labels
 from camkit.models.loaded import LoadedModel
 
@@ -31,7 +31,9 @@ def configured_model(
         return model
     name = section.name if model is None else model
     if name is None:
-        raise InputError("no model is named: pass one, or set name in the [model] table of the config")
+        raise InputError(
+            f"no model is named; {advice('pass one', 'pass --model')}, or set name in the config's [model] table"
+        )
     if not describes(section, name):
         return load_model(name, device=device, trainable=trainable)
     return load_model(

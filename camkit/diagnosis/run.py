@@ -17,7 +17,7 @@ from camkit.diagnosis.findings import findings
 from camkit.diagnosis.measurement import Measurement, measure
 from camkit.diagnosis.rows import rows_of, setting_of
 from camkit.diagnosis.values import Diagnosis, Setting
-from camkit.errors import InputError, ModelError
+from camkit.errors import InputError, ModelError, advice
 from camkit.models import about_channels, as_model, spatial_rank
 from camkit.models.loaded import LoadedModel
 from camkit.types import Precision, Preprocess
@@ -132,6 +132,6 @@ def _remarks(module: nn.Module, measurement: Measurement, setting: Setting) -> l
     if setting.unnormalised:
         remarks.append(
             "batch normalisation has seen too few batches to normalise in evaluation mode, so vanishing and exploding "
-            "gradients are not judged; use training=True (--train) to see the model as it is trained"
+            f"gradients are not judged; use {advice('training=True', '--train')} to see the model as it is trained"
         )
     return remarks

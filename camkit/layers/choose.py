@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from camkit.engine.interrupts import interruptible
 from camkit.engine.record import ModelRecord
-from camkit.errors import LayerError
+from camkit.errors import LayerError, advice, listing_layers
 from camkit.layers.branches import ends_beside, shared, twins
 from camkit.layers.influence import ELSEWHERE, Influence, measure_influence, structural_verdict
 from camkit.layers.layouts import Readings, channels_of, read_layouts
@@ -95,7 +95,7 @@ class Decision:
             options = " ".join(f"--layer {row.ref}" for row in self.equals)
             raise LayerError(
                 f"the model ends in {len(self.equals)} branches that are equally deep: {listed}; name one of them, or "
-                f"fuse them all with target_layer=[{names}] ({options})"
+                f"fuse them all with {advice(f'target_layer=[{names}]', options)}"
             )
         if self.layer is None and any(row.verdict == ELSEWHERE for row in self.rows):
             raise LayerError(
@@ -106,7 +106,8 @@ class Decision:
         if self.layer is None:
             raise LayerError(
                 "no layer with a spatial grid influences the score, so camkit cannot choose one; name one with "
-                "target_layer (--layer)" + (f": {self.candidates()}" if self.candidates() else "")
+                + advice("target_layer", "--layer")
+                + (f": {self.candidates()}" if self.candidates() else "")
             )
         return self.layer
 
@@ -120,8 +121,8 @@ class Decision:
         if row is not None and row.verdict == ELSEWHERE:
             raise LayerError(
                 f"layer {str(row.ref)!r} returned shape {row.shape}, but its cells lie elsewhere in the input than "
-                "this shape suggests, so camkit cannot draw a map; choose another layer (camkit layers --model NAME "
-                "lists them)"
+                "this shape suggests, so camkit cannot draw a map; choose another layer "
+                f"({listing_layers()})"
             )
         unsure = row is not None and row.unsure
         layout = None if row is None else row.layout
