@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import nn
 
@@ -34,7 +32,7 @@ def configured_model(
         raise InputError(
             f"no model is named; {advice('pass one', 'pass --model')}, or set name in the config's [model] table"
         )
-    if not describes(section, name):
+    if not section.describes(name):
         return load_model(name, device=device, trainable=trainable)
     return load_model(
         name,
@@ -47,15 +45,3 @@ def configured_model(
         text=section.text,
         trainable=trainable,
     )
-
-
-def describes(section: ModelSection, name: str) -> bool:
-    """Return whether a config's settings hold for the model with this name."""
-    return section.name is None or _absolute(section.name) == _absolute(name)
-
-
-def _absolute(name: str) -> str:
-    """Return a name with the absolute path of its file, so that the same file is found under two relative paths."""
-    file, separator, rest = name.rpartition(":")
-    stem = file if separator else rest
-    return os.path.abspath(stem) + separator + (rest if separator else "")  # noqa: PTH100 - also of names that are no files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,6 +47,10 @@ class ModelSection(_Section):
     std: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     labels: Path | None = None
     text: list[str] | None = None
+
+    def describes(self, name: str) -> bool:
+        """Return whether these settings hold for the model with this name: they name it, or none."""
+        return self.name is None or _absolute(self.name) == _absolute(name)
 
 
 class ExplainSection(_Section):
@@ -206,6 +211,10 @@ class Settings(_Section):
     classes: dict[str, ClassSection] = Field(default_factory=dict)
     waivers: list[Waiver] = Field(default_factory=list)
 
+    def relative_to(self, folder: Path) -> Settings:
+        """Return the settings with every path as seen from a folder, as a config in that folder gives it."""
+        return _with_paths(self, Path(), lambda path: _seen_from(folder, path))
+
     def waived(self, today: dt.date) -> dict[str, Waiver]:
         """Return the waivers in force, by class; a waiver is still in force on its last day."""
         return {waiver.name: waiver for waiver in self.waivers if waiver.expires >= today}
@@ -234,7 +243,7 @@ def read_config(file: Path) -> Settings:
     if table is None:
         raise InputError(f"{file} has no [tool.camkit] table")
     settings = settings_from(table, str(file))
-    return _relative_to(file.parent, settings)
+    return _with_paths(settings, file.parent, lambda path: file.parent / path)
 
 
 def as_settings(config: Settings | Mapping[str, Any] | str | Path | None) -> Settings:
@@ -251,33 +260,53 @@ def as_settings(config: Settings | Mapping[str, Any] | str | Path | None) -> Set
 
 
 _MODEL_FILES = ("name", "weights")
-"""Settings that are names or files; they are taken as files if the config's folder has them."""
+"""Settings that are names or files; they are taken as files if there is such a file."""
 
 
-def _relative_to(folder: Path, settings: Settings) -> Settings:
-    """Return the settings with every relative path starting at a folder."""
+def _with_paths(settings: Settings, folder: Path, changed: Callable[[Path], Path]) -> Settings:
+    """Return the settings with every path changed; names that may be files are looked for in a folder."""
     sections: dict[str, _Section] = {}
     for key in Settings.model_fields:
         section = getattr(settings, key)
         if isinstance(section, _Section):
-            paths = {name: folder / path for name, path in section if isinstance(path, Path)}
+            paths = {name: changed(path) for name, path in section if isinstance(path, Path)}
             sections[key] = section.model_copy(update=paths)
-    files = {name: _resolve_file(getattr(settings.model, name), folder) for name in _MODEL_FILES}
+    names = {key: name for key in _MODEL_FILES if (name := getattr(settings.model, key)) is not None}
+    files = {key: _changed_file(name, folder, changed) for key, name in names.items()}
     sections["model"] = sections["model"].model_copy(update=files)
     return settings.model_copy(update=sections)
 
 
-def _resolve_file(name: str | None, folder: Path) -> str | None:
-    """Return the path of ``model.pth`` or ``net.py:make`` if the folder has that file; else the name unchanged."""
-    if name is None:
-        return None
-    stem, separator, _ = name.partition(".py:")
-    file = f"{stem}.py" if separator else stem
-    return str(folder / name) if (folder / file).is_file() else name
+def _changed_file(name: str, folder: Path, changed: Callable[[Path], Path]) -> str:
+    """Return ``model.pth`` or ``net.py:make`` with its path changed if the folder has that file; else the name."""
+    stem, separator, attribute = name.partition(".py:")
+    file = Path(f"{stem}.py" if separator else stem)
+    return f"{changed(file)}{separator[3:]}{attribute}" if (folder / file).is_file() else name
 
 
-def settings_from(table: Mapping[str, Any], source: str) -> Settings:
-    """Validate a table of settings; ``source`` says in an error where the table comes from.
+def _seen_from(folder: Path, path: Path) -> Path:
+    try:
+        return Path(os.path.relpath(path, folder))
+    except ValueError:  # on another drive
+        return path.resolve()
+
+
+def _absolute(name: str) -> str:
+    """Return the name of a model with its file's absolute path, so that ``./net.py:make`` equals ``net.py:make``."""
+    file, separator, attribute = name.rpartition(":")
+    absolute = os.path.abspath(file if separator else name)  # noqa: PTH100 - it may be no file at all
+    return f"{absolute}{separator}{attribute}" if separator else absolute
+
+
+def settings_from(
+    table: Mapping[str, Any], source: str | None = None, *, named: Callable[[str], str] = repr
+) -> Settings:
+    """Validate a table of settings.
+
+    Args:
+        table: the settings.
+        source: where the table comes from, for errors; None if its settings name that themselves.
+        named: what an error calls a setting, such as "check.seed".
 
     Raises:
         InputError: a key is unknown (the error suggests the nearest known one), or a value is invalid.
@@ -287,23 +316,23 @@ def settings_from(table: Mapping[str, Any], source: str) -> Settings:
     except ValidationError as error:
         # A misspelt key is reported as unknown and the right one as missing; only the first helps the user.
         first = min(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
-        raise InputError(f"{source}: {_sentence(first)}") from error
+        raise InputError(": ".join(filter(None, (source, _sentence(first, named))))) from error
 
 
-def _sentence(error: Any) -> str:
+def _sentence(error: Any, named: Callable[[str], str]) -> str:
     """Turn one of pydantic's errors into a sentence that names the setting."""
     # Behind the path of the setting, pydantic appends the union members it tried, and indices of list entries.
     depth = 3 if error["loc"][:1] in (("classes",), ("waivers",)) else 2
     path = [str(part) for part in error["loc"][:depth]]
     path += [str(part) for part in error["loc"][depth:] if isinstance(part, int)]
-    setting = ".".join(path)
+    setting = named(".".join(path))
     if error["type"] == "extra_forbidden":
-        return f"there is no setting {setting!r}{did_you_mean(path[-1], _keys(path[:-1]))}"
+        return f"there is no setting {setting}{did_you_mean(path[-1], _keys(path[:-1]))}"
     if error["type"] == "missing":
-        return f"{setting!r} is missing"
+        return f"{setting} is missing"
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{setting!r} is {error['input']!r}: expected a table of settings"
-    return f"{setting!r} is {error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+        return f"{setting} is {error['input']!r}: expected a table of settings"
+    return f"{setting} is {error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
 def normalize_name(name: str) -> str:
