@@ -45,8 +45,7 @@ def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) 
     values: dict[str, Any] = {"config": str(file)}
     models = [token.value for token in options["--model"].tokens]
     if not models or settings.model.describes(models[-1]):
-        values |= {"model": settings.model.name, **_values(settings.model)}
-        del values["name"]
+        values |= {"model" if name == "name" else name: value for name, value in _values(settings.model).items()}
     for table in _TABLES.get(commands, ()):
         values |= _values(getattr(settings, table))
     if commands[:1] == ("check",):

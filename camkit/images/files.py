@@ -84,9 +84,17 @@ def refuse_address(name: str) -> None:
     Raises:
         InputError: the name is an address.
     """
-    if _ADDRESS.match(name) and not os.path.lexists(name):
-        address = re.sub(":/+", "://", name, count=1)
-        raise InputError(f"{address} is an address, and camkit reads only files: download the picture and name the file")
+    sentence = None if os.path.lexists(name) else about_address(name)
+    if sentence is not None:
+        raise InputError(sentence)
+
+
+def about_address(name: str) -> str | None:
+    """Return a sentence about the address of a page; None for any other name."""
+    if not _ADDRESS.match(name):
+        return None
+    address = re.sub(":/+", "://", name, count=1)
+    return f"{address} is an address, and camkit reads only files: download the picture and name the file"
 
 
 def names_file(out: Path) -> bool:

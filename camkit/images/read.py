@@ -12,7 +12,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, UnidentifiedImageError
 
 from camkit.errors import ImageError, brief
-from camkit.images.files import find_pictures
+from camkit.images.files import about_address, find_pictures
 
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
@@ -40,7 +40,7 @@ def open_picture(path: str | Path) -> Image.Image:
         reason = "a folder without pictures" if is_empty else "a folder; pass the picture files in it"
         raise ImageError(f"{path} is {reason}") from error
     except FileNotFoundError as error:
-        raise ImageError(f"there is no file {path}") from error
+        raise ImageError(about_address(str(path)) or f"there is no file {path}") from error
     except UnidentifiedImageError as error:
         size = path.stat().st_size
         raise ImageError(f"{path} is {'an empty file' if size == 0 else 'not a picture'}") from error
