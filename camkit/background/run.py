@@ -32,8 +32,8 @@ from camkit.background.values import Dataset, Inconclusive, Progress, Stage
 from camkit.config.model import configured_model
 from camkit.config.settings import Settings, as_settings
 from camkit.engine.passes import usable_precision
-from camkit.errors import InputError, OutputError, advice, refuse_unknown_options, refusing_exit
-from camkit.images.files import write_file
+from camkit.errors import InputError, advice, refuse_unknown_options, refusing_exit
+from camkit.images.files import set_aside, write_file
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
@@ -219,7 +219,7 @@ def finish_check(
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
         check_same_answers(plan, rows)
         if out is not None:
-            _set_aside_reports(out)
+            set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
         result = replace(run_check(plan, rows, progress, hashes), inconclusive=inconclusive)
         if earlier is not None:
             contents = {item.name: plan.files.of(item.path) for item in plan.data.items}
@@ -251,16 +251,6 @@ def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
     if out is not None and baseline == out / BASELINE_FILE and not baseline.exists():
         return baseline.with_name(f"before-{baseline.name}")
     return baseline
-
-
-def _set_aside_reports(out: Path) -> None:
-    """Rename the reports of an earlier check: if this one is interrupted, no old verdict must look like its own."""
-    try:
-        for name in REPORTS:
-            if (out / name).exists():
-                (out / name).replace(out / f"before-{name}")
-    except OSError as error:
-        raise OutputError(f"cannot write into {out}: {error.strerror or error}") from error
 
 
 def write_reports(result: CheckResult, out: Path) -> None:

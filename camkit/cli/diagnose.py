@@ -80,6 +80,7 @@ def features(
     top: Annotated[int, Parameter(group=METHOD, metavar="NUMBER")] = 64,
     scale: Annotated[Literal["each", "together"], Parameter(group=OUTPUT)] = "each",
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="PATH")] = Path("camkit-out"),
+    overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
     """Draw a layer's feature maps for one picture as a sheet, the strongest first.
@@ -91,6 +92,7 @@ def features(
         top: The number of maps.
         scale: each: scale every map to its own range, to show its form; together: all to one range, to compare them.
         out: The folder for the sheet, or a file such as sheet.png.
+        overwrite: Replace a file that shows something else. Without it, what differs is added to the name.
         common: The config, and how much is printed.
     """
     (common or Common()).begin()
@@ -98,13 +100,23 @@ def features(
         raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
     from camkit.diagnosis.feature_maps import feature_maps
     from camkit.images.files import check_folder, names_file, refuse_address
-    from camkit.scale.folder import sheet_name
+    from camkit.scale.naming import free_file, picture_name, slug, write_drawing
 
     refuse_address(str(picture))
     loaded = source.load()
     check_folder(out.parent if names_file(out) else out)
     maps = feature_maps(loaded, picture, layer, top=top)
-    file = maps.save(out if names_file(out) else out / sheet_name(picture, maps.layer), scale=scale)
+    words = ["features", slug(maps.layer)]
+    shows = {
+        "picture": str(picture.absolute()),
+        "name": ".".join(words),
+        "model": loaded.name,
+        **source.about(),
+        "top": f"top-{top}",
+        "scale": scale,
+    }
+    file = free_file(out, Path(picture_name(picture)), words, shows, overwrite=overwrite)
+    write_drawing(file, maps.sheet(scale=scale), shows)
     if TALK.quiet:
         return 0
     printer().print(

@@ -198,6 +198,20 @@ def write_file(path: Path, data: bytes) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def set_aside(folder: Path, names: Iterable[str]) -> None:
+    """Rename files of an earlier run, so that ``report.json`` is kept as ``before-report.json``.
+
+    Raises:
+        OutputError: a file cannot be renamed.
+    """
+    try:
+        for name in names:
+            if (folder / name).exists():
+                (folder / name).replace(folder / f"before-{name}")
+    except OSError as error:
+        raise OutputError(f"cannot write into {folder}: {error.strerror or error}") from error
+
+
 def check_folder(folder: Path) -> None:
     """Create a folder if it does not exist, and check that files can be written into it.
 

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
-import zlib
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from camkit.drawing import overlay
-from camkit.drawing.encode import encode, read_note, with_note
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, InputError, OutputError, RunError, advice
+from camkit.errors import CamkitError, InputError, OutputError, RunError
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
-from camkit.images.files import check_folder, names_file, write_file
+from camkit.images.files import check_folder, names_file
 from camkit.methods import MethodLike
 from camkit.models.loaded import LoadedModel
+from camkit.scale.naming import drawing_names, free_file, slug, write_drawing
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
 from camkit.types import Failure, Fusion, Precision
 
-_LONGEST_SLUG = 30
-"""Characters of a layer's or a target's name in the name of a drawing."""
-_LONGEST_STEM = 120
-"""Bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
 _NOT_IN_METHOD_NAMES = r"[^\w+.-]"
 """Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
 _WRITERS = 2
@@ -161,60 +154,24 @@ class _DrawingFiles:
     with_rank: bool
     overwrite: bool
 
-    def file_for(self, row: Explanation, rank: int) -> tuple[Path, str]:
-        """Return the file for an explanation, and the note of what it shows.
+    def file_for(self, row: Explanation, rank: int) -> tuple[Path, dict[str, str]]:
+        """Return the file for an explanation, and what it shows.
 
         Args:
             row: the explanation.
             rank: its place among those of its picture, from 1.
 
         Raises:
-            OutputError: the file exists, and nothing in its name could tell the two drawings apart.
+            OutputError: as ``free_file``.
         """
         picture = Path(row.source)
         words = [re.sub(_NOT_IN_METHOD_NAMES, "", row.method)]
         if self.with_layer:
-            words.append(_slug(row.layer))
+            words.append(slug(row.layer))
         if self.with_target:
-            words.append(f"{rank}-{_slug(row.name)}" if self.with_rank else _slug(row.name))
+            words.append(f"{rank}-{slug(row.name)}" if self.with_rank else slug(row.name))
         shows = {"picture": str(picture.absolute()), "name": ".".join(words), **self.requested}
-        note = json.dumps(shows)
-        if names_file(self.out):
-            if not self._is_free(self.out, shows):
-                raise OutputError(
-                    f"{self.out} exists already; name another file, or pass {advice('overwrite=True', '--overwrite')}"
-                )
-            return self.out, note
-        return self._free_file(self.names[picture], words, shows), note
-
-    def _free_file(self, name: Path, words: list[str], shows: Mapping[str, str]) -> Path:
-        """Return the file of these words; if it shows something else, with words for what differs."""
-        while True:
-            file = self.out / name.parent / f"{'.'.join([name.name, *words])}.png"
-            if self._is_free(file, shows):
-                return file
-            earlier = _shown_in(file)
-            distinct = [key for key in (*shows, *earlier) if earlier.get(key, "") != shows.get(key, "")]
-            named = {**shows, "picture": Path(shows["picture"]).parent.name}
-            new = dict.fromkeys(_slug(named.get(key) or f"default-{key}") for key in distinct)
-            if not earlier or not new.keys() - set(words):
-                raise OutputError(
-                    f"{file} exists and camkit cannot tell what it shows; choose another folder, or pass "
-                    + advice("overwrite=True", "--overwrite")
-                )
-            words = [*dict.fromkeys([*words, *new])]
-
-    def _is_free(self, file: Path, shows: Mapping[str, str]) -> bool:
-        return self.overwrite or not os.path.lexists(file) or _shown_in(file) == shows
-
-
-def _shown_in(file: Path) -> dict[str, str]:
-    """Return what a drawing shows, as it says itself; an empty dictionary if it does not."""
-    try:
-        shown = json.loads(read_note(file) or "{}")
-    except ValueError:
-        return {}
-    return shown if isinstance(shown, dict) else {}
+        return free_file(self.out, self.names[picture], words, shows, overwrite=self.overwrite), shows
 
 
 def _drawing_tasks(
@@ -240,79 +197,12 @@ def _write(
     """Draw an explanation into its file, unless that is one of the pictures."""
     source = explanation.source
     try:
-        file, note = files.file_for(explanation, rank)
+        file, shows = files.file_for(explanation, rank)
         if os.path.realpath(file) in pictures:
             return Failure(source, OutputError(f"{file} is itself a picture to explain; choose another folder"))
-        drawn = encode(explanation.overlay(**vars(drawing)), file.suffix)
-        write_file(file, with_note(drawn, note) if file.suffix.lower() == ".png" else drawn)
+        write_drawing(file, explanation.overlay(**vars(drawing)), shows)
     except CamkitError as error:
         return Failure(source, error)
     except Exception as error:
         return Failure(source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
     return Written(explanation, file)
-
-
-def drawing_names(places: Mapping[Path, Path]) -> dict[Path, Path]:
-    """Return for each picture the path of its drawings below the output folder, without the method.
-
-    It is the picture's place. The suffix belongs to the name, so that the drawings of cat.jpg and cat.png differ even
-    if they are explained one after the other; only ``.jpg`` is left out. If named files have the same name, as many of
-    their folders are added as it takes to tell them apart.
-
-    >>> pictures = {Path("in/cat.jpg"): Path("cat.jpg"), Path("in/b/cat.png"): Path("b/cat.png")}
-    >>> [name.as_posix() for name in drawing_names(pictures).values()]
-    ['cat', 'b/cat.png']
-    >>> pictures = {Path("a/x.jpg"): Path("x.jpg"), Path("b/x.jpg"): Path("x.jpg")}
-    >>> [name.as_posix() for name in drawing_names(pictures).values()]
-    ['a/x', 'b/x']
-    """
-    names = {picture: place.with_name(_stem(place)) for picture, place in places.items()}
-    by_name: defaultdict[str, list[Path]] = defaultdict(list)
-    for picture, name in names.items():
-        by_name[str(name).casefold()].append(picture)
-    for pictures in by_name.values():
-        if len(pictures) > 1:
-            names.update(_told_apart(pictures))
-    return names
-
-
-def _told_apart(pictures: Sequence[Path]) -> dict[Path, Path]:
-    """Return names for pictures that have the same name, with as many of their folders as it takes."""
-    folders = {picture: Path(os.path.abspath(picture)).parent.parts[1:] for picture in pictures}  # noqa: PTH100
-    names: dict[Path, Path] = {}
-    for count in range(1, max(map(len, folders.values())) + 1):
-        names = {picture: Path(*folders[picture][-count:], _stem(picture)) for picture in pictures}
-        if len({str(name).casefold() for name in names.values()}) == len(pictures):
-            break
-    return names
-
-
-def _stem(path: Path) -> str:
-    """Return the name of a picture without ``.jpg``, cut if a file system might not take it with what follows."""
-    name = path.name.removesuffix(".jpg") or path.name
-    return name if len(os.fsencode(name)) <= _LONGEST_STEM else f"{_cut(name)}-{_checksum(name)}"
-
-
-def _cut(name: str) -> str:
-    while len(os.fsencode(name)) > _LONGEST_STEM:
-        name = name[:-1]
-    return name
-
-
-def _slug(text: str) -> str:
-    text = re.sub(r"^- ", "minus ", text)  # the sign of a direction
-    slug = re.sub(r"[^\w.-]+", "-", text).strip("-.") or "target"
-    return slug if len(slug) <= _LONGEST_SLUG else f"{slug[:_LONGEST_SLUG]}-{_checksum(text)}"
-
-
-def _checksum(text: str) -> str:
-    return f"{zlib.crc32(text.encode(errors='replace')):x}"
-
-
-def sheet_name(picture: Path, layer: str) -> str:
-    """Return the file name for a sheet of feature maps.
-
-    >>> sheet_name(Path("photos/cat.jpg"), "layer4.1.relu#2")
-    'cat.features.layer4.1.relu-2.png'
-    """
-    return f"{_cut(picture.stem)}.features.{_slug(layer)}.png"
