@@ -470,6 +470,30 @@ def test_pyproject_serves_all_commands_too(project: Path, capsys: pytest.Capture
     assert "using the config pyproject.toml of this folder" in capsys.readouterr().err
 
 
+PAGE = (Path(__file__).parents[1] / "docs" / "command.md").read_text("utf-8")
+
+
+def test_the_config_and_the_options_of_the_docs_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    block = re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert block
+    assert settings_from(tomllib.loads(block[1]), "docs/command.md").explain.method == "layercam"
+    for key in re.findall(r"further keys: (.*)", block[1]):
+        assert set(key.split(", ")) <= {name for field in Settings.model_fields.values() for name in keys_of(field)}
+    known = ""
+    for command in ("", "check", "check init", "layers", "diagnose", "features"):
+        assert main([*command.split(), "--help"]) == 0
+        known += capsys.readouterr().out
+    rows = re.findall(r"^\| (`-\w`.*?) \| (`--.*?) \|", PAGE, re.MULTILINE)
+    assert len(rows) > 5
+    for short, long in rows:
+        for pair in zip(re.findall(r"-\w", short), re.findall(r"--[\w-]+", long), strict=True):
+            assert " ".join(reversed(pair)) in known, pair
+
+
+def keys_of(field: Any) -> list[str]:
+    return list(getattr(field.annotation, "model_fields", []))
+
+
 # Options of the check
 
 
