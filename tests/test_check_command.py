@@ -19,11 +19,11 @@ import torch
 from PIL import Image
 
 import camkit
-from camkit.background.config import read_config
 from camkit.background.journal import Journal
 from camkit.background.plan import FileHashes, hash_code
 from camkit.background.run import plan_check
 from camkit.cli import main
+from camkit.config.settings import read_config
 from camkit.demo.checked import write_scenes
 from camkit.errors import InputError, RunError
 

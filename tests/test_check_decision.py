@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from camkit.background.config import LimitsSection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from camkit.background.config import LimitsSection
 from camkit.background.decision import LEVELS, VERDICTS, Effect, Findings
 from camkit.background.measures import OVERALL, MeasuredEffect, Measures
 from camkit.background.reasons import reason_of

@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from camkit.background.config import LimitsSection
 from camkit.background.measures import OVERALL, ImageRow, Limits
 from camkit.background.measuring import measure_all
 from camkit.background.verdict import judge
+from camkit.config.settings import LimitsSection
 
 LIMITS = LimitsSection()
 

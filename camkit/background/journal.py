@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Float
 
-from camkit.errors import InputError, OutputError, refuse_pipe
+from camkit.errors import InputError, OutputError, advice, refuse_pipe
 
 try:
     import fcntl
@@ -100,7 +100,11 @@ class Journal:
         if not rows:
             raise InputError(
                 f"{path} cannot be resumed: it belongs to a run with other weights, data or settings, or with other "
-                "code of the model or its preprocessing; start again without --resume, or choose another --out"
+                "code of the model or its preprocessing; "
+                + advice(
+                    "start again without resume=True, or choose another out folder",
+                    "start again without --resume, or choose another --out",
+                )
             )
         self.damaged = len(lines) - len(rows)
         return [row for row in rows if "journal" not in row]
@@ -132,7 +136,7 @@ class Journal:
                     os.ftruncate(self._file.fileno(), before)  # half a line would make later lines unreadable
                 raise OutputError(
                     f"cannot write {self._path}: {error.strerror or error}; finished rows are kept, "
-                    "and --resume continues from there"
+                    f"and {advice('resume=True', '--resume')} continues from there"
                 ) from error
         for row in rows:
             self._keep(row)
@@ -214,7 +218,8 @@ def _acquire_lock(path: Path) -> BinaryIO:
         except BlockingIOError as error:
             lock.close()
             raise OutputError(
-                f"another check is writing into {path.parent}; wait until it ends, or choose another --out"
+                f"another check is writing into {path.parent}; wait until it ends, or choose another "
+                + advice("out folder", "--out")
             ) from error
         except OSError:  # the file system does not support locks
             return lock

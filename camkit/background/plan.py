@@ -21,12 +21,12 @@ from PIL import Image
 from torch import Tensor
 
 from camkit.background.classes import ClassMatch
-from camkit.background.config import Settings
 from camkit.background.data import in_pixels
 from camkit.background.experiment import PreparedPicture
 from camkit.background.render import object_region, widened_boxes
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
+from camkit.config.settings import Settings
 from camkit.images.crop import CropBoxes
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare

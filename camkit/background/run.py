@@ -24,16 +24,17 @@ from camkit.background.baseline import (
 )
 from camkit.background.check import CheckResult, run_check
 from camkit.background.classes import match_classes, parse_class_map, read_class_map
-from camkit.background.config import Settings, read_config, settings_from
 from camkit.background.data import read_data
 from camkit.background.heat import check_same_answers, heat_rows
 from camkit.background.journal import Journal
 from camkit.background.plan import SPARE_PICTURES, Plan, fingerprint, hash_code, make_plan
 from camkit.background.report import REPORTS, words
 from camkit.background.values import Dataset, Inconclusive, Progress, Run, Stage
+from camkit.config.model import configured_model
+from camkit.config.settings import Settings, as_settings
 from camkit.engine.passes import usable_precision
-from camkit.errors import InputError, OutputError, refuse_unknown_options, refusing_exit
-from camkit.images.files import write_file
+from camkit.errors import InputError, advice, refuse_unknown_options, refusing_exit
+from camkit.images.files import set_aside, write_file
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
@@ -59,28 +60,29 @@ class PlanOptions(TypedDict, total=False):
 
 @refusing_exit()
 def check(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None = None,
     data: str | Path | None = None,
     *,
     out: str | Path | None = None,
     baseline: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
-    inconclusive: Inconclusive = "fail",
+    inconclusive: Inconclusive | None = None,
     **options: Unpack[PlanOptions],
 ) -> CheckResult:
     """Check whether a classifier may ship, or reads the background.
 
     Args:
-        model: as for ``camkit.explain``.
+        model: as for ``camkit.explain``. None uses the config's model; a name is loaded as the config says, with its
+            weights.
         data: a folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
             regions name classes. None uses the path in the config.
-        out: the folder for the reports. None writes none.
-        baseline: an earlier ``report.json`` of the same data and settings, to compare with.
+        out: the folder for the reports. None uses the config's, and writes none if it has none.
+        baseline: an earlier ``report.json`` of the same data and settings, to compare with. None uses the config's.
         resume: continue an interrupted check from the rows it left in ``out``.
         progress: called with the stage, the number of steps done, and the number of steps in all.
         inconclusive: whether the result's ``exit_code``, ``assert_ok`` and JUnit XML count INCONCLUSIVE as a failure
-            ("fail") or as a "pass".
+            ("fail") or as a "pass". None uses the config's, which is "fail" by default.
         **options: all are optional.
             ``preprocess``, ``labels``: as for ``camkit.explain``.
             ``regions``: the file or folder with the objects' regions. None searches beside the pictures.
@@ -105,11 +107,17 @@ def check(
         >>> camkit.check("resnet50", "validation/").assert_ok()  # doctest: +SKIP
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
-    folder = None if out is None else Path(out)
+    settings = options["config"] = as_settings(options.get("config"))
+    folder = settings.run.out if out is None else Path(out)
     plan = plan_check(model, data, skip=folder, **options)
-    earlier = None if baseline is None else Path(baseline)
+    earlier = settings.run.baseline if baseline is None else Path(baseline)
     return finish_check(
-        plan, folder, baseline=earlier, resume=resume, progress=progress or _silent, inconclusive=inconclusive
+        plan,
+        folder,
+        baseline=earlier,
+        resume=resume or settings.run.resume,
+        progress=progress or _silent,
+        inconclusive=inconclusive or settings.run.inconclusive,
     )
 
 
@@ -118,7 +126,7 @@ def _silent(stage: Stage, done: int, of: int) -> None:
 
 
 def plan_check(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None = None,
     data: str | Path | None = None,
     *,
     skip: Path | None = None,
@@ -130,9 +138,14 @@ def plan_check(
     """
     refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
     settings = _settings(options.get("config"), quick=options.get("quick", False), strict=options.get("strict"))
-    loaded = as_model(model, preprocess=options.get("preprocess"), labels=options.get("labels"))
+    loaded = as_model(
+        configured_model(model, settings.model), preprocess=options.get("preprocess"), labels=options.get("labels")
+    )
     if loaded.preprocess is None:
-        raise InputError("the preprocessing of this model is not known; pass preprocess=...")
+        raise InputError(
+            "the preprocessing of this model is not known; pass "
+            + advice("preprocess=...", "--size, --mean and --std, or let the factory return it with the module")
+        )
     settings = _with_usable_precision(settings, device_of(loaded.module))
     folder = settings.data.path if data is None else Path(data)
     if folder is None or data == "":
@@ -174,17 +187,10 @@ def _settings(
     config: Settings | Mapping[str, Any] | str | Path | None, *, quick: bool, strict: bool | None
 ) -> Settings:
     """Read the config. A quick check takes a smaller sample, but no smaller than the limits need."""
-    if config is None:
-        settings = Settings()
-    elif isinstance(config, Settings):
-        settings = config
-    elif isinstance(config, Mapping):
-        settings = settings_from(config, "config")
-    else:
-        settings = read_config(Path(config))
+    settings = as_settings(config)
     if strict is not None:
         settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"strict": strict})})
-    if not quick:
+    if not (quick or settings.run.quick):
         return settings
     smaller = {name: min(most, getattr(settings.check, name)) for name, most in QUICK.items()}
     testable = settings.limits.least_pictures + SPARE_PICTURES
@@ -226,7 +232,7 @@ def finish_check(
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
         check_same_answers(plan, rows)
         if out is not None:
-            _set_aside_reports(out)
+            set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
         result = run_check(plan, rows, progress, hashes)
         ran = Run(started, time.perf_counter() - clock, command)
         result = replace(result, inconclusive=inconclusive, run=ran)
@@ -260,16 +266,6 @@ def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
     if out is not None and baseline == out / BASELINE_FILE and not baseline.exists():
         return baseline.with_name(f"before-{baseline.name}")
     return baseline
-
-
-def _set_aside_reports(out: Path) -> None:
-    """Rename the reports of an earlier check: if this one is interrupted, no old verdict must look like its own."""
-    try:
-        for name in REPORTS:
-            if (out / name).exists():
-                (out / name).replace(out / f"before-{name}")
-    except OSError as error:
-        raise OutputError(f"cannot write into {out}: {error.strerror or error}") from error
 
 
 def write_reports(result: CheckResult, out: Path) -> None:

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from camkit.background.config import LimitsSection
 from camkit.background.decision import Effect, Findings
 from camkit.background.measures import OVERALL, EffectName, Measures
 from camkit.background.reasons import Reason, reason_of
 from camkit.background.statistics import MIN_GROUPS, holm, wilson
 from camkit.background.values import Verdict
+from camkit.config.settings import LimitsSection
 
 _MAX_LISTED = 5
 """Classes with the same kind of reason that are listed one by one; more are counted, to keep the summary short."""

@@ -51,6 +51,21 @@ def printer(*, stderr: bool = False) -> Console:
     return QuietConsole(stderr=stderr, highlight=False, soft_wrap=True)
 
 
+class Talk:
+    """How much a command prints besides its results: with ``quiet`` nothing but errors, with ``verbose`` more."""
+
+    quiet = False
+    verbose = False
+
+    def set(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        """Set how much is printed, in all threads."""
+        self.quiet, self.verbose = quiet, verbose
+
+
+TALK = Talk()
+"""What the options --quiet and --verbose of the running command say."""
+
+
 def emit(line: str) -> None:
     """Print a line of results for another program to stdout, as it is.
 
@@ -64,14 +79,25 @@ def emit(line: str) -> None:
 
 
 def say(message: str, style: str = "bold") -> None:
-    """Print a message to stderr, apart from the results."""
+    """Print a message to stderr, apart from the results; nothing with --quiet."""
+    if not TALK.quiet:
+        _say(message, style)
+
+
+def tell(message: str) -> None:
+    """Print a message to stderr with --verbose."""
+    if TALK.verbose:
+        _say(message, "dim")
+
+
+def _say(message: str, style: str) -> None:
     printer(stderr=True).print(Text.assemble(("camkit: ", style), printable(message)))
 
 
 def fail(message: str) -> None:
     """Print an error to stderr. Ignore a failure to write, because the exit code must not depend on it."""
     with contextlib.suppress(OSError, ValueError):
-        say(message, "bold red")
+        _say(message, "bold red")
 
 
 def print_traceback(error: BaseException) -> None:
@@ -113,7 +139,7 @@ def stages() -> Iterator[Callable[[Stage, int, int], None]]:
 
     console = QuietConsole(stderr=True)
     tasks: dict[str, Any] = {}
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Progress(console=console, transient=True, disable=TALK.quiet or not console.is_terminal) as bars:
 
         def progress(stage: Stage, done: int, of: int) -> None:
             if stage not in tasks:

@@ -166,6 +166,15 @@ def choice(decision: Decision) -> Text:
     )
 
 
+def layer_name(decision: Decision) -> str:
+    """Return the name of the layer that ``explain`` would use.
+
+    Raises:
+        LayerError: there is none, or there are several.
+    """
+    return printable(str(decision.chosen()))
+
+
 def demo(result: DemoResult) -> Text:
     """Return each demo network's answer to each scene, and the file that shows them."""
     text = Text()

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin, UnidentifiedImageError
 
 from camkit.errors import ImageError, brief, refuse_pipe
-from camkit.images.files import find_pictures
+from camkit.images.files import about_address, find_pictures
 
 _WHITE_OF_8_BITS, _WHITE_OF_16_BITS = 255, 65535
 
@@ -42,7 +42,7 @@ def open_picture(path: str | Path) -> Image.Image:
         reason = "a folder without pictures" if is_empty else "a folder; pass the picture files in it"
         raise ImageError(f"{path} is {reason}") from error
     except FileNotFoundError as error:
-        raise ImageError(f"there is no file {path}") from error
+        raise ImageError(about_address(str(path)) or f"there is no file {path}") from error
     except UnidentifiedImageError as error:
         size = path.stat().st_size
         raise ImageError(f"{path} is {'an empty file' if size == 0 else 'not a picture'}") from error

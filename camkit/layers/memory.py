@@ -16,7 +16,7 @@ from camkit.engine.attach import forward_hooks, starts
 from camkit.engine.interrupts import undisturbed
 from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.restore import is_in_use
-from camkit.errors import LayerError
+from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
 from camkit.layers.names import select_layers
 from camkit.layers.trace import OperationNames
@@ -76,7 +76,8 @@ class ModelMemory:
             modules = weakref.WeakValueDictionary(select_layers(model, cast("Any", selectors)))
             if LayerRef("") in modules:
                 raise LayerError(
-                    "the whole model is not a layer; name one of its submodules, or pass None to let camkit choose"
+                    "the whole model is not a layer; name one of its submodules, or "
+                    f"{advice('pass None', 'leave out --layer')} to let camkit choose"
                 )
             if all(isinstance(item, (str, LayerRef)) for item in selectors):  # modules would keep the model alive
                 self._selected[selectors] = modules

@@ -200,7 +200,7 @@ def changed_at(name: str) -> int:
 
 
 def as_model(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None,
     *,
     preprocess: Preprocess | None = None,
     labels: Labels | None = None,
