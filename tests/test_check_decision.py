@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from camkit.background.config import LimitsSection
+from camkit.config.settings import LimitsSection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
