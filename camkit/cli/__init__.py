@@ -21,8 +21,13 @@ from camkit.cli.terminal import QuietConsole, discard_output, fail, plain_warnin
 from camkit.errors import CamkitError, InputError, OutputError, refusing_exit
 
 if TYPE_CHECKING:
-    from camkit.scale.folder import Drawing, Written
+    from typing import TypeAlias
+
+    from camkit.scale.folder import Written
+    from camkit.scale.video import WrittenVideo
     from camkit.types import Failure
+
+    Row: TypeAlias = Written | WrittenVideo | Failure
 
 _MOST_WITHOUT_BAR = 3
 """Up to this many pictures are explained before a progress bar would be read."""
@@ -59,9 +64,11 @@ def explain(
     precision: Literal["fp32", "bf16", "fp16", "bf16-forced"] = "fp32",
     batch_size: int = 32,
     out: Path = Path("camkit-out"),
-    style: str = "overlay",
+    style: str = "figure",
     colormap: str = "turbo",
     alpha: float = 0.5,
+    scale: Literal["shared", "each"] | None = None,
+    every: int = 1,
     json: Annotated[bool, Parameter(negative=())] = False,
     tensorboard: Path | None = None,
 ) -> int:
@@ -78,9 +85,12 @@ def explain(
             without units for bf16, bf16 runs in fp32; bf16-forced does not.
         batch_size: Pictures per pass; halved automatically if memory runs out.
         out: The folder for the drawn pictures.
-        style: overlay, side-by-side or heatmap.
+        style: figure (with a caption and a colour bar), overlay, side-by-side or heatmap.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.
+        scale: shared draws all pictures on one scale of colours, so that they can be compared; it explains each twice.
+            each draws every map on its own scale. Default: the targets of one picture share a scale.
+        every: Draw every so many frames of a video.
         json: Print one JSON object per picture and target instead of text.
         tensorboard: A folder for TensorBoard event files with the drawn pictures.
     """
@@ -92,7 +102,7 @@ def explain(
     from camkit.models import device_of
     from camkit.scale.folder import Drawing, explain_files
 
-    drawing = Drawing(style, colormap, alpha)
+    drawing = Drawing(style, colormap, alpha, scale or "shared")
     if method is not None and ":" not in source.model:  # mine.py:build may register methods
         find_method(method)
     targets = targets or TargetOptions()
@@ -113,21 +123,23 @@ def explain(
         precision=precision,
         batch_size=batch_size,
         fuse=fuse,
+        one_scale=scale == "shared",
+        every=every,
     )
     with events_into(tensorboard) as events:
-        return _report(rows if events is None else _with_events(rows, events, drawing), len(files), as_json=json)
+        return _report(rows if events is None else _with_events(rows, events), len(files), as_json=json)
 
 
-def _with_events(rows: Iterator[Written | Failure], events: Any, drawing: Drawing) -> Iterator[Written | Failure]:
+def _with_events(rows: Iterator[Row], events: Any) -> Iterator[Row]:
     """Pass the rows on and write each picture as an event too; a failure to write is raised after the last row."""
+    from camkit.scale.folder import Written
     from camkit.tensorboard import write_explanation
-    from camkit.types import Failure
 
     first_error: OutputError | None = None
     for row in rows:
-        if first_error is None and not isinstance(row, Failure):
+        if first_error is None and isinstance(row, Written):
             try:
-                write_explanation(row.explanation, events, tag=f"explain/{row.file.stem}", **vars(drawing))
+                write_explanation(row.explanation, events, tag=f"explain/{row.file.stem}", **vars(row.drawing))
             except OutputError as error:
                 first_error = error
         yield row
@@ -135,12 +147,14 @@ def _with_events(rows: Iterator[Written | Failure], events: Any, drawing: Drawin
         raise first_error
 
 
-def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) -> int:
+def _report(rows: Iterator[Row], pictures: int, *, as_json: bool) -> int:
     """Print each row when it is finished, above a progress bar if there are many; return the exit code."""
     from rich.progress import Progress
 
     from camkit.cli import json_lines as lines
     from camkit.cli import text
+    from camkit.scale.folder import Written
+    from camkit.scale.video import WrittenVideo
     from camkit.types import Failure
 
     console = printer()
@@ -154,13 +168,15 @@ def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) 
         for row in rows:
             if isinstance(row, Failure):
                 code = max(code, getattr(row.error, "exit_code", 0) or CamkitError.exit_code)
-            finished.add(row.source if isinstance(row, Failure) else row.explanation.source)
+            finished.add(row.explanation.source if isinstance(row, Written) else row.source)
+            if isinstance(row, WrittenVideo) and row.problem:
+                code = max(code, InputError.exit_code)
             if as_json:
                 print(lines.render(row), flush=True)  # noqa: T201
             elif isinstance(row, Failure):
                 printer(stderr=True).print(text.failure(row))
             else:
-                console.print(text.row(row))
+                console.print(text.video(row) if isinstance(row, WrittenVideo) else text.row(row))
             progress.update(task, completed=len(finished))
     return code
 

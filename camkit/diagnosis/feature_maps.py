@@ -14,8 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.drawing import overlay
-from camkit.drawing.canvas import GREY, Canvas, fitting
+from camkit.drawing.canvas import GREY, Canvas
 from camkit.drawing.encode import encode
+from camkit.drawing.text import fitting
 from camkit.engine.grid import to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor

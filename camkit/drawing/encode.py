@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import struct
 import zlib
 
 import cv2
 import numpy as np
 
-from camkit.errors import OutputError
+from camkit.errors import OutputError, printable
 from camkit.types import Pixels
 
 PNG_MARK = b"tEXtSoftware\0camkit"
@@ -37,6 +39,12 @@ def _marked(png: bytes) -> bytes:
     """Return a PNG with camkit's mark after its header."""
     length, checksum = struct.pack(">I", len(PNG_MARK) - 4), struct.pack(">I", zlib.crc32(PNG_MARK))
     return png[:_PNG_HEAD] + length + PNG_MARK + checksum + png[_PNG_HEAD:]
+
+
+def as_html(pixels: Pixels, words: str) -> str:
+    """Return a picture as an element of an HTML page, with words for those who cannot see it."""
+    data = base64.b64encode(encode(pixels)).decode()
+    return f'<img alt="{html.escape(printable(words))}" style="max-width: 100%" src="data:image/png;base64,{data}">'
 
 
 def shrink(pixels: Pixels, side: int) -> Pixels:

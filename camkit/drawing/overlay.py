@@ -18,7 +18,7 @@ COLORMAPS: dict[str, int] = {
 }
 """OpenCV's colour maps by name."""
 
-STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap")
+STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap", "figure")
 
 _CROPPED_BRIGHTNESS = 0.45
 """Brightness of the part of a picture that the preprocessing cropped away: the model did not see it."""
@@ -69,6 +69,12 @@ def _pixels_in(box: Box, size: tuple[int, int]) -> tuple[slice, slice]:
     """Return the rows and the columns of the pixels whose centres lie in a box."""
     height, width = size
     return _between(box.top, box.bottom, height), _between(box.left, box.right, width)
+
+
+def hides(box: Box, size: tuple[int, int]) -> bool:
+    """Tell whether a picture of ``size`` (height, width) has pixels outside a box."""
+    rows, columns = _pixels_in(box, size)
+    return (rows.start, rows.stop, columns.start, columns.stop) != (0, size[0], 0, size[1])
 
 
 def _between(start: float | int, end: float | int, length: int) -> slice:

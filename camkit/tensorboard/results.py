@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from camkit.diagnosis import Diagnosis
 from camkit.diagnosis.report import picture as diagnosis_picture
-from camkit.explanation import Explanation
+from camkit.explanation import Explanation, ScaleLike
 from camkit.tensorboard.events import add_histogram, add_picture, contact_sheet, naming_the_folder, opened
 from camkit.types import Style
 
@@ -30,24 +30,25 @@ def write_explanation(
     style: Style = "overlay",
     colormap: str = "turbo",
     alpha: float = 0.5,
+    scale: ScaleLike = "shared",
 ) -> None:
     """Write an explanation's picture.
 
     Args:
-        found: the explanation; if its map does not have two axes, it has no picture and nothing is written.
+        found: the explanation; if its map has one axis, it has no picture and nothing is written.
         writer: a SummaryWriter, or a folder, in which each call creates a new file.
         step: the step in the events.
         tag: the tag in the events; None means ``explain/SOURCE/TARGET``.
-        style, colormap, alpha: as for ``Explanation.overlay``.
+        style, colormap, alpha, scale: as for ``Explanation.overlay``.
 
     Raises:
         InputError: TensorBoard is not installed, the style or colormap is unknown, or alpha is out of range.
         OutputError: the folder cannot be written.
     """
-    if found.heatmap.ndim != 2:
+    if found.heatmap.ndim == 1:
         return
     with _events(writer) as events:
-        drawn = found.overlay(style=style, colormap=colormap, alpha=alpha)
+        drawn = found.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale)
         add_picture(events, tag or f"explain/{found.source}/{found.name}", drawn, step)
 
 
