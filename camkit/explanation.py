@@ -313,9 +313,9 @@ class Explanation:
         fused = len(scale.limits) > 1
         units = "Shares of each layer's largest value" if fused else "Evidence in units of the score"
         if scale.maps == 1:
-            return f"{units}; this map's own scale."
-        reached = "" if fused else f"; this map reaches {figure.number(self.maps.maxima[0])} (mark)"
-        return f"{units}; one scale for {scale.maps} maps{reached}."
+            return f"{units}. This map's own scale."
+        reached = "" if fused else f"; this one reaches {figure.number(self.maps.maxima[0])}"
+        return f"{units}. One scale for {scale.maps} maps{reached}."
 
     def caption(self, scale: ColourScale | None = None) -> figure.Caption:
         """Return the words of the figure: what is explained, how, and what to know when reading the map."""
@@ -327,7 +327,7 @@ class Explanation:
         value = f"{'probability, as the model returns it,' if given else self.quantity} {figure.number(self.score)}"
         return figure.Caption(
             title=self.name if self.probability is None else f"{self.name}: {figure.percent(self.probability)}",
-            lines=(f"{method} at {where}", f"{value}; {Path(self.source).name}"),
+            lines=(f"{method} at {where}", f"{value} · {Path(self.source).name}"),
             warnings=tuple(self._warnings(scale)),
             remarks=tuple(self._remarks()),
         )
@@ -349,7 +349,7 @@ class Explanation:
         if self.box is not None and isinstance(self.shown, np.ndarray):
             height, width = self.shown.shape[:2]
             if overlay.hides(self.box, (height, width)):
-                yield "Dark edge: cut off by the preprocessing, so the model did not see it."
+                yield "Dark edge: cut off, so the model did not see it."
 
     def save(
         self,

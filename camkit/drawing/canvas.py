@@ -14,6 +14,7 @@ from camkit.types import Pixels
 INK: Colour = (32, 33, 36)
 GREY: Colour = (110, 114, 120)
 LINE: Colour = (222, 224, 228)
+AMBER: Colour = (176, 92, 0)
 PAPER: Colour = (255, 255, 255)
 
 Position: TypeAlias = float | int

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from camkit.drawing.canvas import GREY, INK, LINE, Canvas
+from camkit.drawing.canvas import AMBER, GREY, INK, LINE, Canvas
 from camkit.drawing.overlay import colorize
-from camkit.drawing.text import Colour, wrapped
+from camkit.drawing.text import Anchor, Colour, wrapped
 from camkit.types import Box, Pixels
 
 SMALLEST_SIDE, LARGEST_SIDE = 320, 960
@@ -26,7 +26,7 @@ _NARROWEST = 320
 _GROWTH, _MOST_GROWTH = 0.4, 1.5
 """Text grows with this power of the width, so that it neither shouts under a small picture nor vanishes beside a large
 one, up to one and a half times its smallest size."""
-_TITLE, _LINE_SIZE = 19, 13
+_TITLE, _SMALL = 19, 13
 """Font sizes at the smallest width."""
 _MARGIN, _GAP = 16, 10
 _LEADING = 1.4
@@ -34,7 +34,6 @@ _LEADING = 1.4
 _BAR = 12
 _TICK = 4
 _TITLE_LINES, _DETAIL_LINES, _NOTE_LINES = 2, 2, 4
-_AMBER: Colour = (176, 92, 0)
 _SHEET_GAP = 12
 _SHEET_SHAPE = 1.6
 """Width by height that the sheet of several figures comes near to."""
@@ -74,14 +73,40 @@ class ColourBar:
     reached: float | None = None
 
 
-@dataclass(frozen=True)
-class _Line:
-    """One line of text: its words, font size, colour, and the distance of its middle from the top of the figure."""
+class _Column:
+    """What stands one below the other in a figure, from the top down; drawn when the height is known."""
 
-    words: str
-    size: int
-    colour: Colour
-    middle: float
+    def __init__(self, width: int, *, fixed: bool) -> None:
+        self.width = width
+        self.growth: float = min(math.pow(width / _NARROWEST, _GROWTH), _MOST_GROWTH)
+        self.margin = self.grown(_MARGIN)
+        self.top = float(self.margin)
+        self._fixed = fixed
+        self._lines: list[tuple[str, int, Colour, int]] = []
+
+    def grown(self, length: int) -> int:
+        """Return a length at the smallest width as it is at this width."""
+        return round(length * self.growth)
+
+    def text(self, words: str, size: int, colour: Colour, most: int) -> None:
+        """Add a text of at most so many lines; just one if the figure's size is fixed."""
+        leading = size * _LEADING
+        for line in wrapped(words, self.width, size, 1 if self._fixed else most) or [""] * self._fixed:
+            self._lines.append((line, size, colour, round(self.top + leading / 2)))
+            self.top += leading
+
+    def space(self, height: float | int) -> int:
+        """Add empty space, and return where it begins."""
+        begin = math.ceil(self.top)
+        self.top = begin + float(height)
+        return begin
+
+    def canvas(self) -> Canvas:
+        """Return the sheet with all lines of text."""
+        canvas = Canvas(self.width + 2 * self.margin, math.ceil(self.top + self.margin))
+        for words, size, colour, middle in self._lines:
+            canvas.text(self.margin, middle, words, size=size, colour=colour)
+        return canvas
 
 
 def shown_size(height: int, width: int, most: int = LARGEST_SIDE) -> tuple[int, int]:
@@ -122,57 +147,48 @@ def compose(panel: Pixels, caption: Caption, bar: ColourBar | None, *, fixed: bo
     Returns:
         The figure, height x width x 3, uint8 RGB.
     """
-    text_width = max(panel.shape[1], _NARROWEST)
-    growth = min((text_width / _NARROWEST) ** _GROWTH, _MOST_GROWTH)
-    margin, gap = round(_MARGIN * growth), round(_GAP * growth)
-    title, small = round(_TITLE * growth), round(_LINE_SIZE * growth)
-    texts: list[_Line] = []
-
-    def add(words: str, size: int, colour: Colour, lines: int, top: float) -> float:
-        for line in wrapped(words, text_width, size, 1 if fixed else lines) or [""] * fixed:
-            texts.append(_Line(line, size, colour, top + size * _LEADING / 2))
-            top += size * _LEADING
-        return top
-
-    top = add(caption.title, title, INK, _TITLE_LINES, margin)
+    column = _Column(max(panel.shape[1], _NARROWEST), fixed=fixed)
+    small, gap = column.grown(_SMALL), column.grown(_GAP)
+    column.text(caption.title, column.grown(_TITLE), INK, _TITLE_LINES)
     for words in caption.lines:
-        top = add(words, small, GREY, _DETAIL_LINES, top)
-    panel_top = round(top + gap)
-    top = panel_top + panel.shape[0] + gap
-    bar_top = round(top)
+        column.text(words, small, GREY, _DETAIL_LINES)
+    column.space(gap)
+    panel_top = column.space(panel.shape[0])
+    column.space(gap)
+    bar_top = 0
     if bar is not None or fixed:
-        top += (_BAR + _TICK) * growth + small * _LEADING + gap / 4
-        top = add("" if bar is None else bar.words, small, GREY, _DETAIL_LINES, top)
-    notes = [(words, _AMBER) for words in caption.warnings] + [(words, GREY) for words in caption.remarks]
+        bar_top = column.space(column.grown(_BAR) + column.grown(_TICK) + small * _LEADING + gap / 4)
+        column.text("" if bar is None else bar.words, small, GREY, _DETAIL_LINES)
+    notes = [(words, AMBER) for words in caption.warnings] + [(words, GREY) for words in caption.remarks]
     if fixed:
         notes = [(" ".join(words for words, _ in notes), notes[0][1] if notes else GREY)]
     for words, colour in notes:
-        top = add(words, small, colour, _NOTE_LINES, top)
-    canvas = Canvas(text_width + 2 * margin, math.ceil(top + margin))
-    for line in texts:
-        canvas.text(margin, line.middle, line.words, size=line.size, colour=line.colour)
-    canvas.picture(margin + (text_width - panel.shape[1]) // 2, panel_top, panel)
+        column.text(words, small, colour, _NOTE_LINES)
+    canvas = column.canvas()
+    canvas.picture(column.margin + (column.width - panel.shape[1]) // 2, panel_top, panel)
     if bar is not None:
-        _draw_bar(canvas, bar, margin, bar_top, text_width, growth)
+        _draw_bar(canvas, bar, column, bar_top)
     return canvas.pixels()
 
 
-def _draw_bar(canvas: Canvas, bar: ColourBar, left: int, top: int, width: int, growth: float) -> None:
-    """Draw the colours from 0 to the largest value, with ticks and numbers at both ends and in the middle."""
-    high, tick, size = round(_BAR * growth), round(_TICK * growth), round(_LINE_SIZE * growth)
+def _draw_bar(canvas: Canvas, bar: ColourBar, column: _Column, top: int) -> None:
+    """Draw the colours from 0 to the largest value, with numbers at both ends and in the middle, and the map's mark."""
+    high, tick, size = column.grown(_BAR), column.grown(_TICK), column.grown(_SMALL)
+    left, width = column.margin, column.width
     ramp = np.tile(np.linspace(0, 1, width, dtype=np.float32), (high, 1))
     canvas.picture(left, top, colorize(ramp, bar.colormap))
-    middle = top + high + tick + size * _LEADING / 2
-    for share, anchor in ((0.0, "left"), (0.5, "middle"), (1.0, "right")):
-        x = left + share * (width - 1)
+    middle = round(top + high + tick + size * _LEADING / 2)
+    ends: tuple[tuple[float, Anchor], ...] = ((0.0, "left"), (0.5, "middle"), (1.0, "right"))
+    for share, anchor in ends:
+        x = round(left + share * (width - 1))
         canvas.line((x, top + high), (x, top + high + tick), INK)
-        canvas.text(x, middle, number(share * bar.largest), size=size, colour=INK, anchor=anchor)  # type: ignore[arg-type]
+        canvas.text(x, middle, number(share * bar.largest), size=size, colour=INK, anchor=anchor)
     if bar.reached is not None and bar.largest > 0:
-        x = left + min(bar.reached / bar.largest, 1) * (width - 1)
-        canvas.box(round(x) - 1, top - tick, round(x) + 2, top + high + tick, INK)
+        x = round(left + min(bar.reached / bar.largest, 1) * (width - 1))
+        canvas.box(x - 1, top - tick, x + 2, top + high + tick, INK)
 
 
-def number(value: float) -> str:
+def number(value: float | int) -> str:
     """Return a number with three digits.
 
     >>> number(0), number(12.3456), number(0.000123456), number(123456.0), number(1250.0)
@@ -181,7 +197,7 @@ def number(value: float) -> str:
     return f"{value:.0f}" if 1000 <= abs(value) < 10_000 else f"{value:.3g}"
 
 
-def percent(share: float) -> str:
+def percent(share: float | int) -> str:
     """Return a probability in percent; only exactly 0 and 1 are written as 0% and 100%.
 
     >>> percent(0.731), percent(0.0001), percent(0.99999), percent(1.0), percent(float("nan"))

@@ -23,6 +23,9 @@ STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap", "figure")
 _CROPPED_BRIGHTNESS = 0.45
 """Brightness of the part of a picture that the preprocessing cropped away: the model did not see it."""
 _DARKENED = (np.arange(256) * _CROPPED_BRIGHTNESS).astype(np.uint8)
+_VISIBLE = 1 / 200
+"""The share of a side from which a cropped strip is worth a word. The measured box of a preprocessing that crops nothing
+was off by up to 0.0012 of a side, for inputs of 32 to 384 pixels."""
 _OUTLINE_WIDTH = 1 / 200
 """Width of a detection's outline, as a share of the picture's shorter side."""
 
@@ -72,9 +75,10 @@ def _pixels_in(box: Box, size: tuple[int, int]) -> tuple[slice, slice]:
 
 
 def hides(box: Box, size: tuple[int, int]) -> bool:
-    """Tell whether a picture of ``size`` (height, width) has pixels outside a box."""
-    rows, columns = _pixels_in(box, size)
-    return (rows.start, rows.stop, columns.start, columns.stop) != (0, size[0], 0, size[1])
+    """Tell whether a visible part of a picture of ``size`` (height, width) lies outside a box."""
+    height, width = size
+    beside = max(box.left, width - box.right) / width, max(box.top, height - box.bottom) / height
+    return max(beside) > _VISIBLE
 
 
 def _between(start: float | int, end: float | int, length: int) -> slice:

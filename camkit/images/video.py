@@ -58,7 +58,7 @@ class Video:
 
 def is_video(path: Path) -> bool:
     """Tell whether a file is a video by its suffix, or an animated picture by its content."""
-    return path.suffix.lower() in VIDEO_SUFFIXES or is_animated(path)
+    return is_animated(path) or (path.suffix.lower() in VIDEO_SUFFIXES and not path.is_dir())
 
 
 @contextlib.contextmanager
@@ -124,12 +124,18 @@ def _animated(path: Path, every: int) -> Iterator[Video]:
     try:
         picture = Image.open(path)
         count = getattr(picture, "n_frames", 1)
-        durations = [frame.info.get("duration") or _USUAL_DURATION for frame in ImageSequence.Iterator(picture)]
+        durations = [_duration(frame) for frame in ImageSequence.Iterator(picture)]
     except Exception as error:  # a damaged file can make its decoder fail in any way
         raise ImageError(f"{shortened(path)} cannot be read: {brief(error)}") from error
     with picture:
         rate = 1000 * len(durations) / sum(durations)
         yield Video(min(max(rate, _RATES[0]), _RATES[1]), count, _animation(picture, path, durations, every))
+
+
+def _duration(frame: Image.Image) -> float:
+    """Return how many milliseconds a frame is shown; some formats say so only when it is decoded."""
+    frame.load()
+    return float(frame.info.get("duration") or _USUAL_DURATION)
 
 
 def _animation(picture: Image.Image, path: Path, durations: list[float], every: int) -> Iterator[Frame]:

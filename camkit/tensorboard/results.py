@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from camkit.diagnosis import Diagnosis
 from camkit.diagnosis.report import picture as diagnosis_picture
 from camkit.explanation import Explanation, ScaleLike
-from camkit.tensorboard.events import add_histogram, add_picture, contact_sheet, naming_the_folder, opened
+from camkit.tensorboard.events import Tile, add_histogram, add_picture, contact_sheet, naming_the_folder, opened
 from camkit.types import Style
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from camkit.background.check import CheckResult
     from camkit.background.measures import Measures
+    from camkit.background.showcase import Panel
 
 
 def write_explanation(
@@ -87,7 +88,8 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
             for measure, value in _figures(measures).items():
                 _add_scalar(events, f"check/{measure}/{name}", value, step)
         for strip in strips(result):
-            sheet = contact_sheet([panel.pixels for panel in strip.panels], columns=len(strip.panels))
+            tiles = [Tile(panel.pixels, panel.title, _answer_of(panel)) for panel in strip.panels]
+            sheet = contact_sheet(tiles, columns=len(tiles), title=strip.title)
             add_picture(events, f"worst/{strip.row.name}", sheet, step)
             events.add_text(f"worst/{strip.row.name}", strip.sentence, step)
 
@@ -110,6 +112,10 @@ def _figures(measures: Measures) -> dict[str, float]:
     if measures.skill is not None:
         figures["skill"] = measures.skill.value
     return figures
+
+
+def _answer_of(panel: Panel) -> str:
+    return "" if panel.answer is None or panel.probability is None else f"{panel.answer} ({panel.probability:.0%})"
 
 
 def _add_scalar(events: Any, tag: str, value: float, step: int) -> None:
