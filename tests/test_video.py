@@ -250,11 +250,12 @@ def test_a_damaged_animation_is_drawn_up_to_there(tmp_path, capsys):
     data = (tmp_path / "whole.gif").read_bytes()
     (tmp_path / "bad.gif").write_bytes(data[: len(data) * 2 // 3])
 
-    code = run(tmp_path / "bad.gif", "--out", tmp_path / "out", "--json")
+    assert run(tmp_path / "bad.gif", "--out", tmp_path / "out", "--json") == 2
 
-    row = json.loads(capsys.readouterr().out)
-    assert code == 2
-    assert "bad.gif" in row["error"]
+    (row,) = rows(capsys)
+    read, _ = read_video(Path(row["file"]))
+    assert 3 < len(read) == row["frames"] < 8
+    assert f"bad.gif breaks off after {len(read)} frames" in row["error"]
 
 
 def test_a_video_has_one_target(tmp_path, capsys):

@@ -24,8 +24,8 @@ _CROPPED_BRIGHTNESS = 0.45
 """Brightness of the part of a picture that the preprocessing cropped away: the model did not see it."""
 _DARKENED = (np.arange(256) * _CROPPED_BRIGHTNESS).astype(np.uint8)
 _VISIBLE = 1 / 200
-"""The share of a side from which a cropped strip is worth a word. The measured box of a preprocessing that crops nothing
-was off by up to 0.0012 of a side, for inputs of 32 to 384 pixels."""
+"""The share of a side from which a cropped strip is worth a word. The box of a preprocessing that crops nothing is
+measured, and was off by up to 0.0012 of a side for inputs of 32 to 384 pixels."""
 _OUTLINE_WIDTH = 1 / 200
 """Width of a detection's outline, as a share of the picture's shorter side."""
 

@@ -121,15 +121,20 @@ def _check_complete(path: Path, read: int, count: int) -> None:
 
 @contextlib.contextmanager
 def _animated(path: Path, every: int) -> Iterator[Video]:
-    try:
-        picture = Image.open(path)
-        count = getattr(picture, "n_frames", 1)
-        durations = [_duration(frame) for frame in ImageSequence.Iterator(picture)]
-    except Exception as error:  # a damaged file can make its decoder fail in any way
-        raise ImageError(f"{shortened(path)} cannot be read: {brief(error)}") from error
-    with picture:
+    durations: list[float] = []
+    problem = ""
+    with contextlib.ExitStack() as stack:
+        try:
+            picture = stack.enter_context(Image.open(path))
+            for frame in ImageSequence.Iterator(picture):
+                durations.append(_duration(frame))
+        except Exception as error:  # a damaged file can make its decoder fail in any way
+            if not durations:
+                raise ImageError(f"{shortened(path)} cannot be read: {brief(error)}") from error
+            problem = f"{path} breaks off after {len(durations)} frames: {brief(error)}"
         rate = 1000 * len(durations) / sum(durations)
-        yield Video(min(max(rate, _RATES[0]), _RATES[1]), count, _animation(picture, path, durations, every))
+        rate = min(max(rate, _RATES[0]), _RATES[1])
+        yield Video(rate, len(durations), _animation(picture, path, durations, every, problem))
 
 
 def _duration(frame: Image.Image) -> float:
@@ -138,14 +143,12 @@ def _duration(frame: Image.Image) -> float:
     return float(frame.info.get("duration") or _USUAL_DURATION)
 
 
-def _animation(picture: Image.Image, path: Path, durations: list[float], every: int) -> Iterator[Frame]:
+def _animation(picture: Image.Image, path: Path, durations: list[float], every: int, problem: str) -> Iterator[Frame]:
     for place in range(0, len(durations), every):
-        try:
-            picture.seek(place)
-            pixels = np.asarray(as_rgb(picture.copy(), str(path)))
-        except Exception as error:  # a damaged file can make its decoder fail in any way
-            raise ImageError(f"{path} breaks off after {place} of {len(durations)} frames: {brief(error)}") from error
-        yield Frame(place + 1, sum(durations[:place]) / 1000, pixels)
+        picture.seek(place)
+        yield Frame(place + 1, sum(durations[:place]) / 1000, np.asarray(as_rgb(picture.copy(), str(path))))
+    if problem:
+        raise ImageError(problem)
 
 
 @contextlib.contextmanager
