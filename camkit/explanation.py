@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, SupportsIndex, TypeAlias, get_args, overload
 
 import numpy as np
 import torch
@@ -324,7 +324,7 @@ class Explanation:
         layers = self.layer.replace("+", " and ")
         where = f"layers {layers}, fused" if "+" in self.layer else f"layer {layers}, {cells} cells"
         given = self.quantity == "logit" and self.probability == self.score
-        value = f"{'probability, as the model returns it,' if given else self.quantity} {figure.number(self.score)}"
+        value = f"{'probability, as the model returns it' if given else self.quantity}: {figure.number(self.score)}"
         return figure.Caption(
             title=self.name if self.probability is None else f"{self.name}: {figure.percent(self.probability)}",
             lines=(f"{method} at {where}", f"{value} · {Path(self.source).name}"),
@@ -412,7 +412,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         """Return a line with the target, the method, the layer and the status."""
-        share = "" if self.probability is None else f" {self.probability:.1%}"
+        share = "" if self.probability is None else f" {figure.percent(self.probability)}"
         return f"<Explanation of {self.name!r}{share} by {self.method} at {self.layer!r}: {self.status}>"
 
     def _repr_png_(self) -> bytes:
@@ -436,6 +436,16 @@ class Explanations(list[Explanation]):
         >>> camkit.explain("demo-fair", camkit.scenes.scene_paths()["plane-sky"], target=["plane", "bird"])
         <2 Explanations: 'plane' >99.9%, 'bird' <0.1%>
     """
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> Explanation: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Explanations: ...
+
+    def __getitem__(self, place: SupportsIndex | slice) -> Explanation | Explanations:
+        """Return one explanation, or a part of the list, which can be drawn as well."""
+        return Explanations(super().__getitem__(place)) if isinstance(place, slice) else super().__getitem__(place)
 
     def sheet(
         self, *, style: Style = "figure", colormap: str = "turbo", alpha: float = 0.5, scale: Scale | None = None

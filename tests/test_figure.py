@@ -168,7 +168,7 @@ def test_the_figure_says_what_was_explained_and_how(tmp_path):
 
     title = places(figure, f"bright: {found.probability:.1%}", INK)
     method = places(figure, "Grad-CAM at layer cells, 8x8 cells")
-    value = places(figure, f"logit {found.score:.3g} \N{MIDDLE DOT} photo.png")
+    value = places(figure, f"logit: {found.score:.3g} \N{MIDDLE DOT} photo.png")
     panel = place_of(figure, found.overlay())
     assert len(title) == len(method) == len(value) == 1
     assert title[0][1] < method[0][1] < value[0][1] < panel[1]
@@ -280,7 +280,7 @@ def test_a_detection_has_its_score_and_its_box():
 
     assert found.detection == (40, 80, 160, 240)
     assert places(figure, f"bright: {found.probability:.1%}", INK)
-    assert places(figure, f"score of the box {found.score:.3g} \N{MIDDLE DOT} picture 1")
+    assert places(figure, f"score of the box: {found.score:.3g} \N{MIDDLE DOT} picture 1")
     assert places(figure, "Outlined: the detected box (left, top, right,")
     assert found.caption().remarks[0].endswith("right, bottom: 40, 80, 160, 240).")
 
@@ -314,7 +314,7 @@ def test_what_the_score_is(target, said):
     found = explained(noise(480, 640), target, Segmenter() if is_segment else Brightness())
 
     assert found.quantity == said
-    assert places(found.overlay(style="figure"), f"{said} {found.score:.3g} \N{MIDDLE DOT} picture 1")
+    assert places(found.overlay(style="figure"), f"{said}: {found.score:.3g} \N{MIDDLE DOT} picture 1")
     if isinstance(target, camkit.targets.ContrastTarget):
         assert found.caption().title == "bright rather than pale"
 
@@ -326,7 +326,7 @@ def test_a_probability_is_called_one():
 
     found = explained(noise(40, 60), 0, Probabilities())
 
-    assert found.caption().lines[1].startswith(f"probability, as the model returns it, {found.score:.3g}")
+    assert found.caption().lines[1].startswith(f"probability, as the model returns it: {found.score:.3g}")
 
 
 @pytest.mark.parametrize(
@@ -616,6 +616,8 @@ def test_several_explanations_are_a_list_that_can_be_drawn(tmp_path):
     found = explained([noise(40, 60), noise(60, 40, 1)], [0, 1])
 
     assert isinstance(found, list)
+    assert type(found[1:]) is Explanations
+    assert isinstance(found[-1], camkit.Explanation)
     assert type(found) is Explanations
     assert len(found) == 4
     assert (

@@ -42,8 +42,10 @@ def failure(failed: Failure) -> Text:
 
 def row(written: Written) -> Text:
     """Return the lines for one picture and target."""
+    from camkit.drawing.figure import percent
+
     explanation = written.explanation
-    probability = "" if explanation.probability is None else f" {explanation.probability:.1%}"
+    probability = "" if explanation.probability is None else f" {percent(explanation.probability)}"
     text = Text.assemble(
         (printable(explanation.source), "bold"),
         "  ",

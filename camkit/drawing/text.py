@@ -32,8 +32,8 @@ _PROBE_SIZE = 24
 """The font size at which the pixels of letters are compared with those of the sign for a missing letter."""
 _CACHED_LETTERS = 4096
 """More than the letters of any list of labels but the longest Chinese ones."""
-_BREAKS_AFTER = " ,/_-.+"
-"""A line that is too long is broken after one of these, if there is one."""
+_BREAKS_AFTER = (" ", "/_-.+,")
+"""A line that is too long is broken after a space, or else after one of these signs, or else anywhere."""
 
 _OPENCV_LOCK = threading.RLock()
 """OpenCV draws wrong letters if two threads draw text at the same time."""
@@ -96,10 +96,13 @@ def _longest_start(words: str, width: float | int, size: int) -> int:
     while most - fewest > 1:
         middle = (fewest + most) // 2
         fewest, most = (middle, most) if width_of(words[:middle].rstrip(), size) <= width else (fewest, middle)
-    after = max((words.rfind(sign, 0, fewest) for sign in _BREAKS_AFTER), default=-1) + 1
-    if words[fewest : fewest + 1] == " ":
+    if words[fewest] == " ":
         return fewest
-    return after if after > fewest // 2 else fewest  # a break far to the left would leave a nearly empty line
+    for signs in _BREAKS_AFTER:
+        after = max(words.rfind(sign, 0, fewest) for sign in signs) + 1
+        if after > fewest // 2:  # a break far to the left would leave a nearly empty line
+            return after
+    return fewest
 
 
 def write(
