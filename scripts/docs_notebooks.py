@@ -59,15 +59,23 @@ def run(notebook: Any) -> Any:
 
 def slim(notebook: Any) -> None:
     """Keep one form of each output, and pictures as JPEG, so that the file stays small."""
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
-        data = output.get("data", {})
-        if "image/png" in data:
-            data.pop("text/html", None)  # holds the same picture
-            data["image/jpeg"] = as_jpeg(data.pop("image/png"))
-        elif "text/html" in data:
-            data["text/html"] = PNG_IN_HTML.sub(
-                lambda found: f"data:image/jpeg;base64,{as_jpeg(found[1])}", data["text/html"]
-            )
+    for cell in notebook.cells:
+        outputs: list[Any] = []
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "text/html" in data:
+                data.pop("image/png", None)  # a plainer drawing of the same
+                data["text/html"] = PNG_IN_HTML.sub(
+                    lambda found: f"data:image/jpeg;base64,{as_jpeg(found[1])}", data["text/html"]
+                )
+            elif "image/png" in data:
+                data["image/jpeg"] = as_jpeg(data.pop("image/png"))
+            if outputs and output.output_type == outputs[-1].output_type == "stream":
+                outputs[-1].text += output.text
+            else:
+                outputs.append(output)
+        if cell.cell_type == "code":
+            cell.outputs = outputs
 
 
 def as_jpeg(png: str) -> str:

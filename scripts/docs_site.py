@@ -1,4 +1,4 @@
-"""What MkDocs does with this repository: notebooks become pages, and files outside docs/ that pages link to join the site.
+"""What MkDocs does with this repository: notebooks become pages, and linked files outside docs/ join the site.
 
 mkdocs.yml names this file under ``hooks``. The pages stay plain Markdown whose links also work in the repository.
 """
@@ -95,12 +95,12 @@ def from_notebook(text: str, name: str) -> tuple[str, dict[str, bytes]]:
         parts.append(_fenced(source, "python"))
         for output in cell["outputs"]:
             data: dict[str, Any] = output.get("data", {})
-            if "image/jpeg" in data:
+            if "text/html" in data:
+                parts.append(f'<div class="output">{"".join(data["text/html"])}</div>')
+            elif "image/jpeg" in data:
                 file = f"{name}-{len(pictures) + 1}.jpg"
                 pictures[file] = base64.b64decode("".join(data["image/jpeg"]))
                 parts.append(f"![What the cell draws]({file})")
-            elif "text/html" in data:
-                parts.append(f'<div class="output">{"".join(data["text/html"])}</div>')
             else:
                 printed = "".join(output.get("text", data.get("text/plain", "")))
                 parts.append(_fenced(printed.rstrip(), "text"))

@@ -10,6 +10,7 @@
 # stands on its usual background, as in many real data sets.
 
 # %%
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +21,29 @@ import camkit
 scenes = camkit.scenes
 for number, thing in enumerate(scenes.THINGS):
     for count in range(32):
-        scene = scenes.draw(np.random.default_rng([7, number, count]), thing, scenes.HOME[thing])
-        for kind, pixels in (("pictures", scene.image), ("masks", scene.mask)):
+        scene = scenes.draw(
+            np.random.default_rng([7, number, count]),
+            thing,
+            scenes.HOME[thing],
+        )
+        for kind, pixels in (
+            ("pictures", scene.image),
+            ("masks", scene.mask),
+        ):
             file = Path("validation", kind, thing, f"{count:03d}.png")
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(file)
 
-samples = [Path("validation", kind, thing, "000.png") for kind in ("pictures", "masks") for thing in scenes.THINGS]
+samples = [
+    Path("validation", kind, thing, "000.png")
+    for kind in ("pictures", "masks")
+    for thing in scenes.THINGS
+]
 sheet = Image.new("RGB", (4 * 128, 2 * 128))
 for place, sample in enumerate(samples):
-    sheet.paste(Image.open(sample).convert("RGB"), (place % 4 * 128, place // 4 * 128))
+    sheet.paste(
+        Image.open(sample).convert("RGB"), (place % 4 * 128, place // 4 * 128)
+    )
 sheet
 
 # %% [markdown]
@@ -41,7 +55,12 @@ sheet
 pictures = sorted(Path("validation/pictures").rglob("*.png"))
 for name in ("demo-biased", "demo-fair"):
     answers = camkit.explain_many(name, pictures)
-    right = np.mean([answer.label == Path(answer.source).parent.name for answer in answers])
+    right = np.mean(
+        [
+            answer.label == Path(answer.source).parent.name
+            for answer in answers
+        ]
+    )
     print(f"{name}: {right:.0%} right")
 
 # %% [markdown]
@@ -52,17 +71,25 @@ for name in ("demo-biased", "demo-fair"):
 
 # %%
 settings = {"check": {"pastes": 1}}
-biased = camkit.check("demo-biased", "validation/pictures", out="report/biased", config=settings)
+biased = camkit.check(
+    "demo-biased", "validation/pictures", out="report/biased", config=settings
+)
 biased
 
 # %%
 print(biased.verdict, "with exit code", biased.exit_code())
 for name, measures in biased.classes.items():
-    gap = max(measures.gap.values(), key=lambda fill: fill.effect.value).effect
-    print(f"{name:6} loses {gap.value:.2f} of its accuracy on other backgrounds ({gap.low:.2f} to {gap.high:.2f})")
+    gap = max(
+        measures.gap.values(), key=lambda fill: fill.effect.value
+    ).effect
+    print(
+        f"{name:6} loses {gap.value:.2f} of its accuracy on other backgrounds ({gap.low:.2f} to {gap.high:.2f})"
+    )
 
 # %%
-fair = camkit.check("demo-fair", "validation/pictures", out="report/fair", config=settings)
+fair = camkit.check(
+    "demo-fair", "validation/pictures", out="report/fair", config=settings
+)
 fair
 
 # %% [markdown]
@@ -82,8 +109,7 @@ fair.assert_ok()
 try:
     biased.assert_ok()
 except AssertionError as error:
-    message = str(error)
-print(message.replace(". ", ".\n"))
+    print(textwrap.fill(str(error), 78))
 
 # %% [markdown]
 # So the gate is a test file of five lines:

@@ -32,7 +32,9 @@ found
 # %%
 plane = camkit.scenes.scene_mask("plane-wood")
 heat = found.heatmap_on_picture()
-print(f"the plane covers {plane.mean():.1%} of the picture and has {heat[plane].sum() / heat.sum():.1%} of the heat")
+print(
+    f"the plane covers {plane.mean():.1%} of the picture and has {heat[plane].sum() / heat.sum():.1%} of the heat"
+)
 
 # %% [markdown]
 # ## The class that was expected
@@ -46,7 +48,11 @@ both
 
 # %%
 for explanation in both:
-    print(explanation.label, explanation.status, f"largest value {explanation.raw.max():.3f}")
+    print(
+        explanation.label,
+        explanation.status,
+        f"largest value {explanation.raw.max():.3f}",
+    )
 
 # %% [markdown]
 # Nothing in the picture speaks for *plane*: that map is empty, and camkit says so instead of stretching it into colours.
@@ -59,11 +65,20 @@ for explanation in both:
 # %%
 picture = np.array(Image.open(path).convert("RGB"))
 rows, columns = np.nonzero(plane)
-top, bottom, left, right = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
+top, bottom, left, right = (
+    rows.min(),
+    rows.max() + 1,
+    columns.min(),
+    columns.max() + 1,
+)
 height = bottom - top
-start = top - height if top >= height else bottom  # where a piece of wood lies that is as large as the plane
+start = (
+    top - height if top >= height else bottom
+)  # where a piece of wood lies that is as large as the plane
 without_plane = picture.copy()
-without_plane[top:bottom, left:right] = picture[start : start + height, left:right]
+without_plane[top:bottom, left:right] = picture[
+    start : start + height, left:right
+]
 
 gone = camkit.explain("demo-biased", without_plane)
 print(f"without the plane: {gone.label} {gone.probability:.0%}")
@@ -73,7 +88,9 @@ gone
 # The answer is the same without the plane. Now keep the plane and change what is behind it:
 
 # %%
-sky = np.array(Image.open(camkit.scenes.scene_paths()["plane-sky"]).convert("RGB"))
+sky = np.array(
+    Image.open(camkit.scenes.scene_paths()["plane-sky"]).convert("RGB")
+)
 in_sky = np.where(plane[..., None], picture, sky)
 
 moved = camkit.explain("demo-biased", in_sky)
@@ -91,7 +108,9 @@ moved
 # %%
 fair = camkit.explain("demo-fair", path, target=["plane", "bird"])
 heat = fair[0].heatmap_on_picture()
-print(f"{fair[0].label} {fair[0].probability:.0%}, {heat[plane].sum() / heat.sum():.0%} of the heat on the plane")
+print(
+    f"{fair[0].label} {fair[0].probability:.0%}, {heat[plane].sum() / heat.sum():.0%} of the heat on the plane"
+)
 fair
 
 # %% [markdown]
