@@ -25,7 +25,9 @@ import contextlib
 import difflib
 import inspect
 import re
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -83,8 +85,60 @@ def brief(error: object) -> str:
     return text[:_LONGEST_QUOTE] + "..." * (len(text) > _LONGEST_QUOTE)
 
 
+class _Door:
+    """Through which door the calls come: Python, or the command line."""
+
+    is_shell = False
+
+
+_DOOR = _Door()
+
+
+@contextlib.contextmanager
+def advising_shell() -> Iterator[None]:
+    """Give advice for the command line inside the block, in all threads."""
+    _DOOR.is_shell = True
+    try:
+        yield
+    finally:
+        _DOOR.is_shell = False
+
+
+def advice(python: str, shell: str) -> str:
+    """Return the advice that fits the door the call came through: an argument in Python, an option in a shell.
+
+    >>> print("the weights are missing; pass", advice("weights=...", "--weights FILE"))
+    the weights are missing; pass weights=...
+    """
+    return shell if _DOOR.is_shell else python
+
+
+def listing_layers() -> str:
+    """Return what lists a model's layers."""
+    return advice("model.named_modules() lists them", "camkit layers --model NAME lists them")
+
+
+def refuse_pipe(path: Path, kind: type[InputError] = InputError) -> None:
+    """Refuse what is neither a file nor a folder: a pipe waits until somebody writes into it, and a device never ends.
+
+    Whoever opens the path reports that it does not exist.
+
+    Raises:
+        InputError: it is a pipe or a device; ``kind`` is the class of the error.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise kind(f"{path} is a pipe or a device; save its contents to a file and pass that")
+
+
 _SIMILAR = 0.6
 """difflib's usual threshold: one mistyped letter in a short name stays above it."""
+
+_MOST_SIMILAR = 3
+"""difflib's usual number of matches: further ones have little in common with the word."""
 
 
 def refuse_unknown_options(function: Callable[..., Any], options: Iterable[str], known: Collection[str]) -> None:
@@ -101,15 +155,54 @@ def refuse_unknown_options(function: Callable[..., Any], options: Iterable[str],
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}{hint}")
 
 
-def did_you_mean(word: str, choices: Iterable[str], limit: int = 3) -> str:
+def did_you_mean(word: str, choices: Iterable[str], limit: int = 5) -> str:
     """Return ``"; did you mean 'a' or 'b'?"`` with the nearest choices, or an empty string if none is similar.
+
+    Choices that contain all words of ``word`` come first, then those with similar letters.
 
     >>> did_you_mean("resnet5", ["resnet50", "vgg16"])
     "; did you mean 'resnet50'?"
+    >>> did_you_mean("cat", ["Egyptian cat", "cart", "tiger cat"])
+    "; did you mean 'Egyptian cat' or 'tiger cat' or 'cart'?"
     """
     by_folded = {choice.lower(): choice for choice in choices}
-    nearest = difflib.get_close_matches(word.lower(), list(by_folded), n=limit, cutoff=_SIMILAR)
-    return f"; did you mean {' or '.join(repr(by_folded[name]) for name in nearest)}?" if nearest else ""
+    wanted = _words(word)
+    containing = [folded for folded in by_folded if wanted and wanted <= _words(folded)]
+    similar = difflib.get_close_matches(word.lower(), list(by_folded), n=_MOST_SIMILAR, cutoff=_SIMILAR)
+    return _question(by_folded[folded] for folded in [*dict.fromkeys([*containing, *similar])][:limit])
+
+
+def nearest_numbers(name: str, choices: Iterable[str]) -> str:
+    """Return ``"; did you mean 'a'?"`` with choices that differ from a name in its numbers only, the nearest first.
+
+    The first number counts most.
+
+    >>> nearest_numbers("features.99", ["features.9.conv", "features.9", "features.18"])
+    "; did you mean 'features.18' or 'features.9'?"
+    """
+    wanted = _numbers(name)
+
+    def distances(choice: str) -> list[int]:
+        return [abs(number - other) for number, other in zip(_numbers(choice), wanted, strict=True)]
+
+    alike = [choice for choice in choices if _NUMBER.sub("#", choice) == _NUMBER.sub("#", name)]
+    return _question(sorted(alike, key=distances)[:_MOST_SIMILAR])
+
+
+def _question(choices: Iterable[str]) -> str:
+    listed = " or ".join(map(repr, choices))
+    return f"; did you mean {listed}?" if listed else ""
+
+
+def _words(text: str) -> set[str]:
+    return set(re.split(r"[\W_]+", text.lower())) - {""}
+
+
+_NUMBER = re.compile(r"\d+")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(digits) for digits in _NUMBER.findall(text)]
 
 
 @contextlib.contextmanager
@@ -138,6 +231,15 @@ _UNSAFE = re.compile(
 
 _LOG_COMMAND = re.compile(r"^\s*:(?=:)|#(?=#\w*\[)")
 """Commands that build servers find in a log: GitHub's at the start of a line, those of Azure and TeamCity anywhere."""
+
+
+def without_control(text: str) -> str:
+    r"""Return text for a file's name: with a hyphen in place of each character that ``printable`` escapes.
+
+    >>> without_control("cat\x1b[2J\n")
+    'cat-[2J-'
+    """
+    return _UNSAFE.sub("-", text)
 
 
 def printable(text: str) -> str:

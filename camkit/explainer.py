@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
 
 import numpy as np
 import torch
@@ -70,6 +70,9 @@ from camkit.types import (
     TargetLayer,
 )
 
+if TYPE_CHECKING:
+    from camkit.config.settings import Settings
+
 Layers: TypeAlias = "Selector | Iterable[Selector]"
 """What ``target_layer`` takes: a name, a pattern, a type, a module or a TargetLayer; several of these are fused."""
 
@@ -120,9 +123,12 @@ class Explainer:
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
         labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
         device: where a model loaded by name runs; a module stays where it is.
-        precision: "fp32", or "bf16" and "fp16" under autocast. On a CPU without units for bf16, where it would take
-            several times as long, "bf16" warns and runs in fp32; "bf16-forced" does not.
-        fuse: how several layers become one map: their "mean", "max", or "product" after scaling.
+        precision: "fp32" (None), or "bf16" and "fp16" under autocast. On a CPU without units for bf16, where it would
+            take several times as long, "bf16" warns and runs in fp32; "bf16-forced" does not.
+        fuse: how several layers become one map: their "mean" (None), "max", or "product" after scaling.
+        config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` says how a model is loaded that is
+            given by name, or not at all; its table ``explain`` gives the layer, method, precision and fusion where
+            they are None here.
 
     Raises:
         InputError: an argument is wrong; see ``camkit.errors`` for the kinds.
@@ -137,18 +143,26 @@ class Explainer:
 
     def __init__(
         self,
-        model: nn.Module | str | LoadedModel,
+        model: nn.Module | str | LoadedModel | None = None,
         target_layer: Layers | None = None,
         *,
         method: MethodLike | None = None,
         preprocess: Preprocess | None = None,
         labels: Labels | None = None,
         device: str | torch.device | None = None,
-        precision: Precision = "fp32",
-        fuse: Fusion = "mean",
+        precision: Precision | None = None,
+        fuse: Fusion | None = None,
+        config: Config | None = None,
     ) -> None:
+        options: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse}
+        if config is not None:
+            settings = _settings(config)
+            model = _configured_model(model, settings, device)
+            target_layer = settings.explain.layer if target_layer is None else target_layer
+            usual = {name: getattr(settings.explain, name) for name in options}
+            options = usual | {name: value for name, value in options.items() if value is not None}
         loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
-        self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), target_layer, method, precision, fuse)
+        self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), target_layer, **options)
 
     @classmethod
     def _sharing(cls, memory: ModelMemory, boxes: CropBoxes, loaded: LoadedModel, *arguments: Any) -> Explainer:
@@ -164,9 +178,10 @@ class Explainer:
         boxes: CropBoxes,
         target_layer: Layers | None,
         method: MethodLike | None,
-        precision: Precision,
-        fuse: Fusion,
+        precision: Precision | None,
+        fuse: Fusion | None,
     ) -> None:
+        precision, fuse = precision or "fp32", fuse or "mean"
         if fuse not in get_args(Fusion):
             raise InputError(f"fuse is one of {', '.join(get_args(Fusion))}, not {fuse!r}")
         if precision not in get_args(Precision):
@@ -340,28 +355,34 @@ class Explainer:
             return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
 
     def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
+        for batch in self._batches(request, images):
+            rows = [batch] if isinstance(batch, Failure) else self._explain_batch(request, batch)
+            yield from _checked(rows, on_error)
+
+    def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[list[Prepared] | Failure]:
+        """Join the pictures into batches of one size; the failure of a picture comes in its place.
+
+        If the caller's iterable fails, what came before is explained first.
+        """
         batch: list[Prepared] = []
-        prepared = _prepared(images, self._loaded, self._rank, request.batch_size)
-        failure: Exception | None = None
         pictures = 0
-        while True:
-            try:
-                item = next(prepared, None)
-            except Exception as error:  # the caller's iterable failed: what came before it is explained first
-                item, failure = None, error
-            if batch and not (isinstance(item, Prepared) and _joins(batch, item, request.batch_size)):
-                yield from _checked(self._explain_batch(request, batch), on_error)
-                batch = []
-            if isinstance(item, Prepared):
-                batch.append(located(item, self._loaded.preprocess, self._boxes))
-            elif isinstance(item, Failure):
-                yield from _checked([item], on_error)
-            elif failure is not None:
-                raise failure
-            else:
-                _check_count(request, pictures)
-                return
-            pictures += 1
+        try:
+            for item in _prepared(images, self._loaded, self._rank, request.batch_size):
+                pictures += 1
+                if batch and (isinstance(item, Failure) or not _joins(batch, item, request.batch_size)):
+                    yield batch
+                    batch = []
+                if isinstance(item, Failure):
+                    yield item
+                else:
+                    batch.append(located(item, self._loaded.preprocess, self._boxes))
+        except Exception:
+            if batch:
+                yield batch
+            raise
+        if batch:
+            yield batch
+        _check_count(request, pictures)
 
     def _explain_batch(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
         """Explain a batch of pictures of one size, in halves if the device has too little memory for all.
@@ -555,7 +576,7 @@ class Explainer:
             return capture_for_cam(module, inputs, targets, options)
         captured = capture(module, inputs, targets, options)
         memory.may_resize = captured.resized
-        memory.learn()
+        memory.note_changes_by_passes()
         return captured
 
 
@@ -663,6 +684,22 @@ def _source(image: ImageLike, number: int) -> str:
     return str(file) if file else f"picture {number}"
 
 
+Config: TypeAlias = "Settings | Mapping[str, Any] | str | Path"
+"""What ``config`` takes: a file, or its tables as a mapping."""
+
+
+def _settings(config: Config) -> Settings:
+    from camkit.config.settings import as_settings  # noqa: PLC0415 - few calls have a config
+
+    return as_settings(config)
+
+
+def _configured_model(model: Any, settings: Settings, device: Any) -> nn.Module | LoadedModel:
+    from camkit.config.model import configured_model  # noqa: PLC0415 - few calls have a config
+
+    return configured_model(model, settings.model, device=device)
+
+
 class Options(TypedDict, total=False):
     """The options of ``explain`` and ``explain_many``; each is explained at ``Explainer`` and its ``batch``."""
 
@@ -674,6 +711,7 @@ class Options(TypedDict, total=False):
     precision: Precision
     batch_size: int
     fuse: Fusion
+    config: Config | None
 
 
 class _Shell:
@@ -689,7 +727,7 @@ class _Shell:
     def explainer(
         self,
         function: Callable[..., Any],
-        model: nn.Module | str | LoadedModel,
+        model: nn.Module | str | LoadedModel | None,
         target_layer: Layers | None,
         options: Mapping[str, Any],
     ) -> Explainer:
@@ -705,24 +743,45 @@ class _Shell:
             loaded,
             target_layer,
             options.get("method"),
-            options.get("precision", "fp32"),
-            options.get("fuse", "mean"),
+            options.get("precision"),
+            options.get("fuse"),
         )
+
+    def configured(
+        self, model: nn.Module | str | LoadedModel | None, target_layer: Layers | None, options: dict[str, Any]
+    ) -> tuple[nn.Module | LoadedModel, Layers | None]:
+        """Return the model and the layer of a call with a config, and complete its options from the config."""
+        settings = _settings(options.pop("config"))
+        for name in ("method", "precision", "fuse", "batch_size"):
+            usual = getattr(settings.explain, name)
+            if usual is not None and options.get(name) is None:
+                options[name] = usual
+        layer = settings.explain.layer if target_layer is None else target_layer
+        device, named = options.get("device"), settings.model.name if model is None else model
+        if not isinstance(named, str):
+            return _configured_model(model, settings, device), layer
+        key = (f"{named} {settings.model!r}", str(device), changed_at(named))
+        return self._kept(key, lambda: as_model(_configured_model(named, settings, device))), layer
+
+    def _kept(self, key: tuple[str, str, int], load: Callable[[], LoadedModel]) -> LoadedModel:
+        """Return one of the last models that were loaded by name, or load it."""
+        if key not in self._loaded:
+            self._loaded[key] = load()
+            while len(self._loaded) > self._MOST_LOADED:
+                del self._loaded[next(iter(self._loaded))]
+        return self._loaded[key]
 
     def _load(
         self,
-        model: nn.Module | str | LoadedModel,
+        model: nn.Module | str | LoadedModel | None,
         preprocess: Preprocess | None,
         labels: Labels | None,
         device: str | torch.device | None,
     ) -> LoadedModel:
         if isinstance(model, str):
-            key = (model, str(pick_device(device)), changed_at(model))
-            if key not in self._loaded:
-                self._loaded[key] = as_model(model, device=device)
-                while len(self._loaded) > self._MOST_LOADED:
-                    del self._loaded[next(iter(self._loaded))]
-            model = self._loaded[key]
+            name = model
+            key = (name, str(pick_device(device)), changed_at(name))
+            model = self._kept(key, lambda: as_model(name, device=device))
         memory = self._memories.get(model) if isinstance(model, nn.Module) and device is None else None
         if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
             check_preprocess(preprocess)  # the model itself was checked when its memory was made
@@ -734,7 +793,7 @@ _SHELL = _Shell()
 
 
 def explain(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None,
     img: ImageLike | Sequence[ImageLike],
     target_layer: Layers | None = None,
     **options: Unpack[Options],
@@ -746,11 +805,13 @@ def explain(
 
     Args:
         model: a module, or a name as ``camkit.load_model`` takes it (``resnet50``, ``timm:NAME``, ``hf:NAME``,
-            ``file.py:factory``, ``demo-fair``). The module comes back exactly as it went in.
+            ``file.py:factory``, ``demo-fair``); None is the config's model. The module comes back exactly as it went
+            in.
         img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
             or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
         target_layer: None to have it chosen, a name, a pattern, a type, a module or a TargetLayer; several are fused.
-        **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision`` and ``fuse`` as for ``Explainer``;
+        **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse`` and ``config`` as for
+            ``Explainer``;
             ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class,
             a class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
 
@@ -770,6 +831,8 @@ def explain(
     """
     images: Sequence[ImageLike] = img if isinstance(img, (list, tuple)) else [cast("ImageLike", img)]
     target = options.pop("target", None)
+    if options.get("config") is not None:
+        model, target_layer = _SHELL.configured(model, target_layer, cast("dict[str, Any]", options))
     batch_size = options.pop("batch_size", 32)
     explainer = _SHELL.explainer(explain, model, target_layer, options)
     explained = explainer.batch(images, target, batch_size=batch_size)
@@ -779,7 +842,7 @@ def explain(
 
 @overload
 def explain_many(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None,
     images: Iterable[ImageLike],
     target_layer: Layers | None = None,
     *,
@@ -790,7 +853,7 @@ def explain_many(
 
 @overload
 def explain_many(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None,
     images: Iterable[ImageLike],
     target_layer: Layers | None = None,
     *,
@@ -800,7 +863,7 @@ def explain_many(
 
 
 def explain_many(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None,
     images: Iterable[ImageLike],
     target_layer: Layers | None = None,
     *,
@@ -823,6 +886,8 @@ def explain_many(
         InputError: as ``explain``.
     """
     target = options.pop("target", None)
+    if options.get("config") is not None:
+        model, target_layer = _SHELL.configured(model, target_layer, cast("dict[str, Any]", options))
     batch_size = options.pop("batch_size", 32)
     explainer = _SHELL.explainer(explain_many, model, target_layer, options)
     return explainer._checked_stream(images, target, batch_size, on_error)

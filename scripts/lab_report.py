@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from camkit.background.config import LimitsSection
 from camkit.background.measures import MeasuredEffect, Measures
 from camkit.background.statistics import Estimate
 from camkit.background.verdict import judge
+from camkit.config.settings import LimitsSection
 
 Row = dict[str, Any]
 

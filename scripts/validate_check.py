@@ -29,8 +29,8 @@ from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, draw, load_
 
 import camkit
 from camkit.background.check import CheckResult
-from camkit.background.config import LimitsSection
 from camkit.background.measures import Measures
+from camkit.config.settings import LimitsSection
 from camkit.demo.scenes.drawing import THINGS
 
 CORRELATIONS = (0.25, 0.5, 0.75, 0.9, 1.0)

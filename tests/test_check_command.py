@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,15 +19,19 @@ import torch
 from PIL import Image
 
 import camkit
-from camkit.background.config import read_config
 from camkit.background.journal import Journal
+from camkit.background.plan import FileHashes, hash_code
 from camkit.background.run import plan_check
 from camkit.cli import main
+from camkit.config.settings import read_config
 from camkit.demo.checked import write_scenes
 from camkit.errors import InputError, RunError
 
 QUICK = {"check": {"pastes": 1}}
 PER_CLASS = 10
+WIDE_LIMITS = "gap = 0.3\nsufficiency = 0.3\n"
+"""Limits that 40 pictures are enough to exclude."""
+
 CONFIG = f"[check]\npastes = 1\nbatch_size = 8\n[limits]\nleast_pictures = {PER_CLASS}\n"
 
 
@@ -87,8 +92,17 @@ def test_the_data_and_the_cost_are_printed_first(biased):
     assert "classes matched by label" in done.stdout
 
 
-def test_the_fair_network_passes_with_0(scenes, tmp_path):
-    done = run(scenes, "--model", "demo-fair", "--out", tmp_path)
+@pytest.fixture(scope="module")
+def many_scenes(tmp_path_factory):
+    """Return enough scenes to exclude effects above the limits, as the demonstration of the check draws them."""
+    folder = tmp_path_factory.mktemp("many")
+    (folder / "camkit.toml").write_text("[check]\npastes = 1\n")
+    return write_scenes(folder)
+
+
+@pytest.mark.extended
+def test_the_fair_network_passes_with_0(many_scenes, tmp_path):
+    done = run(many_scenes, "--model", "demo-fair", "--out", tmp_path)
 
     assert (done.returncode, json.loads((tmp_path / "report.json").read_text())["verdict"]) == (0, "PASS"), done.stdout
 
@@ -138,6 +152,75 @@ def test_a_killed_check_can_be_resumed(biased, scenes, tmp_path):
     assert f"experiment: {left} to do" in done.stderr
     assert (tmp_path / "report.json").read_bytes() == (biased[1] / "report.json").read_bytes()
     assert not journal.exists()
+
+
+def test_few_pictures_are_enough_for_wide_limits(scenes, tmp_path):
+    config = tmp_path / "camkit.toml"
+    config.write_text(f"{CONFIG}{WIDE_LIMITS}")
+
+    done = run(scenes, "--model", "demo-fair", "--out", tmp_path, "--config", config)
+
+    assert (done.returncode, json.loads((tmp_path / "report.json").read_text())["verdict"]) == (0, "PASS"), done.stdout
+
+
+def test_ten_pictures_of_each_class_exclude_nothing(scenes, tmp_path):
+    done = run(scenes, "--model", "demo-fair", "--out", tmp_path)
+
+    assert done.returncode == 3, done.stdout
+    assert "INCONCLUSIVE: the check could not tell whether demo-fair reads the background" in done.stdout
+    assert "more pictures in the experiment would settle it" in done.stdout
+
+
+@pytest.mark.extended
+def test_a_strict_check_asks_for_more(many_scenes, tmp_path):
+    done = run(many_scenes, "--model", "demo-fair", "--out", tmp_path, "--strict")
+    config = {"check": {"pastes": 1}, "limits": {"strict": True}}
+    by_config = camkit.check("demo-fair", many_scenes, config=config, inconclusive="pass")
+    loose = camkit.check("demo-fair", many_scenes, config=config, strict=False)
+
+    assert done.returncode == 3, done.stdout
+    assert "INCONCLUSIVE" in done.stdout
+    assert (by_config.verdict, by_config.exit_code()) == ("INCONCLUSIVE", 0)
+    by_config.assert_ok()
+    assert loose.verdict == "PASS"
+    assert json.loads((tmp_path / "report.json").read_text())["settings"]["limits"]["strict"] is True
+
+
+def test_piped_output_keeps_all_figures(tmp_path):
+    pictures = write_scenes(tmp_path / "data", 2)
+    name = "a class with a name that is longer than half of a line of eighty columns"
+    for folder in (pictures, pictures.parent / "masks"):
+        (folder / "bird").rename(folder / name)
+    classes = tmp_path / "classes.json"
+    classes.write_text(json.dumps({name: "bird", "car": "car", "plane": "plane", "ship": "ship"}))
+
+    done = run(pictures, "--model", "demo-fair", "--out", tmp_path / "out", "--class-map", classes)
+
+    assert done.returncode == 3, done.stderr
+    table = [line for line in done.stdout.splitlines() if re.match(r"(a class|car|plane|ship|all classes) ", line)]
+    assert len(table) == 5
+    assert "…" not in done.stdout
+    assert table[0].startswith(name)
+    assert all(len(re.findall(r"-?\d+\.\d\d|\d+%| -(?= |$)", line)) == 5 for line in table), table
+
+
+def test_a_reader_that_closes_the_output_early_is_no_verdict(tmp_path):
+    pictures = write_scenes(tmp_path / "data", 2)
+    camkit_check = (
+        f"{Path(sys.executable).with_name('camkit')} check {pictures} --model demo-fair --out {tmp_path / 'out'}"
+    )
+    script = f"set -o pipefail; {camkit_check} 2>/dev/null | head -n 1"
+
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=600, check=False)
+
+    assert done.returncode in (3, 141)
+
+
+def test_the_page_holds_the_command_as_it_was_typed(biased):
+    page = (biased[1] / "report.html").read_text()
+
+    assert "<dd>camkit check " in page
+    assert "--model demo-biased" in page
 
 
 def test_the_check_of_another_model_is_not_resumed(scenes, tmp_path):
@@ -391,7 +474,7 @@ def test_masks_with_several_grey_levels_give_the_same_verdict_and_are_described(
         rows = np.flatnonzero(mask.any(1))
         mask[int(rows.mean()) :] = np.minimum(mask[int(rows.mean()) :], 85)
         Image.fromarray(mask).save(file)
-    (tmp_path / "camkit.toml").write_text(CONFIG)
+    (tmp_path / "camkit.toml").write_text(f"{CONFIG}{WIDE_LIMITS}")
 
     done = run(tmp_path / "pictures", "--model", "demo-fair", "--out", tmp_path / "out")
 
@@ -466,7 +549,8 @@ def test_assert_ok_names_the_worst_class_its_numbers_and_the_report(scenes, tmp_
     data = copied(scenes, tmp_path, PER_CLASS)
     config = {"check": QUICK["check"], "limits": {"least_pictures": PER_CLASS}}
 
-    camkit.check("demo-fair", data, config={**config, "limits": {"least_pictures": 2, "skill": -1}}).assert_ok()
+    wide = {"least_pictures": 2, "skill": -1, "gap": 0.3, "sufficiency": 0.3, "attraction": 0.5}  # 40 pictures are few
+    camkit.check("demo-fair", data, config={**config, "limits": wide}).assert_ok()
     with pytest.raises(
         AssertionError, match=r"FAIL: class '(bird|car|plane|ship)': accuracy 100% .* gap of .*report\.html"
     ):
@@ -548,8 +632,8 @@ def test_an_unknown_setting_is_named_with_the_nearest_known_one(scenes, tmp_path
 def test_annotations_appear_on_github(scenes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    data = copied(scenes, tmp_path, 8)
-    (tmp_path / "camkit.toml").write_text("[limits]\nleast_pictures = 8\n")
+    data = copied(scenes, tmp_path, PER_CLASS)
+    (tmp_path / "camkit.toml").write_text("[limits]\nleast_pictures = 10\n")
 
     done = run(data, "--model", "demo-biased")
 
@@ -649,6 +733,31 @@ def test_rows_of_other_code_are_not_resumed(scenes, tmp_path, changed):
     assert resume().verdict == "INCONCLUSIVE"
 
 
+@pytest.mark.parametrize("preprocess", ["lambda p: helper.prepare(p)", "v2.Compose([v2.Lambda(helper.prepare)])"])
+def test_the_code_that_a_model_imports_belongs_to_the_run(tmp_path, monkeypatch, preprocess):
+    """A change that only some pictures show must be found in the code, because few answers are computed again."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "helper.py").write_text("import deeper\ndef prepare(picture):\n    return deeper.prepare(picture)\n")
+    (tmp_path / "deeper.py").write_text(
+        "import camkit\ndef prepare(picture):\n    return camkit.scenes.preprocess(picture)\n"
+    )
+    (tmp_path / "net.py").write_text(
+        "import camkit, helper\nfrom torchvision.transforms import v2\n"
+        f"def make():\n    return camkit.load_model('demo-fair').module, {preprocess}\n"
+    )
+    loaded = camkit.load_model(f"{tmp_path / 'net.py'}:make")
+    before = hash_code(loaded, FileHashes())
+    assert hash_code(loaded, FileHashes()) == before
+
+    for name in ("helper.py", "deeper.py"):
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(f"{text}    # changed")
+        assert hash_code(loaded, FileHashes()) != before
+        (tmp_path / name).write_text(text)
+    for name in ("helper", "deeper"):
+        del sys.modules[name]
+
+
 @pytest.mark.extended
 def test_rows_of_code_that_answers_differently_are_not_resumed(scenes, tmp_path):
     """The code that changed lies in a file that the model's own file reads, so only the answers show it."""
@@ -697,6 +806,17 @@ def test_a_baseline_with_another_number_is_refused(biased, scenes, tmp_path):
         assert changed != text
         damaged.write_text(changed)
         refuse_baseline(scenes, damaged, "is damaged: its checksum does not match its contents")
+
+
+@pytest.mark.parametrize("target", ["nowhere.toml", "camkit.toml"])
+def test_a_config_whose_link_is_broken_is_not_ignored(scenes, tmp_path, monkeypatch, target):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "camkit.toml").symlink_to(target)
+
+    done = run(scenes_without_masks(scenes), "--model", "demo-fair")
+
+    assert done.returncode == 2
+    assert "the config camkit.toml cannot be read" in done.stderr
 
 
 def test_the_config_that_is_found_is_named(scenes, tmp_path, monkeypatch):

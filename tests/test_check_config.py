@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+import inspect
+import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from camkit.background.config import Settings, find_config, read_config, settings_from
+import camkit
+from camkit.background.run import plan_check
 from camkit.background.starter import starter_config
 from camkit.background.values import Dataset
+from camkit.cli import explain, main
+from camkit.cli.check import ExperimentOptions, LimitOptions, RunOptions
+from camkit.cli.diagnose import diagnose
+from camkit.cli.options import Source
+from camkit.config.files import find_config
+from camkit.config.settings import Settings, read_config, settings_from
+from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError
 
 
@@ -301,3 +315,268 @@ def test_the_starter_config_is_valid_for_any_text(name: str, fact: str) -> None:
     assert table.keys() == {"model", "data", "check", "limits"}
     classes = settings_from(tomllib.loads(re.sub(r"^# (?=\[classes|expect = )", "", text, flags=re.M)), "x").classes
     assert list(classes) == [name.encode(errors="backslashreplace").decode()]
+
+
+# One config for every command, in the shell and in Python
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose config names a model, with the weights of the other demo network."""
+    torch.save(camkit.load_model("demo-biased").module.state_dict(), tmp_path / "mine.pth")
+    (tmp_path / "photo.jpg").write_bytes(scene_paths()["plane-wood"].read_bytes())
+    (tmp_path / "labels.txt").write_text("aircraft\nvessel\nvehicle\nanimal\n")
+    (tmp_path / "camkit.toml").write_text(PROJECT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+PROJECT = """
+[model]
+name = "demo-fair"
+weights = "mine.pth"
+labels = "labels.txt"
+[explain]
+method = "layercam"
+layer = "features.3"
+out = "heat"
+style = "side-by-side"
+[diagnose]
+train = true
+limit = 1
+out = "layers"
+[check]
+seed = 5
+[limits]
+gap = 0.2
+"""
+
+
+def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["photo.jpg", "--json", *arguments]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_explain_uses_the_config_and_options_come_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    biased = camkit.explain("demo-biased", "photo.jpg", "features.3", method="layercam")
+    assert isinstance(biased, camkit.Explanation)
+
+    from_config = explained(capsys)
+    typed = explained(capsys, "--method", "gradcam", "--out", "other", "-m", "demo-fair")
+    other = explained(capsys, "--model", "demo-biased")
+
+    assert from_config["score"] == pytest.approx(biased.score, rel=1e-5)
+    assert (from_config["method"], from_config["layer"]) == ("layercam", "features.3")
+    assert from_config["label"] in ("aircraft", "vessel", "vehicle", "animal")
+    assert from_config["file"] == "heat/photo.layercam.features.3.png"
+    assert (typed["method"], typed["layer"], typed["score"]) == ("gradcam", "features.3", from_config["score"])
+    assert typed["file"] == "other/photo.gradcam.features.3.png"
+    assert other["label"] in ("plane", "ship", "car", "bird"), "the weights and labels are those of the config's model"
+
+
+def test_each_command_says_which_config_it_uses(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = "using the config camkit.toml of this folder; to use another, pass --config FILE"
+    for command in (["photo.jpg"], ["layers"], ["diagnose", "photo.jpg"], ["features", "photo.jpg"]):
+        assert main(command) in (0, 2)
+        assert sentence in capsys.readouterr().err, command
+        assert main([*command, "--quiet"]) in (0, 2)
+        assert sentence not in capsys.readouterr().err, command
+
+
+def test_layers_and_diagnose_use_the_config(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["layers", "-q"]) == 0
+    assert capsys.readouterr().out == "features\n"
+    (project / "again.jpg").write_bytes((project / "photo.jpg").read_bytes())
+    assert main(["diagnose", ".", "--json", "--limit", "2"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["model"], result["pictures"], result["training"]) == ("demo-fair", 2, True)
+    assert sorted(path.name for path in (project / "layers").iterdir()) == ["diagnose.json", "diagnose.png"]
+
+
+def test_python_uses_the_same_config(project: Path) -> None:
+    biased = camkit.explain("demo-biased", "photo.jpg", "features.3", method="layercam")
+    for config in ("camkit.toml", read_config(project / "camkit.toml"), tomllib.loads(PROJECT)):
+        for model in (None, "demo-fair"):
+            (many,) = camkit.explain_many(model, ["photo.jpg"], config=config)
+            for found in (
+                many,
+                camkit.explain(model, "photo.jpg", config=config),
+                camkit.Explainer(model, config=config)("photo.jpg"),
+            ):
+                assert np.allclose(found.raw, biased.raw, atol=1e-6)
+                assert found.label in ("aircraft", "vessel", "vehicle", "animal")
+                assert (found.method, found.layer) == ("layercam", "features.3")
+        assert camkit.explain(None, "photo.jpg", "features", method="gradcam", config=config).layer == "features"
+        assert camkit.diagnose(None, ["photo.jpg", "photo.jpg"], config=config).training is True
+    assert camkit.explain("demo-fair", "photo.jpg").label in ("plane", "ship", "car", "bird"), "no config is searched"
+    with pytest.raises(InputError, match="no model is named"):
+        camkit.explain(None, "photo.jpg", config={"check": {"seed": 1}})
+
+
+def test_a_module_of_the_callers_is_not_replaced_by_the_configs_model(project: Path) -> None:
+    fair = camkit.load_model("demo-fair")
+    plain = camkit.explain(fair, "photo.jpg", "features.3", method="layercam")
+    assert np.array_equal(camkit.explain(fair, "photo.jpg", config="camkit.toml").raw, plain.raw)
+
+
+def test_a_check_in_python_honours_the_configs_model(project: Path) -> None:
+    for number, name in enumerate(("plane", "bird")):
+        (project / "val" / name).mkdir(parents=True)
+        (project / "val" / name / f"{number}.jpg").write_bytes((project / "photo.jpg").read_bytes())
+    text = PROJECT.replace('labels = "labels.txt"', "") + '[data]\npath = "val"\n[run]\nout = "reports"\nquick = true\n'
+    (project / "camkit.toml").write_text(text)
+    for model in (None, "demo-fair"):
+        loaded = plan_check(model, config="camkit.toml").model
+        state = loaded.module.state_dict()
+        biased = camkit.load_model("demo-biased", device="cpu").module.state_dict()
+        assert all(torch.equal(state[name].cpu(), biased[name]) for name in biased)
+    result = camkit.check(config="camkit.toml")
+    assert result.plan.settings.check.pastes == 1, "a quick check"
+    assert result.plan.settings.limits.gap == 0.2
+    assert (project / "reports" / "report.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[explain]\nmethd = 'gradcam'", "camkit.toml: there is no setting 'explain.methd'; did you mean 'method'?"),
+        ("[explain]\nalpha = 'much'", "camkit.toml: 'explain.alpha' is 'much': "),
+        ("[diagnose]\nlimit = 0", "camkit.toml: 'diagnose.limit' is 0: "),
+        ("[run]\ninconclusive = 'perhaps'", "camkit.toml: 'run.inconclusive' is 'perhaps': "),
+        ("[model]\nsize = 'big'", "camkit.toml: 'model.size' is 'big': "),
+        ("[explian]", "camkit.toml: there is no setting 'explian'; did you mean 'explain'?"),
+        ("[model", "the config camkit.toml is not TOML: "),
+    ],
+)
+@pytest.mark.parametrize("command", [["photo.jpg"], ["layers"], ["diagnose", "photo.jpg"], ["check", "."]])
+def test_a_wrong_config_is_one_sentence_for_every_command(
+    project: Path, command: list[str], text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "camkit.toml").write_text(text)
+    assert main([*command, "--model", "demo-fair"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"camkit: {said}")
+    assert (captured.err.count("\n"), captured.out) == (1, "")
+    assert main([*command[:1], "--help"] if command[0] != "photo.jpg" else ["--help"]) == 0, "help needs no config"
+
+
+def test_pyproject_serves_all_commands_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "camkit.toml").unlink()
+    (project / "pyproject.toml").write_text(
+        '[tool.camkit.model]\nname = "demo-fair"\n[tool.camkit.explain]\nalpha = 1\n'
+    )
+    assert main(["photo.jpg"]) == 0
+    assert "using the config pyproject.toml of this folder" in capsys.readouterr().err
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "command.md").read_text("utf-8")
+
+
+def test_the_config_and_the_options_of_the_docs_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    block = re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert block
+    assert settings_from(tomllib.loads(block[1]), "docs/command.md").explain.method == "layercam"
+    for key in re.findall(r"further keys: (.*)", block[1]):
+        assert set(key.split(", ")) <= {name for field in Settings.model_fields.values() for name in keys_of(field)}
+    known = ""
+    for command in ("", "check", "check init", "layers", "diagnose", "features"):
+        assert main([*command.split(), "--help"]) == 0
+        known += capsys.readouterr().out
+    rows = re.findall(r"^\| (`-\w`.*?) \| (`--.*?) \|", PAGE, re.MULTILINE)
+    assert len(rows) > 5
+    for short, long in rows:
+        for pair in zip(re.findall(r"-\w", short), re.findall(r"--[\w-]+", long), strict=True):
+            assert " ".join(reversed(pair)) in known, pair
+
+
+def keys_of(field: Any) -> list[str]:
+    return list(getattr(field.annotation, "model_fields", []))
+
+
+# Options of the check
+
+
+def test_every_setting_has_an_option() -> None:
+    def keys(section: str) -> list[str]:
+        return list(Settings.model_fields[section].annotation.model_fields)
+
+    for options, section in ((ExperimentOptions, "check"), (LimitOptions, "limits"), (RunOptions, "run")):
+        assert [field.name for field in dataclasses.fields(options)] == keys(section)
+    for function, section in ((explain, "explain"), (diagnose, "diagnose")):
+        assert set(keys(section)) <= set(inspect.signature(function).parameters)
+    model = {field.name for field in dataclasses.fields(Source)}
+    assert {"model" if key == "name" else key for key in keys("model")} <= model
+
+
+def test_the_defaults_that_the_help_names_are_the_defaults() -> None:
+    for options, section in ((ExperimentOptions, Settings().check), (LimitOptions, Settings().limits)):
+        for name, default in re.findall(r"^ {8}(\w+): .*Default: ([\w.]+?)\.$", options.__doc__ or "", re.MULTILINE):
+            if default[0].isdigit():
+                assert float(default) == getattr(section, name), name
+
+
+def test_limits_and_sample_can_be_given_in_the_shell(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("plane", "bird"):
+        (project / "val" / name).mkdir(parents=True)
+        for number in range(4):
+            picture = Image.open("photo.jpg").rotate(90 * number)
+            picture.save(project / "val" / name / f"{number}.jpg")
+    (project / "camkit.toml").write_text("[check]\nseed = 5\npastes = 1\n[limits]\ngap = 0.2\nskill = 0.1\n")
+    options = ["--per-class", "3", "--gap", "0.3", "--least-pictures", "2", "--pastes", "2", "--inconclusive", "pass"]
+    assert main(["check", "val", "-m", "demo-fair", *options, "-q"]) in (0, 1)
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert len(shown.out.splitlines()) < 12, "the verdict only"
+    settings = json.loads((project / "camkit-check" / "report.json").read_text())["settings"]
+    check, limits = settings["check"], settings["limits"]
+    assert (check["per_class"], check["seed"], check["pastes"]) == (3, 5, 2)
+    assert (limits["gap"], limits["skill"], limits["least_pictures"]) == (0.3, 0.1, 2)
+    for option, value in (("--per-class", "1"), ("--gap", "2"), ("--alpha", "0")):
+        assert main(["check", "val", "-m", "demo-fair", option, value]) == 2
+        said = capsys.readouterr().err
+        assert f"camkit: {option} is {value}" in said
+        assert "--per-class is 1: input should be" in said or option != "--per-class"
+
+
+def test_init_takes_every_option_of_the_check_and_writes_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def options_of(*command: str) -> set[str]:
+        assert main([*command, "--help"]) == 0
+        return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", capsys.readouterr().out))
+
+    (project / "val" / "plane").mkdir(parents=True)
+    (project / "val" / "plane" / "a.jpg").write_bytes((project / "photo.jpg").read_bytes())
+    missing = options_of("check") - options_of("check", "init")
+    assert not missing
+
+    (project / "camkit.toml").unlink()
+    (project / "configs").mkdir()
+    typed = (
+        "check init val -m demo-fair -w mine.pth --labels labels.txt --size 128 --mean 0.5,0.5,0.5 --std 1,1,1 "
+        "--per-class 7 --gap 0.3 --seed 4 --ring 0.2 --out reports --quick --inconclusive pass "
+        "--method layercam --layer features.3 --file configs/camkit.toml"
+    )
+    assert main(typed.split()) == 0
+    config = read_config(project / "configs" / "camkit.toml")
+    assert config.model.weights is not None
+    assert Path(config.model.weights).resolve() == project / "mine.pth"
+    assert (config.model.size, config.model.mean, config.model.std) == (128, [0.5, 0.5, 0.5], [1, 1, 1])
+    assert (config.check.per_class, config.check.seed, config.check.ring) == (7, 4, 0.2)
+    assert (config.check.method, config.check.layer) == ("layercam", "features.3")
+    assert (config.limits.gap, config.run.quick, config.run.inconclusive) == (0.3, True, "pass")
+    assert config.run.out is not None
+    assert config.run.out.resolve() == project / "reports"
+    assert config.data.path is not None
+    assert config.data.path.resolve() == project / "val"
+    assert main(typed.split()) == 2
+    assert "exists already; name another file with --file, or pass --overwrite" in capsys.readouterr().err
+    more = ["check", "init", "-c", "configs/camkit.toml", "--gap", "0.4", "--file", "camkit.toml"]
+    with (project / "configs" / "camkit.toml").open("a") as file:
+        file.write('[classes.plane]\nexpect = ["rider"]\n' + WAIVER.replace("cat", "plane"))
+    assert main(more) == 0
+    config = read_config(project / "camkit.toml")
+    assert (config.limits.gap, config.check.seed) == (0.4, 4)
+    assert config.also_allowed("plane") == {"rider"}
+    assert [waiver.name for waiver in config.waivers] == ["plane"]

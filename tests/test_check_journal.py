@@ -125,7 +125,7 @@ def test_another_file_is_neither_resumed_nor_changed(tmp_path: Path, head: bytes
 def test_another_key_is_refused_and_the_rows_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     write(path, ROWS, "weights settings data")
-    with pytest.raises(InputError, match="its preprocessing; start again without --resume, or choose another --out"):
+    with pytest.raises(InputError, match="start again without resume=True, or choose another out folder"):
         resumed(path, "weights settings other")
     assert resumed(path, "weights settings data") == expected(ROWS)
 

@@ -1141,6 +1141,16 @@ def nested(depth: int) -> str:
     return "<annotation>" + "<a>" * depth + "</a>" * depth + "</annotation>"
 
 
+def test_fewer_masks_are_examined_if_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("camkit.images.masks._MOST_PIXELS", 3 * 40 * 30)
+    files = [tmp_path / f"{number}.png" for number in range(6)]
+    for number, file in enumerate(files):
+        values = np.full((30, 40), 7, np.uint8) if number % 2 else np.eye(30, 40, dtype=np.uint8)
+        Image.fromarray(values).save(file)
+
+    assert understand_masks(files)["grey"].words == "value 1 is the object, 0 the background"
+
+
 @pytest.mark.parametrize("depth", [2_000, 200_000])
 def test_xml_nested_too_deeply_is_one_sentence(tmp_path: Path, depth: int) -> None:
     (tmp_path / "a.xml").write_text(nested(depth))

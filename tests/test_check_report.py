@@ -1,19 +1,27 @@
 """The reports: the page in a real browser, the other formats in their own parsers."""
 
 import contextlib
+import hashlib
+import html
 import io
 import json
+import platform
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
+import torch
 
 import camkit
+from camkit.background.baseline import Change
+from camkit.background.decision import LEVELS, VERDICTS, Effect
 from camkit.background.report import REPORTS, console, junit, markdown
 from camkit.background.report import html as check_html
 from camkit.background.report import json as check_json
 from camkit.background.run import write_reports
+from camkit.background.statistics import Estimate
 from camkit.cli.terminal import printer
 from camkit.demo.checked import write_scenes
 
@@ -166,6 +174,68 @@ def luminance(channels):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+WIDE = "a class whose name is much longer than the names of most other classes_and_without_a_space_at_its_end"
+A4 = 703
+"""Width in pixels of the text on A4 paper, at 96 pixels per inch."""
+
+
+@pytest.fixture(scope="module")
+def wide(result, tmp_path_factory):
+    """Return a page whose table has the widest texts that cells can have."""
+    overall = result.overall
+    negative = replace(overall.gap["tile"], effect=Estimate(-0.25, -0.35, -0.15, 1000))
+    gap = Effect("gap", {"tile": negative}, 0.1)
+    judged = {
+        name: replace(judgement, verdict="INCONCLUSIVE", effects={**judgement.effects, "gap": gap})
+        for name, judgement in result.judged.items()
+    }
+    judged[WIDE] = replace(judged["bird"], waived=WIDE)
+    measures = replace(overall, name=WIDE, pictures=10_000, tested=10_000, skill=Estimate(-0.25, -0.35, -0.15, 9))
+    changed = replace(result, classes={**result.classes, WIDE: measures}, judged=judged)
+    file = tmp_path_factory.mktemp("wide") / "report.html"
+    file.write_text(check_html.render(changed))
+    return file
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("width", "media"), [(1024, "screen"), (A4, "print")])
+def test_the_table_fits_1024_pixels_and_a4_paper(browser, wide, width, media):
+    opened = browser.new_page(viewport={"width": width, "height": 800})
+    opened.emulate_media(media=media)
+    opened.goto(wide.as_uri())
+    table, frame = opened.evaluate(
+        "[document.querySelector('#table').scrollWidth, document.querySelector('.scroll').clientWidth]"
+    )
+    opened.close()
+
+    assert table <= frame <= width
+
+
+@pytest.mark.extended
+def test_strips_and_rows_stay_together_on_paper(browser, out):
+    opened = browser.new_page()
+    opened.emulate_media(media="print", color_scheme="dark")
+    opened.goto((out / "report.html").as_uri())
+    breaks = opened.eval_on_selector_all(
+        ".strip, #table tr, figure", "all => [...new Set(all.map(element => getComputedStyle(element).breakInside))]"
+    )
+    ground = opened.evaluate("getComputedStyle(document.body).backgroundColor")
+    opened.close()
+
+    assert breaks == ["avoid"]
+    assert ground == "rgb(255, 255, 255)"
+
+
+@pytest.mark.extended
+def test_every_column_is_explained_on_the_page(page):
+    headings = page.eval_on_selector_all("#table th button", "all => all.map(element => element.textContent)")
+    explained = page.eval_on_selector_all("#columns dt", "all => all.map(element => element.textContent)")
+
+    assert explained == headings
+    assert page.is_visible("#columns dd >> nth=-1")
+    assert "above 1 if" in page.inner_text("#columns")
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("width", [360, 1200])
 def test_the_page_itself_never_scrolls_sideways(browser, out, width):
@@ -272,6 +342,69 @@ def test_junit_escapes_characters_that_xml_forbids_and_skips_waived_classes(resu
         assert by_name["plane"].find("skipped").get("message").startswith("waived: until the new pictures")
         assert [element.tag for element in by_name["ship"] if element.tag != "system-out"] == kinds
         assert by_name[r"bi\x07rd\x1b[0m"].find("failure") is not None
+
+
+def test_the_page_prints_the_decision_table(out):
+    page = (out / "report.html").read_text()
+
+    for rule in (*LEVELS, *VERDICTS):
+        assert f"<td>{html.escape(rule.when, quote=False)}</td>".replace("'", "&#39;") in page
+
+
+def test_the_page_says_how_the_check_can_be_repeated(out, tmp_path):
+    page = (out / "report.html").read_text()
+
+    for what in ("date", "command", "hash of the weights in the model", "hash of the pictures and regions", "versions"):
+        assert f"<dt>{what}</dt>" in page
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC, \d+ s", page)
+    assert "camkit.check(...), called from Python" in page
+    versions = f"camkit {camkit.__version__}, torch {torch.__version__.partition('+')[0]}"
+    assert versions in page
+    assert f"Python {platform.python_version()}" in page
+
+
+def test_the_page_names_the_file_of_the_weights_and_its_hash(result, tmp_path):
+    file = tmp_path / "mine.pth"
+    file.write_bytes(b"weights")
+    plan = replace(result.plan, model=replace(result.plan.model, weights=str(file)))
+
+    page = check_html.render(replace(result, plan=plan))
+
+    assert f"<dd>mine.pth (SHA-256 {hashlib.sha256(b'weights').hexdigest()})</dd>" in page
+    assert str(tmp_path) not in page
+
+
+def test_an_interval_never_has_a_width_of_0(result):
+    for measures in (result.overall, *result.classes.values()):
+        effects = (*measures.gap.values(), *measures.attraction.values(), *measures.sufficiency.values())
+        assert effects
+        assert all(measured.effect.low < measured.effect.high for measured in effects)
+
+
+def test_the_change_since_the_baseline_is_a_bullet_of_its_own(result):
+    change = Change(40, Estimate(0.1, 0.05, 0.15, 40), None)
+
+    lines = markdown.render(replace(result, change=change)).splitlines()
+
+    (line,) = [line for line in lines if "since the baseline" in line]
+    assert line.startswith("- change since the baseline, on 40 pictures: gap +0.10")
+
+
+def test_junit_skips_an_overall_verdict_that_may_be_inconclusive_and_has_times(result):
+    judged = {name: replace(judgement, verdict="INCONCLUSIVE") for name, judgement in result.judged.items()}
+    allowed = replace(result, judged=judged, inconclusive="pass")
+
+    suite = ET.fromstring(junit.render(allowed)).find("testsuite")
+    cases = suite.findall("testcase")
+
+    assert all(case.find("skipped") is not None for case in cases)
+    assert cases[-1].get("name") == "all classes together"
+    assert (suite.get("skipped"), suite.get("failures")) == ("5", "0")
+    times = [float(case.get("time")) for case in cases]
+    assert sum(times) == pytest.approx(result.run.seconds, abs=0.01)
+    assert float(suite.get("time")) == pytest.approx(result.run.seconds, abs=0.01)
+    assert min(times[:-1]) > 0
+    assert datetime.fromisoformat(suite.get("timestamp")).date() == result.run.started.date()
 
 
 def test_the_json_is_strict_and_names_its_schema(result):

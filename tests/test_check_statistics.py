@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from camkit.background.statistics import benjamini_hochberg, bootstrap_sums, holm, interval, p_above, wilson
+from camkit.background.statistics import (
+    Estimate,
+    bootstrap_sums,
+    holm,
+    interval,
+    p_above,
+    strata_of_groups,
+    widened,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,18 +43,8 @@ def test_holm_rejects_what_the_closed_test_rejects(seed):
     assert [p <= 0.05 for p in holm(p_values)] == closed_test(p_values, 0.05)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_benjamini_hochberg_rejects_up_to_the_last_p_below_its_line(seed):
-    p_values = np.random.default_rng(seed).random(8) ** 3
-    order = np.sort(p_values)
-    below = [rank for rank, p in enumerate(order, start=1) if p <= 0.05 * rank / len(order)]
-    limit = order[max(below) - 1] if below else -1
-
-    assert [p <= 0.05 for p in benjamini_hochberg(p_values.tolist())] == [p <= limit for p in p_values]
-
-
 def test_an_empty_list_of_hypotheses_is_allowed():
-    assert holm([]) == benjamini_hochberg([]) == []
+    assert holm([]) == []
 
 
 def test_95_percent_of_the_intervals_hold_the_truth():
@@ -116,3 +115,68 @@ def test_few_groups_have_no_interval():
 
     assert np.isnan(estimate.low)
     assert np.isnan(estimate.high)
+
+
+RATES = (0.9, 0.3, 0.05, 0.0)
+"""Shares of right answers in four classes: what is left differs between classes if the object is removed."""
+
+
+def stratified_interval(rng, per_class, trial):
+    """Return the interval of the mean over the classes, from a sample with a fixed number of pictures of each."""
+    right = np.concatenate([rng.random(per_class) < rate for rate in RATES]).astype(float)
+    numbers = np.arange(len(right))
+    strata = strata_of_groups(numbers, np.repeat([*"abcd"], per_class).tolist())
+    sums = bootstrap_sums(np.column_stack([right, np.ones(len(right))]), numbers, [trial], 1000, strata)
+    return widened(interval(sums[:, 0] / sums[:, 1], right.mean(), len(right)))
+
+
+def test_95_percent_of_the_intervals_of_a_stratified_sample_hold_the_truth():
+    rng, hits = np.random.default_rng(0), 0
+    for trial in range(200):
+        estimate = stratified_interval(rng, 40, trial)
+        hits += estimate.low < np.mean(RATES) < estimate.high
+
+    assert hits >= 180  # 190 expected
+
+
+def test_differences_between_classes_do_not_widen_the_interval():
+    rng = np.random.default_rng(0)
+    estimate = stratified_interval(rng, 100, 0)
+    expected = np.sqrt(np.mean([rate * (1 - rate) for rate in RATES]) / 400)
+
+    assert estimate.high - estimate.low == pytest.approx(2 * 1.96 * expected, rel=0.1)
+    pooled = np.sqrt(np.mean(RATES) * (1 - np.mean(RATES)) / 400)
+    assert expected < 0.7 * pooled
+
+
+def test_groups_of_several_classes_and_small_classes_share_a_stratum():
+    labels = [*"aaaaaa", *"bbbbb", "c", "a", "b"]
+    groups = np.array([*range(12), 12, 12])  # the last group has pictures of two classes
+
+    assert strata_of_groups(groups, labels).tolist() == [1] * 6 + [2] * 5 + [0, 0]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_stratum_keeps_its_share_in_every_resample(many):
+    count = 6000 if many else 60
+    labels = ["a"] * (count // 3) + ["b"] * (count - count // 3)
+    rows = np.column_stack([np.array(labels) == "a", np.ones(count)]).astype(float)
+
+    sums = bootstrap_sums(rows, np.arange(count), [0], 200, strata_of_groups(np.arange(count), labels))
+
+    assert np.allclose(sums, [count // 3, count], atol=1e-6)
+
+
+@pytest.mark.parametrize(("groups", "reach"), [(30, 0.1135), (40, 0.0876), (100, 0.0370)])
+def test_an_interval_is_never_narrower_than_wilsons_for_no_change(groups, reach):
+    nothing, everything = widened(Estimate(0.0, 0.0, 0.0, groups)), widened(Estimate(1.0, 1.0, 1.0, groups))
+
+    assert (nothing.low, nothing.high) == pytest.approx((-reach, reach), abs=5e-5)
+    assert (everything.low, everything.high) == pytest.approx((1 - reach, 1), abs=5e-5)
+    assert widened(Estimate(0.0, -0.5, 0.5, groups)) == Estimate(0.0, -0.5, 0.5, groups)
+
+
+def test_an_interval_that_is_unknown_stays_unknown():
+    assert np.isnan(
+        [widened(Estimate(0.0, np.nan, np.nan, 3)).low, widened(Estimate(0.0, np.nan, np.nan, 3)).high]
+    ).all()

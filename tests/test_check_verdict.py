@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from camkit.background.config import LimitsSection
 from camkit.background.measures import OVERALL, ImageRow, Limits
 from camkit.background.measuring import measure_all
 from camkit.background.verdict import judge
+from camkit.config.settings import LimitsSection
 
 LIMITS = LimitsSection()
 
@@ -98,7 +98,12 @@ def test_a_mark_on_one_class_of_many_fails_that_class():
     assert found["wolf"].verdict == "FAIL"
     assert found["wolf"].attraction_p < 0.001
     assert found[OVERALL].verdict == "FAIL"
-    assert {found[name].verdict for name in NAMES if name != "wolf"} == {"PASS"}
+    others = {name: found[name] for name in NAMES if name != "wolf"}
+    assert {judgement.verdict for judgement in others.values()} <= {
+        "PASS",
+        "WARN",
+    }  # some of their objects are on wolves
+    assert {judgement.effects["attraction"].level for judgement in others.values()} <= {"excluded", "open"}
     assert found[OVERALL].gap_p > 0.05  # too few answers change over all classes
 
 

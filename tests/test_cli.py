@@ -1,11 +1,13 @@
 """The installed command, as a person types it."""
 
+import csv
 import ctypes
 import io
 import itertools
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from tiers import represented_by, rows_represented
 import camkit
 from camkit.cli import main
 from camkit.demo.scenes import scene_paths
+from camkit.errors import InputError
 from camkit.scale.folder import Drawing, Written, explain_files
 
 QUITS = """
@@ -69,6 +72,10 @@ def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=True, timeout=300
     )
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.fixture
@@ -180,6 +187,295 @@ class TestInstalled:
         assert cv2.imread(str(tmp_path / "demo.png")).shape[1] > 1000
 
 
+@pytest.fixture
+def tree(plane: Path, tmp_path: Path) -> Path:
+    """A folder with pictures of the same name, below each other and with other suffixes."""
+    pixels = cv2.imread(str(plane))
+    for name in ("cat.jpg", "cat.png", "2020/cat.jpg", "2020/deep/dog.jpg"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(tmp_path / "in" / name), pixels)
+    return tmp_path / "in"
+
+
+class TestNamesOfDrawings:
+    def explain(self, *arguments: object) -> int:
+        return main([*map(str, arguments), "-m", "demo-fair"])
+
+    def test_a_folder_is_mirrored_and_no_picture_is_drawn_over_another(self, tree: Path, tmp_path: Path) -> None:
+        assert self.explain(tree, "-o", tmp_path / "out") == 0
+        everything = ["2020/cat.gradcam.png", "2020/deep/dog.gradcam.png", "cat.gradcam.png", "cat.png.gradcam.png"]
+        assert files_in(tmp_path / "out") == everything
+        assert self.explain(tree, "--no-recursive", "-o", tmp_path / "flat") == 0
+        assert files_in(tmp_path / "flat") == ["cat.gradcam.png", "cat.png.gradcam.png"]
+
+    def test_a_name_does_not_depend_on_other_pictures(self, tree: Path, tmp_path: Path) -> None:
+        for picture in sorted(path for path in tree.rglob("*") if path.is_file()):
+            alone = tmp_path / "alone" / picture.relative_to(tree).parent
+            assert self.explain(picture, "-o", alone) == 0
+        assert self.explain(tree, "-o", tmp_path / "together") == 0
+        assert files_in(tmp_path / "alone") == files_in(tmp_path / "together")
+
+    def test_several_folders_and_named_files_of_one_name_are_kept_apart(self, tree: Path, tmp_path: Path) -> None:
+        assert self.explain(tree / "2020", tree / "2020" / "deep", "--no-recursive", "-o", tmp_path / "folders") == 0
+        assert files_in(tmp_path / "folders") == ["2020/cat.gradcam.png", "deep/dog.gradcam.png"]
+        assert self.explain(tree / "cat.jpg", tree / "2020" / "cat.jpg", "-o", tmp_path / "files") == 0
+        assert files_in(tmp_path / "files") == ["2020/cat.gradcam.png", "in/cat.gradcam.png"]
+
+    def test_what_differs_from_an_earlier_run_is_in_the_name(self, tree: Path, tmp_path: Path) -> None:
+        picture, out = tree / "cat.jpg", tmp_path / "out"
+        torch.save(camkit.load_model("demo-biased").module.state_dict(), tmp_path / "mine.pth")
+        calls: list[list[object]] = [
+            [picture],
+            [picture, "--model", "demo-biased"],
+            [picture, "--weights", tmp_path / "mine.pth"],
+            [picture, "--style", "heatmap"],
+            [picture, "--colormap", "jet", "--alpha", "0.2"],
+            [picture, "--target", "car"],
+            [picture, "--target", "car", "--style", "side-by-side"],
+            [tree / "2020" / "cat.jpg"],
+        ]
+        for _ in range(2):  # the same calls again write the same files
+            for call in calls:
+                model = [] if "--model" in call else ["--model", "demo-fair"]
+                assert main([*map(str, call), *model, "--out", str(out)]) == 0
+            assert files_in(out) == [
+                "cat.gradcam.2020.png",
+                "cat.gradcam.car.png",
+                "cat.gradcam.car.side-by-side.png",
+                "cat.gradcam.demo-biased.png",
+                "cat.gradcam.heatmap.png",
+                "cat.gradcam.jet.alpha-0.2.png",
+                "cat.gradcam.mine.png",
+                "cat.gradcam.png",
+            ]
+
+    def test_a_file_of_somebody_else_is_replaced_only_with_overwrite(
+        self, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out, mine = tmp_path / "out", tmp_path / "out" / "cat.gradcam.png"
+        out.mkdir()
+        mine.write_bytes(b"mine")
+        assert self.explain(tree / "cat.jpg", "-o", out) == 2
+        assert "pass --overwrite" in capsys.readouterr().err
+        assert mine.read_bytes() == b"mine"
+        assert self.explain(tree / "cat.jpg", "-o", out, "--overwrite") == 0
+        assert cv2.imread(str(mine)) is not None
+
+    def test_overwrite_gives_the_plain_name(self, tree: Path, tmp_path: Path) -> None:
+        for style in ("overlay", "heatmap"):
+            assert self.explain(tree / "cat.jpg", "-o", tmp_path / "out", "--style", style, "--overwrite") == 0
+        assert files_in(tmp_path / "out") == ["cat.gradcam.png"]
+
+    @pytest.mark.parametrize("name", ["heat.png", "new/heat.jpg"])
+    def test_one_picture_can_be_drawn_into_a_named_file(self, tree: Path, tmp_path: Path, name: str) -> None:
+        assert self.explain(tree / "cat.jpg", "-o", tmp_path / "out" / name) == 0
+        assert files_in(tmp_path / "out") == [name]
+        assert cv2.imread(str(tmp_path / "out" / name)) is not None
+
+    @pytest.mark.parametrize(
+        ("more", "said"), [(["2020/cat.jpg"], "there are 2 pictures"), (["--top-k", "2"], "there are several targets")]
+    )
+    def test_a_named_file_holds_one_drawing(
+        self, tree: Path, tmp_path: Path, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        more = [str(tree / word) if "/" in word else word for word in more]
+        assert self.explain(tree / "cat.jpg", *more, "-o", tmp_path / "heat.png") == 2
+        assert f"is one file, but {said}; name a folder" in capsys.readouterr().err
+        assert not (tmp_path / "heat.png").exists()
+
+    def test_a_sheet_of_feature_maps_can_be_named_too(self, tree: Path, tmp_path: Path) -> None:
+        sheet = tmp_path / "sheet.png"
+        assert main(["features", str(tree / "cat.jpg"), "-m", "demo-fair", "-o", str(sheet)]) == 0
+        assert cv2.imread(str(sheet)) is not None
+
+    def test_sheets_and_reports_of_two_models_are_kept(self, tree: Path, tmp_path: Path) -> None:
+        for model in ("demo-fair", "demo-biased", "demo-fair"):
+            for command in (["features", "--layer", "features.2"], ["diagnose"]):
+                assert main([*command, str(tree / "cat.jpg"), "-m", model, "-o", str(tmp_path / "out"), "-q"]) == 0
+        assert files_in(tmp_path / "out") == [
+            *("before-diagnose.json", "before-diagnose.png"),
+            *("cat.features.features.2.demo-biased.png", "cat.features.features.2.png"),
+            *("diagnose.json", "diagnose.png"),
+        ]
+
+
+class TestWhatIsPrinted:
+    def explain(self, *arguments: object) -> int:
+        return main([*map(str, arguments), "-m", "demo-fair"])
+
+    def test_the_same_error_of_many_pictures_is_printed_once_with_a_count(
+        self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for number in range(5):
+            (tmp_path / f"{number}.jpg").write_bytes(b"" if number < 4 else plane.read_bytes())
+        (tmp_path / "other.jpg").write_text("no picture")
+        assert self.explain(tmp_path, "-o", tmp_path / "out") == 2
+        captured = capsys.readouterr()
+        assert captured.err.splitlines() == [
+            f"{tmp_path / '0.jpg'}  error: {tmp_path / '0.jpg'} is an empty file",
+            f"{tmp_path / 'other.jpg'}  error: {tmp_path / 'other.jpg'} is not a picture",
+            "3 more pictures have the same error as 0.jpg; --verbose lists them",
+        ]
+        assert re.fullmatch(
+            r"1 explained, 5 failed, 0 empty; [\d.e+]+ pictures a second", captured.out.splitlines()[-1]
+        )
+        assert self.explain(tmp_path, "-o", tmp_path / "out", "--verbose") == 2
+        assert capsys.readouterr().err.count("is an empty file") == 4
+
+    def test_json_has_no_raw_maps_unless_asked(
+        self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.explain(plane, "-o", tmp_path, "--json") == 0
+        captured = capsys.readouterr()
+        assert "raw" not in json.loads(captured.out)
+        assert "1 explained, 0 failed, 0 empty" in captured.err
+        assert self.explain(plane, "-o", tmp_path, "--json", "--raw") == 0
+        assert np.array(json.loads(capsys.readouterr().out)["raw"]).shape == (16, 16)
+
+    def test_a_table(self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "a, b.jpg").write_bytes(b"")
+        assert self.explain(plane, tmp_path / "a, b.jpg", "-o", tmp_path / "out", "--csv", "-k", "2") == 2
+        first, second, failed = csv.DictReader(io.StringIO(capsys.readouterr().out))
+        assert (first["label"], first["status"]) == ("plane", "ok")
+        assert Path(first["file"]).is_file()
+        assert 0 <= float(second["probability"]) < float(first["probability"]) <= 1
+        assert len(first["peak"].split()) == 2
+        assert failed["source"] == str(tmp_path / "a, b.jpg")
+        assert "empty file" in failed["error"]
+
+    def test_quiet_prints_errors_only_and_verbose_more(
+        self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "bad.jpg").write_bytes(b"")
+        state = torchvision.models.squeezenet1_1(num_classes=3).state_dict()
+        torch.save(state, tmp_path / "mine.pth")  # which gives a note
+        model = ["-m", "squeezenet1_1", "-w", str(tmp_path / "mine.pth"), "-o", str(tmp_path / "out")]
+        assert main([str(plane), str(tmp_path / "bad.jpg"), *model, "-q"]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert len(captured.err.splitlines()) == 1
+        assert "empty file" in captured.err
+        assert self.explain(plane, "-o", tmp_path / "out", "-v") == 0
+        assert "101,332 parameters on" in capsys.readouterr().err
+        assert main(["layers", "-m", "demo-fair", "-q"]) == 0
+        assert capsys.readouterr().out == "features\n"
+        assert main(["features", str(plane), "-m", "demo-fair", "-o", str(tmp_path), "-q"]) == 0
+        assert capsys.readouterr().out == ""
+
+    def test_verbose_shows_where_a_program_failed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "net.py").write_text("def build():\n    raise ValueError('cursed')\n")
+        assert main(["layers", "-m", f"{tmp_path / 'net.py'}:build", "-v"]) == 4
+        assert "in build" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["chek"], "there is no command and no file 'chek'; did you mean 'check'?"),
+            (["chek", "photos", "-m", "demo-fair"], "did you mean 'check'?"),
+            (["check", "inti", "photos"], "there is no command and no file 'inti'; did you mean 'init'?"),
+            (["layers.jpg", "-m", "demo-fair"], "layers.jpg  error: there is no file layers.jpg"),
+            (["IMG_0001", "-m", "demo-fair"], "IMG_0001  error: there is no file IMG_0001"),
+            (["https://a.org/b.jpg", "-m", "demo-fair"], "https://a.org/b.jpg is an address, and camkit reads only"),
+            (["features", "s3://a/b.jpg", "-m", "demo-fair"], "s3://a/b.jpg is an address, and camkit reads only"),
+            (["check", "https://a.org/b", "-m", "demo-fair"], "https://a.org/b is an address, and camkit reads only"),
+            (["-", "-m", "demo-fair"], "camkit reads no picture from standard input; save it to a file"),
+            (["a.jpg"], "name the model: --model resnet50"),
+            (["a.jpg", "-m", "demo-fair", "-t", "0", "-q", "-v"], "--quiet and --verbose exclude each other"),
+            (["a.jpg", "-m", "demo-fair", "--json", "--csv"], "--json and --csv exclude each other"),
+            (["a.jpg", "-m", "demo-fair", "--raw"], "it needs --json"),
+            (["a.jpg", "-m", "demo-fair", "--layr", "x"], "--layr. Did you mean --layer?"),
+        ],
+    )
+    def test_a_call_that_names_nothing_is_one_sentence(
+        self,
+        arguments: list[str],
+        said: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main(arguments) == 2
+        captured = capsys.readouterr()
+        assert said in captured.err
+        assert captured.err.count("\n") == 1
+
+    def test_a_picture_may_be_called_like_a_mistyped_command(
+        self, plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "chek").write_bytes(plane.read_bytes())
+        monkeypatch.chdir(tmp_path)
+        assert self.explain("chek") == 0
+        assert Path("camkit-out/chek.gradcam.png").is_file()
+
+    def test_an_address_is_refused_in_python_too(self) -> None:
+        with pytest.raises(
+            camkit.errors.ImageError, match=r"https://a\.org/b\.jpg is an address, and camkit reads only"
+        ):
+            camkit.explain("demo-fair", "https://a.org/b.jpg")
+
+    def test_the_help_lists_the_required_option_first_and_promises_one_value(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for command in ("", "layers", "diagnose", "features", "check"):
+            assert main([*command.split(), "--help"]) == 0
+            shown = capsys.readouterr().out
+            options = re.findall(r"^│ [* ] +(--[\w-]+)", shown, re.MULTILINE)
+            assert options[0] == "--model", command
+            assert all(short in shown for short in (" -m ", " -q ", " -v ", " -c "))
+            assert "..." not in re.sub(r"\(resnet50.*?\)|inferno, \.\.\.|\[ARGS\.\.\.\]", "", shown, flags=re.DOTALL)
+
+    def test_advice_fits_the_door(self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "net.py").write_text(BARE)
+        model = f"{tmp_path / 'net.py'}:make"
+        for picture, options, python, shell in (
+            (plane, {}, "preprocess=...", "pass --size, --mean and --std"),
+            (torch.zeros(3, 64, 64), {"target": "cat"}, "pass labels=[...]", None),
+            (torch.zeros(3, 64, 64), {"target_layer": "(the model)"}, "pass None", None),
+        ):
+            with pytest.raises(InputError) as caught:
+                camkit.explain(model, picture, **options)
+            assert python in str(caught.value)
+            assert "--" not in str(caught.value)
+            if shell is not None:
+                assert main([str(picture), "--model", model, "--out", str(tmp_path)]) == 2
+                said = capsys.readouterr().err
+                assert shell in said
+                assert "=" not in said
+        prepared = ["--size", "64", "--mean", "0", "--std", "1", "--out", str(tmp_path), "--model", model]
+        assert main([str(plane), *prepared, "--target", "cat"]) == 2
+        assert "pass --labels FILE or a class index" in capsys.readouterr().err
+        assert main([str(plane), *prepared, "--layer", "(the model)"]) == 2
+        assert "leave out --layer" in capsys.readouterr().err
+
+
+BARE = """
+import torch
+def make():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 8, 8), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_the_completion_that_is_installed_completes_commands_and_options(tmp_path: Path) -> None:
+    done = run("--install-completion", "--shell", "bash", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    script = Path(re.search(r"wrote (\S+);", done.stdout)[1])
+    assert script.is_relative_to(tmp_path)
+    for words, expected in (
+        ("camkit che", "check"),
+        ("camkit layers --mod", "--model"),
+        ("camkit --over", "--overwrite"),
+    ):
+        code = (
+            f"source {script}; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+            f"COMP_LINE='{words}'; COMP_POINT={len(words)}; $(complete -p camkit | grep -o '_[a-z_]*camkit[a-z_]*'); "
+            'printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        shown = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
+        assert expected in shown.stdout.split(), shown
+
+
 class TestInProcess:
     def test_folders_and_globs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for name in ("a/x.png", "b/x.png", "b/y.png"):
@@ -188,8 +484,7 @@ class TestInProcess:
         (tmp_path / "a" / "notes.txt").write_text("not a picture")
         arguments = [tmp_path / "a", tmp_path / "b" / "*.png", "--model", "demo-fair", "--out", tmp_path / "out"]
         assert main(list(map(str, arguments))) == 0
-        names = sorted(path.name for path in (tmp_path / "out").iterdir())
-        assert names == ["a-x.gradcam.png", "b-x.gradcam.png", "y.gradcam.png"]
+        assert files_in(tmp_path / "out") == ["a/x.png.gradcam.png", "b/x.png.gradcam.png", "b/y.png.gradcam.png"]
         assert capsys.readouterr().out.count("wrote") == 3
 
     def test_top_k_gives_a_picture_each(self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,6 +507,12 @@ class TestInProcess:
             (["x.png", "--model", "demo-fair", "--method", "gradcm"], "did you mean 'gradcam'"),
             (["x.png", "--model", "demo-fair", "--layer", "featurs"], "did you mean 'features'"),
             (["x.png", "--model", "demo-fair", "--target", "plain"], "did you mean 'plane'"),
+            (["x.png", "--model", "demo-fair", "--layer", "features.99"], "did you mean 'features.4' or 'features.3'"),
+            (["x.png", "--model", "demo-fair", "--method", "Grad-CAM++"], "did you mean 'gradcam++'"),
+            (
+                ["x.png", "--model", "demo-fair", "--method", "score_cam"],
+                "camkit does not have the method 'score_cam' (Score-CAM); choose from cam, gradcam, ",
+            ),
             (["x.png", "--model", "demo-fair", "--style", "overly"], "did you mean 'overlay'"),
             (["x.png", "--model", "demo-fair", "--colormap", "turb"], "did you mean 'turbo'"),
             (["x.png", "--model", "demo-fair", "--alpha", "2"], "between 0 and 1"),
@@ -240,6 +541,13 @@ class TestInProcess:
         assert said in captured.err
         assert captured.err.count("\n") == 1
         assert captured.out == ""
+
+    def test_a_part_of_a_label_suggests_the_labels_that_contain_it(
+        self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "labels.txt").write_text("tiger cat\ncart\nracoon\nEgyptian cat, Felis catus\n")
+        assert main([str(plane), "--model", "demo-fair", "--labels", f"{tmp_path}/labels.txt", "--target", "cat"]) == 2
+        assert "did you mean 'tiger cat' or 'Egyptian cat, Felis catus' or 'cart'?" in capsys.readouterr().err
 
     def test_without_network_the_error_says_what_to_type(
         self, plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -389,6 +697,30 @@ class TestInProcess:
         assert "Traceback" not in captured.err
         assert not any(verdict in captured.out for verdict in ("PASS", "WARN", "FAIL"))
         assert not (tmp_path / "out" / "report.json").exists()
+
+    @pytest.mark.parametrize("source", ["forward", "preprocess"])
+    @pytest.mark.parametrize(
+        ("raised", "said"),
+        [
+            ("BrokenPipeError('enough')", "BrokenPipeError: enough"),
+            ("__import__('cyclopts').CycloptsError('enough')", "CycloptsError: enough"),
+            ("StopIteration('enough')", "StopIteration: enough"),
+        ],
+    )
+    def test_an_error_of_the_users_code_does_not_pass_for_one_of_the_command_itself(
+        self, plane: Path, tmp_path: Path, source: str, raised: str, said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "net.py").write_text(QUITS.replace("SOURCE", repr(source)).replace("RAISED", raised))
+        assert main([str(plane), "--model", f"{tmp_path / 'net.py'}:make", "--out", str(tmp_path / "out")]) == 4
+        assert f"the model or the program failed: {said}" in capsys.readouterr().err
+
+    def test_drawings_have_no_control_characters_in_their_names(self, plane: Path, tmp_path: Path) -> None:
+        odd = tmp_path / "a\x1b[2J\u202e\nb.jpg"
+        odd.write_bytes(plane.read_bytes())
+        out = tmp_path / "out"
+        assert main([str(odd), "--model", "demo-fair", "--out", str(out)]) == 0
+        assert main(["features", str(odd), "--model", "demo-fair", "--out", str(out)]) == 0
+        assert {file.name for file in out.iterdir()} == {"a-[2J--b.gradcam.png", "a-[2J--b.features.features.png"}
 
     @pytest.mark.parametrize("body", ["exit_code = 0", "__str__ = lambda error: sys.exit(0)"])
     def test_an_error_of_the_users_own_class_does_not_end_with_0(self, tmp_path: Path, plane: Path, body: str) -> None:
@@ -576,6 +908,32 @@ class TestFolders:
         assert len(said) == len(locked)
         assert all(f"{tmp_path / name} cannot be read" in line for name, line in zip(locked, said, strict=True)), said
 
+    def test_no_option_waits_for_a_pipe_or_reads_a_device(self, plane: Path, tmp_path: Path) -> None:
+        for name in ("p", "p.json", "p.csv", "p.xml", "p.toml", "p.pth", "p.index.json", "out/unfinished.jsonl"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            os.mkfifo(tmp_path / name)
+        for name in ("cat/a.jpg", "dog/b.jpg"):
+            (tmp_path / "data" / name).parent.mkdir(parents=True)
+            (tmp_path / "data" / name).write_bytes(plane.read_bytes())
+        explain = [str(plane), "--model", "demo-fair", "--out", str(tmp_path / "drawn")]
+        classes = tmp_path / "map.json"
+        classes.write_text('{"cat": 0, "dog": 1}')
+        check = ["check", str(tmp_path / "data"), "--model", "demo-fair", "--out", str(tmp_path / "out")]
+        check += ["--class-map", str(classes)]
+        calls = [[*explain, "--weights", str(tmp_path / name)] for name in ("p.pth", "p.index.json")]
+        calls += [[*explain, "--labels", str(tmp_path / name)] for name in ("p", "p.json")]
+        calls += [[*explain, option, "/dev/zero"] for option in ("--weights", "--labels")]
+        calls += [[*explain, "--target", "0", "--mask", str(tmp_path / "p")]]
+        calls += [[*check, "--regions", str(tmp_path / name)] for name in ("p.json", "p.csv", "p.xml")]
+        calls += [[*check, "--config", str(tmp_path / "p.toml")], [*check, "--baseline", str(tmp_path / "p.json")]]
+        calls += [[*check, "--resume"], [*check[:-1], str(tmp_path / "p.json")]]
+        program = f"from camkit.cli import main\nfor call in {calls!r}: print(main(call))"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
+        said = [line for line in done.stderr.splitlines() if "using the config" not in line]
+        assert all("is a pipe or a device; save its contents to a file" in line for line in said), said
+        assert len(said) == len(calls)
+        assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["2"] * len(calls)
+
     @pytest.mark.parametrize("pattern", represented_by("", "*", among=["", "*", "*.png", "**/*.png"]))
     def test_camkits_own_drawings_are_not_explained(
         self, plane: Path, tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
@@ -585,7 +943,7 @@ class TestFolders:
             assert main([str(tmp_path / pattern), "--model", "demo-fair", "--out", str(out), "--json"]) == 0
             rows = capsys.readouterr().out.splitlines()
             assert [json.loads(row)["source"] for row in rows] == [str(tmp_path / "plane.png")]
-        drawing = tmp_path / "plane.gradcam.png"
+        drawing = tmp_path / "plane.png.gradcam.png"
         assert main([str(drawing), "--model", "demo-fair", "--out", str(tmp_path)]) == 0, (
             "if it is named, it is explained"
         )

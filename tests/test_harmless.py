@@ -10,7 +10,7 @@ import random
 import sys
 import threading
 import weakref
-from collections import namedtuple
+from collections import Counter, deque, namedtuple
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -1197,6 +1197,7 @@ class WritingEverything(nn.Module):
         self.norm, self.empty = nn.BatchNorm2d(4), nn.Identity()
         self.widened, self.cut = nn.Parameter(torch.ones(2)), np.ones(4)
         self.recent = {"first": 1, "last": 2}
+        self.queue, self.seen, self.bytes = deque([1, 2], maxlen=2), Counter("aab"), bytearray(b"ab")
         self.nested = {"rows": [[1, 2], {"seen": [3]}], "cache": [torch.zeros(2)]}
         self.torch_generator = torch.Generator().manual_seed(1)
         self.numpy_generator, self.old_generator = np.random.default_rng(2), np.random.RandomState(3)
@@ -1218,6 +1219,9 @@ class WritingEverything(nn.Module):
         self.widened.data = torch.zeros(3, dtype=torch.float64)
         self.cut.resize(2, refcheck=False)
         self.recent["first"] = self.recent.pop("first")
+        self.queue.append(3)
+        self.seen.update("b")
+        self.bytes[0] = 0
         self.nested["rows"][0].append(0)
         self.nested["rows"][1]["seen"].clear()
         self.head.bias.requires_grad_(not self.head.bias.requires_grad)
@@ -1237,6 +1241,7 @@ def contents_of(model: WritingEverything) -> list[object]:
         model.array.tolist(),
         [model.norm.momentum, model.widened.dtype, model.cut.tolist(), list(model.recent)],
         copy.deepcopy(model.nested["rows"]),
+        [copy.copy(model.queue), copy.copy(model.seen), bytes(model.bytes)],
         model.nested["cache"][0].tolist(),
         model.torch_generator.get_state().tolist(),
         copy.deepcopy(model.numpy_generator.bit_generator.state),

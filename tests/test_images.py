@@ -7,9 +7,11 @@ import gc
 import io
 import itertools
 import math
+import os
 import struct
 import threading
 import time
+import tracemalloc
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -472,6 +474,50 @@ def test_a_tiff_of_32_bit_numbers_is_read_as_16_bits_or_refused_but_never_white(
         ) as caught:
             shown(net, tmp_path / "p.tif")
         assert_one_sentence(caught.value)
+
+
+def tiff(values: bytes, bits: int, white_is_0: bool = False, sample_format: int = 1) -> bytes:
+    """Return a grey TIFF of 56 x 40 pixels with these uncompressed values."""
+    tags = [(256, 56), (257, 40), (258, bits), (259, 1), (262, int(not white_is_0)), (273, 200), (277, 1), (278, 40)]
+    tags += [(279, len(values)), (339, sample_format)]
+    entries = b"".join(struct.pack("<HHII", tag, 4 if tag in (273, 279) else 3, 1, value) for tag, value in tags)
+    return (b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)).ljust(200, b"\0") + values
+
+
+def test_a_tiff_of_12_bits_or_with_white_as_0_is_the_same_picture(net, tmp_path):
+    levels = (np.linspace(0, 1, 40 * 56) ** 2 * 4095).round().astype(np.uint16)
+    first, second = levels[::2], levels[1::2]
+    packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], 1).astype(np.uint8)
+    (tmp_path / "12.tif").write_bytes(tiff(packed.tobytes(), 12))
+    (tmp_path / "0.tif").write_bytes(tiff((65535 - levels * 16.0).astype("<u2").tobytes(), 16, white_is_0=True))
+
+    expected = np.rint(levels.reshape(40, 56) / 4095 * 255)
+    for name in ("12.tif", "0.tif"):
+        assert np.abs(shown(net, tmp_path / name)[:, :, 0] - expected).max() <= 1
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_tiff_of_numbers_with_a_sign_is_refused(net, tmp_path, bits):
+    levels = np.linspace(-100, 100, 40 * 56).astype(f"<i{bits // 8}")
+    (tmp_path / "p.tif").write_bytes(tiff(levels.tobytes(), bits, sample_format=2))
+
+    with pytest.raises(ImageError, match="holds numbers with a sign") as caught:
+        shown(net, tmp_path / "p.tif")
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a program in a shell script")
+def test_postscript_is_refused_and_not_run(net, tmp_path, monkeypatch):
+    ghostscript = tmp_path / "gs"
+    ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "cat.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 56 40\n%%EndComments\nshowpage\n")
+
+    with pytest.raises(ImageError, match="is PostScript, a program that camkit does not run") as caught:
+        shown(net, tmp_path / "cat.jpg")
+    assert_one_sentence(caught.value)
+    assert not (tmp_path / "ran").exists()
 
 
 # --- finding files ----------------------------------------------------------------------------------------------------
@@ -1246,6 +1292,18 @@ def test_measuring_the_box_leaves_the_callers_random_numbers_alone():
     found = [prepare(picture, crop, "p").tensor for _ in range(3)]
 
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_measuring_the_box_of_a_large_picture_takes_little_memory():
+    size = (4000, 3000)
+
+    tracemalloc.start()
+    box = crop_box(lambda picture: functional.to_tensor(picture.resize((64, 48))), size, (64, 48))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert box == pytest.approx((0, 0, *size), abs=8)
+    assert peak < 4 * size[0] * size[1], "bytes; one picture of colours has three per pixel"
 
 
 def test_a_preprocessing_without_a_hash_is_measured_too():

@@ -322,7 +322,7 @@ def test_branches_that_are_equally_deep_are_listed_with_what_to_type():
     torch.manual_seed(0)
     net, image = TwoBranches(alike=True).eval(), torch.randn(3, 16, 24)
 
-    both = r"left \(1, 6, 8, 12\), right \(1, 6, 8, 12\).*--layer left --layer right"
+    both = r"left \(1, 6, 8, 12\), right \(1, 6, 8, 12\).*target_layer=\['left', 'right'\]"
     with pytest.raises(LayerError, match=both) as caught:
         camkit.explain(net, image)
 
@@ -1053,3 +1053,56 @@ class Gated(nn.Module):
 def test_gates_are_not_mistaken_for_features(late):
     torch.manual_seed(0)
     assert camkit.explain(Gated(late).eval(), torch.randn(3, 64, 64), target=0).layer == "deep"
+
+
+# --- what camkit says of every layer ----------------------------------------------------------------------------------
+
+
+class Aside(nn.Module):
+    """A network with a layer that runs and is left out of the score."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.aside = nn.Conv2d(3, 8, 3, padding=1)
+        self.net = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.aside(images)
+        return self.net(images)
+
+
+def influencing_modules(net: nn.Module, image: Tensor) -> set[str]:
+    """Return the modules whose output has a gradient, by a hook on each that does not change it."""
+    with_gradient: set[str] = set()
+
+    def watch(name: str, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(lambda gradient: with_gradient.add(name) if gradient.any() else None)
+
+    for name, module in net.named_modules():
+        module.register_forward_hook(lambda module, _, output, name=name: watch(name, output))
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    net(image).max().backward()
+    return with_gradient
+
+
+@pytest.mark.parametrize("name", represented_by("mobilenet_v2", among=["mobilenet_v2", "resnet50", "densenet121"]))
+def test_a_layer_is_said_to_have_no_influence_only_if_it_has_none(name):
+    net, image = Aside(build(name)).eval(), torch.randn(1, 3, 64, 64)
+
+    decision = decide(net, image, every=True)
+
+    assert decision.layer == decide(net, image).layer
+    verdicts = {row.ref.name: row.verdict for row in decision.rows if row.layout is not None}
+    denied = {layer for layer, verdict in verdicts.items() if "influence" in verdict}
+    influencing = influencing_modules(net, image)
+    assert len(verdicts) > 40
+    assert denied == {"aside"}
+    assert {layer for layer, verdict in verdicts.items() if not verdict} <= influencing
+    assert "aside" not in influencing
+
+
+def test_a_layer_that_was_not_measured_is_not_said_to_have_no_influence():
+    verdicts = {row.ref.name: row.verdict for row in decide(build("mobilenet_v2"), torch.randn(1, 3, 64, 64)).rows}
+    assert verdicts["features.10"] == "not measured, because deeper layers influence the score"

@@ -10,6 +10,7 @@ import random
 import socket
 import subprocess
 import time
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -321,6 +322,19 @@ def test_a_torchscript_archive_is_no_weights_file(tmp_path):
 
     with pytest.raises(ModelError) as caught:
         load_model(SMALL, tmp_path / "w.pt", "cpu")
+
+    assert_one_sentence(caught.value)
+
+
+def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path):
+    """160 MB of zeros fill 160 kB in such a file."""
+    torch.save({"weight": torch.zeros(40_000_000)}, tmp_path / "w.pth")
+    with zipfile.ZipFile(tmp_path / "w.pth") as plain, zipfile.ZipFile(tmp_path / "z.pth", "w", 8) as compressed:
+        for entry in plain.infolist():
+            compressed.writestr(entry.filename, plain.read(entry))
+
+    with pytest.raises(ModelError, match="is a compressed archive") as caught:
+        load_model(SMALL, tmp_path / "z.pth", "cpu")
 
     assert_one_sentence(caught.value)
 

@@ -94,7 +94,11 @@ def test_published_timm_weights_come_from_the_hubs_cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("timm:resnet8", "did you mean"), ("timm:zzz", "no model 'zzz'"), ("timm:resnet18", "--weights FILE")],
+    [
+        ("timm:resnet8", "did you mean"),
+        ("timm:zzz", "no model 'zzz'"),
+        ("timm:resnet18", r"with weights=\.\.\."),
+    ],
 )
 def test_a_timm_model_that_cannot_be_loaded_is_one_sentence(name, said, monkeypatch):
     pytest.importorskip("timm")
@@ -261,7 +265,7 @@ def test_a_classifier_of_flattened_patches_gets_pictures_in_their_own_shape(pict
 
 
 def test_only_models_that_compare_pictures_with_texts_take_text(comparer, classifier):
-    with pytest.raises(ModelError, match="--text") as caught:
+    with pytest.raises(ModelError, match=r"text=\['a photo") as caught:
         load_model(str(comparer))
     assert_one_sentence(caught.value)
     for name in (str(classifier), "resnet18", "demo-fair"):
@@ -316,7 +320,7 @@ def with_code(classifier, tmp_path, monkeypatch) -> Callable[[str], tuple[Path, 
 def test_code_in_a_models_folder_runs_only_if_the_caller_trusts_it(with_code, part):
     folder, trace = with_code(part)
 
-    with pytest.raises(ModelError, match="--trust-remote-code") as caught:
+    with pytest.raises(ModelError, match="pass trust_remote_code=True") as caught:
         load_model(str(folder), device="cpu")
 
     assert_one_sentence(caught.value)
@@ -331,7 +335,7 @@ def test_the_command_line_runs_a_folders_code_only_with_its_option(with_code, tm
     command = [str(PLANE), "--model", str(folder), "--out", str(tmp_path / "out")]
 
     assert cli.main(command) == 2
-    assert "--trust-remote-code" in capfd.readouterr().err
+    assert "pass --trust-remote-code" in capfd.readouterr().err
     assert not trace.exists()
     assert cli.main([*command, "--trust-remote-code"]) == 0
 
@@ -342,7 +346,7 @@ def test_attention_from_the_hub_is_code_too(classifier, tmp_path):
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "attn_implementation": "somebody/attention"}))
 
-    with pytest.raises(ModelError, match="--trust-remote-code") as caught:
+    with pytest.raises(ModelError, match="pass trust_remote_code=True") as caught:
         load_model(str(folder), device="cpu")
 
     assert_one_sentence(caught.value)
@@ -518,6 +522,41 @@ def test_a_factory_in_a_file_gives_module_and_preprocessing(own, attribute):
     logits = net(torch.full((1, 3, 16, 16), width / 1000))[0]
     assert found.score == pytest.approx(logits.max().item(), abs=1e-5)
     assert sys.path == before
+
+
+FACTORIES = {
+    "timm": "import timm\ndef build():\n    return timm.create_model('test_vit', num_classes=5)",
+    "transformers": (
+        "import transformers\ndef build():\n"
+        "    return transformers.AutoModelForImageClassification.from_pretrained({folder!r})"
+    ),
+}
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_a_model_that_a_factory_gets_from_a_library_brings_its_preprocessing(library, classifier, tmp_path):
+    pytest.importorskip(library)
+    (tmp_path / "net.py").write_text(FACTORIES[library].format(folder=str(classifier)))
+    usual = {"timm": "timm:test_vit", "transformers": str(classifier)}[library]
+
+    made = load_model(f"{tmp_path / 'net.py'}:build", device="cpu")
+
+    expected = load_model(usual, device="cpu", pretrained=False)
+    with Image.open(PLANE) as picture:
+        assert torch.equal(made.preprocess(picture), expected.preprocess(picture))
+    assert "pictures are prepared as" in made.note
+    assert made.labels == (expected.labels if library == "transformers" else None)
+    assert camkit.explain(made, PLANE).status == "ok"
+
+
+def test_the_preprocessing_of_a_factorys_timm_model_can_be_changed_in_part(tmp_path):
+    pytest.importorskip("timm")
+    (tmp_path / "net.py").write_text(FACTORIES["timm"])
+    with Image.open(PLANE) as picture:
+        usual = load_model(f"{tmp_path / 'net.py'}:build", device="cpu").preprocess(picture)
+        brighter = load_model(f"{tmp_path / 'net.py'}:build", device="cpu", mean=0.1).preprocess(picture)
+    assert usual.shape == brighter.shape
+    assert usual.mean() < brighter.mean()
 
 
 def test_a_factory_in_a_module_of_the_current_folder(own, monkeypatch):

@@ -486,6 +486,21 @@ def test_probabilities_are_shown_as_they_are_and_their_map_is_that_of_the_logits
         assert np.allclose(row.raw, expected.raw, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("saturated", [False, True])
+def test_percentages_are_shown_as_probabilities_and_their_map_is_that_of_the_logits(images, saturated):
+    bare = Net(5).eval()
+    if saturated:
+        with torch.no_grad():
+            bare.head.bias[0] += 1000
+    net = Net(5, lambda out: 100 * out.softmax(1)).eval()
+    net.load_state_dict(bare.state_dict())
+
+    for row, expected in zip(camkit.explain(net, images), camkit.explain(bare, images), strict=True):
+        assert row.probability == pytest.approx(expected.probability, abs=1e-6)
+        assert (row.target, row.status, row.layer) == (expected.target, expected.status, expected.layer)
+        assert np.allclose(row.heatmap, expected.heatmap, atol=1e-4)
+
+
 def test_a_mean_of_probabilities_is_a_probability(images):
     net = Net(answer=lambda out: (out.softmax(1) + (2 * out).softmax(1)) / 2).eval()
 
@@ -535,6 +550,7 @@ def test_the_check_takes_probabilities_as_they_are():
     answers = answers_of(shares, [(0,), (1, 2)])
 
     assert [answer["share"] for answer in answers] == pytest.approx([0.997, 0.9], abs=1e-6)
+    assert answers_of(shares * 100, [(0,), (1, 2)])[1]["share"] == pytest.approx(0.9, abs=1e-6)
     assert answers_of(shares.log(), [(0,), (1, 2)])[0]["share"] == pytest.approx(0.997, abs=1e-6)
 
 

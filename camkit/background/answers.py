@@ -17,7 +17,7 @@ from camkit.images.prepare import prepare
 from camkit.models import device_of, dtype_of
 from camkit.models.loaded import LoadedModel
 from camkit.targets import logits_of
-from camkit.targets.probabilities import sum_to_one
+from camkit.targets.probabilities import shares_of
 
 NO_ANSWER = -1
 """The output named if the logits contain NaN or infinity."""
@@ -45,7 +45,8 @@ def answers_of(logits: Tensor, classes: Sequence[tuple[int, ...]]) -> list[Answe
         if not bool(torch.isfinite(row).all()):
             answers.append({"answer": NO_ANSWER, "share": 0.0, "margin": 0.0})
             continue
-        probabilities = row if sum_to_one(row[None]) else shares
+        given = shares_of(row[None])
+        probabilities = shares if given is None else given[0]
         own = list(indices)
         others = row.clone()
         others[own] = float("-inf")

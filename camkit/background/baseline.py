@@ -13,7 +13,7 @@ import numpy as np
 
 from camkit.background.measures import ImageRow
 from camkit.background.statistics import Estimate, bootstrap_sums, group_numbers, interval
-from camkit.errors import InputError
+from camkit.errors import InputError, refuse_pipe
 
 _COMPARED = {"sha256", "same", "other", "energy", "shuffled", "ceiling"}
 """The fields of a picture in an earlier report that the comparison reads."""
@@ -52,6 +52,7 @@ def read_baseline(file: Path) -> dict[str, Any]:
     Raises:
         InputError: the file cannot be read, or is not a report of the check.
     """
+    refuse_pipe(file)
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -14,13 +14,13 @@ from camkit.background.baseline import Change
 from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
 from camkit.background.journal import EDITS, HEAT, Journal, Row
-from camkit.background.measures import OVERALL, ImageRow, Limits, Measures, weakest
+from camkit.background.measures import OVERALL, ImageRow, Limits, Measures
 from camkit.background.measuring import measure_all
 from camkit.background.plan import Plan
 from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, check_sanity
 from camkit.background.trial import run_experiment
-from camkit.background.values import Inconclusive, Progress
+from camkit.background.values import Inconclusive, Progress, Run
 from camkit.background.verdict import Judgement, judge
 from camkit.errors import InputError, RunError
 
@@ -44,6 +44,7 @@ class CheckResult:
         warnings: what the reader should know about the data and the config.
         change: the change since the baseline; None without a baseline.
         report: the HTML report; None if none was written.
+        run: when and how the check was run.
         inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also in the JUnit XML.
     """
 
@@ -59,6 +60,7 @@ class CheckResult:
     layer_reason: str
     hashes: dict[str, str]
     warnings: tuple[str, ...] = field(default=())
+    run: Run | None = None
     report: Path | None = None
     change: Change | None = None
     inconclusive: Inconclusive = "fail"
@@ -114,13 +116,13 @@ class CheckResult:
         deciding = [
             name for name in self.classes if self.judged[name].verdict == self.verdict and not self.judged[name].waived
         ]
-        return max(deciding, key=lambda name: _largest_effect(self.classes[name]), default=OVERALL)
+        return max(deciding, key=lambda name: _largest_effect(self.judged[name]), default=OVERALL)
 
 
-def _largest_effect(measures: Measures) -> float:
+def _largest_effect(judgement: Judgement) -> float:
     """Return the larger of gap and attraction; -1, less than any difference of shares, if neither was measured."""
-    effects = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction)]
-    return max((measured.effect.value for measured in effects if measured is not None), default=-1.0)
+    measured = [effect.decisive for effect in judgement.effects.values()]
+    return max((fill.effect.value for fill in measured if fill is not None), default=-1.0)
 
 
 def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str]) -> CheckResult:

@@ -11,7 +11,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from camkit.errors import InputError
+from camkit.config.settings import normalize_name
+from camkit.errors import InputError, advice, refuse_pipe
 
 _WORDNET = re.compile(r"n\d{8}")
 
@@ -95,12 +96,15 @@ def _no_match(unknown: Sequence[str], labels: Sequence[str] | None, outputs: int
     if labels is None:
         return (
             f"the model has {outputs} unnamed outputs and the data has {classes} classes; pass the model's labels "
-            "(--labels FILE) or a class map (--class-map FILE)"
+            + advice(
+                "(labels=[...]) or a class map (class_map={...})",
+                "(--labels FILE) or a class map (--class-map FILE)",
+            )
         )
     more = f" and {len(unknown) - _MOST_NAMES} more" if len(unknown) > _MOST_NAMES else ""
     return (
         f"the model has no label {', '.join(map(repr, unknown[:_MOST_NAMES]))}{more}{_suggestion(unknown[0], labels)}; "
-        "rename the classes or pass a class map (--class-map FILE)"
+        f"rename the classes or pass a class map ({advice('class_map={...}', '--class-map FILE')})"
     )
 
 
@@ -108,11 +112,6 @@ def _suggestion(name: str, labels: Sequence[str]) -> str:
     by_name = _outputs_by_name(labels)
     similar = difflib.get_close_matches(normalize_name(name), [*by_name], n=1, cutoff=_SIMILAR)
     return f"; the nearest to {name!r} is {labels[by_name[similar[0]][0]]!r}" if similar else ""
-
-
-def normalize_name(name: str) -> str:
-    """Return a class name in lower case, with one space for each run of spaces, underscores and hyphens."""
-    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
 def _outputs_by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -153,6 +152,7 @@ def read_class_map(path: Path) -> dict[str, list[int | str]]:
     Raises:
         InputError: the file cannot be read, or does not contain such a table.
     """
+    refuse_pipe(path)
     try:
         table = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:

@@ -11,10 +11,10 @@ from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
-from camkit.background.classes import normalize_name
 from camkit.background.regions import find_regions, is_mask, read_regions
 from camkit.background.regions.boxes import find_columns
 from camkit.background.values import Annotations, Dataset, Item, ObjectAnnotation
+from camkit.config.settings import normalize_name
 from camkit.errors import ImageError, InputError, did_you_mean
 from camkit.images.files import files_in, find_pictures
 from camkit.types import Box

@@ -19,7 +19,7 @@ from camkit.background.journal import HEAT, Journal, Row, packed
 from camkit.background.plan import Plan
 from camkit.background.render import object_region, picture_size
 from camkit.background.values import Item, Progress
-from camkit.errors import CamkitError, InputError
+from camkit.errors import CamkitError, InputError, advice
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.images.crop import check_crop
@@ -74,7 +74,11 @@ def check_same_answers(plan: Plan, journal: Journal) -> None:
         if not same_margin or now["layer"] != before["layer"]:
             raise InputError(
                 f"the interrupted run cannot be resumed: for {before['name']} the model now answers differently, so "
-                "its code or its preprocessing has changed; start again without --resume, or choose another --out"
+                "its code or its preprocessing has changed; "
+                + advice(
+                    "start again without resume=True, or choose another out folder",
+                    "start again without --resume, or choose another --out",
+                )
             )
 
 

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Float
 
-from camkit.errors import InputError, OutputError
+from camkit.errors import InputError, OutputError, advice, refuse_pipe
 
 try:
     import fcntl
@@ -72,9 +72,12 @@ class Journal:
 
     def _open(self, path: Path, *, resume: bool) -> list[Row]:
         """Lock and open the file; return the rows that are kept."""
+        lock = path.with_name(f".{path.stem}.lock")
+        for file in (path, lock):
+            refuse_pipe(file, OutputError)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _acquire_lock(path.with_name(f".{path.stem}.lock"))
+            self._lock = _acquire_lock(lock)
             kept = self._read(path) if resume and path.exists() else []
             if not resume and path.exists():
                 path.replace(path.with_suffix(".before"))
@@ -97,7 +100,11 @@ class Journal:
         if not rows:
             raise InputError(
                 f"{path} cannot be resumed: it belongs to a run with other weights, data or settings, or with other "
-                "code of the model or its preprocessing; start again without --resume, or choose another --out"
+                "code of the model or its preprocessing; "
+                + advice(
+                    "start again without resume=True, or choose another out folder",
+                    "start again without --resume, or choose another --out",
+                )
             )
         self.damaged = len(lines) - len(rows)
         return [row for row in rows if "journal" not in row]
@@ -129,7 +136,7 @@ class Journal:
                     os.ftruncate(self._file.fileno(), before)  # half a line would make later lines unreadable
                 raise OutputError(
                     f"cannot write {self._path}: {error.strerror or error}; finished rows are kept, "
-                    "and --resume continues from there"
+                    f"and {advice('resume=True', '--resume')} continues from there"
                 ) from error
         for row in rows:
             self._keep(row)
@@ -184,6 +191,8 @@ def count_finished(path: Path) -> dict[str, int]:
     The rows may be damaged or belong to another run, so the counts are only good for an estimate.
     """
     kinds: Counter[str] = Counter()
+    if not path.is_file():
+        return {}
     try:
         lines = _complete_lines(path)
     except OSError:
@@ -209,7 +218,8 @@ def _acquire_lock(path: Path) -> BinaryIO:
         except BlockingIOError as error:
             lock.close()
             raise OutputError(
-                f"another check is writing into {path.parent}; wait until it ends, or choose another --out"
+                f"another check is writing into {path.parent}; wait until it ends, or choose another "
+                + advice("out folder", "--out")
             ) from error
         except OSError:  # the file system does not support locks
             return lock

@@ -139,5 +139,5 @@ EffectName = Literal["gap", "sufficiency", "attraction"]
 
 
 def weakest(by_fill: Mapping[str, MeasuredEffect]) -> MeasuredEffect | None:
-    """Return the fill with the smallest effect, which decides; None if nothing was measured."""
+    """Return the fill with the smallest effect; None if nothing was measured."""
     return min(by_fill.values(), key=lambda measured: measured.effect.value, default=None)

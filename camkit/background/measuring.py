@@ -14,7 +14,16 @@ import numpy as np
 from jaxtyping import Float
 
 from camkit.background.measures import OVERALL, ImageRow, Limits, MeasuredEffect, Measures
-from camkit.background.statistics import Estimate, bootstrap_sums, group_numbers, interval, p_above, wilson
+from camkit.background.statistics import (
+    Estimate,
+    bootstrap_sums,
+    group_numbers,
+    interval,
+    p_above,
+    strata_of_groups,
+    widened,
+    wilson,
+)
 
 
 def _seed_of(name: str) -> int:
@@ -164,7 +173,7 @@ def _gap_by_background(
         shares.append(float(terms[:, 0].mean()))
     groups = min(len({group for group, _ in arm}) for arm in (same, other))
     gap = draws[0] - draws[1]
-    effect = interval(gap, shares[0] - shares[1], groups)
+    effect = widened(interval(gap, shares[0] - shares[1], groups))
     return MeasuredEffect(effect, p_above(gap, limit, groups), (shares[0], shares[1]), len(rows))
 
 
@@ -240,9 +249,9 @@ def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, cha
     terms = {key: columns for key, columns in terms.items() if columns.any()}
     if not terms:
         return _Effects()
-    all_sums = bootstrap_sums(
-        np.hstack(list(terms.values())), group_numbers([row.group for row in rows]), [seed, _seed_of(name)]
-    )
+    groups_of_rows = group_numbers([row.group for row in rows])
+    strata = strata_of_groups(groups_of_rows, [row.label for row in rows])
+    all_sums = bootstrap_sums(np.hstack(list(terms.values())), groups_of_rows, [seed, _seed_of(name)], strata=strata)
     effects = _Effects()
     for number, ((what, fill), columns) in enumerate(terms.items()):
         sums = all_sums[:, 3 * number : 3 * number + 3]
@@ -283,7 +292,7 @@ def _measured_effect(
     shares = (float(total[0] / total[2]), float(total[1] / total[2]))
     group_count = len(set(groups))
     pictures = int(np.count_nonzero(terms[:, 2]))
-    effect = interval(draws, shares[0] - shares[1], group_count)
+    effect = widened(interval(draws, shares[0] - shares[1], group_count))
     return MeasuredEffect(effect, p_above(draws, limit, group_count), shares, pictures)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import hashlib
-import inspect
 import json
 import stat
+import sys
+import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,12 +21,12 @@ from PIL import Image
 from torch import Tensor
 
 from camkit.background.classes import ClassMatch
-from camkit.background.config import Settings
 from camkit.background.data import in_pixels
 from camkit.background.experiment import PreparedPicture
 from camkit.background.render import object_region, widened_boxes
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
+from camkit.config.settings import Settings
 from camkit.images.crop import CropBoxes
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
@@ -169,23 +172,50 @@ def _hash_preprocess(preprocess: Preprocess | None) -> str:
 
 
 def hash_code(model: LoadedModel, files: FileHashes) -> str:
-    """Return a hash of the Python files that define the model's modules and its preprocessing.
+    """Return a hash of the Python files that define the model's modules and its preprocessing, and that they import.
 
-    Code without a file, such as a notebook's, is left out.
+    Code without a file, such as a notebook's, is left out, and so is what installed packages import.
     """
     preprocess = model.preprocess.func if isinstance(model.preprocess, functools.partial) else model.preprocess
-    defined = {type(module) for module in model.module.modules()}
-    sources = {_file_of(definition) for definition in (*defined, preprocess, type(preprocess))}
+    steps = getattr(preprocess, "transforms", ())  # of a Compose
+    definitions = [preprocess, *steps, *(getattr(step, "lambd", None) for step in steps)]
+    definitions += map(type, (*model.module.modules(), preprocess, *steps))
+    modules: set[ModuleType] = set()
+    _add_imported(modules, definitions)
+    sources = {_file_of(module) for module in modules}
     contents = sorted(files.of(Path(source)) for source in sources if source is not None)
     return hashlib.sha256("".join(contents).encode()).hexdigest()
 
 
-def _file_of(definition: Any) -> str | None:
-    """Return the file that defines a class or function, if there is one."""
-    try:
-        return inspect.getsourcefile(definition)
-    except TypeError:
-        return None
+def _add_imported(modules: set[ModuleType], definitions: Iterable[Any]) -> None:
+    """Add the modules of classes, functions and objects, and those that the user's own ones among them import."""
+    for definition in definitions:
+        is_module = isinstance(definition, ModuleType)
+        module = definition if is_module else sys.modules.get(str(getattr(definition, "__module__", None)))
+        if module is not None and module not in modules:
+            modules.add(module)
+            if not _is_installed(module):
+                _add_imported(modules, list(vars(module).values()))
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Return whether a module belongs to Python or to an installed package, which do not change during a run."""
+    file = _file_of(module)
+    if file is None or not _PACKAGE_FOLDERS.isdisjoint(Path(file).parts):
+        return True
+    return any(Path(file).is_relative_to(folder) for folder in (sysconfig.get_path("stdlib"), _CAMKIT))
+
+
+_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+"""Folders of these names hold installed packages, in whichever environment."""
+
+_CAMKIT = str(Path(__file__).parents[1])
+
+
+def _file_of(module: ModuleType) -> str | None:
+    """Return the file that holds a module's Python code, if there is one."""
+    file: str | None = getattr(module, "__file__", None)
+    return file if file is not None and file.endswith(".py") else None
 
 
 def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,16 +24,17 @@ from camkit.background.baseline import (
 )
 from camkit.background.check import CheckResult, run_check
 from camkit.background.classes import match_classes, parse_class_map, read_class_map
-from camkit.background.config import Settings, read_config, settings_from
 from camkit.background.data import read_data
 from camkit.background.heat import check_same_answers, heat_rows
 from camkit.background.journal import Journal
 from camkit.background.plan import SPARE_PICTURES, Plan, fingerprint, hash_code, make_plan
 from camkit.background.report import REPORTS, words
-from camkit.background.values import Dataset, Inconclusive, Progress, Stage
+from camkit.background.values import Dataset, Inconclusive, Progress, Run, Stage
+from camkit.config.model import configured_model
+from camkit.config.settings import Settings, as_settings
 from camkit.engine.passes import usable_precision
-from camkit.errors import InputError, OutputError, refuse_unknown_options, refusing_exit
-from camkit.images.files import write_file
+from camkit.errors import InputError, advice, refuse_unknown_options, refusing_exit
+from camkit.images.files import set_aside, write_file
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
@@ -53,29 +55,34 @@ class PlanOptions(TypedDict, total=False):
     class_map: Mapping[str, Any] | str | Path | None
     config: Settings | Mapping[str, Any] | str | Path | None
     quick: bool
+    strict: bool | None
 
 
 @refusing_exit()
 def check(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None = None,
     data: str | Path | None = None,
     *,
     out: str | Path | None = None,
     baseline: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    inconclusive: Inconclusive | None = None,
     **options: Unpack[PlanOptions],
 ) -> CheckResult:
     """Check whether a classifier may ship, or reads the background.
 
     Args:
-        model: as for ``camkit.explain``.
+        model: as for ``camkit.explain``. None uses the config's model; a name is loaded as the config says, with its
+            weights.
         data: a folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
             regions name classes. None uses the path in the config.
-        out: the folder for the reports. None writes none.
-        baseline: an earlier ``report.json`` of the same data and settings, to compare with.
+        out: the folder for the reports. None uses the config's, and writes none if it has none.
+        baseline: an earlier ``report.json`` of the same data and settings, to compare with. None uses the config's.
         resume: continue an interrupted check from the rows it left in ``out``.
         progress: called with the stage, the number of steps done, and the number of steps in all.
+        inconclusive: whether the result's ``exit_code``, ``assert_ok`` and JUnit XML count INCONCLUSIVE as a failure
+            ("fail") or as a "pass". None uses the config's, which is "fail" by default.
         **options: all are optional.
             ``preprocess``, ``labels``: as for ``camkit.explain``.
             ``regions``: the file or folder with the objects' regions. None searches beside the pictures.
@@ -84,6 +91,8 @@ def check(
             ``config``: a ``camkit.toml``, or its tables as a mapping, in which ``method`` may also be a function, as
             for ``camkit.explain``.
             ``quick``: use a smaller sample.
+            ``strict``: whether a PASS needs the effects of each class to be excluded, and not only those of all classes
+            together. None stands for ``[limits] strict`` of the config.
 
     Returns:
         The verdict, the measures of each class, one row per picture, and the path of the report.
@@ -98,10 +107,18 @@ def check(
         >>> camkit.check("resnet50", "validation/").assert_ok()  # doctest: +SKIP
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
-    folder = None if out is None else Path(out)
+    settings = options["config"] = as_settings(options.get("config"))
+    folder = settings.run.out if out is None else Path(out)
     plan = plan_check(model, data, skip=folder, **options)
-    earlier = None if baseline is None else Path(baseline)
-    return finish_check(plan, folder, baseline=earlier, resume=resume, progress=progress or _silent)
+    earlier = settings.run.baseline if baseline is None else Path(baseline)
+    return finish_check(
+        plan,
+        folder,
+        baseline=earlier,
+        resume=resume or settings.run.resume,
+        progress=progress or _silent,
+        inconclusive=inconclusive or settings.run.inconclusive,
+    )
 
 
 def _silent(stage: Stage, done: int, of: int) -> None:
@@ -109,7 +126,7 @@ def _silent(stage: Stage, done: int, of: int) -> None:
 
 
 def plan_check(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None = None,
     data: str | Path | None = None,
     *,
     skip: Path | None = None,
@@ -120,10 +137,15 @@ def plan_check(
     camkit looks for no pictures in the folder ``skip``, such as the one for the reports.
     """
     refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
-    settings = _settings(options.get("config"), quick=options.get("quick", False))
-    loaded = as_model(model, preprocess=options.get("preprocess"), labels=options.get("labels"))
+    settings = _settings(options.get("config"), quick=options.get("quick", False), strict=options.get("strict"))
+    loaded = as_model(
+        configured_model(model, settings.model), preprocess=options.get("preprocess"), labels=options.get("labels")
+    )
     if loaded.preprocess is None:
-        raise InputError("the preprocessing of this model is not known; pass preprocess=...")
+        raise InputError(
+            "the preprocessing of this model is not known; pass "
+            + advice("preprocess=...", "--size, --mean and --std, or let the factory return it with the module")
+        )
     settings = _with_usable_precision(settings, device_of(loaded.module))
     folder = settings.data.path if data is None else Path(data)
     if folder is None or data == "":
@@ -161,17 +183,14 @@ def _refuse_unknown_classes(settings: Settings, data: Dataset) -> None:
         raise InputError(f"the config names class {unknown!r}, but the data has no pictures of it")
 
 
-def _settings(config: Settings | Mapping[str, Any] | str | Path | None, *, quick: bool) -> Settings:
+def _settings(
+    config: Settings | Mapping[str, Any] | str | Path | None, *, quick: bool, strict: bool | None
+) -> Settings:
     """Read the config. A quick check takes a smaller sample, but no smaller than the limits need."""
-    if config is None:
-        settings = Settings()
-    elif isinstance(config, Settings):
-        settings = config
-    elif isinstance(config, Mapping):
-        settings = settings_from(config, "config")
-    else:
-        settings = read_config(Path(config))
-    if not quick:
+    settings = as_settings(config)
+    if strict is not None:
+        settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"strict": strict})})
+    if not (quick or settings.run.quick):
         return settings
     smaller = {name: min(most, getattr(settings.check, name)) for name, most in QUICK.items()}
     testable = settings.limits.least_pictures + SPARE_PICTURES
@@ -194,11 +213,13 @@ def finish_check(
     resume: bool = False,
     progress: Progress = _silent,
     inconclusive: Inconclusive = "fail",
+    command: str = "",
 ) -> CheckResult:
     """Run a planned check, and write its reports. The arguments and errors are those of ``check``.
 
-    ``inconclusive`` says whether the result counts an INCONCLUSIVE verdict as a pass or as a failure.
+    ``command`` is the command as it was typed, for the report.
     """
+    started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
     hashes = fingerprint(plan)
     earlier = None
     if baseline is not None:
@@ -211,8 +232,10 @@ def finish_check(
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
         check_same_answers(plan, rows)
         if out is not None:
-            _set_aside_reports(out)
-        result = replace(run_check(plan, rows, progress, hashes), inconclusive=inconclusive)
+            set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
+        result = run_check(plan, rows, progress, hashes)
+        ran = Run(started, time.perf_counter() - clock, command)
+        result = replace(result, inconclusive=inconclusive, run=ran)
         if earlier is not None:
             contents = {item.name: plan.files.of(item.path) for item in plan.data.items}
             seed = plan.settings.check.seed
@@ -243,16 +266,6 @@ def _baseline_of_resumed(baseline: Path, out: Path | None) -> Path:
     if out is not None and baseline == out / BASELINE_FILE and not baseline.exists():
         return baseline.with_name(f"before-{baseline.name}")
     return baseline
-
-
-def _set_aside_reports(out: Path) -> None:
-    """Rename the reports of an earlier check: if this one is interrupted, no old verdict must look like its own."""
-    try:
-        for name in REPORTS:
-            if (out / name).exists():
-                (out / name).replace(out / f"before-{name}")
-    except OSError as error:
-        raise OutputError(f"cannot write into {out}: {error.strerror or error}") from error
 
 
 def write_reports(result: CheckResult, out: Path) -> None:

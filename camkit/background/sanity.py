@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from camkit.background.classes import ClassMatch
-from camkit.background.config import Settings
 from camkit.background.hints import MirrorTest, compare_mirrored, correlation
 from camkit.background.sampling import stratified
 from camkit.background.values import Item
+from camkit.config.settings import Settings
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.methods import MethodLike

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +18,21 @@ Verdict: TypeAlias = Literal["FAIL", "WARN", "PASS", "INCONCLUSIVE"]
 Inconclusive: TypeAlias = Literal["pass", "fail"]
 """Whether the verdict INCONCLUSIVE counts as a pass or as a failure."""
 RegionKind: TypeAlias = Literal["mask", "box"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """When and how a check was run: what the report for people says beside the results.
+
+    Attributes:
+        started: when the check began, with its time zone.
+        seconds: how long it took, without the reports.
+        command: the command as it was typed; "" if the check was called from Python.
+    """
+
+    started: datetime
+    seconds: float
+    command: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,9 @@
-"""The rule: from measures to FAIL, WARN, PASS or INCONCLUSIVE, with the reasons in words.
+"""From measures to FAIL, WARN, PASS or INCONCLUSIVE, with the reasons in words. The rule itself is in ``decision.py``.
 
-- Heat alone never fails a model. The experiment does, and only if every way of filling the holes shows an effect above
-  its limit that is significant with all classes considered at once.
+- Heat alone never fails a model. The experiment does, and only if every way of filling the holes shows an effect that
+  is significantly above its limit.
+- Half of the significance level goes to the two effects of all classes together and half to the effects of the classes,
+  each with Holm's correction. So a clear effect on the whole model is not diluted by the number of classes.
 - Sufficiency counts for all classes together only. For one class it also rises if a model that sees no object names the
   class that the bare background resembles.
 - A class's attraction counts beside its gap: a mark on one class of many moves each of the other classes' answers only
@@ -14,26 +16,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
-from camkit.background.config import LimitsSection
-from camkit.background.edits import RING
-from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
-from camkit.background.statistics import MIN_GROUPS, benjamini_hochberg, holm, wilson
+from camkit.background.decision import Effect, Findings
+from camkit.background.measures import OVERALL, EffectName, Measures
+from camkit.background.reasons import Reason, reason_of
+from camkit.background.statistics import MIN_GROUPS, holm, wilson
 from camkit.background.values import Verdict
+from camkit.config.settings import LimitsSection
 
 _MAX_LISTED = 5
 """Classes with the same kind of reason that are listed one by one; more are counted, to keep the summary short."""
 
-_WORST_FIRST: tuple[Verdict, ...] = ("FAIL", "INCONCLUSIVE", "WARN", "PASS")
-
-
-class Reason(NamedTuple):
-    """A reason for a verdict: its kind, which stands for many classes at once, and its full text for one class."""
-
-    kind: str
-    text: str
+_FAMILIES = 2
+"""The families of tests that share the significance level equally: all classes together, and the single classes."""
 
 
 @dataclass(frozen=True)
@@ -43,54 +39,35 @@ class Judgement:
     Attributes:
         verdict: FAIL, INCONCLUSIVE, WARN or PASS.
         reasons: why.
-        gap_p, sufficiency_p, attraction_p: the p-values of the tests, after Holm's correction; None if not tested.
+        effects: what is known of each effect, by name.
+        findings: what the verdict follows from.
         waived: why a failure is accepted; None if it is not.
     """
 
     verdict: Verdict
     reasons: tuple[Reason, ...]
-    gap_p: float | None = None
-    sufficiency_p: float | None = None
-    attraction_p: float | None = None
+    effects: Mapping[EffectName, Effect] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
     waived: str | None = None
 
-
-@dataclass(frozen=True)
-class _Test:
-    """One effect of one class, measured with each fill."""
-
-    name: str
-    effect: EffectName
-    by_fill: Mapping[str, MeasuredEffect]
+    def p(self, effect: EffectName) -> float | None:
+        """Return the p-value of an effect after the correction for the number of tests; None if it was not tested."""
+        return self.effects[effect].p if effect in self.effects else None
 
     @property
-    def p(self) -> float:
-        """The p-value of "at least one fill shows no effect": all fills must agree."""
-        return max(measured.p for measured in self.by_fill.values())
+    def gap_p(self) -> float | None:
+        """The corrected p-value of the gap."""
+        return self.p("gap")
 
     @property
-    def pictures(self) -> int:
-        """The pictures behind the fill with the fewest."""
-        return min(measured.pictures for measured in self.by_fill.values())
+    def sufficiency_p(self) -> float | None:
+        """The corrected p-value of the sufficiency."""
+        return self.p("sufficiency")
 
     @property
-    def weakest(self) -> MeasuredEffect:
-        """The fill with the smallest effect."""
-        measured = weakest(self.by_fill)
-        assert measured is not None
-        return measured
-
-
-class _TestResult(NamedTuple):
-    """A test with its p-value after both corrections for the number of tests.
-
-    ``one_fill`` says whether one of the fills would show the effect if it were the only one.
-    """
-
-    test: _Test
-    holm_p: float
-    benjamini_hochberg_p: float
-    one_fill: bool
+    def attraction_p(self) -> float | None:
+        """The corrected p-value of the attraction."""
+        return self.p("attraction")
 
 
 def judge(
@@ -116,14 +93,12 @@ def judge(
         with_regions: whether the heat was compared with regions.
         hints: what the heat hints at without regions; a warning for all classes together.
     """
-    tests = [
-        test
-        for name, class_measures in measures.items()
-        if name not in exempt
-        for test in _tests_of(name, class_measures)
-        if test.pictures >= _min_pictures(test.effect, limits)
-    ]
-    results = _corrected(tests, limits.alpha)
+    tested = {name: class_measures for name, class_measures in measures.items() if name not in exempt}
+    effects = _tested_effects(
+        {name: _effects_of(name, class_measures, limits) for name, class_measures in tested.items()},
+        limits,
+        may_fail=may_fail,
+    )
     chance = 1 / max(2, len(measures) - 1)
     judged: dict[str, Judgement] = {}
     for name, class_measures in measures.items():
@@ -131,49 +106,53 @@ def judge(
             reason = Reason("exempt", f"exempt: this class may be recognised by anything ({exempt[name]})")
             judged[name] = Judgement("PASS", (reason,))
             continue
-        own_results = [result for result in results if result.test.name == name]
         obstacles = _obstacles(class_measures, limits, heat_problems, chance, with_regions=with_regions)
-        further_warnings: list[Reason] = []
+        heat_warnings: list[Reason] = []
         if name == OVERALL:
-            further_warnings += _heat_warnings(class_measures, limits) if with_regions else []
-            further_warnings += [Reason(hint, hint) for hint in hints]
-        judged[name] = _judge_class(
-            own_results, obstacles, further_warnings, limits, may_fail=may_fail, waived=waived.get(name)
+            heat_warnings += _heat_warnings(class_measures, limits) if with_regions else []
+            heat_warnings += [Reason(hint, hint) for hint in hints]
+        judged[name] = _judge_alone(
+            effects[name],
+            obstacles,
+            heat_warnings,
+            required=name == OVERALL or limits.strict,
+            waived=waived.get(name),
         )
     judged[OVERALL] = _judge_model(judged, {*exempt, *waived})
     return judged
 
 
-def _judge_class(
-    results: Sequence[_TestResult],
-    obstacles: Sequence[Reason],
-    further_warnings: Sequence[Reason],
-    limits: LimitsSection,
-    *,
-    may_fail: bool,
-    waived: str | None,
-) -> Judgement:
-    """Judge a class, or all classes together, by its tests, the obstacles to testing it, and further warnings."""
-    failures = [_effect_reason(result, limits) for result in results if result.holm_p <= limits.alpha]
-    warnings = [*_test_warnings(results, limits), *further_warnings]
-    if not may_fail:
-        failures, warnings = [], [*failures, *warnings]
-    verdict, reasons = _decide(failures, obstacles, warnings)
-    p_values = {f"{result.test.effect}_p": result.holm_p for result in results}
-    return Judgement(verdict, tuple(reasons), **p_values, waived=waived)
+def _effects_of(name: str, measures: Measures, limits: LimitsSection) -> list[Effect]:
+    """List the effects of a class, or of all classes together, that count for the verdict."""
+    gap = Effect("gap", measures.gap, limits.gap)
+    if name == OVERALL:
+        return [gap, Effect("sufficiency", measures.sufficiency, limits.sufficiency)]
+    return [gap, Effect("attraction", measures.attraction, limits.attraction)]
 
 
-def _decide(
-    failures: Sequence[Reason], obstacles: Sequence[Reason], warnings: Sequence[Reason]
-) -> tuple[Verdict, list[Reason]]:
-    """Return a class's verdict and reasons. A significant effect fails even if other tests were not possible."""
-    if failures:
-        return "FAIL", [*failures, *warnings]
-    if obstacles:
-        return "INCONCLUSIVE", [*obstacles, *warnings]
-    if warnings:
-        return "WARN", list(warnings)
-    return "PASS", [Reason("nothing", "no significant effect above the limits")]
+def _tested_effects(
+    effects: Mapping[str, Sequence[Effect]], limits: LimitsSection, *, may_fail: bool
+) -> dict[str, list[Effect]]:
+    """Return the effects with their corrected p-values. An effect that rests on too few pictures is not tested."""
+    tested = {name: list(own) for name, own in effects.items()}
+    for names in ([name for name in effects if name == OVERALL], [name for name in effects if name != OVERALL]):
+        family = [
+            (name, number)
+            for name in names
+            for number, effect in enumerate(effects[name])
+            if _pictures(effect) >= _min_pictures(effect.name, limits)
+        ]
+        corrected = holm([max(measured.p for measured in tested[name][n].by_fill.values()) for name, n in family])
+        for (name, number), p in zip(family, corrected, strict=True):
+            p_of_family = min(1.0, _FAMILIES * p)
+            significant = may_fail and p_of_family <= limits.alpha
+            tested[name][number] = replace(tested[name][number], p=p_of_family, significant=significant)
+    return tested
+
+
+def _pictures(effect: Effect) -> int:
+    """Return the pictures behind the fill with the fewest."""
+    return min((measured.pictures for measured in effect.by_fill.values()), default=0)
 
 
 def _min_pictures(effect: EffectName, limits: LimitsSection) -> int:
@@ -185,53 +164,75 @@ def _min_pictures(effect: EffectName, limits: LimitsSection) -> int:
     return limits.least_pictures // 2 if effect == "attraction" else limits.least_pictures
 
 
-def _tests_of(name: str, measures: Measures) -> list[_Test]:
-    """List the tests of a class, or of all classes together."""
-    tests = [_Test(name, "gap", measures.gap)]
-    if name == OVERALL:
-        tests.append(_Test(name, "sufficiency", measures.sufficiency))
-    else:
-        tests.append(_Test(name, "attraction", measures.attraction))
-    return [test for test in tests if test.by_fill]
+def _judge_alone(
+    effects: Sequence[Effect],
+    obstacles: Sequence[Reason],
+    heat_warnings: Sequence[Reason],
+    *,
+    required: bool,
+    waived: str | None,
+) -> Judgement:
+    """Judge a class, or all classes together, without looking at the others.
 
-
-def _corrected(tests: Sequence[_Test], alpha: float) -> list[_TestResult]:
-    """Correct the p-values for the number of tests."""
-    p_values = [test.p for test in tests]
-    return [
-        _TestResult(*columns)
-        for columns in zip(
-            tests, holm(p_values), benjamini_hochberg(p_values), _shown_by_one_fill(tests, alpha), strict=True
-        )
-    ]
-
-
-def _shown_by_one_fill(tests: Sequence[_Test], alpha: float) -> list[bool]:
-    """Return, for each test, whether at least one fill would show the effect if it were the only fill."""
-    shown = [False] * len(tests)
-    for fill in sorted({fill for test in tests for fill in test.by_fill}):
-        numbers = [number for number, test in enumerate(tests) if fill in test.by_fill]
-        p_values = holm([tests[number].by_fill[fill].p for number in numbers])
-        for number, p in zip(numbers, p_values, strict=True):
-            shown[number] = shown[number] or p <= alpha
-    return shown
+    ``required`` says whether a PASS needs its effects to be excluded. The reasons are those of the verdict, and all
+    warnings beside a FAIL or INCONCLUSIVE.
+    """
+    levels = [effect.level for effect in effects]
+    findings = Findings(
+        required=levels if required else (),
+        others=() if required else levels,
+        untested=bool(obstacles),
+        heat_warns=bool(heat_warnings),
+    )
+    of_level = {
+        level: [reason_of(effect) for effect in effects if effect.level == level]
+        for level in ("fail", "warn", "open", "excluded")
+    }
+    warnings = [*of_level["warn"], *heat_warnings]
+    match findings.verdict:
+        case "FAIL":
+            reasons = [*of_level["fail"], *warnings]
+        case "INCONCLUSIVE":
+            reasons = [*obstacles, *warnings] if obstacles else of_level["open"]
+        case "WARN":
+            reasons = warnings
+        case "PASS":
+            reasons = [*of_level["excluded"], *of_level["open"]]
+    by_name = {effect.name: effect for effect in effects}
+    return Judgement(findings.verdict, tuple(reasons), by_name, findings, waived)
 
 
 def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) -> Judgement:
-    """Return the verdict on the model: the worst of its classes and of all classes together, without waived classes."""
-    if judged.keys() - {OVERALL} <= set(set_aside):
-        return Judgement("PASS", (Reason("waived", "every class is waived or exempt"),))
-    counted = {name: judgement for name, judgement in judged.items() if not judgement.waived}
-    verdicts = {judgement.verdict for judgement in counted.values()}
-    verdict = next(candidate for candidate in _WORST_FIRST if candidate in verdicts)
+    """Return the verdict on the model, from all classes together and the classes that are neither waived nor exempt."""
     overall = judged[OVERALL]
+    if judged.keys() - {OVERALL} <= set(set_aside):
+        return Judgement("PASS", (Reason("waived", "every class is waived or exempt, so nothing was tested"),))
+    counted = {name: judgement for name, judgement in judged.items() if not judgement.waived}
+    findings = Findings.joined([judgement.findings for judgement in counted.values()])
+    verdict = findings.verdict
     if verdict == "PASS":
-        return replace(overall, verdict=verdict)
+        return replace(overall, verdict=verdict, reasons=(*overall.reasons, *_open_classes(counted)))
     deciding = {name: judgement for name, judgement in counted.items() if judgement.verdict == verdict}
     reasons = _summarised(deciding, classes=len(judged) - 1)
     if OVERALL not in deciding and overall.verdict != "PASS":  # a finding for all classes is reported in any case
         reasons += [Reason(reason.kind, f"all classes together: {reason.text}") for reason in overall.reasons]
     return replace(overall, verdict=verdict, reasons=tuple(reasons))
+
+
+def _open_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
+    """Say in how many classes an effect above the limit is still possible, which only a strict check minds."""
+    of_classes = [judgement for name, judgement in judged.items() if name != OVERALL]
+    still_open = sum(judgement.findings.has("open") for judgement in of_classes)
+    if not still_open:
+        return []
+    kind = "an effect on a single class cannot be excluded"
+    return [
+        Reason(
+            kind,
+            f"for {still_open} of {len(of_classes)} classes alone, a gap or attraction above the limit cannot be "
+            "excluded; --strict asks for that too",
+        )
+    ]
 
 
 def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]:
@@ -253,57 +254,6 @@ def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]
             if of_classes <= _MAX_LISTED or name == OVERALL
         ]
     return summary
-
-
-def _test_warnings(results: Sequence[_TestResult], limits: LimitsSection) -> list[Reason]:
-    """Warn of effects that only the looser correction finds significant, then of effects that only one fill shows."""
-    not_significant = [result for result in results if result.holm_p > limits.alpha]
-    possible = [
-        Reason("possibly reads the background", f"a possible effect: {_effect_reason(result, limits).text}")
-        for result in not_significant
-        if result.benjamini_hochberg_p <= limits.alpha
-    ]
-    disputed = [
-        Reason("the fills disagree", f"the fills disagree about the {result.test.effect}: {_by_fill(result.test)}")
-        for result in not_significant
-        if result.one_fill
-    ]
-    return possible + disputed
-
-
-def _effect_reason(result: _TestResult, limits: LimitsSection) -> Reason:
-    """Describe an effect by the fill that shows it least."""
-    test = result.test
-    measured = test.weakest
-    first, second = measured.accuracies
-    figures = (
-        f"{measured.effect.value:.2f} (95% interval {measured.effect.low:.2f} to {measured.effect.high:.2f}, "
-        f"limit {getattr(limits, test.effect):.2f}, p {result.holm_p:.2g})"
-    )
-    rings = set(test.by_fill) == {RING}  # the data has no regions
-    on = "with outer rings of" if rings else "on backgrounds of"
-    match test.effect:
-        case "gap":
-            kind = "reads the background: a gap above the limit"
-            text = (
-                f"accuracy {first:.0%} {on} the object's own class and {second:.0%} {on} other classes, "
-                f"a gap of {figures}"
-            )
-        case "attraction":
-            kind = "reads the background: it attracts the answers to objects of other classes"
-            text = (
-                f"{first:.0%} of the objects of other classes get this class's name {on} this class and {second:.0%} "
-                f"elsewhere, an attraction of {figures}"
-            )
-        case "sufficiency":
-            kind = "reads the background: right without the object"
-            removed = "the middle made grey" if rings else "the object removed"
-            text = f"accuracy {first:.0%} with {removed} and {second:.0%} by chance, above chance by {figures}"
-    return Reason(kind, text)
-
-
-def _by_fill(test: _Test) -> str:
-    return ", ".join(f"{fill} {measured.effect.value:.2f}" for fill, measured in test.by_fill.items())
 
 
 def _heat_warnings(measures: Measures, limits: LimitsSection) -> list[Reason]:

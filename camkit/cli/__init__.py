@@ -10,22 +10,32 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
 import camkit
 from camkit.cli.check import checks, demo_check
+from camkit.cli.configured import fill_in
 from camkit.cli.diagnose import diagnose, features
-from camkit.cli.options import Source, events_into
+from camkit.cli.options import METHOD, OUTPUT, Common, Source, events_into
+from camkit.cli.rows import Form, report
 from camkit.cli.targets import TargetOptions
-from camkit.cli.terminal import QuietConsole, discard_output, fail, plain_warnings, print_traceback, printer, say
-from camkit.errors import CamkitError, InputError, OutputError, refusing_exit
+from camkit.cli.terminal import (
+    TALK,
+    OutputClosedError,
+    QuietConsole,
+    discard_output,
+    fail,
+    plain_warnings,
+    print_traceback,
+    printer,
+    say,
+    tell,
+)
+from camkit.errors import CamkitError, InputError, OutputError, advising_shell, did_you_mean, refusing_exit
 
 if TYPE_CHECKING:
     from camkit.scale.folder import Drawing, Written
     from camkit.types import Failure
-
-_MOST_WITHOUT_BAR = 3
-"""Up to this many pictures are explained before a progress bar would be read."""
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -40,6 +50,7 @@ app = App(
     suppress_keyboard_interrupt=False,
     console=QuietConsole(),
     error_console=QuietConsole(stderr=True),
+    config=fill_in,
 )
 
 
@@ -52,42 +63,59 @@ app.command(features)
 def explain(
     *pictures: str,
     source: Source,
-    method: str | None = None,
-    layer: Annotated[list[str] | None, Parameter(negative=())] = None,
-    fuse: Literal["mean", "max", "product"] = "mean",
     targets: TargetOptions | None = None,
-    precision: Literal["fp32", "bf16", "fp16", "bf16-forced"] = "fp32",
-    batch_size: int = 32,
-    out: Path = Path("camkit-out"),
-    style: str = "overlay",
-    colormap: str = "turbo",
-    alpha: float = 0.5,
-    json: Annotated[bool, Parameter(negative=())] = False,
-    tensorboard: Path | None = None,
+    method: Annotated[str | None, Parameter(group=METHOD, metavar="NAME")] = None,
+    layer: Annotated[list[str] | None, Parameter(alias="-l", negative=(), group=METHOD, metavar="NAME")] = None,
+    fuse: Annotated[Literal["mean", "max", "product"], Parameter(group=METHOD)] = "mean",
+    precision: Annotated[Literal["fp32", "bf16", "fp16", "bf16-forced"], Parameter(group=METHOD)] = "fp32",
+    batch_size: Annotated[int, Parameter(alias="-b", group=METHOD, metavar="NUMBER")] = 32,
+    recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
+    out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="PATH")] = Path("camkit-out"),
+    overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    style: Annotated[str, Parameter(alias="-s", group=OUTPUT, metavar="NAME")] = "overlay",
+    colormap: Annotated[str, Parameter(group=OUTPUT, metavar="NAME")] = "turbo",
+    alpha: Annotated[float, Parameter(group=OUTPUT, metavar="SHARE")] = 0.5,
+    json: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    csv: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    raw: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    tensorboard: Annotated[Path | None, Parameter(group=OUTPUT, metavar="FOLDER")] = None,
+    common: Common | None = None,
 ) -> int:
     """Explain pictures: what the model sees in each, and which pixels it used.
 
     Args:
         pictures: Files, folders or quoted glob patterns.
         source: The model.
-        method: How to weight the feature maps; "camkit methods" lists all. Default: gradcam, and hirescam for boxes.
-        layer: The layer to explain; several are fused. "camkit layers" lists all. Default: camkit chooses.
-        fuse: How to combine several layers into one map.
         targets: What to explain.
+        method: How to weight the feature maps; "camkit methods" lists all. Default: gradcam, and hirescam for boxes.
+        layer: The layer to explain; repeat the option to fuse several. "camkit layers" lists all. Default: camkit
+            chooses.
+        fuse: How to combine several layers into one map.
         precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them. On a CPU
             without units for bf16, bf16 runs in fp32; bf16-forced does not.
         batch_size: Pictures per pass; halved automatically if memory runs out.
-        out: The folder for the drawn pictures.
+        recursive: Search folders with their subfolders, which is the default, or without them.
+        out: The folder for the drawn pictures, which gets the subfolders of the pictures' folder; or for one picture a
+            file, such as heat.png.
+        overwrite: Replace files that show something else. Without it, what differs is added to the name.
         style: overlay, side-by-side or heatmap.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.
         json: Print one JSON object per picture and target instead of text.
+        csv: Print a table as CSV instead of text, with a row per picture and target.
+        raw: Add the raw maps, in the units of the score, to the JSON.
         tensorboard: A folder for TensorBoard event files with the drawn pictures.
+        common: The config, and how much is printed.
     """
+    (common or Common()).begin()
+    if json and csv:
+        raise InputError("--json and --csv exclude each other")
+    if raw and not json:
+        raise InputError("--raw adds the raw maps to the JSON, so it needs --json")
     if not pictures:
         raise InputError("name at least one picture: camkit image.jpg --model resnet50 (or try: camkit demo)")
     from camkit.engine.passes import usable_precision
-    from camkit.images.files import find_pictures
+    from camkit.images.files import find_places
     from camkit.methods import find_method
     from camkit.models import device_of
     from camkit.scale.folder import Drawing, explain_files
@@ -97,11 +125,13 @@ def explain(
         find_method(method)
     targets = targets or TargetOptions()
     targets.check()
-    files = find_pictures(pictures, skip=out)
+    places = find_places(pictures, skip=out, recursive=recursive)
+    files = list(places)
+    tell(f"pictures to explain: {len(files)}")
     loaded = source.load()
     precision, precision_note = usable_precision(precision, device_of(loaded.module))
-    for note in filter(None, (loaded.note, precision_note)):
-        say(note)
+    if precision_note:
+        say(precision_note)
     rows = explain_files(
         loaded,
         files,
@@ -113,9 +143,14 @@ def explain(
         precision=precision,
         batch_size=batch_size,
         fuse=fuse,
+        places=places,
+        about={**source.about(), **targets.about(), "precision": precision, "fuse": fuse},
+        overwrite=overwrite,
     )
+    form: Form = "json" if json else "csv" if csv else "text"
     with events_into(tensorboard) as events:
-        return _report(rows if events is None else _with_events(rows, events, drawing), len(files), as_json=json)
+        rows = rows if events is None else _with_events(rows, events, drawing)
+        return report(rows, len(files), form, with_raw=raw)
 
 
 def _with_events(rows: Iterator[Written | Failure], events: Any, drawing: Drawing) -> Iterator[Written | Failure]:
@@ -135,36 +170,6 @@ def _with_events(rows: Iterator[Written | Failure], events: Any, drawing: Drawin
         raise first_error
 
 
-def _report(rows: Iterator[Written | Failure], pictures: int, *, as_json: bool) -> int:
-    """Print each row when it is finished, above a progress bar if there are many; return the exit code."""
-    from rich.progress import Progress
-
-    from camkit.cli import json_lines as lines
-    from camkit.cli import text
-    from camkit.types import Failure
-
-    console = printer()
-    code = 0
-    finished: set[str | None] = set()
-    bar = QuietConsole(stderr=True)
-    with Progress(
-        console=bar, transient=True, disable=pictures <= _MOST_WITHOUT_BAR or not bar.is_terminal
-    ) as progress:
-        task = progress.add_task("explaining", total=pictures)
-        for row in rows:
-            if isinstance(row, Failure):
-                code = max(code, getattr(row.error, "exit_code", 0) or CamkitError.exit_code)
-            finished.add(row.source if isinstance(row, Failure) else row.explanation.source)
-            if as_json:
-                print(lines.render(row), flush=True)  # noqa: T201
-            elif isinstance(row, Failure):
-                printer(stderr=True).print(text.failure(row))
-            else:
-                console.print(text.row(row))
-            progress.update(task, completed=len(finished))
-    return code
-
-
 @app.command
 def methods() -> int:
     """List all methods with their papers."""
@@ -179,20 +184,27 @@ def methods() -> int:
 
 
 @app.command
-def layers(*, source: Source) -> int:
+def layers(*, source: Source, common: Common | None = None) -> int:
     """List a model's layers in execution order, what each costs, and which one camkit would explain and why.
 
     torchinfo counts the parameters, the multiply-adds for one picture, and the memory of each output. The layers are
-    the same with any weights, so camkit loads none unless you name some.
+    the same with any weights, so camkit loads none unless you name some. With --quiet, only the name of the layer that
+    camkit would explain is printed.
 
     Args:
         source: The model.
+        common: The config, and how much is printed.
     """
+    (common or Common()).begin()
     from camkit.cli import text
     from camkit.cli.layers import decide_on, model_costs
 
     loaded = source.load(pretrained=source.weights is not None)
-    decision, costs = decide_on(loaded), model_costs(loaded)
+    decision = decide_on(loaded)
+    if TALK.quiet:
+        printer().print(text.layer_name(decision))
+        return 0
+    costs = model_costs(loaded)
     console, table = printer(), text.layers(decision, costs)
     text.wide(table, console).print(table)
     console.print(text.total(costs))
@@ -202,7 +214,9 @@ def layers(*, source: Source) -> int:
 
 @app.command
 def demo(
-    *, out: Path = Path("camkit-out"), check: Annotated[bool, Parameter(name="--check", negative=())] = False
+    *,
+    out: Annotated[Path, Parameter(alias="-o", metavar="FOLDER")] = Path("camkit-out"),
+    check: Annotated[bool, Parameter(name="--check", negative=(), show_default=False)] = False,
 ) -> int:
     """Explain one plane with two networks: one looks at the sky, the other at the plane.
 
@@ -219,6 +233,25 @@ def demo(
     return 0
 
 
+@app.command(name="--install-completion")
+def install_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | None = None) -> int:
+    """Install the completion of commands and options for your shell.
+
+    Args:
+        shell: The shell. Default: the one that runs camkit.
+    """
+    from cyclopts.completion import ShellDetectionError
+
+    try:
+        file = app.install_completion(shell=shell)
+    except ShellDetectionError as error:
+        raise InputError("camkit cannot tell which shell this is; name it: camkit --install-completion bash") from error
+    except OSError as error:
+        raise OutputError(f"the completion cannot be written: {error}") from error
+    printer().print(f"wrote {file}; start a new shell to use it", markup=False)
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
@@ -230,28 +263,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack letters of a name
     typed = sys.argv[1:] if arguments is None else list(arguments)
+    TALK.set()
     try:
-        with plain_warnings(), refusing_exit():
+        with plain_warnings(), refusing_exit(), advising_shell():
             _refuse_empty(typed)
-            result: Any = app(typed or ["--help"], exit_on_error=False, result_action="return_value")
-    except CycloptsError:
-        return InputError.exit_code
+            _refuse_mistyped_command(typed)
+            try:
+                command, bound, _ = app.parse_args(typed or ["--help"], exit_on_error=False, print_error=False)
+            except CycloptsError as error:  # one that the user's code raises later is no mistake in the call
+                fail(_about_call(error, typed))
+                return InputError.exit_code
+            result: Any = command(*bound.args, **bound.kwargs)
     except CamkitError as error:
+        if TALK.verbose:
+            print_traceback(error)
         fail(str(error))
         return error.exit_code or CamkitError.exit_code  # a class of the user's may say 0
     except KeyboardInterrupt:
         fail("interrupted")
         return _INTERRUPTED
-    except BrokenPipeError:
+    except OutputClosedError:
         discard_output()
         return _BROKEN_PIPE
     except BaseException as error:  # uncaught, it would end the program with 1, which means FAIL
-        if os.environ.get("CAMKIT_TRACEBACK"):
+        if TALK.verbose or os.environ.get("CAMKIT_TRACEBACK"):
             print_traceback(error)
+        if isinstance(error.__cause__, StopIteration):  # raised in a generator, it becomes a RuntimeError
+            error = error.__cause__
         first_line = _first_line(error)
         fail(f"the model or the program failed: {type(error).__name__}: {first_line} (CAMKIT_TRACEBACK=1 shows where)")
         return CamkitError.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _about_call(error: CycloptsError, typed: Sequence[str]) -> str:
+    """Return one sentence about a call that does not fit the command's options."""
+    if "-" in typed:
+        return "camkit reads no picture from standard input; save it to a file and name that"
+    argument = getattr(error, "argument", None)
+    is_missing = isinstance(error, MissingArgumentError) and argument is not None and "--model" in argument.names
+    if is_missing and not {"--model", "-m"} & set(typed):
+        return "name the model: --model resnet50 (camkit --help lists the kinds), or [model] name in camkit.toml"
+    return " ".join(str(error).split())
 
 
 def _first_line(error: BaseException) -> str:
@@ -260,6 +313,23 @@ def _first_line(error: BaseException) -> str:
         return (str(error).splitlines() or [""])[0]
     except BaseException:  # whatever it raises, the exit code must not depend on it
         return ""
+
+
+def _refuse_mistyped_command(typed: Sequence[str]) -> None:
+    """Refuse a first word that is neither a command nor a file but looks like a mistyped command.
+
+    A name with a suffix, a folder or a wildcard is a picture's.
+
+    Raises:
+        InputError: the word is mistyped.
+    """
+    parent, words = (checks, typed[1:]) if typed[:1] == ["check"] else (app, typed)
+    commands = [name for name in parent if not name.startswith("-")]
+    word = words[0] if words else ""
+    if word not in commands and re.fullmatch(r"[\w-]*\w", word) and word[0] != "-" and not os.path.lexists(word):
+        hint = did_you_mean(word, commands)
+        if hint:
+            raise InputError(f"there is no command and no file {word!r}{hint}")
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:

@@ -4,36 +4,132 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from camkit.cli.options import CheckedSource, events_into
-from camkit.cli.terminal import QuietConsole, printer, say, stages
+from camkit.cli.options import DATA, EXPERIMENT, LIMITS, OUTPUT, RUN, Common, OptionalSource, Source, events_into
+from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say, stages
 from camkit.errors import InputError, printable
 
 if TYPE_CHECKING:
     from camkit.background.values import Stage
+    from camkit.config.settings import Settings
 
 checks = App(name="check", help="Check whether a classifier may ship, or reads the background.", console=QuietConsole())
 
 
+@Parameter(name="*", group=DATA)
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The regions, groups and classes of the pictures.
+
+    Attributes:
+        regions: The file or folder with the objects' regions. Without it, camkit searches beside the pictures.
+        class_map: A JSON file that maps the data's classes to the model's outputs.
+        group: The column of the CSV that says which pictures belong together, such as those of one patient.
+    """
+
+    regions: Annotated[Path | None, Parameter(metavar="PATH")] = None
+    class_map: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    group: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+
+
+@Parameter(name="*", group=EXPERIMENT)
+@dataclass(frozen=True, kw_only=True)
+class ExperimentOptions:
+    """How the check is run; the config's table "check" explains each in full.
+
+    Attributes:
+        per_class: Pictures of each class in the experiment, at most. Default: 100.
+        most: Pictures in the experiment, at most. Default: 2000.
+        pastes: Backgrounds of each kind for each picture. Default: 2.
+        seed: Seeds the sample, the partners and the bootstrap. Default: 0.
+        batch_size: Pictures in one forward pass. Default: 32.
+        layer: The layer whose heat is measured. Default: camkit chooses.
+        method: The method that computes the heat. Default: gradcam.
+        precision: The number format of the computation. Default: fp32.
+        ring: The width of the outer ring, as a share of the picture's sides. Default: 0.15.
+        ring_is_background: Without regions, let the exchange of the ring fail a model instead of only warn.
+    """
+
+    per_class: Annotated[int | None, Parameter(metavar="NUMBER")] = None
+    most: Annotated[int | None, Parameter(metavar="NUMBER")] = None
+    pastes: Annotated[int | None, Parameter(metavar="NUMBER")] = None
+    seed: Annotated[int | None, Parameter(metavar="NUMBER")] = None
+    batch_size: Annotated[int | None, Parameter(metavar="NUMBER")] = None
+    layer: Annotated[str | None, Parameter(alias="-l", metavar="NAME")] = None
+    method: Annotated[str | None, Parameter(metavar="NAME")] = None
+    precision: Literal["fp32", "bf16", "fp16", "bf16-forced"] | None = None
+    ring: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    ring_is_background: Annotated[bool | None, Parameter(negative=())] = None
+
+
+@Parameter(name="*", group=LIMITS)
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """The limits of the verdict; the config's table "limits" explains each in full.
+
+    Attributes:
+        gap: The largest background gap that may ship. Default: 0.1.
+        sufficiency: The largest sufficiency of the background that may ship. Default: 0.1.
+        attraction: The largest attraction of a class's background that may ship. Default: 0.1.
+        skill: A skill of the heat below this is a warning. Default: 0.
+        alpha: The significance level. Default: 0.05.
+        least_pictures: Testable pictures that a class needs for a verdict. Default: 30.
+        most_empty: The largest share of empty maps with which heat still says something. Default: 0.2.
+        least_room: The headroom below which no map can show which object it used. Default: 0.1.
+        strict: PASS only if an effect above the limit is excluded for each class too, and not only for all together.
+    """
+
+    gap: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    sufficiency: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    attraction: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    skill: Annotated[float | None, Parameter(metavar="NUMBER")] = None
+    alpha: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    least_pictures: Annotated[int | None, Parameter(metavar="NUMBER")] = None
+    most_empty: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    least_room: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    strict: Annotated[bool | None, Parameter(negative=())] = None
+
+
+@Parameter(name="*", group=RUN)
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where the check writes, and what it starts from.
+
+    Attributes:
+        out: The folder for the reports. Default: camkit-check.
+        baseline: An earlier report.json to compare with.
+        quick: Use a smaller sample.
+        resume: Continue an interrupted check.
+        inconclusive: Whether INCONCLUSIVE counts as a failure (exit code 3) or as a pass (exit code 0). Default: fail.
+        tensorboard: A folder for TensorBoard event files with the measures and the worst offenders.
+    """
+
+    out: Annotated[Path | None, Parameter(alias="-o", metavar="FOLDER")] = None
+    baseline: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    quick: Annotated[bool | None, Parameter(negative=())] = None
+    resume: Annotated[bool | None, Parameter(negative=())] = None
+    inconclusive: Literal["pass", "fail"] | None = None
+    tensorboard: Annotated[Path | None, Parameter(metavar="FOLDER")] = None
+
+
 @checks.default
 def check(
-    data: Path | None = None,
+    data: Annotated[Path | None, Parameter(group=DATA)] = None,
     *,
-    source: CheckedSource | None = None,
-    config: Path | None = None,
-    regions: Path | None = None,
-    class_map: Path | None = None,
-    out: Path = Path("camkit-check"),
-    baseline: Path | None = None,
-    quick: Annotated[bool, Parameter(negative=())] = False,
-    resume: Annotated[bool, Parameter(negative=())] = False,
-    inconclusive: Literal["pass", "fail"] = "fail",
-    tensorboard: Path | None = None,
+    source: Source,
+    pictures: DataOptions | None = None,
+    experiment: ExperimentOptions | None = None,
+    limits: LimitOptions | None = None,
+    run: RunOptions | None = None,
+    common: Common | None = None,
 ) -> int:
     """Check whether a classifier may ship, or reads the background.
 
@@ -44,57 +140,51 @@ def check(
         data: A folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
             regions name classes.
         source: The model.
-        config: A camkit.toml. Without it, camkit uses the camkit.toml of this folder, or [tool.camkit] in its
-            pyproject.toml.
-        regions: The file or folder with the objects' regions. Without it, camkit searches beside the pictures.
-        class_map: A JSON file that maps the data's classes to the model's outputs.
-        out: The folder for the reports.
-        baseline: An earlier report.json to compare with.
-        quick: Use a smaller sample.
-        resume: Continue an interrupted check.
-        inconclusive: Whether INCONCLUSIVE counts as a failure (exit code 3) or as a pass (exit code 0).
-        tensorboard: A folder for TensorBoard event files with the measures and the worst offenders.
+        pictures: The regions, groups and classes of the pictures.
+        experiment: How the check is run.
+        limits: The limits of the verdict.
+        run: Where the check writes, and what it starts from.
+        common: The config, and how much is printed.
     """
-    from camkit.background.config import Settings, find_config, read_config
     from camkit.background.cost import estimate_cost
     from camkit.background.journal import count_finished
     from camkit.background.report import console as check_console
     from camkit.background.report import markdown
     from camkit.background.run import JOURNAL, finish_check, plan_check
-    from camkit.images.files import check_folder
+    from camkit.cli.text import wide
+    from camkit.images.files import check_folder, refuse_address
 
-    config_file = config or find_config(Path())
-    if config_file is not None:
-        say(f"using the config {config_file}{'' if config else ' of this folder; to use another, pass --config FILE'}")
-    settings = Settings() if config_file is None else read_config(config_file)
+    common = common or Common()
+    common.begin()
+    if data is not None:
+        refuse_address(str(data))
+    settings = _settings(common.config, data, pictures, check=experiment, limits=limits, run=run)
+    out, resume, tensorboard = settings.run.out or Path("camkit-check"), settings.run.resume, settings.run.tensorboard
     check_folder(out)
-    loaded = (source or CheckedSource()).settled(settings)
-    if loaded.note:
-        say(loaded.note)
-    plan = plan_check(
-        loaded,
-        data,
-        regions=regions,
-        class_map=class_map,
-        config=settings,
-        quick=quick,
-        skip=out,
-    )
+    plan = plan_check(source.load(), config=settings, skip=out)
     console = printer()
-    console.print(check_console.data_summary(plan))
-    console.print(
-        check_console.cost_notice(plan, estimate_cost(plan, count_finished(out / JOURNAL) if resume else None))
-    )
+    if not TALK.quiet:
+        console.print(check_console.data_summary(plan))
+        cost = estimate_cost(plan, count_finished(out / JOURNAL) if resume else None)
+        console.print(check_console.cost_notice(plan, cost))
     with events_into(tensorboard) as events:
         with stages() as progress:
             result = finish_check(
-                plan, out, baseline=baseline, resume=resume, progress=progress, inconclusive=inconclusive
+                plan,
+                out,
+                baseline=settings.run.baseline,
+                resume=resume,
+                progress=progress,
+                inconclusive=settings.run.inconclusive,
+                command=shlex.join(["camkit", *sys.argv[1:]]),
             )
-        console.print(check_console.table(result), soft_wrap=False)
+        if not TALK.quiet:
+            table = check_console.table(result)
+            wide(table, console).print(table)
         console.print(check_console.verdict(result))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in markdown.workflow_commands(result):
-                print(line)  # noqa: T201
+                emit(line)
         if events is not None:
             from camkit.tensorboard import write_check
 
@@ -102,52 +192,85 @@ def check(
     return result.exit_code()
 
 
+def _settings(config: Path | None, data: Path | None, pictures: DataOptions | None, **tables: Any) -> Settings:
+    """Return the config's settings, or the defaults, with those that the options set.
+
+    Raises:
+        InputError: the config or an option is wrong.
+    """
+    from camkit.config.settings import Settings, read_config, settings_from
+
+    settings = Settings() if config is None else read_config(config)
+    options = {name: _as_table(given) for name, given in tables.items()}
+    options["data"] = {"path": data, **_as_table(pictures)}
+    given = {name: {key: value for key, value in table.items() if value is not None} for name, table in options.items()}
+    typed = settings_from(given, named=lambda setting: f"--{setting.rpartition('.')[2].replace('_', '-')}")
+    changed = {
+        name: getattr(settings, name).model_copy(update={key: getattr(getattr(typed, name), key) for key in table})
+        for name, table in given.items()
+    }
+    return settings.model_copy(update=changed)
+
+
+def _as_table(options: Any) -> dict[str, Any]:
+    return options if isinstance(options, dict) else {} if options is None else dict(vars(options))
+
+
 @checks.command
 def init(
-    data: Path,
+    data: Annotated[Path | None, Parameter(group=DATA)] = None,
     *,
-    model: str | None = None,
-    regions: Path | None = None,
-    class_map: Path | None = None,
-    file: Path = Path("camkit.toml"),
+    source: OptionalSource | None = None,
+    pictures: DataOptions | None = None,
+    experiment: ExperimentOptions | None = None,
+    limits: LimitOptions | None = None,
+    run: RunOptions | None = None,
+    file: Annotated[Path, Parameter(alias="-f", group=OUTPUT, metavar="FILE")] = Path("camkit.toml"),
+    overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    common: Common | None = None,
 ) -> int:
-    """Write a camkit.toml with comments that fits the data.
+    """Write a camkit.toml with comments that fits the data, with the values of the options.
 
     Args:
         data: The pictures, as for the check.
-        model: The model, as for the check.
-        regions: The file or folder with the objects' regions. Without it, camkit searches beside the pictures.
-        class_map: A JSON file that maps the data's classes to the model's outputs.
-        file: The config to write. An existing file is not overwritten.
+        source: The model.
+        pictures: The regions, groups and classes of the pictures.
+        experiment: How the check is run.
+        limits: The limits of the verdict.
+        run: Where the check writes, and what it starts from.
+        file: The config to write.
+        overwrite: Write the config although the file exists.
+        common: A config to start from, and how much is printed.
     """
     from camkit.background.classes import read_class_map
     from camkit.background.data import read_data
     from camkit.background.starter import starter_config
     from camkit.images.files import write_file
 
-    if file.exists():
-        raise InputError(f"{file} exists already; name another file with --file, or remove it")
-    only = None if class_map is None else set(read_class_map(class_map))
-    dataset = read_data(data, regions=regions, only=only)
+    common = common or Common()
+    common.begin()
+    if file.exists() and not overwrite:
+        raise InputError(f"{file} exists already; name another file with --file, or pass --overwrite")
+    model = {} if source is None else source.as_settings()
+    settings = _settings(common.config, data, pictures, check=experiment, limits=limits, run=run, model=model)
+    if settings.data.path is None:
+        raise InputError("name the pictures: camkit check init validation/ --model resnet50")
+    only = None if settings.data.class_map is None else set(read_class_map(settings.data.class_map))
+    dataset = read_data(settings.data.path, regions=settings.data.regions, group=settings.data.group, only=only)
+    settings = settings.relative_to(file.parent)
     text = starter_config(
         dataset,
-        where=_relative_to_config(file, data),
-        model=model,
-        regions=None if regions is None else _relative_to_config(file, regions),
-        class_map=None if class_map is None else _relative_to_config(file, class_map),
+        where=settings.data.path or Path(),
+        model=settings.model.name,
+        regions=settings.data.regions,
+        class_map=settings.data.class_map,
+        settings=settings,
     )
     write_file(file, text.encode())
-    printer().print("\n".join(map(printable, dataset.facts)), markup=False)
-    printer().print(f"wrote {printable(str(file))}", markup=False)
+    if not TALK.quiet:
+        printer().print("\n".join(map(printable, dataset.facts)), markup=False)
+        printer().print(f"wrote {printable(str(file))}", markup=False)
     return 0
-
-
-def _relative_to_config(file: Path, path: Path) -> Path:
-    """Return a path relative to the folder of the config, as a config gives it."""
-    try:
-        return Path(os.path.relpath(path, file.parent))
-    except ValueError:  # on another drive
-        return path.resolve()
 
 
 def demo_check(out: Path) -> int:

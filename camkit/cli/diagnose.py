@@ -7,20 +7,22 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from camkit.cli.options import Source, events_into
-from camkit.cli.terminal import printer, say
+from camkit.cli.options import METHOD, OUTPUT, Common, Source, events_into
+from camkit.cli.terminal import TALK, emit, printer
 from camkit.errors import InputError, printable
 
 
 def diagnose(
     *pictures: str,
     source: Source,
-    train: Annotated[bool, Parameter(name="--train", negative=())] = False,
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
-    limit: int = 32,
-    out: Path = Path("camkit-out"),
-    json: Annotated[bool, Parameter(negative=())] = False,
-    tensorboard: Path | None = None,
+    train: Annotated[bool, Parameter(name="--train", negative=(), group=METHOD, show_default=False)] = False,
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], Parameter(group=METHOD)] = "fp32",
+    limit: Annotated[int, Parameter(group=METHOD, metavar="NUMBER")] = 32,
+    recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
+    out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FOLDER")] = Path("camkit-out"),
+    json: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    tensorboard: Annotated[Path | None, Parameter(group=OUTPUT, metavar="FOLDER")] = None,
+    common: Common | None = None,
 ) -> int:
     """Measure each layer on a batch of pictures and report what is wrong: dead, saturated, vanishing, NaN, frozen.
 
@@ -33,10 +35,13 @@ def diagnose(
         train: Run the model as in a training step instead of in evaluation mode.
         precision: The precision of the computation; bf16 and fp16 show what overflows in mixed precision.
         limit: Use at most this many pictures, spread evenly.
+        recursive: Search folders with their subfolders, which is the default, or without them.
         out: The folder for the reports.
         json: Print the JSON instead of the table.
         tensorboard: A folder for TensorBoard event files with the same results.
+        common: The config, and how much is printed.
     """
+    (common or Common()).begin()
     if not pictures:
         raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
     from camkit.cli.text import wide
@@ -44,22 +49,22 @@ def diagnose(
     from camkit.diagnosis.report import REPORTS
     from camkit.diagnosis.report import console as report
     from camkit.diagnosis.report import json as json_report
-    from camkit.images.files import find_pictures
+    from camkit.images.files import find_places
 
-    files = find_pictures(pictures, skip=out)
+    files = list(find_places(pictures, skip=out, recursive=recursive))
     loaded = source.load(trainable=True)
-    if loaded.note:
-        say(loaded.note)
     with events_into(tensorboard) as events:
         result = diagnose_files(loaded, files, out, training=train, precision=precision, limit=limit)
         if json:
-            print(json_report.render(result), flush=True)  # noqa: T201
+            emit(json_report.render(result))
         else:
             console = printer()
             table = report.table(result, sparks=console.encoding.lower().startswith("utf"))
-            wide(table, console).print(table)
+            if not TALK.quiet:
+                wide(table, console).print(table)
             console.print(report.findings(result))
-            console.print(f"wrote {printable(' and '.join(str(out / name) for name in REPORTS))}", markup=False)
+            if not TALK.quiet:
+                console.print(f"wrote {printable(' and '.join(str(out / name) for name in REPORTS))}", markup=False)
         if events is not None:
             from camkit.tensorboard import write_diagnosis
 
@@ -71,10 +76,12 @@ def features(
     picture: Path | None = None,
     *,
     source: Source,
-    layer: str | None = None,
-    top: int = 64,
-    scale: Literal["each", "together"] = "each",
-    out: Path = Path("camkit-out"),
+    layer: Annotated[str | None, Parameter(alias="-l", group=METHOD, metavar="NAME")] = None,
+    top: Annotated[int, Parameter(group=METHOD, metavar="NUMBER")] = 64,
+    scale: Annotated[Literal["each", "together"], Parameter(group=OUTPUT)] = "each",
+    out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="PATH")] = Path("camkit-out"),
+    overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    common: Common | None = None,
 ) -> int:
     """Draw a layer's feature maps for one picture as a sheet, the strongest first.
 
@@ -84,20 +91,34 @@ def features(
         layer: The layer; by default the one that camkit would explain. "camkit layers" lists them.
         top: The number of maps.
         scale: each: scale every map to its own range, to show its form; together: all to one range, to compare them.
-        out: The folder for the sheet.
+        out: The folder for the sheet, or a file such as sheet.png.
+        overwrite: Replace a file that shows something else. Without it, what differs is added to the name.
+        common: The config, and how much is printed.
     """
+    (common or Common()).begin()
     if picture is None:
         raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
     from camkit.diagnosis.feature_maps import feature_maps
-    from camkit.images.files import check_folder
-    from camkit.scale.folder import sheet_name
+    from camkit.images.files import check_folder, names_file, refuse_address
+    from camkit.scale.naming import free_file, picture_name, slug, write_drawing
 
+    refuse_address(str(picture))
     loaded = source.load()
-    if loaded.note:
-        say(loaded.note)
-    check_folder(out)
+    check_folder(out.parent if names_file(out) else out)
     maps = feature_maps(loaded, picture, layer, top=top)
-    file = maps.save(out / sheet_name(picture, maps.layer), scale=scale)
+    words = ["features", slug(maps.layer)]
+    shows = {
+        "picture": str(picture.absolute()),
+        "name": ".".join(words),
+        "model": loaded.name,
+        **source.about(),
+        "top": f"top-{top}",
+        "scale": scale,
+    }
+    file = free_file(out, Path(picture_name(picture)), words, shows, overwrite=overwrite)
+    write_drawing(file, maps.sheet(scale=scale), shows)
+    if TALK.quiet:
+        return 0
     printer().print(
         f"{printable(str(picture))}  layer {printable(maps.layer)}, {len(maps.channels)} of {maps.total} maps\n"
         f"  wrote {printable(str(file))}",

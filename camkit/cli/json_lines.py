@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from camkit.types import Failure
 
 
-def render(row: Written | Failure) -> str:
-    """Return one row as one line of strict JSON, in ASCII so that any terminal and pipe can carry it."""
-    return json.dumps(row.to_dict(), allow_nan=False)
+def render(row: Written | Failure, *, with_raw: bool = False) -> str:
+    """Return one row as one line of strict JSON, in ASCII so that any terminal and pipe can carry it.
+
+    ``with_raw`` includes the raw map, most of whose numbers nobody reads on a terminal.
+    """
+    values = {name: value for name, value in row.to_dict().items() if with_raw or name != "raw"}
+    return json.dumps(values, allow_nan=False)

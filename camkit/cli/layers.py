@@ -18,7 +18,7 @@ def decide_on(model: LoadedModel) -> Decision:
     """Choose the layer of a model that was loaded by name, with a drawn scene that its own preprocessing prepares."""
     inputs = _example(model)
     try:
-        return decide(model.module, inputs)
+        return decide(model.module, inputs, every=True)
     except RuntimeError as error:
         sentence = about_channels(model.module, inputs)
         if sentence is None:

@@ -1,4 +1,4 @@
-"""The options that name a model, shared by all commands."""
+"""The groups of options, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,19 +9,53 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
+from camkit.cli.terminal import TALK, say, tell
 from camkit.errors import InputError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from camkit.background.config import Settings
     from camkit.models.loaded import LoadedModel
+
+MODEL = Group.create_ordered("Model")
+DATA = Group.create_ordered("Data")
+TARGET = Group.create_ordered("What to explain")
+METHOD = Group.create_ordered("How to explain")
+EXPERIMENT = Group.create_ordered("Experiment")
+LIMITS = Group.create_ordered("Limits")
+RUN = Group.create_ordered("How to run")
+OUTPUT = Group.create_ordered("Output")
+GENERAL = Group.create_ordered("General")
+"""The groups in which the help lists the options, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class _Required:
+    """The model to load.
+
+    Attributes:
+        model: A torchvision network (resnet50, vit_b_16, ...), timm:NAME, hf:NAME or a Hugging Face folder,
+            file.py:factory or package.module:factory, demo-biased or demo-fair. Not needed if a config names it.
+    """
+
+    model: Annotated[str, Parameter(alias="-m", metavar="NAME")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Optional:
+    """The model that a config names.
+
+    Attributes:
+        model: As for explaining pictures.
+    """
+
+    model: Annotated[str | None, Parameter(alias="-m", metavar="NAME")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ModelOptions:
     """A model's weights, and changes to its preprocessing.
 
     Attributes:
@@ -32,24 +66,34 @@ class ModelOptions:
         mean: The mean of each channel, of values 0..1: 0.485,0.456,0.406.
         std: The standard deviation of each channel: 0.229,0.224,0.225.
         labels: A file with the names of the classes: one per line, or JSON.
-        text: A class of a CLIP-like model, as text; repeat it for each class.
-        trust_remote_code: Run the Python code that comes with a Hugging Face model. Default: refuse such a model.
+        text: A class of a CLIP-like model, as text; repeat the option for each class.
+        trust_remote_code: Run the Python code that comes with a Hugging Face model. By default, it is refused.
     """
 
-    weights: str | None = None
-    device: str | None = None
-    size: str | None = None
-    mean: str | None = None
-    std: str | None = None
-    labels: Path | None = None
-    text: Annotated[list[str] | None, Parameter(negative=())] = None
-    trust_remote_code: Annotated[bool, Parameter(negative=())] = False
+    weights: Annotated[str | None, Parameter(alias="-w", metavar="FILE")] = None
+    device: Annotated[str | None, Parameter(alias="-d", metavar="NAME")] = None
+    size: Annotated[str | None, Parameter(metavar="PIXELS")] = None
+    mean: Annotated[str | None, Parameter(metavar="R,G,B")] = None
+    std: Annotated[str | None, Parameter(metavar="R,G,B")] = None
+    labels: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    text: Annotated[list[str] | None, Parameter(negative=(), metavar="TEXT")] = None
+    trust_remote_code: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+
+    def about(self) -> dict[str, str]:
+        """Return the options that change what a drawing shows, as words for its name; empty if not given."""
+        return {
+            "weights": "" if self.weights is None else Path(self.weights).stem,
+            "size": self.size or "",
+            "mean": "" if self.mean is None else f"mean-{self.mean}",
+            "std": "" if self.std is None else f"std-{self.std}",
+            "text": "+".join(self.text or ()),
+        }
 
     def load_named(self, name: str, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
-        """Load a model."""
-        from camkit.models import load_model, read_labels
+        """Load a model, and say what the user should know about it."""
+        from camkit.models import device_of, load_model, read_labels
 
-        return load_model(
+        loaded = load_model(
             name,
             self.weights,
             self.device,
@@ -62,57 +106,71 @@ class ModelOptions:
             trainable=trainable,
             trust_remote_code=self.trust_remote_code,
         )
+        if loaded.note:
+            say(loaded.note)
+        parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
+        tell(f"{loaded.name}: {parameters:,} parameters on {device_of(loaded.module)}")
+        return loaded
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
-class Source(ModelOptions):
-    """The model to load, and changes to its preprocessing.
-
-    Attributes:
-        model: A torchvision network (resnet50, vit_b_16, ...), timm:NAME, hf:NAME or a Hugging Face folder,
-            file.py:factory or package.module:factory, demo-biased or demo-fair.
-    """
-
-    model: str
+class Source(_ModelOptions, _Required):
+    """The model to load, and changes to its preprocessing."""
 
     def load(self, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
         """Load the model."""
         return self.load_named(self.model, pretrained=pretrained, trainable=trainable)
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
-class CheckedSource(ModelOptions):
-    """The model to check; by default the one that the config names.
+class OptionalSource(_ModelOptions, _Optional):
+    """The model that a new config names, and changes to its preprocessing."""
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return the values of the options as the config's table "model" holds them."""
+        size = None if self.size is None else list(_size(self.size))
+        return {
+            "name": self.model,
+            "weights": self.weights,
+            "device": self.device,
+            "size": size[0] if size and size[0] == size[1] else size,
+            "mean": None if self.mean is None else list(numbers("mean", self.mean)),
+            "std": None if self.std is None else list(numbers("std", self.std)),
+            "labels": self.labels,
+            "text": self.text,
+        }
+
+
+@Parameter(name="*", group=GENERAL)
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What every command that loads a model takes.
 
     Attributes:
-        model: As for explaining pictures. Default: the model of the config.
+        config: A camkit.toml. Without it, camkit uses the camkit.toml of this folder, or [tool.camkit] in its
+            pyproject.toml.
+        quiet: Print errors and what was asked for, but no notes, progress or summary.
+        verbose: Print more about the model and the work, every error, and where a program failed.
     """
 
-    model: str | None = None
+    config: Annotated[Path | None, Parameter(alias="-c", metavar="FILE")] = None
+    quiet: Annotated[bool, Parameter(alias="-q", negative=(), show_default=False)] = False
+    verbose: Annotated[bool, Parameter(alias="-v", negative=(), show_default=False)] = False
 
-    def settled(self, settings: Settings) -> LoadedModel:
-        """Load the model; each option that is not given comes from the config, if that names the same model."""
-        config = settings.model
-        name = self.model or config.name
-        if name is None:
-            raise InputError("name the model: camkit check DATA --model resnet50, or [model] name in camkit.toml")
-        if self.model is not None and self.model != config.name:
-            return self.load_named(name)
-        size = config.size if isinstance(config.size, int) or config.size is None else "x".join(map(str, config.size))
-        options: dict[str, Any] = {
-            "weights": config.weights,
-            "device": config.device,
-            "size": None if size is None else str(size),
-            "mean": None if config.mean is None else ",".join(map(str, config.mean)),
-            "std": None if config.std is None else ",".join(map(str, config.std)),
-            "labels": config.labels,
-            "text": config.text,
-            "trust_remote_code": self.trust_remote_code,  # a config that came with somebody's model cannot set it
-        }
-        options |= {key: value for key, value in vars(self).items() if key in options and value is not None}
-        return CheckedSource(**options).load_named(name)
+    def begin(self) -> None:
+        """Set how much is printed, and say which config applies.
+
+        Raises:
+            InputError: ``quiet`` and ``verbose`` are both given.
+        """
+        if self.quiet and self.verbose:
+            raise InputError("--quiet and --verbose exclude each other")
+        TALK.set(quiet=self.quiet, verbose=self.verbose)
+        if self.config is not None:
+            here = " of this folder; to use another, pass --config FILE" if self.config.parent == Path() else ""
+            say(f"using the config {self.config}{here}")
 
 
 @contextmanager

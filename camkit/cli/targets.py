@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from camkit.cli.options import numbers
+from camkit.cli.options import TARGET, numbers
 from camkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ _REFINEMENTS = ("versus", "mask", "everywhere")
 """Options that refine one --target."""
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=TARGET)
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
     """What to explain; without any option, each picture's best class.
 
     Attributes:
-        target: The class to explain, by label or index; repeat it for several. Default: the best class.
+        target: The class to explain, by label or index; repeat the option for several. Default: the best class.
         top_k: Explain the K best classes, or boxes, of each picture.
         above: Explain every class of a multi-label model whose probability (sigmoid) is above this.
         versus: Explain the target rather than this class.
@@ -45,16 +45,25 @@ class TargetOptions:
         similar_to: Explain what makes the embedding similar to that of this picture.
     """
 
-    target: Annotated[list[str] | None, Parameter(negative=())] = None
-    top_k: int | None = None
-    above: float | None = None
-    versus: str | None = None
+    target: Annotated[list[str] | None, Parameter(alias="-t", negative=(), metavar="CLASS")] = None
+    top_k: Annotated[int | None, Parameter(alias="-k", metavar="K")] = None
+    above: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    versus: Annotated[str | None, Parameter(metavar="CLASS")] = None
     direction: Literal["up", "down"] | None = None
-    box: int | None = None
-    near: str | None = None
-    mask: Path | None = None
-    everywhere: Annotated[bool, Parameter(negative=())] = False
-    similar_to: Path | None = None
+    box: Annotated[int | None, Parameter(metavar="NUMBER")] = None
+    near: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
+    mask: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    everywhere: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    similar_to: Annotated[Path | None, Parameter(metavar="FILE")] = None
+
+    def about(self) -> dict[str, str]:
+        """Return the options that a target's label does not show, as words for a drawing's name; empty if not given."""
+        return {
+            "mask": "" if self.mask is None else f"mask-{self.mask.stem}",
+            "near": "" if self.near is None else f"near-{self.near}",
+            "everywhere": "everywhere" if self.everywhere else "",
+            "similar": "" if self.similar_to is None else self.similar_to.stem,
+        }
 
     def check(self) -> None:
         """Check that the options fit together.

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from camkit.background.values import Stage
 
 
+class OutputClosedError(BrokenPipeError):
+    """The reader of the output closed it. A BrokenPipeError of any other class comes from the user's own code."""
+
+
 class QuietConsole(Console):
-    """A console that raises BrokenPipeError if the reader of its output goes away.
+    """A console that raises OutputClosedError if the reader of its output goes away.
 
     It passes all text through ``printable``, line by line. Pass names through ``printable`` before you join lines:
     here, a line feed in a name looks like the end of a line.
@@ -34,8 +38,8 @@ class QuietConsole(Console):
             yield segment if segment.control else segment._replace(text=_printable_lines(segment.text))
 
     def on_broken_pipe(self) -> None:
-        """Raise what an ordinary write would raise."""
-        raise BrokenPipeError  # rich would exit the program here
+        """Raise an error that ends the command; rich would exit the program here."""
+        raise OutputClosedError
 
 
 def _printable_lines(text: str) -> str:
@@ -47,15 +51,53 @@ def printer(*, stderr: bool = False) -> Console:
     return QuietConsole(stderr=stderr, highlight=False, soft_wrap=True)
 
 
+class Talk:
+    """How much a command prints besides its results: with ``quiet`` nothing but errors, with ``verbose`` more."""
+
+    quiet = False
+    verbose = False
+
+    def set(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        """Set how much is printed, in all threads."""
+        self.quiet, self.verbose = quiet, verbose
+
+
+TALK = Talk()
+"""What the options --quiet and --verbose of the running command say."""
+
+
+def emit(line: str) -> None:
+    """Print a line of results for another program to stdout, as it is.
+
+    Raises:
+        OutputClosedError: nobody reads it.
+    """
+    try:
+        print(line, flush=True)  # noqa: T201
+    except BrokenPipeError as error:
+        raise OutputClosedError from error
+
+
 def say(message: str, style: str = "bold") -> None:
-    """Print a message to stderr, apart from the results."""
+    """Print a message to stderr, apart from the results; nothing with --quiet."""
+    if not TALK.quiet:
+        _say(message, style)
+
+
+def tell(message: str) -> None:
+    """Print a message to stderr with --verbose."""
+    if TALK.verbose:
+        _say(message, "dim")
+
+
+def _say(message: str, style: str) -> None:
     printer(stderr=True).print(Text.assemble(("camkit: ", style), printable(message)))
 
 
 def fail(message: str) -> None:
     """Print an error to stderr. Ignore a failure to write, because the exit code must not depend on it."""
     with contextlib.suppress(OSError, ValueError):
-        say(message, "bold red")
+        _say(message, "bold red")
 
 
 def print_traceback(error: BaseException) -> None:
@@ -97,7 +139,7 @@ def stages() -> Iterator[Callable[[Stage, int, int], None]]:
 
     console = QuietConsole(stderr=True)
     tasks: dict[str, Any] = {}
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Progress(console=console, transient=True, disable=TALK.quiet or not console.is_terminal) as bars:
 
         def progress(stage: Stage, done: int, of: int) -> None:
             if stage not in tasks:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from camkit.cli.terminal import QuietConsole
 from camkit.errors import printable
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _grid(layout: Layout | None) -> str:
 def wide(table: Table, console: Console) -> Console:
     """Return a console wide enough for a table, so that no cell is cut off."""
     natural = console.measure(table, options=console.options.update(max_width=10_000)).maximum
-    return Console(file=console.file, highlight=False, width=max(natural, console.width))
+    return QuietConsole(file=console.file, highlight=False, width=max(natural, console.width))
 
 
 def choice(decision: Decision) -> Text:
@@ -163,6 +164,15 @@ def choice(decision: Decision) -> Text:
         printable(f": {decision.layer.reason}"),
         f"\nnext best: {printable(others)}" if others else "",
     )
+
+
+def layer_name(decision: Decision) -> str:
+    """Return the name of the layer that ``explain`` would use.
+
+    Raises:
+        LayerError: there is none, or there are several.
+    """
+    return printable(str(decision.chosen()))
 
 
 def demo(result: DemoResult) -> Text:

@@ -20,7 +20,7 @@ from camkit.engine.grid import to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor
 from camkit.engine.passes import quiet_pass
-from camkit.errors import InputError, LayerError, OutputError
+from camkit.errors import InputError, LayerError, OutputError, listing_layers
 from camkit.hooks import record
 from camkit.images.files import write_file
 from camkit.images.prepare import as_pixels, prepare
@@ -203,8 +203,8 @@ def _maps(model: nn.Module, inputs: Float[Tensor, "1 c *size"], layer: TargetLay
     if tensor is None or layout is None:
         what = "no tensor of feature maps" if tensor is None else f"shape {shape}"
         raise LayerError(
-            f"layer {str(ref)!r} returned {what}, which has no grid of cells to draw; choose another layer (camkit "
-            "layers --model NAME lists them)"
+            f"layer {str(ref)!r} returned {what}, which has no grid of cells to draw; choose another layer "
+            f"({listing_layers()})"
         )
     grid = to_grid(tensor, layout)[0].float().cpu().numpy()
     if grid.ndim != 3:

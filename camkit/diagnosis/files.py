@@ -8,7 +8,7 @@ from pathlib import Path
 from camkit.diagnosis import Diagnosis, diagnose
 from camkit.diagnosis.report import REPORTS
 from camkit.errors import InputError
-from camkit.images.files import check_folder, write_file
+from camkit.images.files import check_folder, set_aside, write_file
 from camkit.models.loaded import LoadedModel
 from camkit.types import Precision
 
@@ -23,6 +23,8 @@ def diagnose_files(
     limit: int = 32,
 ) -> Diagnosis:
     """Diagnose a model on picture files as one batch, and write the reports into a folder.
+
+    The reports of an earlier run are kept as ``before-diagnose.json`` and ``before-diagnose.png``.
 
     Args:
         model: a model from ``camkit.load_model``, with ``trainable=True`` to see which parameters are frozen.
@@ -40,6 +42,7 @@ def diagnose_files(
     if len(pictures) > limit:
         pictures = [pictures[number * len(pictures) // limit] for number in range(limit)]
     result = diagnose(model, list(pictures), training=training, precision=precision)
+    set_aside(out, REPORTS)
     for name, content in REPORTS.items():
         write_file(out / name, content(result))
     return result

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from camkit.config.model import configured_model
+from camkit.config.settings import Settings, as_settings
 from camkit.diagnosis.batch import Batch, Loss, prepared_batch, score_for, split_labels
 from camkit.diagnosis.findings import findings
 from camkit.diagnosis.measurement import Measurement, measure
 from camkit.diagnosis.rows import rows_of, setting_of
 from camkit.diagnosis.values import Diagnosis, Setting
-from camkit.errors import InputError, ModelError
-from camkit.models import about_channels, as_model, load_model, spatial_rank
+from camkit.errors import InputError, ModelError, advice
+from camkit.models import about_channels, as_model, spatial_rank
 from camkit.models.loaded import LoadedModel
 from camkit.types import Precision, Preprocess
 
 
 def diagnose(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None,
     batch: Batch,
     loss: Loss | None = None,
     *,
-    training: bool = False,
-    precision: Precision = "fp32",
+    training: bool | None = None,
+    precision: Precision | None = None,
     preprocess: Preprocess | None = None,
     device: str | torch.device | None = None,
+    config: Settings | Mapping[str, Any] | str | Path | None = None,
 ) -> Diagnosis:
     """Measure each layer of a model on a batch of pictures, and report what is wrong.
 
@@ -36,16 +40,18 @@ def diagnose(
     comes back exactly as it went in: flags, buffers, ``.grad``, random generators, hooks.
 
     Args:
-        model: as for ``camkit.explain``.
+        model: as for ``camkit.explain``; None is the config's model.
         batch: a tensor (N, C, H, W), paths or other pictures, or a pair of such a batch and its labels (N,). It takes
             eight or more pictures to tell a dead channel from one that does not respond to these pictures.
         loss: a function ``output -> number``, or with labels ``(output, labels) -> number``, to differentiate. None
             means the cross entropy if there are labels, otherwise the mean of the best class's logit.
         training: run the model as in a training step, after ``model.train()``: dropout on, normalisation by the batch.
-            Otherwise it runs in evaluation mode.
-        precision: "fp32", or "bf16" or "fp16" under autocast, to find what overflows in mixed precision.
+            None is the config's, or else it runs in evaluation mode.
+        precision: "fp32", or "bf16" or "fp16" under autocast, to find what overflows in mixed precision. None is the
+            config's, or else "fp32".
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name has its own.
         device: the device of a model loaded by name; a module stays where it is.
+        config: a ``camkit.toml``, or its tables as a mapping; camkit uses its tables ``model`` and ``diagnose``.
 
     Returns:
         A ``Diagnosis``: ``rows`` has statistics for each layer, ``findings`` says what is wrong, ``to_dict()`` gives
@@ -64,10 +70,14 @@ def diagnose(
         >>> [(finding.kind, finding.layer) for finding in diagnosis.findings]
         [('dead', '1'), ('no gradient', '0')]
     """
+    settings = as_settings(config)
+    training = bool(settings.diagnose.train) if training is None else training
+    precision = precision or settings.diagnose.precision or "fp32"
     if precision not in get_args(Precision):
         raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
-    named = load_model(model, device=device, trainable=True) if isinstance(model, str) else model
-    loaded = as_model(named, preprocess=preprocess, device=None if isinstance(model, str) else device)
+    is_named = model is None or isinstance(model, str)
+    named = configured_model(model, settings.model, device=device, trainable=True)
+    loaded = as_model(named, preprocess=preprocess, device=None if is_named else device)
     pictures, labels = split_labels(batch, spatial_rank(loaded.module))
     inputs = prepared_batch(pictures, loaded)
     score = score_for(loss, labels, loaded.module)
@@ -122,6 +132,6 @@ def _remarks(module: nn.Module, measurement: Measurement, setting: Setting) -> l
     if setting.unnormalised:
         remarks.append(
             "batch normalisation has seen too few batches to normalise in evaluation mode, so vanishing and exploding "
-            "gradients are not judged; use training=True (--train) to see the model as it is trained"
+            f"gradients are not judged; use {advice('training=True', '--train')} to see the model as it is trained"
         )
     return remarks

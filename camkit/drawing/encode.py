@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -35,8 +36,35 @@ def encode(pixels: Pixels, extension: str = ".png") -> bytes:
 
 def _marked(png: bytes) -> bytes:
     """Return a PNG with camkit's mark after its header."""
-    length, checksum = struct.pack(">I", len(PNG_MARK) - 4), struct.pack(">I", zlib.crc32(PNG_MARK))
-    return png[:_PNG_HEAD] + length + PNG_MARK + checksum + png[_PNG_HEAD:]
+    return png[:_PNG_HEAD] + _chunk(PNG_MARK) + png[_PNG_HEAD:]
+
+
+def _chunk(content: bytes) -> bytes:
+    """Return a chunk of a PNG; its content begins with its type, which the length does not count."""
+    return struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+
+
+_NOTE = b"tEXtComment\0"
+"""The start of the PNG chunk with what a drawing shows."""
+
+_MARKED_HEAD = _PNG_HEAD + len(_chunk(PNG_MARK))
+
+
+def with_note(png: bytes, note: str) -> bytes:
+    """Return a PNG that ``encode`` made, with an ASCII text about it after camkit's mark."""
+    return png[:_MARKED_HEAD] + _chunk(_NOTE + note.encode("ascii")) + png[_MARKED_HEAD:]
+
+
+def read_note(file: Path) -> str:
+    """Return the text that ``with_note`` wrote into a file; "" if there is none, or no such file."""
+    try:
+        with file.open("rb") as start:
+            head = start.read(_MARKED_HEAD + 4)
+            content = start.read(struct.unpack(">I", head[_MARKED_HEAD:])[0] + 4)
+    except (OSError, struct.error):
+        return ""
+    is_note = PNG_MARK in head and content.startswith(_NOTE)
+    return content.removeprefix(_NOTE).decode("ascii", errors="replace") if is_note else ""
 
 
 def shrink(pixels: Pixels, side: int) -> Pixels:

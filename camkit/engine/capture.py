@@ -19,7 +19,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.engine.resizing import resizing
-from camkit.errors import LayerError, MethodError, TargetError
+from camkit.errors import LayerError, MethodError, TargetError, listing_layers
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Expands, Scores, Target
 from camkit.types import Extent, LayerRef, Layout, Precision
@@ -158,9 +158,7 @@ def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target
 def _check_all_ran(tape: Tape, modules: Mapping[LayerRef, nn.Module]) -> None:
     missing = [str(ref) for ref in modules if ref not in tape.layers]
     if missing:
-        raise NotRunError(
-            f"layer {missing[0]!r} did not run in this pass; camkit layers --model NAME lists the layers that run"
-        )
+        raise NotRunError(f"layer {missing[0]!r} did not run in this pass; choose another ({listing_layers()})")
 
 
 def _layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> dict[LayerRef, Layout]:
@@ -173,7 +171,7 @@ def _layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> di
         if layout is None:
             raise LayerError(
                 f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
-                f"{'x'.join(map(str, size))}; choose another layer (camkit layers --model NAME lists them)"
+                f"{'x'.join(map(str, size))}; choose another layer ({listing_layers()})"
             )
         layouts[ref] = layout
     return layouts

@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from camkit.engine.attach import forward_hooks
 from camkit.engine.nested import feature_tensor, tensors_in, with_tensor
-from camkit.errors import LayerError
+from camkit.errors import LayerError, listing_layers
 from camkit.types import LayerRef
 
 
@@ -128,7 +128,7 @@ def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gr
             returned = f"shape {tuple(output.shape)}{kind}"
         raise LayerError(
             f"layer {str(ref)!r} returned {returned}, which has no spatial extent to draw a map on; "
-            "choose an earlier layer (camkit layers --model NAME lists them)"
+            f"choose an earlier layer ({listing_layers()})"
         )
     path, tensor = maps
     if not gradients:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -103,7 +104,7 @@ def restore_contents(value: Any, contents: Any) -> None:
     """Give a list, dictionary or set the contents that it had when it was copied."""
     if not same_contents(value, contents):
         value.clear()
-        (value.extend if isinstance(value, list) else value.update)(contents)
+        (value.extend if isinstance(value, (list, deque, bytearray)) else value.update)(contents)
 
 
 def same_contents(value: Any, contents: Any) -> bool:

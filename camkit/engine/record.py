@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from camkit.engine.switches import DEEPEST, different_places, same_state, state_
 PYTORCHS = frozenset(vars(nn.Module()))
 """Attributes that belong to PyTorch, such as the hooks. Other threads may set them during a pass."""
 
-CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
+CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, bytearray, set)
 """Containers that a forward pass may fill, and whose items are restored."""
 
 _GEOMETRY = frozenset(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from camkit.engine.attach import Scope, TensorHooks, backward_pass
 from camkit.engine.nested import Make, mapped
-from camkit.errors import LayerError, did_you_mean
+from camkit.errors import LayerError, did_you_mean, nearest_numbers
 from camkit.layers.names import WHOLE_MODEL, modules_by_name, split_call
 from camkit.types import LayerRef
 
@@ -198,7 +198,8 @@ class Recording(Mapping[str, Call]):
         """Return the call with that name, or the sentence that says why there is none."""
         name, digits = split_call(key, self._names)
         if name not in self._names:
-            hint = did_you_mean(name, [recorded for recorded in self._names if recorded])
+            recorded = [layer for layer in self._names if layer]
+            hint = nearest_numbers(name, recorded) or did_you_mean(name, recorded)
             return f"layer {name or WHOLE_MODEL!r} is not among those recorded{hint}"
         name = self._names[name]
         count = self._call_counts[name]

@@ -266,10 +266,7 @@ def _positions(preprocess: Preprocess, size: tuple[int, int], output: tuple[int,
     length = size[1 - axis]
     ramp = (np.arange(length) + 0.5) / length
     levels = (np.zeros(length), np.ones(length), ramp, 0.25 + ramp / 2)
-    shown = [
-        _shown(preprocess, _grey_picture(np.broadcast_to(line if axis == 1 else line[:, None], size[::-1])), output)
-        for line in levels
-    ]
+    shown = [_shown(preprocess, _striped(line, size, axis), output) for line in levels]
     black, white, full, half = shown
     if black is None or white is None or full is None or half is None:
         return None
@@ -285,9 +282,10 @@ def _positions(preprocess: Preprocess, size: tuple[int, int], output: tuple[int,
     return None if is_stretched else _Positions(black, white, position)
 
 
-def _grey_picture(levels: Float[np.ndarray, "h w"]) -> Image.Image:
-    """Return a grey picture with levels 0..1."""
-    return Image.fromarray(np.rint(levels * 255).astype(np.uint8)).convert("RGB")
+def _striped(levels: Float[np.ndarray, " n"], size: tuple[int, int], axis: int) -> Image.Image:
+    """Return a grey picture of ``size`` (width, height) with levels 0..1 that change along one axis only."""
+    line = np.rint(levels * 255).astype(np.uint8)
+    return Image.fromarray(np.broadcast_to(line if axis == 1 else line[:, None], size[::-1])).convert("RGB")
 
 
 def _shown(preprocess: Preprocess, picture: Image.Image, output: tuple[int, int]) -> np.ndarray | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -24,33 +26,85 @@ _PICTURE_SUFFIXES = (
 )
 """The files of a folder that are pictures. A file that is named explicitly may have any suffix."""
 
+_DRAWN_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
+"""Types of files that camkit draws into."""
+
 
 def find_pictures(patterns: Iterable[str | Path], skip: Path | None = None) -> list[Path]:
-    """List picture files from files, folders and glob patterns.
+    """List picture files from files, folders and glob patterns, as ``find_places`` does."""
+    return list(find_places(patterns, skip))
 
-    Folders are searched recursively, in order of name. Hidden files and folders are left out, and so is everything in
-    ``skip`` and every drawing that camkit wrote. A pattern that matches nothing stays in the list, and so does a folder
-    that cannot be listed, so that reading it reports the error. A file that is reached in two ways is listed once.
+
+def find_places(
+    patterns: Iterable[str | Path], skip: Path | None = None, *, recursive: bool = True
+) -> dict[Path, Path]:
+    """List picture files from files, folders and glob patterns, each with its place below the folder or pattern.
+
+    Folders are searched in order of name, with their subfolders if ``recursive``. Hidden files and folders are left
+    out, and so is everything in ``skip`` and every drawing that camkit wrote. A pattern that matches nothing stays in
+    the list, and so does a folder that cannot be listed, so that reading it reports the error. A file that is reached
+    in two ways is listed once.
+
+    The place of ``photos/2020/cat.jpg`` is ``2020/cat.jpg`` if ``photos`` was named, ``photos/2020/cat.jpg`` if
+    ``photos`` was one of several names, and ``cat.jpg`` if the file itself was named.
 
     Raises:
-        InputError: a name is empty.
+        InputError: a name is empty, or the address of a page.
     """
-    paths: list[Path] = []
+    patterns = list(patterns)
+    places: dict[Path, Path] = {}
     for pattern in patterns:
         if not str(pattern):
             raise InputError("the name of a picture is empty")
+        refuse_address(str(pattern))
         path = Path(pattern)
-        matches = [path]
+        matches, root = [path], path
         if not os.path.lexists(path) and any(sign in str(pattern) for sign in _WILDCARDS):
-            matches = _matches(str(pattern))
+            matches, root = _matches(str(pattern)), _fixed_part(path)
             others = [match for match in matches if not _is_drawing(match)]
             matches = [match for match in others if not _is_within(match, skip)] or others or [path]
-        by_match = [_pictures_in(match, skip) if os.path.isdir(match) else [match] for match in matches]
-        paths.extend([file for files in by_match for file in files] or [path])
+        by_match = [_pictures_in(match, skip, recursive) if os.path.isdir(match) else [match] for match in matches]
+        above = Path(os.path.basename(os.path.abspath(root))) if len(patterns) > 1 else Path()  # noqa: PTH100, PTH119
+        for file in [file for files in by_match for file in files] or [path]:
+            is_below = file != root and file.is_relative_to(root)
+            places.setdefault(file, above / file.relative_to(root) if is_below else Path(file.name))
     unique: dict[Path, Path] = {}
-    for path in paths:
+    for path in places:
         unique.setdefault(path.absolute(), path)
-    return list(unique.values())
+    return {path: places[path] for path in unique.values()}
+
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}\w")
+"""How the address of a page or a bucket begins; ``Path`` makes one slash of two. A drive has a single letter."""
+
+
+def refuse_address(name: str) -> None:
+    """Refuse the address of a page, which is no file.
+
+    Raises:
+        InputError: the name is an address.
+    """
+    sentence = None if os.path.lexists(name) else about_address(name)
+    if sentence is not None:
+        raise InputError(sentence)
+
+
+def about_address(name: str) -> str | None:
+    """Return a sentence about the address of a page; None for any other name."""
+    if not _ADDRESS.match(name):
+        return None
+    address = re.sub(":/+", "://", name, count=1)
+    return f"{address} is an address, and camkit reads only files: download the picture and name the file"
+
+
+def names_file(out: Path) -> bool:
+    """Return whether an output path names a picture file and not a folder."""
+    return out.suffix.lower() in _DRAWN_SUFFIXES and not out.is_dir()
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """Return the folder before the first part of a pattern that has a wildcard."""
+    return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
 
 
 def _matches(pattern: str) -> list[Path]:
@@ -71,11 +125,13 @@ def _has_picture_suffix(path: Path) -> bool:
     return path.suffix.lower() in _PICTURE_SUFFIXES
 
 
-def _pictures_in(folder: Path, skip: Path | None) -> list[Path]:
+def _pictures_in(folder: Path, skip: Path | None, recursive: bool) -> list[Path]:
     skipped = None if skip is None else os.path.realpath(skip)
     unreadable: list[Path] = []
     pictures: list[Path] = []
     for parent, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
+        if not recursive:
+            folders.clear()
         folders[:] = [name for name in folders if name[0] != "." and os.path.realpath(Path(parent, name)) != skipped]
         named = [Path(parent, name) for name in files if name[0] != "." and _has_picture_suffix(Path(name))]
         pictures += [file for file in named if not _is_drawing(file)]
@@ -140,6 +196,20 @@ def write_file(path: Path, data: bytes) -> None:
             raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def set_aside(folder: Path, names: Iterable[str]) -> None:
+    """Rename files of an earlier run, so that ``report.json`` is kept as ``before-report.json``.
+
+    Raises:
+        OutputError: a file cannot be renamed.
+    """
+    try:
+        for name in names:
+            if (folder / name).exists():
+                (folder / name).replace(folder / f"before-{name}")
+    except OSError as error:
+        raise OutputError(f"cannot write into {folder}: {error.strerror or error}") from error
 
 
 def check_folder(folder: Path) -> None:

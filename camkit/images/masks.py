@@ -19,7 +19,7 @@ from jaxtyping import Bool, Integer
 from PIL import Image
 
 from camkit.errors import ImageError, InputError, brief
-from camkit.images.read import shortened, turned
+from camkit.images.read import opened, shortened, turned
 
 Storage: TypeAlias = Literal["alpha", "palette", "colour", "grey"]
 """How a file stores its pixels: with transparency, with a palette, in colour or in grey."""
@@ -29,6 +29,9 @@ Channel: TypeAlias = Literal["alpha", "index", "colour", "grey"]
 
 _SAMPLE = 200
 """At most this many masks are examined: enough to contain every class, and read within seconds."""
+
+_MOST_PIXELS = 1 << 28
+"""Fewer masks are examined if together they would have more pixels than this, which take about a minute."""
 
 _MOST_COLOURS = 1024
 """A mask has at most this many colours: one for each class or object. Photographs have tens of thousands."""
@@ -136,7 +139,7 @@ class _Stored:
     def __init__(self, file: Path, size: tuple[int, int] | None = None) -> None:
         self._name = f"the mask {shortened(file)}"
         try:
-            with Image.open(file) as picture:
+            with opened(file) as picture:
                 self._decode(picture, size)
         except ImageError:
             raise
@@ -177,8 +180,10 @@ class _Stored:
             return np.asarray(self._picture)
         if channel == "grey":
             return self._grey()
-        red, green, blue = (np.asarray(band).astype(np.int32) for band in self._picture.convert("RGB").split())
-        colours = (red << 16) | (green << 8) | blue
+        colours = np.zeros(self._picture.size[::-1], np.int32)
+        for band in self._picture.convert("RGB").split():
+            colours <<= 8
+            colours |= np.asarray(band)
         if self.storage == "palette":
             is_last = (np.asarray(self._picture) == 255) & (colours > 0) & (colours < 0xFFFFFF)
             colours[is_last] = _INDEX_255
@@ -280,6 +285,7 @@ def understand_masks(files: Sequence[Path]) -> Readings:
         InputError: no mask can be read, or it is not clear which values are the object.
     """
     sample = files[:: math.ceil(len(files) / _SAMPLE) or 1]
+    sample = sample[:: math.ceil(sum(map(_pixels_of, sample)) / _MOST_PIXELS) or 1]
     readings = {}
     for storage, masks in _examine(sample).items():
         example = f"the masks, such as {shortened(masks.example)},"
@@ -287,6 +293,15 @@ def understand_masks(files: Sequence[Path]) -> Readings:
         if len(sample) > 1:
             _refuse_inverted(reading, masks.tallies[reading.channel], example)
     return readings
+
+
+def _pixels_of(file: Path) -> int:
+    """Return the number of pixels of a mask without decoding it; 0 if it cannot be opened."""
+    try:
+        with opened(file) as picture:
+            return picture.width * picture.height
+    except Exception:  # decoding it reports the error
+        return 0
 
 
 @dataclass

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
-from camkit.errors import ImageError
+from camkit.errors import ImageError, advice
 from camkit.images.crop import CropBoxes
 from camkit.images.read import from_array, open_picture, upright
 from camkit.types import Box, ImageLike, Pixels, Preprocess
@@ -56,8 +56,11 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: 
         )
     if preprocess is None:
         raise ImageError(
-            "camkit does not know how to prepare pictures for this model; pass a normalised tensor, or preprocess=... "
-            "(for torchvision weights: weights.transforms()); in a shell, pass --size, --mean and --std"
+            "camkit does not know how to prepare pictures for this model; pass "
+            + advice(
+                "a normalised tensor, or preprocess=... (for torchvision weights: weights.transforms())",
+                "--size, --mean and --std, or let the factory return the module and its preprocessing",
+            )
         )
     _check_not_thin(picture, preprocess, source)
     tensor = preprocess(picture)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import io
-import stat
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image, ImageCms, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, TiffImagePlugin, UnidentifiedImageError
 
-from camkit.errors import ImageError, brief
-from camkit.images.files import find_pictures
+from camkit.errors import ImageError, brief, refuse_pipe
+from camkit.images.files import about_address, find_pictures
+
+_WHITE_OF_8_BITS, _WHITE_OF_16_BITS = 255, 65535
 
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
@@ -29,10 +32,9 @@ def open_picture(path: str | Path) -> Image.Image:
     """
     path = Path(path)
     try:
-        _refuse_pipe(path)
-        with Image.open(path) as picture:
+        with opened(path) as picture:
             picture.load()
-            return as_rgb(turned(picture), str(path))
+            return _upright_rgb(picture, str(path))
     except ImageError:
         raise
     except IsADirectoryError as error:
@@ -40,7 +42,7 @@ def open_picture(path: str | Path) -> Image.Image:
         reason = "a folder without pictures" if is_empty else "a folder; pass the picture files in it"
         raise ImageError(f"{path} is {reason}") from error
     except FileNotFoundError as error:
-        raise ImageError(f"there is no file {path}") from error
+        raise ImageError(about_address(str(path)) or f"there is no file {path}") from error
     except UnidentifiedImageError as error:
         size = path.stat().st_size
         raise ImageError(f"{path} is {'an empty file' if size == 0 else 'not a picture'}") from error
@@ -50,11 +52,19 @@ def open_picture(path: str | Path) -> Image.Image:
         raise ImageError(f"{shortened(path)} cannot be read: {brief(error)}") from error
 
 
-def _refuse_pipe(path: Path) -> None:
-    """Refuse what is neither a file nor a folder: opening a pipe waits until somebody writes into it."""
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise ImageError(f"{path} is a pipe or a device; save the picture to a file and pass that")
+def opened(path: Path) -> Image.Image:
+    """Open a picture file, to be decoded later.
+
+    Raises:
+        ImageError: the path is a pipe or a device, or the file is a program: Pillow would run PostScript.
+        OSError: Pillow cannot open the file.
+    """
+    refuse_pipe(path, ImageError)
+    picture = Image.open(path)
+    if picture.format == "EPS":
+        picture.close()
+        raise ImageError(f"{path} is PostScript, a program that camkit does not run; save the picture as PNG")
+    return picture
 
 
 _LONGEST_PATH = 300
@@ -94,22 +104,54 @@ def upright(picture: Image.Image, source: str) -> Image.Image:
     if 0 in picture.size:
         raise ImageError(f"{source} has {picture.width} x {picture.height} pixels")
     try:
-        return as_rgb(turned(picture), source)
+        return _upright_rgb(picture, source)
     except ImageError:
         raise
     except Exception as error:  # a damaged file can make its decoder fail in any way
         raise ImageError(f"{source} cannot be read: {brief(error)}") from error
 
 
-def as_rgb(picture: Image.Image, source: str = "the picture") -> Image.Image:
-    """Return any PIL picture as 8-bit sRGB. ``source`` is the name for messages.
+def _upright_rgb(picture: Image.Image, source: str) -> Image.Image:
+    levels = _tiff_levels(picture, source)  # turning a picture loses its tags
+    return as_rgb(turned(picture), source, levels)
+
+
+def _tiff_levels(picture: Image.Image, source: str) -> tuple[int, int]:
+    """Return the numbers of black and white in 16-bit greyscale, which Pillow does not apply itself.
+
+    Raises:
+        ImageError: the numbers of a TIFF have a sign.
+    """
+    tags: Mapping[int, Any] = getattr(picture, "tag_v2", {})
+    white = 2 ** tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0] - 1
+    if _SIGNED in tags.get(TiffImagePlugin.SAMPLEFORMAT, ()) and white <= _WHITE_OF_16_BITS:
+        raise ImageError(
+            f"{source} holds numbers with a sign, so it is not clear which are black and white; save it with 8 or 16 "
+            "bits without sign"
+        )
+    return (white, 0) if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == _WHITE_IS_0 else (0, white)
+
+
+_SIGNED, _WHITE_IS_0 = 2, 0
+"""Values of TIFF's tags SampleFormat and PhotometricInterpretation (TIFF 6.0, sections 19 and 4)."""
+
+
+def as_rgb(
+    picture: Image.Image, source: str = "the picture", levels: tuple[int, int] = (0, _WHITE_OF_16_BITS)
+) -> Image.Image:
+    """Return any PIL picture as 8-bit sRGB.
+
+    Args:
+        picture: the picture.
+        source: its name for messages.
+        levels: the numbers of black and white in greyscale of up to 16 bits.
 
     Raises:
         ImageError: the picture holds 32-bit numbers, and their range does not show which are black and white.
     """
     profile = picture.info.get("icc_profile")
     if picture.mode in _SIXTEEN_BIT:
-        picture = _from_whole_numbers(picture, source)
+        picture = _from_whole_numbers(picture, source, levels)
     elif picture.mode == "F":
         picture = _from_floating_point(picture, source)
     elif picture.mode == "P" and "transparency" in picture.info:
@@ -117,7 +159,7 @@ def as_rgb(picture: Image.Image, source: str = "the picture") -> Image.Image:
     return _from_profile(picture, profile, source) if profile else picture.convert("RGB")
 
 
-def _from_whole_numbers(picture: Image.Image, source: str) -> Image.Image:
+def _from_whole_numbers(picture: Image.Image, source: str, levels: tuple[int, int]) -> Image.Image:
     values = np.asarray(picture)
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     # Before version 11.3, Pillow also gave 16-bit PNG the mode of 32 bits.
@@ -127,7 +169,8 @@ def _from_whole_numbers(picture: Image.Image, source: str) -> Image.Image:
             f"{source} holds 32-bit numbers from {low} to {high}, so it is not clear which number is white; save it "
             "with 8 or 16 bits"
         )
-    return _grey(values.astype(np.float64) * _WHITE_OF_8_BITS / _WHITE_OF_16_BITS)
+    black, white = (0, _WHITE_OF_16_BITS) if picture.mode == "I" else levels
+    return _grey((values.astype(np.float64) - black) / (white - black) * _WHITE_OF_8_BITS)
 
 
 def _from_floating_point(picture: Image.Image, source: str) -> Image.Image:
@@ -135,9 +178,6 @@ def _from_floating_point(picture: Image.Image, source: str) -> Image.Image:
     if not np.isfinite(values).all() or values.min(initial=0) < 0 or values.max(initial=0) > _WHITE_OF_8_BITS:
         raise ImageError(f"{source} is floating point; its values must be from 0 to 1 or from 0 to 255")
     return _grey(values * 255 if values.max(initial=0) <= 1 else values)
-
-
-_WHITE_OF_8_BITS, _WHITE_OF_16_BITS = 255, 65535
 
 
 def _from_profile(picture: Image.Image, profile: bytes, source: str) -> Image.Image:

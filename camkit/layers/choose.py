@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from camkit.engine.interrupts import interruptible
 from camkit.engine.record import ModelRecord
-from camkit.errors import LayerError
+from camkit.errors import LayerError, advice, listing_layers
 from camkit.layers.branches import ends_beside, shared, twins
 from camkit.layers.influence import ELSEWHERE, Influence, measure_influence, structural_verdict
 from camkit.layers.layouts import Readings, channels_of, read_layouts
@@ -95,7 +95,7 @@ class Decision:
             options = " ".join(f"--layer {row.ref}" for row in self.equals)
             raise LayerError(
                 f"the model ends in {len(self.equals)} branches that are equally deep: {listed}; name one of them, or "
-                f"fuse them all with target_layer=[{names}] ({options})"
+                f"fuse them all with {advice(f'target_layer=[{names}]', options)}"
             )
         if self.layer is None and any(row.verdict == ELSEWHERE for row in self.rows):
             raise LayerError(
@@ -106,7 +106,8 @@ class Decision:
         if self.layer is None:
             raise LayerError(
                 "no layer with a spatial grid influences the score, so camkit cannot choose one; name one with "
-                "target_layer (--layer)" + (f": {self.candidates()}" if self.candidates() else "")
+                + advice("target_layer", "--layer")
+                + (f": {self.candidates()}" if self.candidates() else "")
             )
         return self.layer
 
@@ -120,28 +121,32 @@ class Decision:
         if row is not None and row.verdict == ELSEWHERE:
             raise LayerError(
                 f"layer {str(row.ref)!r} returned shape {row.shape}, but its cells lie elsewhere in the input than "
-                "this shape suggests, so camkit cannot draw a map; choose another layer (camkit layers --model NAME "
-                "lists them)"
+                "this shape suggests, so camkit cannot draw a map; choose another layer "
+                f"({listing_layers()})"
             )
         unsure = row is not None and row.unsure
         layout = None if row is None else row.layout
         return TargetLayer(ref.name, ref.call, layout, size, reason + UNSURE * unsure, sure=not unsure)
 
 
-def decide(model: nn.Module, image: Float[Tensor, "1 c *size"], record: ModelRecord | None = None) -> Decision:
+def decide(
+    model: nn.Module, image: Float[Tensor, "1 c *size"], record: ModelRecord | None = None, *, every: bool = False
+) -> Decision:
     """Run all stages on a model: one pass over an image, a backward pass over its end, and two more passes if needed.
 
     Args:
         model: the model; it is restored exactly.
         image: one input on the model's device.
         record: the model's record, if it is already prepared.
+        every: measure the influence of every layer, for a list of all. It costs one more backward pass and changes no
+            choice.
     """
     with traced(model, image, record) as live, interruptible():
-        return choose_in(live)
+        return choose_in(live, every=every)
 
 
-def choose_in(live: LivePass) -> Decision:
-    """Run the stages after the trace on a pass whose tensors are kept."""
+def choose_in(live: LivePass, *, every: bool = False) -> Decision:
+    """Run the stages after the trace on a pass whose tensors are kept; ``every`` is that of ``decide``."""
     trace = live.trace
     readings = read_layouts(trace)
     if trace.detects:
@@ -152,7 +157,11 @@ def choose_in(live: LivePass) -> Decision:
 
     readings = locate(trace, readings, changes, live.places)
     influence = measure_influence(trace, readings, live.gradients)
-    return replace(choose(trace, readings, influence), holds_for=_holds_for(trace, readings, influence))
+    decision = replace(choose(trace, readings, influence), holds_for=_holds_for(trace, readings, influence))
+    if not every:
+        return decision
+    everywhere = measure_influence(trace, readings, live.gradients, every=True)
+    return replace(decision, rows=_rows(trace, readings, everywhere.verdicts))
 
 
 def _holds_for(trace: Trace, readings: Readings, influence: Influence) -> Literal["model", "weights", "picture"]:

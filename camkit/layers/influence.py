@@ -21,6 +21,7 @@ _OTHER_BRANCH = "does not influence the score"
 _NO_CELLS = "its cells do not influence the score"
 _SCORES = "class scores, not features"
 NO_GRID = "no spatial grid"
+NOT_MEASURED = "not measured, because deeper layers influence the score"
 ELSEWHERE = "its cells lie elsewhere in the input"
 NO_FEATURES = "computes no features"
 
@@ -59,14 +60,20 @@ class _Measurement:
     def succeeded(self) -> bool:
         return any(mask is not None for mask in self.masks.values())
 
+    def measure(self, outputs: Sequence[int], gradients: Gradients) -> None:
+        """Measure outputs; the mask of an output that the score is not computed from is None."""
+        masks = gradients(self.score, outputs) or {}
+        self.masks.update({number: masks.get(number) for number in outputs})
 
-def measure_influence(trace: Trace, readings: Readings, gradients: Gradients) -> Influence:
+
+def measure_influence(trace: Trace, readings: Readings, gradients: Gradients, *, every: bool = False) -> Influence:
     """Find the outputs that the score depends on, cell by cell.
 
     Args:
         trace: the trace of the pass.
         readings: one for each call.
         gradients: differentiates a score; called for the last outputs first, and for others only if necessary.
+        every: measure every output with a grid, for a list of all layers. The choice of a layer does not need it.
     """
     layouts = {
         call.output: reading.layout
@@ -74,13 +81,15 @@ def measure_influence(trace: Trace, readings: Readings, gradients: Gradients) ->
         if call.output is not None and reading.layout is not None
     }
     measurement = _measured(trace, layouts, gradients)
+    if every and measurement.succeeded:
+        measurement.measure([number for number in layouts if number not in measurement.masks], gradients)
     verdicts = _verdicts(trace, readings, layouts, measurement, gradients)
     # The input of a module around the last usable one may be better, and may be too early to have been measured.
     usable = [call for call, verdict in zip(trace.calls, verdicts, strict=True) if not verdict]
     inputs = _inputs_around(trace.calls, verdicts, usable[-1]) if usable else set()
     missing = [number for number in layouts if number in inputs and number not in measurement.masks]
     if missing and measurement.succeeded:
-        measurement.masks.update(gradients(measurement.score, missing) or {})
+        measurement.measure(missing, gradients)
         verdicts = _verdicts(trace, readings, layouts, measurement, gradients)
     hidden = any(mask is not None and not mask.any() for mask in measurement.masks.values())
     return Influence(verdicts, measurement.succeeded, measurement.note, hidden)
@@ -92,7 +101,7 @@ def _measured(trace: Trace, layouts: Mapping[int, Layout], gradients: Gradients)
     for score in ("best", "mixture", "head") if trace.scored else ():
         measurement = _Measurement(score, note=_HEAD_OF_ZEROS if score == "head" else "")
         for outputs in (numbers[-_TAIL:], numbers[:-_TAIL]):
-            measurement.masks.update(gradients(score, outputs) or {})
+            measurement.measure(outputs, gradients)
             if any(_active_cells(measurement.masks.get(number), layouts[number]) >= _LEAST_CELLS for number in outputs):
                 return measurement
     return _Measurement()
@@ -135,6 +144,8 @@ def _verdict(
 ) -> str:
     """Return why a call with a grid cannot be explained; empty if it can."""
     assert call.output is not None
+    if measurement.succeeded and call.output not in measurement.masks:
+        return NOT_MEASURED
     mask = measurement.masks.get(call.output)
     channels = channels_of(call.shape, layout)
     if mask is None:

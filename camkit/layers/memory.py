@@ -16,7 +16,7 @@ from camkit.engine.attach import forward_hooks, starts
 from camkit.engine.interrupts import undisturbed
 from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.restore import is_in_use
-from camkit.errors import LayerError
+from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
 from camkit.layers.names import select_layers
 from camkit.layers.trace import OperationNames
@@ -43,7 +43,7 @@ class ModelMemory:
         record = ModelRecord.of_model(model)
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
-        self._learned = False
+        self._noted = False
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[InputKind, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
@@ -76,7 +76,8 @@ class ModelMemory:
             modules = weakref.WeakValueDictionary(select_layers(model, cast("Any", selectors)))
             if LayerRef("") in modules:
                 raise LayerError(
-                    "the whole model is not a layer; name one of its submodules, or pass None to let camkit choose"
+                    "the whole model is not a layer; name one of its submodules, or "
+                    f"{advice('pass None', 'leave out --layer')} to let camkit choose"
                 )
             if all(isinstance(item, (str, LayerRef)) for item in selectors):  # modules would keep the model alive
                 self._selected[selectors] = modules
@@ -90,7 +91,7 @@ class ModelMemory:
         model = self.model
         assert model is not None
         decision = decide(model, image, self.record)
-        self.learn()
+        self.note_changes_by_passes()
         if decision.lasting and decision.holds_for != "picture":
             marks = WeightMarks(self.record.modules()) if decision.holds_for == "weights" else None
             self._decisions[kind] = decision, marks
@@ -105,10 +106,10 @@ class ModelMemory:
             return False
         return kept[1] is None or kept[1] == WeightMarks(self.record.modules())
 
-    def learn(self) -> None:
+    def note_changes_by_passes(self) -> None:
         """Note after the first passes what passes change outside the model, such as a counter."""
-        if not self._learned:
-            self._learned = self.record.note_what_a_pass_changes()
+        if not self._noted:
+            self._noted = self.record.note_what_a_pass_changes()
 
     def known(self, ref: LayerRef, image: Float[Tensor, "n c *size"]) -> TargetLayer | None:
         """Return the remembered layer with this name, for inputs like this image; None if there is none."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from camkit.errors import LayerError, ModelError, did_you_mean
+from camkit.errors import LayerError, ModelError, did_you_mean, nearest_numbers
 from camkit.types import LayerRef, TargetLayer
 
 Selector: TypeAlias = str | LayerRef | TargetLayer | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
@@ -232,9 +232,9 @@ def _type_names(modules: dict[str, nn.Module]) -> list[str]:
 
 
 def _hint(text: str, names: Iterable[str], modules: dict[str, nn.Module]) -> str:
-    """Suggest the nearest names, or the nearest types, or list the model's parts."""
+    """Suggest the nearest number or names, or the nearest types, or list the model's parts."""
     names = [name for name in names if name]
     parts = dict.fromkeys(name.partition(".")[0] for name in names)
     types = [] if any(sign in text for sign in _PATTERN_SIGNS) else _type_names(modules)
-    near = did_you_mean(text, names) or did_you_mean(text, types)
+    near = nearest_numbers(text, names) or did_you_mean(text, names) or did_you_mean(text, types)
     return near or (f"; its parts are {', '.join(parts)}" if parts else "")

@@ -97,6 +97,58 @@ def register_method(
     return add
 
 
+PUBLISHED = {
+    "ablationcam": "Ablation-CAM",
+    "attentionrollout": "attention rollout",
+    "deeplift": "DeepLIFT",
+    "eigencam": "Eigen-CAM",
+    "eigengradcam": "Eigen-Grad-CAM",
+    "finercam": "Finer-CAM",
+    "fullgrad": "FullGrad",
+    "gradientshap": "GradientSHAP",
+    "groupcam": "Group-CAM",
+    "guidedbackprop": "guided backpropagation",
+    "guidedgradcam": "Guided Grad-CAM",
+    "inputxgradient": "input times gradient",
+    "integratedgradients": "integrated gradients",
+    "iscam": "IS-CAM",
+    "kpcacam": "KPCA-CAM",
+    "lime": "LIME",
+    "lrp": "layer-wise relevance propagation",
+    "occlusion": "occlusion",
+    "opticam": "Opti-CAM",
+    "polycam": "Poly-CAM",
+    "reciprocam": "Recipro-CAM",
+    "relevancecam": "Relevance-CAM",
+    "rise": "RISE",
+    "saliency": "gradient saliency",
+    "scorecam": "Score-CAM",
+    "shap": "SHAP",
+    "shapleycam": "ShapleyCAM",
+    "smoothgrad": "SmoothGrad",
+    "smoothgradcampp": "Smooth Grad-CAM++",
+    "sscam": "SS-CAM",
+}
+"""Published methods that camkit does not have, by their name in plain letters; remove those that are added."""
+
+
+def _plain_letters(name: str) -> str:
+    """Return a method's name as all spellings of it have it: "Grad-CAM++" and "gradcam_pp" are the same."""
+    return re.sub(r"[^a-z0-9]", "", name.lower().replace("plus", "+").replace("+", "p"))
+
+
+def _instead_of(name: str) -> str:
+    """Return the sentence for a name that no method has, with the methods to choose from."""
+    wanted = _plain_letters(name)
+    listed = f"; choose from {', '.join(METHODS)}"
+    for known, method in METHODS.items():
+        if wanted in (_plain_letters(known), _plain_letters(method.title)):
+            return f"unknown method {name!r}; did you mean {known!r}?"
+    if wanted in PUBLISHED:
+        return f"camkit does not have the method {name!r} ({PUBLISHED[wanted]}){listed}"
+    return f"unknown method {name!r}{did_you_mean(name, METHODS) or listed}"
+
+
 def find_method(method: MethodLike) -> Method:
     """Return a method from its name, or make one of a function ``(activations, gradients) -> weights``.
 
@@ -110,8 +162,7 @@ def find_method(method: MethodLike) -> Method:
     if isinstance(method, str):
         if method in METHODS:
             return METHODS[method]
-        hint = did_you_mean(method, METHODS) or f"; choose from {', '.join(METHODS)}"
-        raise MethodError(f"unknown method {method!r}{hint}")
+        raise MethodError(_instead_of(method))
     if not callable(method):
         raise MethodError(
             f"method is a name such as 'gradcam' or a function (activations, gradients) -> weights, not {method!r}"

@@ -142,7 +142,8 @@ def load_model(
         check_tensors(module)
         module = module.eval().to(pick_device(device))
         module = module if trainable else module.requires_grad_(requires_grad=False)
-    return replace(loaded, module=module, labels=names or loaded.labels)
+    named = None if weights is None else str(weights)
+    return replace(loaded, module=module, labels=names or loaded.labels, weights=named)
 
 
 def _each(values: float | Sequence[float]) -> tuple[float, ...]:
@@ -199,7 +200,7 @@ def changed_at(name: str) -> int:
 
 
 def as_model(
-    model: nn.Module | str | LoadedModel,
+    model: nn.Module | str | LoadedModel | None,
     *,
     preprocess: Preprocess | None = None,
     labels: Labels | None = None,

@@ -10,7 +10,7 @@ import transformers
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.errors import CamkitError, ModelError
+from camkit.errors import CamkitError, ModelError, advice
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line, read_weights
@@ -80,7 +80,7 @@ def load(request: Request) -> LoadedModel:
         if "trust_remote_code" in str(error):
             raise ModelError(
                 f"{request.name} comes with Python code, which camkit does not run; if you have read the code and "
-                "trust it, pass --trust-remote-code (trust_remote_code=True)"
+                f"trust it, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
             ) from error
         raise ModelError(
             f"{request.name} cannot be loaded ({first_line(error)}); pass the name of a model on the hub, or a folder "
@@ -94,7 +94,7 @@ def _loaded(request: Request, name: str) -> LoadedModel:
     if not request.trust_remote_code and "/" in str(attention):
         raise ModelError(
             f"{request.name} uses code for its attention from {attention!r} on the hub, which camkit does not run; if "
-            "you trust that code, pass --trust-remote-code (trust_remote_code=True)"
+            f"you trust that code, pass {advice('trust_remote_code=True', '--trust-remote-code')}"
         )
     own_code = getattr(config, "auto_map", None) or {}
     classifies = (
@@ -107,11 +107,34 @@ def _loaded(request: Request, name: str) -> LoadedModel:
         return _with_texts(request, name, config)
     if not classifies:
         raise ModelError(
-            f"{request.name} is a {config.model_type} model, not an image classifier; load it yourself and pass "
-            "the module, with a function of its output as target"
+            f"{request.name} is a {config.model_type} model, not an image classifier; "
+            + advice(
+                "load it yourself and pass the module, with a function of its output as target",
+                "name one, or a CLIP-like model with --text",
+            )
         )
     request.refuse_text()
-    module, labels, note = _classifier(request, name, config)
+    return _complete(request, name, config, *_classifier(request, name, config))
+
+
+def described(module: Any, request: Request) -> LoadedModel:
+    """Return a classifier of Hugging Face's with the preprocessing and labels of the folder it was loaded from.
+
+    Raises:
+        OSError: the folder has no preprocessing.
+    """
+    return _complete(request, module.name_or_path, module.config, module, _labels(module.config))
+
+
+def _complete(
+    request: Request,
+    name: str,
+    config: Any,
+    module: nn.Module,
+    labels: tuple[str, ...] | None,
+    note: str | None = None,
+) -> LoadedModel:
+    """Return a classifier with the preprocessing of its folder, in a form that takes pictures."""
     module = FromPatches(module) if takes_patches(module) else module
     is_multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
     activation: Activation | None = "sigmoid" if is_multi_label else None
@@ -138,10 +161,11 @@ def _classifier(request: Request, name: str, config: Any) -> tuple[nn.Module, tu
 def _with_texts(request: Request, name: str, config: Any) -> LoadedModel:
     if not request.text:
         raise ModelError(
-            f"{request.name} compares pictures with texts; give at least one (--text 'a photo of a dog', text=[...])"
+            f"{request.name} compares pictures with texts; give at least one: "
+            + advice("text=['a photo of a dog']", "--text 'a photo of a dog'")
         )
     if request.weights is not None:
-        raise ModelError(f"{request.name} loads its weights from its own folder; --weights is for classifiers")
+        raise ModelError(f"{request.name} loads its weights from its own folder; leave out weights")
     model: Any = _built(request, transformers.AutoModel, name, config)
     if not hasattr(model, "get_text_features") or not hasattr(model, "logit_scale"):
         raise ModelError(
@@ -201,7 +225,8 @@ def _built(request: Request, build: Any, name: str, config: Any) -> Any:
     if missing:
         raise ModelError(
             f"{request.name} has no weights for {len(missing)} of its parameters (the first is {missing[0]!r}), which "
-            "would stay random; name a model trained for this task, or pass all weights with --weights"
+            "would stay random; name a model trained for this task, or pass all of its weights with "
+            + advice("weights=...", "--weights FILE")
         )
     return model
 
@@ -221,9 +246,7 @@ def _prepared(request: Request, name: str) -> Prepare:
     processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=request.trust_remote_code)
     if request.size is not None:
         if hasattr(processor, "max_num_patches"):
-            raise ModelError(
-                f"{request.name} keeps the shape of each picture (its own shape), so leave out size (--size)"
-            )
+            raise ModelError(f"{request.name} keeps the shape of each picture (its own shape), so leave out size")
         height, width = request.size
         usual = processor.size
         processor.size = {"height": height, "width": width}

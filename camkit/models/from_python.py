@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from camkit.errors import ModelError, did_you_mean
+from camkit.errors import ModelError, advice, did_you_mean
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import refuse_exported
 from camkit.models.request import Request, is_file, preset
@@ -34,19 +34,20 @@ def load(request: Request) -> LoadedModel:
         raise ModelError(
             f"{request.name} ended the program, as a script does; name a function that returns a model"
         ) from error
-    loaded = _as_loaded(result, request.name)
+    loaded = _as_loaded(result, request)
     note = loaded.note
     if request.weights is not None:
         weights = read_weights(request.weights)
         weights.fill(loaded.module, request.name)
         note = "; ".join(filter(None, (note, weights.note))) or None
-    return replace(loaded, name=request.name, preprocess=_prepared(request, loaded.preprocess), note=note)
+    return replace(loaded, name=request.name, note=note)
 
 
-def _as_loaded(result: Any, name: str) -> LoadedModel:
-    """Check what the factory returned."""
+def _as_loaded(result: Any, request: Request) -> LoadedModel:
+    """Check what the factory returned, and find its preprocessing."""
+    name = request.name
     if isinstance(result, LoadedModel):
-        return result
+        return replace(result, preprocess=_prepared(request, result.preprocess))
     is_pair = isinstance(result, tuple) and len(result) == 2 and callable(result[1])
     module, preprocess = result if is_pair else (result, None)
     refuse_exported(module)
@@ -55,7 +56,26 @@ def _as_loaded(result: Any, name: str) -> LoadedModel:
             f"{name} returned {type(module).__name__}; a factory must return a torch.nn.Module, or a module and the "
             "function that prepares a PIL picture for it"
         )
-    return LoadedModel(module, name, preprocess)
+    described = None if is_pair else _described(module, request)
+    return described or LoadedModel(module, name, _prepared(request, preprocess))
+
+
+def _described(module: nn.Module, request: Request) -> LoadedModel | None:
+    """Return a module with the preprocessing and labels of the library it comes from; None if that knows none."""
+    libraries = {kind.__module__.partition(".")[0] for kind in type(module).__mro__}
+    if "timm" in libraries and hasattr(module, "pretrained_cfg"):
+        from camkit.models.from_timm import described  # noqa: PLC0415 - timm is optional, and here it is installed
+
+        return replace(described(module, request), note="pictures are prepared as timm's configuration says")
+    if "transformers" not in libraries or not getattr(module, "name_or_path", ""):
+        return None
+    from camkit.models.from_huggingface import described as described_in_folder  # noqa: PLC0415 - as for timm
+
+    try:
+        note = f"pictures are prepared as {module.name_or_path} says"
+        return replace(described_in_folder(module, request), note=note)
+    except (OSError, ValueError):  # it was saved without its preprocessing, or with code in its place
+        return None
 
 
 def _called(factory: Any, name: str) -> Any:
@@ -124,7 +144,10 @@ def _prepared(request: Request, own: Preprocess | None) -> Preprocess | None:
         reason = "has its own preprocessing function" if own is not None else "comes without a preprocessing"
         raise ModelError(
             f"{request.name} {reason}; pass all three of size, mean and std (if it was trained as ImageNet models are: "
-            "--size 224 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225)"
+            + advice(
+                "size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))",
+                "--size 224 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225)",
+            )
         )
     replacement: Preprocess = preset(request.size, request.mean, request.std)
     return replacement

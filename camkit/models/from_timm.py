@@ -9,7 +9,7 @@ import torch
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
 from torch import nn
 
-from camkit.errors import ModelError, did_you_mean
+from camkit.errors import ModelError, advice, did_you_mean
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request
 from camkit.models.weights import first_line, read_weights
@@ -24,8 +24,7 @@ def load(request: Request) -> LoadedModel:
     if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(architecture):
         raise ModelError(f"timm has no model {name!r}{did_you_mean(architecture, timm.list_models())}")
     if request.weights is None:
-        module = _built(name, pretrained=request.pretrained)
-        return LoadedModel(module, request.name, _prepared(module, request), _labels(module))
+        return described(_built(name, pretrained=request.pretrained), request)
     weights = read_weights(request.weights)
     with torch.device("meta"):
         usual = _built(name).state_dict()
@@ -36,13 +35,19 @@ def load(request: Request) -> LoadedModel:
     return LoadedModel(module, request.name, _prepared(module, request), labels, weights.note)
 
 
+def described(module: nn.Module, request: Request) -> LoadedModel:
+    """Return a network of timm's with the preprocessing and labels of its configuration."""
+    return LoadedModel(module, request.name, _prepared(module, request), _labels(module))
+
+
 def _built(name: str, **options: Any) -> nn.Module:
     """Build a network; its configuration and weights may have to be read from a folder or downloaded."""
     try:
         return cast("nn.Module", timm.create_model(name, **options))
     except Exception as error:  # a damaged folder can make timm raise anything
         raise ModelError(
-            f"timm:{name} cannot be loaded ({first_line(error)}); pass a local file with --weights FILE (weights=...)"
+            f"timm:{name} cannot be loaded ({first_line(error)}); pass a local file with "
+            + advice("weights=...", "--weights FILE")
         ) from error
 
 

@@ -12,7 +12,7 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification
 
-from camkit.errors import ModelError, did_you_mean
+from camkit.errors import ModelError, advice, did_you_mean
 from camkit.models.loaded import LoadedModel
 from camkit.models.request import Request, changed_preset, is_file
 from camkit.models.weights import Weights, first_line, read_weights
@@ -108,8 +108,9 @@ def _published(request: Request, weights: Any) -> LoadedModel:
         module = torchvision.models.get_model(name, weights=weights)
     except OSError as error:
         raise ModelError(
-            f"the weights of {name} cannot be downloaded ({first_line(error)}); pass a local file with --weights FILE "
-            "(weights=...), or try what needs no download: camkit demo"
+            f"the weights of {name} cannot be downloaded ({first_line(error)}); pass a local file with "
+            f"{advice('weights=...', '--weights FILE')}, or try what needs no download: "
+            + advice("the model demo-fair", "camkit demo")
         ) from error
     except Exception as error:
         file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TypeAlias
 
-from camkit.errors import InputError
+from camkit.errors import InputError, refuse_pipe
 
 Labels: TypeAlias = "Sequence[str] | Mapping[int, str]"
 
@@ -43,6 +43,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
     Raises:
         InputError: the file cannot be read or holds something else.
     """
+    refuse_pipe(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -20,6 +20,7 @@ class LoadedModel:
         labels: the names of the classes in the order of their indices; None if they are unknown.
         note: what the user should know about how the model was loaded.
         activation: turns logits into probabilities; None means softmax for several logits and sigmoid for one.
+        weights: the file or the name of the weights, if they were named.
     """
 
     module: torch.nn.Module
@@ -28,3 +29,4 @@ class LoadedModel:
     labels: tuple[str, ...] | None = None
     note: str | None = None
     activation: Activation | None = None
+    weights: str | None = None

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from camkit.errors import ModelError
+from camkit.errors import ModelError, refuse_pipe
 
 _PLAIN_KEYS = ("state_dict", "model_state_dict", "model")
 _EMA_KEYS = ("model_ema", "state_dict_ema", "ema_state_dict", "model_ema_state_dict", "ema")
@@ -117,12 +117,13 @@ def _is_entry(item: tuple[Any, Any]) -> bool:
 
 def _content(path: Path) -> Any:
     """Return what a file holds; its first bytes tell the format."""
+    refuse_pipe(path, ModelError)
     try:
         with path.open("rb") as file:
             start = file.read(9)
             if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST_HEADER:
                 return load_file(path)
-            _refuse_torchscript(path, file)
+            _refuse_other_archives(path, file)
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True)
     except ModelError:
@@ -138,7 +139,8 @@ def _content(path: Path) -> Any:
         raise ModelError(f"{path} cannot be read as weights ({type(error).__name__}: {first_line(error)})") from error
 
 
-def _refuse_torchscript(path: Path, file: IO[bytes]) -> None:
+def _refuse_other_archives(path: Path, file: IO[bytes]) -> None:
+    """Refuse TorchScript, and compressed archives: a small file may unpack to more than the memory holds."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             if any(name.partition("/")[2] == "constants.pkl" for name in archive.namelist()):
@@ -146,10 +148,16 @@ def _refuse_torchscript(path: Path, file: IO[bytes]) -> None:
                     f"{path} is a TorchScript archive; save the weights of its Python module with "
                     "torch.save(model.state_dict(), ...)"
                 )
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise ModelError(
+                    f"{path} is a compressed archive; unpack it, or save the weights with "
+                    "torch.save(model.state_dict(), ...), which does not compress them"
+                )
 
 
 def _shards(path: Path) -> dict[str, Tensor]:
     """Return the tensors of all the files that an index names."""
+    refuse_pipe(path, ModelError)
     try:
         names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
         are_beside = all(Path(name).name == name for name in names)

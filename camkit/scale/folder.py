@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import re
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from camkit.drawing import overlay
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, OutputError, RunError
+from camkit.errors import CamkitError, InputError, OutputError, RunError
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
-from camkit.images.files import check_folder
+from camkit.images.files import check_folder, names_file
 from camkit.methods import MethodLike
 from camkit.models.loaded import LoadedModel
+from camkit.scale.naming import drawing_names, free_file, slug, write_drawing
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
 from camkit.types import Failure, Fusion, Precision
 
-_LONGEST_SLUG = 30
-"""Characters of a layer's or a target's name in the name of a drawing."""
-_LONGEST_STEM = 120
-"""Bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
 _NOT_IN_METHOD_NAMES = r"[^\w+.-]"
 """Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
 _WRITERS = 2
@@ -77,19 +71,29 @@ def explain_files(
     precision: Precision = "fp32",
     batch_size: int = 32,
     fuse: Fusion = "mean",
+    places: Mapping[Path, Path] | None = None,
+    about: Mapping[str, str] | None = None,
+    overwrite: bool = False,
 ) -> Iterator[Written | Failure]:
     """Explain picture files and write one drawing per picture and target into a folder.
 
     Reading, computing and writing overlap. A picture that cannot be read, or a drawing that cannot be written, becomes
     a Failure in its place.
 
+    A drawing is called after its picture, the method and, if the caller chose them, the layer and the target. If a
+    file of that name shows something else, what differs (such as the model or the style) is added to the name.
+
     Args:
         model: a model from ``camkit.load_model``.
         pictures: the files, each listed once.
-        out: the folder for the drawings; it is created if it does not exist.
+        out: the folder for the drawings, which is created if it does not exist; or a file such as "heat.png" for one
+            picture with one target.
         drawing: style, colours and their weight.
         method, targets, precision, batch_size, fuse: as for ``camkit.explain``.
         layers: the names of the layers to explain; None lets camkit choose.
+        places: where each picture's drawings lie below ``out``, as ``find_places`` returns it; None for no subfolders.
+        about: further settings that distinguish a drawing from others of the same name, such as the weights.
+        overwrite: write into files that show something else, and name none differently.
 
     Raises:
         InputError: something in the call is wrong, or the folder cannot be written to. Nothing was computed then.
@@ -105,31 +109,69 @@ def explain_files(
         fuse=fuse,
         on_error="yield",
     )
-    check_folder(out)
+    is_one_file = names_file(out)
     has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
-    files = _DrawingFiles(out, output_names(pictures), bool(layers), bool(targets), has_several)
+    if is_one_file and (len(pictures) != 1 or has_several):
+        what = "several targets" if has_several else f"{len(pictures)} pictures"
+        raise InputError(f"{out} is one file, but there are {what}; name a folder")
+    check_folder(out.parent if is_one_file else out)
+    requested = {
+        "model": model.name,
+        **(about or {}),
+        **{name: value if isinstance(value, str) else f"{name}-{value}" for name, value in vars(drawing).items()},
+    }
+    files = _DrawingFiles(
+        out,
+        drawing_names(places or {picture: Path(picture.name) for picture in pictures}),
+        requested,
+        with_layer=bool(layers),
+        with_target=bool(targets),
+        with_rank=has_several,
+        overwrite=overwrite,
+    )
     tasks = _drawing_tasks(explained, files, drawing, {os.path.realpath(path) for path in pictures})
     return in_order(tasks, workers=_WRITERS, ahead=_MOST_UNWRITTEN, prompt=True)
 
 
 @dataclass(frozen=True)
 class _DrawingFiles:
-    """Names the file of each drawing: picture, method and, if the caller chose them, layer and target."""
+    """Names the file of each drawing.
 
-    folder: Path
-    stems: Mapping[Path, str]
+    Attributes:
+        out: the folder, or the one file.
+        names: where each picture's drawings lie below the folder, without the method.
+        requested: what decides a drawing besides its picture, method, layer and target, as words for its name.
+        with_layer, with_target: whether the caller chose them, so that they belong to the name.
+        with_rank: whether a picture has several targets, which are numbered.
+        overwrite: whether a file that shows something else may be replaced.
+    """
+
+    out: Path
+    names: Mapping[Path, Path]
+    requested: Mapping[str, str]
     with_layer: bool
     with_target: bool
     with_rank: bool
+    overwrite: bool
 
-    def file_for(self, row: Explanation, rank: int) -> Path:
-        """Return the file for an explanation; ``rank`` is its place among those of its picture, from 1."""
-        parts = [self.stems[Path(row.source)], re.sub(_NOT_IN_METHOD_NAMES, "", row.method)]
+    def file_for(self, row: Explanation, rank: int) -> tuple[Path, dict[str, str]]:
+        """Return the file for an explanation, and what it shows.
+
+        Args:
+            row: the explanation.
+            rank: its place among those of its picture, from 1.
+
+        Raises:
+            OutputError: as ``free_file``.
+        """
+        picture = Path(row.source)
+        words = [re.sub(_NOT_IN_METHOD_NAMES, "", row.method)]
         if self.with_layer:
-            parts.append(_slug(row.layer))
+            words.append(slug(row.layer))
         if self.with_target:
-            parts.append(f"{rank}-{_slug(row.name)}" if self.with_rank else _slug(row.name))
-        return self.folder / f"{'.'.join(parts)}.png"
+            words.append(f"{rank}-{slug(row.name)}" if self.with_rank else slug(row.name))
+        shows = {"picture": str(picture.absolute()), "name": ".".join(words), **self.requested}
+        return free_file(self.out, self.names[picture], words, shows, overwrite=self.overwrite), shows
 
 
 def _drawing_tasks(
@@ -142,70 +184,25 @@ def _drawing_tasks(
         if isinstance(row, Failure):
             yield functools.partial(_unchanged, row), True
         else:
-            yield functools.partial(_write, row, files.file_for(row, rank), drawing, pictures), True
+            yield functools.partial(_write, row, rank, files, drawing, pictures), True
 
 
 def _unchanged(failure: Failure) -> Failure:
     return failure
 
 
-def _write(explanation: Explanation, file: Path, drawing: Drawing, pictures: set[str]) -> Written | Failure:
-    """Draw an explanation into a file, unless that is one of the pictures."""
+def _write(
+    explanation: Explanation, rank: int, files: _DrawingFiles, drawing: Drawing, pictures: set[str]
+) -> Written | Failure:
+    """Draw an explanation into its file, unless that is one of the pictures."""
     source = explanation.source
-    if os.path.realpath(file) in pictures:
-        return Failure(source, OutputError(f"{file} is itself a picture to explain; choose another folder"))
     try:
-        return Written(explanation, explanation.save(file, **vars(drawing)))
+        file, shows = files.file_for(explanation, rank)
+        if os.path.realpath(file) in pictures:
+            return Failure(source, OutputError(f"{file} is itself a picture to explain; choose another folder"))
+        write_drawing(file, explanation.overlay(**vars(drawing)), shows)
     except CamkitError as error:
         return Failure(source, error)
     except Exception as error:
-        return Failure(source, RunError(f"{file} could not be drawn: {type(error).__name__}: {error}"))
-
-
-def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
-    """Return a unique name for each picture's drawings, the shortest that is unique.
-
-    It is the stem, the whole name, or the folder's name before either; else the stem and a number.
-
-    >>> output_names([Path("a/cat.png"), Path("b/cat.png"), Path("dog.png")])
-    {PosixPath('a/cat.png'): 'a-cat', PosixPath('b/cat.png'): 'b-cat', PosixPath('dog.png'): 'dog'}
-    """
-    forms: tuple[Callable[[Path], str], ...] = (
-        lambda path: _cut(path.stem),
-        lambda path: _cut(path.name),
-        lambda path: _cut(f"{path.absolute().parent.name}-{path.stem}"),
-        lambda path: _cut(f"{path.absolute().parent.name}-{path.name}"),
-    )
-    counts = [Counter(form(path).casefold() for path in pictures) for form in forms]
-    names: dict[Path, str] = {}
-    taken: set[str] = set()
-    for number, path in enumerate(pictures, start=1):
-        unique = (form(path) for form, count in zip(forms, counts, strict=True) if count[form(path).casefold()] == 1)
-        numbered = (f"{_cut(path.stem)}-{n}" for n in itertools.count(number))
-        name = next(form for form in itertools.chain(unique, numbered) if form.casefold() not in taken)
-        taken.add(name.casefold())
-        names[path] = name
-    return names
-
-
-def _cut(name: str) -> str:
-    while len(os.fsencode(name)) > _LONGEST_STEM:
-        name = name[:-1]
-    return name
-
-
-def _slug(text: str) -> str:
-    text = re.sub(r"^- ", "minus ", text)  # the sign of a direction
-    slug = re.sub(r"[^\w.-]+", "-", text).strip("-.") or "target"
-    return (
-        slug if len(slug) <= _LONGEST_SLUG else f"{slug[:_LONGEST_SLUG]}-{zlib.crc32(text.encode(errors='replace')):x}"
-    )
-
-
-def sheet_name(picture: Path, layer: str) -> str:
-    """Return the file name for a sheet of feature maps.
-
-    >>> sheet_name(Path("photos/cat.jpg"), "layer4.1.relu#2")
-    'cat.features.layer4.1.relu-2.png'
-    """
-    return f"{_cut(picture.stem)}.features.{_slug(layer)}.png"
+        return Failure(source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
+    return Written(explanation, file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from camkit.errors import TargetError, did_you_mean
+from camkit.errors import TargetError, advice, did_you_mean
 
 
 def whole_number(value: Any, what: str) -> int:
@@ -51,7 +51,8 @@ def index_of(label: str, labels: tuple[str, ...] | None) -> int:
         return int(label)
     if labels is None:
         raise TargetError(
-            f"target {label!r} is a label, but this model comes without labels; pass labels=[...] or a class index"
+            f"target {label!r} is a label, but this model comes without labels; pass "
+            f"{advice('labels=[...]', '--labels FILE')} or a class index"
         )
     folded = label.strip().casefold()
     indices = [index for index, name in enumerate(labels) if name == label]

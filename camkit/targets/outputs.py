@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.errors import TargetError
+from camkit.errors import TargetError, advice
 
 
 def describe(output: Any) -> str:
@@ -53,8 +53,11 @@ def logits_of(output: Any, batch: int) -> Float[Tensor, "n k"]:
         if scores.shape[:1] == (batch,) and scores.dim() >= 2 and scores.numel() == batch * scores.shape[1] > 0:
             return scores.flatten(1)
     raise TargetError(
-        f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); pass "
-        "target=FUNCTION, which takes this output and returns one score per image"
+        f"the model returned {describe(output)}, but no class scores of shape ({batch}, classes); "
+        + advice(
+            "pass target=FUNCTION, which takes this output and returns one score per image",
+            "wrap it in a factory whose module returns them (--model file.py:factory)",
+        )
     )
 
 

@@ -42,10 +42,13 @@ and in 16 bits."""
 def final_activation(scores: Tensor) -> Any:
     """Return the softmax, sigmoid or logarithm of one of them that gave these scores, as a node of the autograd graph.
 
-    It may be a module or a function. None if the scores come from something else, or have no graph.
+    It may be a module or a function, and its result may be multiplied by 100. None if the scores come from something
+    else, or have no graph.
     """
     node: Any = scores.grad_fn
-    while node is not None and node.name() in _RESHAPING:
+    while node is not None and (
+        node.name() in _RESHAPING or (node.name() == "MulBackward0" and sum_to(_PERCENT, scores.detach()))
+    ):
         node = node.next_functions[0][0]
     return node if node is not None and node.name() in _ACTIVATIONS else None
 
@@ -53,20 +56,30 @@ def final_activation(scores: Tensor) -> Any:
 def given_probabilities(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n k *cells"] | None:
     """Return the class scores as probabilities if they are probabilities or their logarithms already; else None.
 
-    This is so if a softmax, log-softmax or sigmoid gave them, or if no value is negative and all classes sum to 1.
+    This is so if a softmax, log-softmax or sigmoid gave them, or if ``shares_of`` finds that they are.
     """
+    shares = shares_of(scores.detach())
     node, values = final_activation(scores), scores.detach().float()
-    if node is not None:
-        return values.exp() if node.name().startswith("Log") else values
-    return values if sum_to_one(scores.detach()) else None
+    if shares is not None or node is None:
+        return shares
+    return values.exp() if node.name().startswith("Log") else values
 
 
-def sum_to_one(scores: Float[Tensor, "n k *cells"]) -> bool:
-    """Tell whether no score is negative, and the scores of all classes sum to 1 everywhere."""
+def shares_of(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n k *cells"] | None:
+    """Return class scores as shares of 1 if none is negative and their sum over the classes is 1 or 100; else None."""
+    whole = next((whole for whole in (1, _PERCENT) if sum_to(whole, scores)), None)
+    return None if whole is None else scores.float() / whole
+
+
+_PERCENT = 100
+
+
+def sum_to(whole: int, scores: Float[Tensor, "n k *cells"]) -> bool:
+    """Tell whether no score is negative, and the scores of all classes sum to ``whole`` everywhere."""
     if scores.shape[1] < 2 or not bool(scores.amin() >= 0):
         return False
     tolerance = _ROUNDING_16_BITS if scores.dtype in (torch.float16, torch.bfloat16) else _ROUNDING
-    return bool(((scores.sum(1, dtype=torch.float32) - 1).abs() <= tolerance).all())
+    return bool(((scores.sum(1, dtype=torch.float32) / whole - 1).abs() <= tolerance).all())
 
 
 @contextmanager

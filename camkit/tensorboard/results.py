@@ -74,7 +74,7 @@ def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: 
 def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: int = 0) -> None:
     """Write a check: its summary as text, the measures of each class as scalars, the worst pictures with their edits.
 
-    If an effect was measured with several fills, the scalar is the weakest, which decides. Arguments and errors are as
+    If an effect was measured with several fills, the scalar is the weakest. Arguments and errors are as
     for ``write_explanation``.
     """
     from camkit.background.report import markdown  # noqa: PLC0415

@@ -9,7 +9,7 @@ from camkit.background.regions import boxes, coco, masks, voc, yolo
 from camkit.background.regions.masks import is_mask
 from camkit.background.regions.table import FORMATS, RegionFormat
 from camkit.background.values import Annotations
-from camkit.errors import InputError
+from camkit.errors import InputError, refuse_pipe
 from camkit.images.files import files_in
 
 __all__ = [
@@ -47,6 +47,7 @@ def read_regions(source: Path) -> list[Annotations]:
         if not regions and files_in(source, [".png"]):
             regions = [masks.read(source)]
     elif source.suffix.lower() in _BY_EXTENSION:
+        refuse_pipe(source)
         regions = [FORMATS[_BY_EXTENSION[source.suffix.lower()]].read(source)]
     if not regions:
         raise InputError(

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from camkit.background.check import CheckResult
 from camkit.background.cost import Cost
-from camkit.background.measures import OVERALL, weakest
+from camkit.background.measures import OVERALL
 from camkit.background.plan import Plan
 from camkit.background.report import words
 from camkit.errors import printable
@@ -60,7 +60,7 @@ def table(result: CheckResult) -> Table:
         )
     for name, measures in [*result.classes.items(), (OVERALL, result.overall)]:
         judgement = result.judged[name]
-        effects = [weakest(by_fill) for by_fill in (measures.gap, measures.attraction, measures.sufficiency)]
+        effects = [words.shown(effect, measures, judgement) for effect in ("gap", "attraction", "sufficiency")]
         columns.add_row(
             Text(printable(words.class_title(measures))),
             Text(judgement.verdict + (" (waived)" if judgement.waived else ""), _STYLES[judgement.verdict]),

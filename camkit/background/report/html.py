@@ -12,7 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from camkit.background.check import CheckResult
-from camkit.background.measures import OVERALL, MeasuredEffect, Measures, weakest
+from camkit.background.decision import LEVELS, VERDICTS
+from camkit.background.measures import OVERALL, EffectName, Measures
 from camkit.background.report import words
 from camkit.background.showcase import Strip, strips, thumbnails
 from camkit.background.statistics import Estimate
@@ -35,37 +36,57 @@ _VERDICT_ORDER = {"FAIL": 0, "INCONCLUSIVE": 1, "WARN": 2, "PASS": 3}
 _SORTS_FIRST = -9.0
 """The sort key of a missing number: below every share and difference of shares."""
 
-_SMALLER_SHOWN = "With regions, holes are filled in two ways; the smaller value is shown."
-
 _COLUMNS = (
-    ("class", "The class of the pictures."),
-    ("verdict", "FAIL, INCONCLUSIVE, WARN or PASS."),
-    ("pictures", "Pictures that the model answered. Below: how many took part in the experiment."),
-    ("accuracy", "Share of right answers to the unedited pictures. Below, as for all effects: the 95% interval."),
+    (
+        "class",
+        "The class of the pictures. The last row stands for all classes together, and for the verdict on the model.",
+    ),
+    ("verdict", "FAIL, INCONCLUSIVE, WARN or PASS; the tables below say which applies when."),
+    ("pictures", "Pictures that the model answered. Below: how many of them took part in the experiment."),
+    ("accuracy", "Share of right answers to the unedited pictures. Below: its 95% interval."),
     (
         "background gap",
-        f"Accuracy on backgrounds of the object's own class minus accuracy on those of other classes. {_SMALLER_SHOWN}",
+        "Accuracy on backgrounds of the object's own class minus accuracy on those of other classes. Below, as for all "
+        "effects that count: the 95% interval and the level. The experiment fills holes in two ways, if the data has "
+        "regions. The table shows the one that decides: for the level fail the smaller effect, otherwise the larger.",
     ),
     ("own / other", "The two accuracies behind the gap: on backgrounds of the own class, and of other classes."),
     (
         "attraction",
         "How often objects of other classes get this class's name on its backgrounds, minus how often they get it on "
-        f"other backgrounds. {_SMALLER_SHOWN}",
+        "other backgrounds. All classes together have none, because their gap measures the same.",
     ),
-    ("", f"How far the accuracy without the object is above chance. {_SMALLER_SHOWN}"),
-    ("skill", "0: the heat lies on the object no more than by chance. 1: as much as the grid of the heatmap allows."),
-    ("energy", "Share of the heat on the object. Below: the share that a blind map and a perfect map would have."),
+    (
+        "",
+        "Sufficiency: how far the accuracy without the object is above chance. For a single class it has no level and "
+        "does not count, because a model that sees no object may always name the same class.",
+    ),
+    (
+        "skill",
+        "0: the heat lies on the object no more than the heat of other pictures does. 1: as much as a perfect map on "
+        "the grid of the heatmap. It is above 1 if the heat keeps to the middle of the object, because a perfect map "
+        "also covers its edge, where cells of the grid reach beyond the object. Below: the 95% interval.",
+    ),
+    (
+        "energy",
+        "Share of the heat on the object. Below: the share of a map that ignores the picture, and of a perfect map.",
+    ),
 )
 """Title and explanation of each column; the empty title depends on what the experiment removes."""
+
+_INTERVALS = (
+    "The interval of an effect is never narrower than its number of pictures allows: if no answer changes in 40 "
+    "pictures, changes in 9% of all pictures are still possible. A dash means that something was not measured."
+)
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """A cell of the table: its text, its sort key, the small print below it, and the CSS class of a verdict."""
+    """A cell of the table: its text, its sort key, the lines of small print below, and the CSS class of a verdict."""
 
     text: str
     sort: float | int | str | None = None
-    small_print: str = ""
+    small_print: tuple[str, ...] = ()
     verdict: str = ""
 
 
@@ -103,7 +124,10 @@ def render(result: CheckResult) -> str:
         columns=[{"title": title or removed, "help": explanation} for title, explanation in _COLUMNS],
         rows=[_row(measures, result.judged[name]) for name, measures in result.classes.items()],
         total=_row(result.overall, result.judged[OVERALL]),
-        rule=_rule(result),
+        intervals=_INTERVALS,
+        levels=LEVELS,
+        verdicts=VERDICTS,
+        limits=_limits(result),
         strips=[_strip(strip) for strip in strips(result)],
         references=words.REFERENCES,
         caveat=words.CAVEAT,
@@ -136,38 +160,43 @@ def _strip(strip: Strip) -> dict[str, Any]:
 
 
 def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
-    gap = weakest(measures.gap)
+    gap = words.shown("gap", measures, judgement)
     verdict = judgement.verdict
     accuracies = words.NONE if gap is None else " / ".join(words.share(share) for share in gap.accuracies)
     skill, energy = measures.skill, measures.energy
+    waived = (f"waived: {judgement.waived}",) if judgement.waived else ()
     return [
         _Cell(words.class_title(measures)),
-        _Cell(verdict, _VERDICT_ORDER[verdict], f"waived: {judgement.waived}" if judgement.waived else "", verdict),
-        _Cell(str(measures.pictures), measures.pictures, f"{measures.tested} tested"),
+        _Cell(verdict, _VERDICT_ORDER[verdict], waived, verdict),
+        _Cell(str(measures.pictures), measures.pictures, (f"{measures.tested} tested",)),
         _Cell(
             words.share(measures.accuracy.value),
             _sort_key(measures.accuracy.value),
             _interval(measures.accuracy, percent=True),
         ),
-        _effect(gap),
+        _effect("gap", measures, judgement),
         _Cell(accuracies, _SORTS_FIRST if gap is None else gap.accuracies[1]),
-        _effect(weakest(measures.attraction)),
-        _effect(weakest(measures.sufficiency)),
+        _effect("attraction", measures, judgement),
+        _effect("sufficiency", measures, judgement),
         _Cell(words.NONE, _SORTS_FIRST)
         if skill is None
-        else _Cell(words.number(skill.value), skill.value, _interval(skill)),
+        else _Cell(words.number(skill.value), _sort_key(skill.value), _interval(skill)),
         _Cell(words.NONE, _SORTS_FIRST)
         if energy is None
         else _Cell(
-            words.number(energy), energy, f"{words.number(measures.shuffled)} to {words.number(measures.ceiling)}"
+            words.number(energy), energy, (f"{words.number(measures.shuffled)} to {words.number(measures.ceiling)}",)
         ),
     ]
 
 
-def _effect(measured: MeasuredEffect | None) -> _Cell:
+def _effect(name: EffectName, measures: Measures, judgement: Judgement) -> _Cell:
+    """Return an effect with its interval and, if it counts for the verdict, its level."""
+    measured = words.shown(name, measures, judgement)
     if measured is None:
         return _Cell(words.NONE, _SORTS_FIRST)
-    return _Cell(words.number(measured.effect.value), measured.effect.value, _interval(measured.effect))
+    level = (judgement.effects[name].level,) if name in judgement.effects else ()
+    value = measured.effect.value
+    return _Cell(words.number(value), _sort_key(value), (*_interval(measured.effect), *level))
 
 
 def _sort_key(value: float) -> float:
@@ -175,40 +204,37 @@ def _sort_key(value: float) -> float:
     return value if math.isfinite(value) else _SORTS_FIRST
 
 
-def _interval(estimate: Estimate, *, percent: bool = False) -> str:
+def _interval(estimate: Estimate, *, percent: bool = False) -> tuple[str, ...]:
+    """Return the interval as a line of small print; nothing if there is none."""
     show = words.share if percent else words.number
     low, high = show(estimate.low), show(estimate.high)
-    return "" if words.NONE in (low, high) else f"{low} to {high}"
+    return () if words.NONE in (low, high) else (f"{low} to {high}",)
 
 
-def _rule(result: CheckResult) -> str:
-    """Return the rule of the verdict as a paragraph."""
+def _limits(result: CheckResult) -> str:
+    """Return the limits and the significance level as a paragraph."""
     settings, with_regions = result.plan.settings, result.plan.with_regions
     limits = settings.limits
-    without = "without the object" if with_regions else "without the middle of the picture"
-    both = ", and both ways of filling the hole must show it" if with_regions else ""
-    rule = (
-        f"A model fails if the gap of a class, or of all classes together, is above {limits.gap:g}; if the attraction "
-        f"of a class is above {limits.attraction:g}; or if, over all classes, the accuracy {without} is more than "
-        f"{limits.sufficiency:g} above chance. The excess must be significant (at {limits.alpha:.0%}, corrected for "
-        f"the number of tests){both}. The heat alone never fails a model."
+    strict = "this check was strict" if limits.strict else "this check was not strict"
+    text = (
+        f"The limits: gap {limits.gap:g}, attraction {limits.attraction:g}, sufficiency {limits.sufficiency:g}. "
+        f"Significant means at {limits.alpha:.0%}: half for the two effects of all classes together and half for those "
+        f"of the classes, corrected for their number by Holm's method. The heat alone never fails a model; {strict}."
     )
     if with_regions or settings.check.ring_is_background:
-        return rule
-    return f"{rule} Because this data has no regions, such an effect only warns, unless ring_is_background is set."
+        return text
+    return f"{text} Because this data has no regions, an effect only warns, unless ring_is_background is set."
 
 
 def _details(result: CheckResult) -> list[tuple[str, str]]:
     check, sanity = result.plan.settings.check, result.sanity
     heat, edits = result.plan.forwards
     return [
+        *words.provenance(result),
         ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
         ("method", check.method_name),
         ("pictures shown to the model", f"{heat} for the heat, up to {edits} for the experiment"),
         ("correlation with HiResCAM's maps", words.number(sanity.agreement)),
         ("correlation with random weights' maps", words.number(sanity.randomised)),
         ("seed", str(check.seed)),
-        ("hash of the weights", result.hashes.get("weights", "")[:16]),
-        ("hash of the pictures", result.hashes.get("data", "")[:16]),
-        ("camkit", words.VERSION),
     ]

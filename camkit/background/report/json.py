@@ -64,8 +64,13 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
 
 def _measures(measures: Measures, judgement: Judgement) -> dict[str, Any]:
     return {
-        **asdict(judgement),
+        "verdict": judgement.verdict,
         "reasons": [reason.text for reason in judgement.reasons],
+        "gap_p": judgement.gap_p,
+        "sufficiency_p": judgement.sufficiency_p,
+        "attraction_p": judgement.attraction_p,
+        "levels": {name: effect.level for name, effect in judgement.effects.items()},
+        "waived": judgement.waived,
         **{name: value for name, value in asdict(measures).items() if name != "name"},
     }
 

@@ -14,14 +14,22 @@ from camkit.errors import printable
 def render(result: CheckResult) -> str:
     """Return the XML. WARN passes, with its reasons as output. Waived classes are skipped.
 
-    INCONCLUSIVE classes are skipped too, or fail if ``result.inconclusive`` is "fail".
+    INCONCLUSIVE fails, or is skipped if ``result.inconclusive`` is "pass". The time of a class is its share of the
+    check's duration, by the number of its pictures: the pictures of all classes pass through the model together.
     """
     suite = TestSuite(printable(f"camkit check of {result.plan.model.name}"))
-    for name in result.classes:
-        suite.add_testcase(_case(name, result.judged[name], result.inconclusive, is_all=False))
-    suite.add_testcase(_case("all classes together", result.judged[OVERALL], result.inconclusive, is_all=True))
+    seconds = 0.0 if result.run is None else result.run.seconds
+    if result.run is not None:
+        suite.timestamp = result.run.started.isoformat(timespec="seconds")
+    for name, measures in result.classes.items():
+        case = _case(name, result.judged[name], result.inconclusive)
+        case.time = round(seconds * measures.pictures / max(1, len(result.images)), 3)
+        suite.add_testcase(case)
+    overall = _case("all classes together", result.judged[OVERALL], result.inconclusive)
+    overall.time = 0.0
+    suite.add_testcase(overall)
     for name, error in result.failures.items():
-        case = TestCase(printable(name), "pictures")
+        case = TestCase(printable(name), "pictures", 0.0)
         case.result = [Skipped(printable(f"could not be used: {error}"))]
         suite.add_testcase(case)
     document = JUnitXml()
@@ -30,7 +38,7 @@ def render(result: CheckResult) -> str:
     return xml.decode()
 
 
-def _case(name: str, judgement: Judgement, inconclusive: Inconclusive, *, is_all: bool) -> TestCase:
+def _case(name: str, judgement: Judgement, inconclusive: Inconclusive) -> TestCase:
     case = TestCase(printable(name), "background")
     verdict = judgement.verdict
     why = printable("; ".join(reason.text for reason in judgement.reasons))
@@ -38,7 +46,7 @@ def _case(name: str, judgement: Judgement, inconclusive: Inconclusive, *, is_all
         case.result = [Skipped(printable(f"waived: {judgement.waived}: {why}"))]
     elif verdict == "FAIL" or (verdict == "INCONCLUSIVE" and inconclusive == "fail"):
         case.result = [Failure(why, "background")]
-    elif verdict == "INCONCLUSIVE" and not is_all:
+    elif verdict == "INCONCLUSIVE":
         case.result = [Skipped(why)]
     case.system_out = f"{verdict}: {why}"
     return case

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from camkit.background.check import CheckResult
-from camkit.background.measures import OVERALL, Measures, weakest
+from camkit.background.measures import OVERALL, Measures
 from camkit.background.report import words
 from camkit.background.verdict import Judgement
 from camkit.errors import printable
@@ -22,7 +22,7 @@ def render(result: CheckResult) -> str:
     lines += [f"- {_escaped(reason)}" for reason in result.reasons[:_MAX_REASONS]]
     if len(result.reasons) > _MAX_REASONS:
         lines.append(f"- and {len(result.reasons) - _MAX_REASONS} more, in {words.PAGE}")
-    lines += [_escaped(change)] if (change := words.change_since_baseline(result)) else []
+    lines += [f"- {_escaped(change)}"] if (change := words.change_since_baseline(result)) else []
     lines += [
         "",
         "| class | verdict | pictures | accuracy | background gap | attraction "
@@ -43,7 +43,7 @@ def render(result: CheckResult) -> str:
 
 def _row(measures: Measures, judgement: Judgement) -> str:
     gap, attraction, removed = (
-        weakest(by_fill) for by_fill in (measures.gap, measures.attraction, measures.sufficiency)
+        words.shown(effect, measures, judgement) for effect in ("gap", "attraction", "sufficiency")
     )
     number = words.number
     cells = [

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import platform
 from importlib.metadata import version
+from pathlib import Path
 
 from camkit.background.check import CheckResult
-from camkit.background.measures import OVERALL, Measures
+from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
 from camkit.background.plan import Plan
+from camkit.background.verdict import Judgement
 
 NONE = "-"
 """Printed if there is no number."""
@@ -54,8 +57,28 @@ def sentence(result: CheckResult) -> str:
     if result.verdict == "WARN":
         return f"{model} may ship, but look at {'the reasons' if worst == OVERALL else f'class {worst}'} first"
     if result.verdict == "PASS":
-        return f"no sign that {model} reads the background"
+        return _pass_sentence(model, result.judged[OVERALL])
     return f"the check could not tell whether {model} reads the background"
+
+
+def _pass_sentence(model: str, judgement: Judgement) -> str:
+    """Say how large the effects of all classes together can be."""
+    upper_ends = [
+        f"a {name} of at most {max(0.0, effect.decisive.effect.high):.2f}"
+        for name, effect in judgement.effects.items()
+        if effect.decisive is not None
+    ]
+    if not upper_ends:
+        return f"{model} was not tested, because every class is waived or exempt"
+    return f"{model} depends on the background by less than the limits: {' and '.join(upper_ends)}"
+
+
+def shown(name: EffectName, measures: Measures, judgement: Judgement) -> MeasuredEffect | None:
+    """Return an effect as tables show it: with the fill that decides, or with the weakest if none decides."""
+    if name in judgement.effects:
+        return judgement.effects[name].decisive
+    by_fill = {"gap": measures.gap, "attraction": measures.attraction, "sufficiency": measures.sufficiency}
+    return weakest(by_fill[name])
 
 
 def change_since_baseline(result: CheckResult) -> str:
@@ -76,6 +99,28 @@ def without_object(plan: Plan) -> str:
     return "object removed" if plan.with_regions else "middle removed"
 
 
+def provenance(result: CheckResult) -> list[tuple[str, str]]:
+    """Return what a reader needs to repeat the check: the date, the command, the weights and the versions."""
+    run, hashes = result.run, result.hashes
+    weights = result.plan.model.weights
+    named = [] if weights is None else [("weights", _weights(weights, result.plan))]
+    return [
+        ("date", "unknown" if run is None else f"{run.started:%Y-%m-%d %H:%M} UTC, {run.seconds:.0f} s"),
+        ("command", (run.command if run else "") or "camkit.check(...), called from Python"),
+        *named,
+        ("hash of the weights in the model", hashes.get("weights", "")),
+        ("hash of the pictures and regions", hashes.get("data", "")),
+        ("hash of the settings", hashes.get("settings", "")),
+        ("versions", f"camkit {VERSION}, torch {version('torch')}, Python {platform.python_version()}"),
+    ]
+
+
+def _weights(weights: str, plan: Plan) -> str:
+    """Return the name of a file of weights with its hash, or the name of published weights."""
+    file = Path(weights)
+    return f"{file.name} (SHA-256 {plan.files.of(file)})" if file.is_file() else weights
+
+
 def left_out(plan: Plan) -> list[str]:
     """Return what the check does not use, a line for each kind with a few examples."""
     return [
@@ -87,10 +132,10 @@ def left_out(plan: Plan) -> list[str]:
 def number(value: float | None, digits: int = 2) -> str:
     """Return a number as it is printed; a dash for None and NaN.
 
-    >>> number(0.1234), number(None), number(float("nan"))
-    ('0.12', '-', '-')
+    >>> number(0.1234), number(-0.001), number(None), number(float("nan"))
+    ('0.12', '0.00', '-', '-')
     """
-    return NONE if value is None or math.isnan(value) else f"{value:.{digits}f}"
+    return NONE if value is None or math.isnan(value) else f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def share(value: float | None) -> str:

@@ -1,9 +1,10 @@
-"""Read and validate ``camkit.toml`` or the ``[tool.camkit]`` table of ``pyproject.toml``."""
+"""Read and validate a config: one table for the model, and tables for the commands."""
 
 from __future__ import annotations
 
 import datetime as dt
-import tomllib
+import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -20,13 +21,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from camkit.background.classes import normalize_name
+from camkit.config.files import read_table
 from camkit.errors import InputError, did_you_mean
 from camkit.methods import Method, find_method
-from camkit.types import Precision
-
-FILE, PROJECT_FILE = "camkit.toml", "pyproject.toml"
-"""The files that can hold a config; in the second, the config is one table among others."""
+from camkit.types import Fusion, Precision
 
 
 class _Section(BaseModel):
@@ -39,7 +37,7 @@ Side: TypeAlias = Annotated[int, Field(ge=1)]
 
 
 class ModelSection(_Section):
-    """The model; the keys mean what the command-line options of the same name mean."""
+    """The model of every command; the keys mean what the command-line options of the same name mean."""
 
     name: str | None = None
     weights: str | None = None
@@ -49,6 +47,39 @@ class ModelSection(_Section):
     std: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     labels: Path | None = None
     text: list[str] | None = None
+
+    def describes(self, name: str) -> bool:
+        """Return whether these settings hold for the model with this name: they name it, or none."""
+        return self.name is None or _absolute(self.name) == _absolute(name)
+
+
+class ExplainSection(_Section):
+    """How pictures are explained; the keys mean what the command-line options of the same name mean.
+
+    ``out``, ``style``, ``colormap`` and ``alpha`` say how the command draws, so they change nothing in Python.
+    """
+
+    method: str | None = None
+    layer: str | list[str] | None = None
+    fuse: Fusion | None = None
+    precision: Precision | None = None
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    out: Path | None = None
+    style: str | None = None
+    colormap: str | None = None
+    alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class DiagnoseSection(_Section):
+    """How a model is diagnosed; the keys mean what the command-line options of the same name mean.
+
+    ``limit`` and ``out`` belong to the command, so they change nothing in Python.
+    """
+
+    train: bool | None = None
+    precision: Precision | None = None
+    limit: Annotated[int, Field(ge=1)] | None = None
+    out: Path | None = None
 
 
 class DataSection(_Section):
@@ -107,12 +138,14 @@ class LimitsSection(_Section):
     al. 2020).
 
     Attributes:
-        gap, sufficiency, attraction: the largest effect that may ship; an effect counts only if it is significant.
+        gap, sufficiency, attraction: the largest effect that may ship.
         skill: a skill below this is a warning. At 0 a map is no better than the map of another picture.
-        alpha: the significance level, before Holm's correction.
+        alpha: the significance level: the largest probability that effects below their limits fail the model.
         least_pictures: testable pictures that a class needs for a verdict.
         most_empty: the largest share of empty maps with which heat still says something about the model.
         least_room: the headroom below which the objects lie so alike that no map can show which one it used.
+        strict: whether a PASS needs the effects of each class to be excluded, and not only those of all classes
+            together.
     """
 
     gap: float = Field(default=0.10, ge=0, le=1)
@@ -123,6 +156,27 @@ class LimitsSection(_Section):
     least_pictures: int = Field(default=30, ge=2)
     most_empty: float = Field(default=0.20, ge=0, le=1)
     least_room: float = Field(default=0.10, ge=0, le=1)
+    strict: bool = False
+
+
+class RunSection(_Section):
+    """Where a check writes, and what it starts from.
+
+    Attributes:
+        out: the folder for the reports.
+        baseline: an earlier ``report.json`` to compare with.
+        quick: use a smaller sample.
+        resume: continue an interrupted check.
+        inconclusive: whether INCONCLUSIVE counts as a "pass" or as a failure ("fail").
+        tensorboard: the command's folder for TensorBoard event files; it changes nothing in Python.
+    """
+
+    out: Path | None = None
+    baseline: Path | None = None
+    quick: bool = False
+    resume: bool = False
+    inconclusive: Literal["pass", "fail"] = "fail"
+    tensorboard: Path | None = None
 
 
 class ClassSection(_Section):
@@ -148,14 +202,21 @@ class Waiver(_Section):
 
 
 class Settings(_Section):
-    """All settings of a check."""
+    """A whole config: the model, how ``explain`` and ``diagnose`` use it, and all settings of a check."""
 
     model: ModelSection = Field(default_factory=ModelSection)
+    explain: ExplainSection = Field(default_factory=ExplainSection)
+    diagnose: DiagnoseSection = Field(default_factory=DiagnoseSection)
     data: DataSection = Field(default_factory=DataSection)
     check: CheckSection = Field(default_factory=CheckSection)
     limits: LimitsSection = Field(default_factory=LimitsSection)
+    run: RunSection = Field(default_factory=RunSection)
     classes: dict[str, ClassSection] = Field(default_factory=dict)
     waivers: list[Waiver] = Field(default_factory=list)
+
+    def relative_to(self, folder: Path) -> Settings:
+        """Return the settings with every path as seen from a folder, as a config in that folder gives it."""
+        return _with_paths(self, Path(), lambda path: _seen_from(folder, path))
 
     def waived(self, today: dt.date) -> dict[str, Waiver]:
         """Return the waivers in force, by class; a waiver is still in force on its last day."""
@@ -175,71 +236,80 @@ class Settings(_Section):
         return frozenset(normalize_name(name) for name in expect) if isinstance(expect, list) else frozenset()
 
 
-def find_config(folder: Path) -> Path | None:
-    """Return the ``camkit.toml`` of a folder, or its ``pyproject.toml`` if that has a ``[tool.camkit]`` table."""
-    if (folder / FILE).is_file():
-        return folder / FILE
-    project = folder / PROJECT_FILE
-    return project if project.is_file() and _read_table(project) is not None else None
-
-
-def _read_table(file: Path) -> dict[str, Any] | None:
-    """Return camkit's table of a TOML file; None for a ``pyproject.toml`` without one."""
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the config {file} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the config {file} is not TOML: {error}") from error
-    if file.name != PROJECT_FILE:
-        return content
-    tools = content.get("tool", {})
-    table = tools.get("camkit") if isinstance(tools, dict) else None
-    if table is not None and not isinstance(table, dict):
-        raise InputError(f"[tool.camkit] in {file} must be a table of settings, not {table!r}")
-    return table
-
-
 def read_config(file: Path) -> Settings:
     """Read a config; relative paths in it start at the config's folder.
 
     Raises:
         InputError: the file cannot be read, or has an unknown key or an invalid value.
     """
-    table = _read_table(file)
+    table = read_table(file)
     if table is None:
         raise InputError(f"{file} has no [tool.camkit] table")
     settings = settings_from(table, str(file))
-    folder = file.parent
-    data_paths = {
-        name: folder / path
-        for name in ("path", "regions", "class_map")
-        if (path := getattr(settings.data, name)) is not None
-    }
-    model_paths = {
-        "name": _resolve_file(settings.model.name, folder),
-        "weights": _resolve_file(settings.model.weights, folder),
-        "labels": None if settings.model.labels is None else folder / settings.model.labels,
-    }
-    return settings.model_copy(
-        update={
-            "data": settings.data.model_copy(update=data_paths),
-            "model": settings.model.model_copy(update=model_paths),
-        }
-    )
+    return _with_paths(settings, file.parent, lambda path: file.parent / path)
 
 
-def _resolve_file(name: str | None, folder: Path) -> str | None:
-    """Return the path of ``model.pth`` or ``net.py:make`` if the folder has that file; else the name unchanged."""
-    if name is None:
-        return None
-    stem, separator, _ = name.partition(".py:")
-    file = f"{stem}.py" if separator else stem
-    return str(folder / name) if (folder / file).is_file() else name
+def as_settings(config: Settings | Mapping[str, Any] | str | Path | None) -> Settings:
+    """Return the settings of a file or of a mapping; None gives the defaults.
+
+    Raises:
+        InputError: as ``read_config``.
+    """
+    if config is None:
+        return Settings()
+    if isinstance(config, Settings):
+        return config
+    return settings_from(config, "config") if isinstance(config, Mapping) else read_config(Path(config))
 
 
-def settings_from(table: Mapping[str, Any], source: str) -> Settings:
-    """Validate a table of settings; ``source`` says in an error where the table comes from.
+_MODEL_FILES = ("name", "weights")
+"""Settings that are names or files; they are taken as files if there is such a file."""
+
+
+def _with_paths(settings: Settings, folder: Path, changed: Callable[[Path], Path]) -> Settings:
+    """Return the settings with every path changed; names that may be files are looked for in a folder."""
+    sections: dict[str, _Section] = {}
+    for key in Settings.model_fields:
+        section = getattr(settings, key)
+        if isinstance(section, _Section):
+            paths = {name: changed(path) for name, path in section if isinstance(path, Path)}
+            sections[key] = section.model_copy(update=paths)
+    names = {key: name for key in _MODEL_FILES if (name := getattr(settings.model, key)) is not None}
+    files = {key: _changed_file(name, folder, changed) for key, name in names.items()}
+    sections["model"] = sections["model"].model_copy(update=files)
+    return settings.model_copy(update=sections)
+
+
+def _changed_file(name: str, folder: Path, changed: Callable[[Path], Path]) -> str:
+    """Return ``model.pth`` or ``net.py:make`` with its path changed if the folder has that file; else the name."""
+    stem, separator, attribute = name.partition(".py:")
+    file = Path(f"{stem}.py" if separator else stem)
+    return f"{changed(file)}{separator[3:]}{attribute}" if (folder / file).is_file() else name
+
+
+def _seen_from(folder: Path, path: Path) -> Path:
+    try:
+        return Path(os.path.relpath(path, folder))
+    except ValueError:  # on another drive
+        return path.resolve()
+
+
+def _absolute(name: str) -> str:
+    """Return the name of a model with its file's absolute path, so that ``./net.py:make`` equals ``net.py:make``."""
+    file, separator, attribute = name.rpartition(":")
+    absolute = os.path.abspath(file if separator else name)  # noqa: PTH100 - it may be no file at all
+    return f"{absolute}{separator}{attribute}" if separator else absolute
+
+
+def settings_from(
+    table: Mapping[str, Any], source: str | None = None, *, named: Callable[[str], str] = repr
+) -> Settings:
+    """Validate a table of settings.
+
+    Args:
+        table: the settings.
+        source: where the table comes from, for errors; None if its settings name that themselves.
+        named: what an error calls a setting, such as "check.seed".
 
     Raises:
         InputError: a key is unknown (the error suggests the nearest known one), or a value is invalid.
@@ -249,23 +319,28 @@ def settings_from(table: Mapping[str, Any], source: str) -> Settings:
     except ValidationError as error:
         # A misspelt key is reported as unknown and the right one as missing; only the first helps the user.
         first = min(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
-        raise InputError(f"{source}: {_sentence(first)}") from error
+        raise InputError(": ".join(filter(None, (source, _sentence(first, named))))) from error
 
 
-def _sentence(error: Any) -> str:
+def _sentence(error: Any, named: Callable[[str], str]) -> str:
     """Turn one of pydantic's errors into a sentence that names the setting."""
     # Behind the path of the setting, pydantic appends the union members it tried, and indices of list entries.
     depth = 3 if error["loc"][:1] in (("classes",), ("waivers",)) else 2
     path = [str(part) for part in error["loc"][:depth]]
     path += [str(part) for part in error["loc"][depth:] if isinstance(part, int)]
-    setting = ".".join(path)
+    setting = named(".".join(path))
     if error["type"] == "extra_forbidden":
-        return f"there is no setting {setting!r}{did_you_mean(path[-1], _keys(path[:-1]))}"
+        return f"there is no setting {setting}{did_you_mean(path[-1], _keys(path[:-1]))}"
     if error["type"] == "missing":
-        return f"{setting!r} is missing"
+        return f"{setting} is missing"
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{setting!r} is {error['input']!r}: expected a table of settings"
-    return f"{setting!r} is {error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+        return f"{setting} is {error['input']!r}: expected a table of settings"
+    return f"{setting} is {error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def normalize_name(name: str) -> str:
+    """Return a class name in lower case, with one space for each run of spaces, underscores and hyphens."""
+    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
 def _keys(path: list[str]) -> list[str]:

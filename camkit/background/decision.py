@@ -1,0 +1,206 @@
+"""The decision table: how certain each effect is, and which verdict follows from that.
+
+``LEVELS`` and ``VERDICTS`` are the whole rule. In both, the first row that applies decides. docs/check.md and the HTML
+report print their words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeAlias
+
+from camkit.background.measures import EffectName, MeasuredEffect
+from camkit.background.values import Verdict
+
+Level: TypeAlias = Literal["fail", "warn", "excluded", "open"]
+
+_MOST_TIMES = 10
+"""Beyond this many times as many pictures, no number is predicted. At ten times, the estimate lies 0.62 standard errors
+below its limit, so the truth lies above it in more than a quarter of such cases."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What is known of one effect of a class, or of all classes together.
+
+    Attributes:
+        name: gap, sufficiency or attraction.
+        by_fill: the effect measured with each way of filling the holes; empty if it could not be measured.
+        limit: the largest effect that may ship.
+        p: the p-value of "with at least one fill, the effect is not above the limit", after the correction for the
+            number of tests; None if the effect was not tested.
+        significant: whether the effect is significantly above the limit with every fill.
+    """
+
+    name: EffectName
+    by_fill: Mapping[str, MeasuredEffect]
+    limit: float
+    p: float | None = None
+    significant: bool = False
+
+    @property
+    def level(self) -> Level:
+        """The level of the first row of ``LEVELS`` that applies."""
+        return next(rule.level for rule in LEVELS if rule.applies(self))
+
+    def level_with(self, fill: str) -> Level:
+        """Return the level if this fill were the only one, and the effect had not been tested for significance."""
+        return replace(self, by_fill={fill: self.by_fill[fill]}, significant=False).level
+
+    @property
+    def decisive(self) -> MeasuredEffect | None:
+        """The fill that decides: the weakest one for "fail", otherwise the strongest; None if nothing was measured."""
+        if self.level == "fail":
+            return min(self.by_fill.values(), key=_value, default=None)
+        deciding = [measured for fill, measured in self.by_fill.items() if self.level_with(fill) == self.level]
+        return max(deciding, key=_value if self.level == "warn" else _upper_end, default=None)
+
+    @property
+    def more_pictures(self) -> int | None:
+        """About how many more pictures would exclude an open effect; None if no number would.
+
+        The interval's width falls with the square root of the number of pictures, and the estimate is taken as it is.
+        """
+        more = [
+            _more_pictures(measured, self.limit)
+            for fill, measured in self.by_fill.items()
+            if self.level_with(fill) == "open"
+        ]
+        known = [number for number in more if number is not None]
+        return max(known) if known and len(known) == len(more) else None
+
+
+def _value(measured: MeasuredEffect) -> float:
+    return measured.effect.value
+
+
+def _upper_end(measured: MeasuredEffect) -> float:
+    """Return the interval's upper end; infinity if too few groups gave no interval."""
+    high = measured.effect.high
+    return math.inf if math.isnan(high) else high
+
+
+def _more_pictures(measured: MeasuredEffect, limit: float) -> int | None:
+    estimate, pictures = measured.effect, measured.pictures
+    distance = limit - estimate.value
+    reach = estimate.high - estimate.value
+    if not distance > 0 or not math.isfinite(reach):
+        return None
+    times = (reach / distance) ** 2
+    return None if times > _MOST_TIMES else _rounded_up(pictures * times - pictures)
+
+
+def _rounded_up(number: float) -> int:
+    """Return the next whole number of two significant digits, and at least 1.
+
+    >>> _rounded_up(0.0), _rounded_up(7.2), _rounded_up(121.0)
+    (1, 8, 130)
+    """
+    step: int = 10 ** max(0, math.floor(math.log10(max(1.0, number))) - 1)
+    return max(1, math.ceil(number / step) * step)
+
+
+class LevelRule(NamedTuple):
+    """A row of the table of levels."""
+
+    level: Level
+    when: str
+    applies: Callable[[Effect], bool]
+
+
+LEVELS = (
+    LevelRule(
+        "fail",
+        "it is significantly above the limit with every fill",
+        lambda effect: effect.significant,
+    ),
+    LevelRule(
+        "warn",
+        "its estimate is above the limit with any fill; or the interval is above 0 and ends above the limit",
+        lambda effect: any(
+            measured.effect.value > effect.limit or (measured.effect.low > 0 and measured.effect.high > effect.limit)
+            for measured in effect.by_fill.values()
+        ),
+    ),
+    LevelRule(
+        "excluded",
+        "its interval ends below the limit with every fill",
+        lambda effect: (
+            bool(effect.by_fill) and all(measured.effect.high < effect.limit for measured in effect.by_fill.values())
+        ),
+    ),
+    LevelRule("open", "otherwise", lambda _: True),
+)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the verdict on a class, or on the model, follows from.
+
+    Attributes:
+        required: the levels of the effects that must be excluded for a PASS.
+        others: the levels of the other effects.
+        untested: whether something kept a class, or all classes together, from being tested.
+        heat_warns: whether the heat of all classes together lies on the objects less than a blind map's would or,
+            without regions, gives a hint.
+    """
+
+    required: Sequence[Level] = ()
+    others: Sequence[Level] = ()
+    untested: bool = False
+    heat_warns: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of the first row of ``VERDICTS`` that applies."""
+        return next(rule.verdict for rule in VERDICTS if rule.applies(self))
+
+    def has(self, level: Level) -> bool:
+        """Return whether any effect is at a level."""
+        return level in (*self.required, *self.others)
+
+    @classmethod
+    def joined(cls, several: Sequence[Findings]) -> Findings:
+        """Return the findings for the model from those of its classes and of all classes together."""
+        return cls(
+            required=[level for findings in several for level in findings.required],
+            others=[level for findings in several for level in findings.others],
+            untested=any(findings.untested for findings in several),
+            heat_warns=any(findings.heat_warns for findings in several),
+        )
+
+
+class VerdictRule(NamedTuple):
+    """A row of the table of verdicts."""
+
+    verdict: Verdict
+    when: str
+    applies: Callable[[Findings], bool]
+
+
+VERDICTS = (
+    VerdictRule(
+        "FAIL",
+        "an effect is at level fail",
+        lambda findings: findings.has("fail"),
+    ),
+    VerdictRule(
+        "INCONCLUSIVE",
+        "something kept a class, or all classes together, from being tested",
+        lambda findings: findings.untested,
+    ),
+    VerdictRule(
+        "WARN",
+        "an effect is at level warn; or the heat of all classes together lies on the objects less than a blind map's "
+        "would; or, without regions, the heat gives a hint",
+        lambda findings: findings.has("warn") or findings.heat_warns,
+    ),
+    VerdictRule(
+        "PASS",
+        "both effects of all classes together are excluded (with --strict: those of each class too)",
+        lambda findings: all(level == "excluded" for level in findings.required),
+    ),
+    VerdictRule("INCONCLUSIVE", "otherwise", lambda _: True),
+)

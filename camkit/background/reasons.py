@@ -1,0 +1,128 @@
+"""What is known of an effect, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from camkit.background.decision import Effect
+from camkit.background.edits import RING
+from camkit.background.measures import EffectName, MeasuredEffect
+from camkit.background.statistics import MIN_GROUPS
+
+
+class Reason(NamedTuple):
+    """A reason for a verdict: its kind, which stands for many classes at once, and its full text for one class."""
+
+    kind: str
+    text: str
+
+
+_WITH_ARTICLE: Mapping[EffectName, str] = {
+    "gap": "a gap",
+    "attraction": "an attraction",
+    "sufficiency": "a sufficiency",
+}
+
+
+def reason_of(effect: Effect) -> Reason:
+    """Say what is known of an effect, by the fill that decides."""
+    measured = effect.decisive
+    if measured is None:
+        text = f"the {effect.name} could not be measured"
+        return Reason(text, text)
+    match effect.level:
+        case "fail":
+            kind = f"reads the background: {_WITH_ARTICLE[effect.name]} above the limit"
+            return Reason(kind, _significant(effect, measured))
+        case "warn":
+            kind = f"possibly reads the background: {_WITH_ARTICLE[effect.name]} that may be above the limit"
+            return Reason(kind, _probable(effect, measured))
+        case "excluded":
+            return Reason(f"{_WITH_ARTICLE[effect.name]} above the limit is excluded", _excluded(effect, measured))
+        case "open":
+            return Reason(f"{_WITH_ARTICLE[effect.name]} above the limit cannot be excluded", _open(effect, measured))
+
+
+def _significant(effect: Effect, measured: MeasuredEffect) -> str:
+    value, low, high = _figures(measured, effect.limit)
+    interval = "" if low is None else f"95% interval {low} to {high}, "
+    return f"{_answers(effect, measured)} of {value} ({interval}limit {effect.limit:.2f}, p {effect.p:.2g})"
+
+
+def _probable(effect: Effect, measured: MeasuredEffect) -> str:
+    value, low, high = _figures(measured, effect.limit)
+    text = f"{_answers(effect, measured)} of {value}; "
+    if low is None:
+        text += f"fewer than {MIN_GROUPS} groups give no interval"
+    else:
+        text += f"the {effect.name} is probably between {low} and {high}"
+    text += f"; the limit is {effect.limit:.2f}"
+    if {effect.level_with(fill) for fill in effect.by_fill} == {effect.level}:
+        return text
+    by_fill = ", ".join(f"{fill} {other.effect.value:.2f}" for fill, other in effect.by_fill.items())
+    return f"{text}; the fills disagree about the {effect.name}: {by_fill}"
+
+
+def _excluded(effect: Effect, measured: MeasuredEffect) -> str:
+    value, _, high = _figures(measured, effect.limit)
+    return f"the {effect.name} is {value} and at most {high} (limit {effect.limit:.2f})"
+
+
+def _open(effect: Effect, measured: MeasuredEffect) -> str:
+    value, low, high = _figures(measured, effect.limit)
+    name = _WITH_ARTICLE[effect.name]
+    if low is None:
+        return (
+            f"{name} above the limit of {effect.limit:.2f} cannot be excluded (measured: {value}): fewer than "
+            f"{MIN_GROUPS} groups give no interval"
+        )
+    more = effect.more_pictures
+    outlook = (
+        "the estimate is too near the limit for any number of pictures to settle it"
+        if more is None
+        else f"about {more} more pictures in the experiment would settle it"
+    )
+    return f"{name} up to {high} cannot be excluded (measured: {value}, limit {effect.limit:.2f}); {outlook}"
+
+
+def _answers(effect: Effect, measured: MeasuredEffect) -> str:
+    """Say how the two shares of right answers, or of answers that name the class, differ."""
+    first, second = measured.accuracies
+    rings = set(effect.by_fill) == {RING}  # the data has no regions
+    on = "with outer rings of" if rings else "on backgrounds of"
+    match effect.name:
+        case "gap":
+            return f"accuracy {first:.0%} {on} the object's own class and {second:.0%} {on} other classes, a gap"
+        case "attraction":
+            return (
+                f"{first:.0%} of the objects of other classes get this class's name {on} this class and {second:.0%} "
+                "elsewhere, an attraction"
+            )
+        case "sufficiency":
+            removed = "the middle made grey" if rings else "the object removed"
+            return f"accuracy {first:.0%} with {removed} and {second:.0%} by chance, a sufficiency"
+
+
+def _figures(measured: MeasuredEffect, limit: float) -> tuple[str, str | None, str | None]:
+    """Return the estimate and its interval in figures that show on which side of the limit they lie.
+
+    The interval is None if there are too few groups for one.
+    """
+    estimate = measured.effect
+    if math.isnan(estimate.low) or math.isnan(estimate.high):
+        return _figure(estimate.value, limit), None, None
+    return _figure(estimate.value, limit), _figure(estimate.low, limit), _figure(estimate.high, limit)
+
+
+def _figure(value: float, limit: float) -> str:
+    """Return a number with two digits after the point, or with the digits that tell it from the limit.
+
+    >>> _figure(0.123, 0.1), _figure(0.1, 0.1), _figure(0.0996, 0.1), _figure(-0.001, 0.1)
+    ('0.12', '0.10', '0.0996', '0.00')
+    """
+    digits = next(
+        (digits for digits in (2, 3, 4) if (round(value, digits) - round(limit, digits)) * (value - limit) > 0), 2
+    )
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 turns -0.0 into 0.0

@@ -1,0 +1,68 @@
+"""Gives the options that are not typed the values of the config, so that a command sees no difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import App
+from cyclopts.argument import ArgumentCollection
+from cyclopts.config import Dict
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+_OF_A_CHECK = ("check", "limits", "run")
+
+_TABLES: dict[tuple[str, ...], tuple[str, ...]] = {
+    (): ("explain",),
+    ("diagnose",): ("diagnose",),
+    ("check",): _OF_A_CHECK,
+    ("check", "init"): _OF_A_CHECK,
+}
+"""The config's tables whose keys are options of each command; the table ``model`` holds for all of them."""
+
+
+def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Add the config's values to the options that were not typed. cyclopts calls this before it converts them.
+
+    Raises:
+        InputError: the config cannot be read, or has an unknown key or an invalid value.
+    """
+    options = {name: argument for argument in arguments for name in argument.names}
+    if "--config" not in options:
+        return
+    from camkit.config.files import find_config
+
+    typed = [token.value for token in options["--config"].tokens]
+    # A config that lies in the folder already says nothing about the one that ``camkit check init`` is to write.
+    file = Path(typed[-1]) if typed else find_config(Path()) if commands != ("check", "init") else None
+    if file is None:
+        return
+    from camkit.config.settings import read_config
+
+    settings = read_config(file)
+    values: dict[str, Any] = {"config": str(file)}
+    models = [token.value for token in options["--model"].tokens]
+    if not models or settings.model.describes(models[-1]):
+        values |= {"model" if name == "name" else name: value for name, value in _values(settings.model).items()}
+    for table in _TABLES.get(commands, ()):
+        values |= _values(getattr(settings, table))
+    if commands[:1] == ("check",):
+        values |= {"data" if name == "path" else name: value for name, value in _values(settings.data).items()}
+    given = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
+    known = {name: value for name, value in given.items() if f"--{name}" in options}
+    Dict(known, source=str(file), use_commands_as_keys=False)(app, commands, arguments)
+
+
+def _values(table: BaseModel) -> dict[str, Any]:
+    """Return the values that a table of the config sets, as they would be typed."""
+    return {name: _typed(name, getattr(table, name)) for name in table.model_fields_set}
+
+
+def _typed(name: str, value: Any) -> Any:
+    if name in ("mean", "std") and value is not None:
+        return ",".join(map(str, value))
+    if name == "size" and isinstance(value, list):
+        return "x".join(map(str, value))
+    return value if value is None or isinstance(value, (bool, int, float, list)) else str(value)

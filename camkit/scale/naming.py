@@ -1,0 +1,140 @@
+"""The names of drawings: the same for the same call, and never that of a drawing that shows something else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from camkit.drawing.encode import encode, read_note, with_note
+from camkit.errors import OutputError, advice, without_control
+from camkit.images.files import names_file, write_file
+from camkit.types import Pixels
+
+_LONGEST_SLUG = 30
+"""Characters of a layer's or a target's name in the name of a drawing."""
+_LONGEST_STEM = 120
+"""Bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
+
+
+def free_file(out: Path, name: Path, words: Sequence[str], shows: Mapping[str, str], *, overwrite: bool) -> Path:
+    """Return the file for a drawing: one that does not exist, or that shows the same.
+
+    Args:
+        out: the folder of all drawings, or one file for this drawing.
+        name: the picture's path below the folder, as ``drawing_names`` returns it.
+        words: what follows in the file's name, such as the method.
+        shows: what decides the drawing, as words for its name; "picture" is the picture's path. If the file of the
+            plain name shows something else, the words for what differs are added to the name.
+        overwrite: whether to return the plain name whatever its file shows.
+
+    Raises:
+        OutputError: the file exists, and nothing in its name could tell the two drawings apart.
+    """
+    if names_file(out):
+        if overwrite or _is_free(out, shows):
+            return out
+        raise OutputError(f"{out} exists already; name another file, or pass {advice('overwrite=True', '--overwrite')}")
+    words = list(words)
+    while True:
+        file = out / name.parent / f"{'.'.join([name.name, *words])}.png"
+        if overwrite or _is_free(file, shows):
+            return file
+        earlier = _shown_in(file)
+        distinct = [key for key in (*shows, *earlier) if earlier.get(key, "") != shows.get(key, "")]
+        named = {**shows, "picture": Path(shows["picture"]).parent.name}
+        more = dict.fromkeys(slug(named.get(key) or f"default-{key}") for key in distinct)
+        if not earlier or not more.keys() - set(words):
+            raise OutputError(
+                f"{file} exists and camkit cannot tell what it shows; choose another folder, or pass "
+                + advice("overwrite=True", "--overwrite")
+            )
+        words = [*dict.fromkeys([*words, *more])]
+
+
+def write_drawing(file: Path, pixels: Pixels, shows: Mapping[str, str]) -> None:
+    """Write a drawing; a PNG says itself what it shows.
+
+    Raises:
+        OutputError: the file cannot be written, or its type is unknown.
+    """
+    data = encode(pixels, file.suffix)
+    write_file(file, with_note(data, json.dumps(shows)) if file.suffix.lower() == ".png" else data)
+
+
+def _is_free(file: Path, shows: Mapping[str, str]) -> bool:
+    return not os.path.lexists(file) or _shown_in(file) == shows
+
+
+def _shown_in(file: Path) -> dict[str, str]:
+    """Return what a drawing shows, as it says itself; an empty dictionary if it does not."""
+    try:
+        shown = json.loads(read_note(file) or "{}")
+    except ValueError:
+        return {}
+    return shown if isinstance(shown, dict) else {}
+
+
+def drawing_names(places: Mapping[Path, Path]) -> dict[Path, Path]:
+    """Return for each picture the path of its drawings below the output folder, without the method.
+
+    It is the picture's place. The suffix belongs to the name, so that the drawings of cat.jpg and cat.png differ even
+    if they are explained one after the other; only ``.jpg`` is left out. If named files have the same name, as many of
+    their folders are added as it takes to tell them apart.
+
+    >>> pictures = {Path("in/cat.jpg"): Path("cat.jpg"), Path("in/b/cat.png"): Path("b/cat.png")}
+    >>> [name.as_posix() for name in drawing_names(pictures).values()]
+    ['cat', 'b/cat.png']
+    >>> pictures = {Path("a/x.jpg"): Path("x.jpg"), Path("b/x.jpg"): Path("x.jpg")}
+    >>> [name.as_posix() for name in drawing_names(pictures).values()]
+    ['a/x', 'b/x']
+    """
+    names = {picture: place.with_name(picture_name(place)) for picture, place in places.items()}
+    by_name: defaultdict[str, list[Path]] = defaultdict(list)
+    for picture, name in names.items():
+        by_name[str(name).casefold()].append(picture)
+    for pictures in by_name.values():
+        if len(pictures) > 1:
+            names.update(_told_apart(pictures))
+    return names
+
+
+def _told_apart(pictures: Sequence[Path]) -> dict[Path, Path]:
+    """Return names for pictures that have the same name, with as many of their folders as it takes."""
+    folders = {picture: Path(os.path.abspath(picture)).parent.parts[1:] for picture in pictures}  # noqa: PTH100
+    names: dict[Path, Path] = {}
+    for count in range(1, max(map(len, folders.values())) + 1):
+        names = {picture: Path(*folders[picture][-count:], picture_name(picture)) for picture in pictures}
+        if len({str(name).casefold() for name in names.values()}) == len(pictures):
+            break
+    return names
+
+
+def picture_name(path: Path) -> str:
+    """Return the name of a picture without ``.jpg``, cut if a file system might not take it with what follows.
+
+    Control characters, which could change a terminal or forge a line of a log, are left out.
+    """
+    name = without_control(path.name.removesuffix(".jpg") or path.name)
+    return name if len(os.fsencode(name)) <= _LONGEST_STEM else f"{_cut(name)}-{_checksum(name)}"
+
+
+def _cut(name: str) -> str:
+    while len(os.fsencode(name)) > _LONGEST_STEM:
+        name = name[:-1]
+    return name
+
+
+def slug(text: str) -> str:
+    """Return text as a part of a file's name: letters, digits, dots and hyphens; long text ends in a checksum."""
+    text = re.sub(r"^- ", "minus ", text)  # the sign of a direction
+    plain = re.sub(r"[^\w.-]+", "-", text).strip("-.") or "target"
+    return plain if len(plain) <= _LONGEST_SLUG else f"{plain[:_LONGEST_SLUG]}-{_checksum(text)}"
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode(errors='replace')):x}"
