@@ -94,7 +94,7 @@ def main() -> None:
         slim(notebook)
         notebook.metadata.pop("language_info", None)  # it names the version of Python that ran the cells
         file = TUTORIALS / f"{name}.ipynb"
-        nbformat.write(notebook, file)
+        file.write_text(nbformat.writes(notebook) + "\n", "utf-8")
         print(f"{file.name}: {len(notebook.cells)} cells, {file.stat().st_size // 1024} KiB")
 
 

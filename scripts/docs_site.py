@@ -28,8 +28,8 @@ _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for each notebook, and every file outside docs/ that a page links to."""
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
-        page, pictures = from_notebook(notebook.content_string, Path(notebook.src_uri).stem)
-        files.append(File.generated(config, site_path(f"docs/{notebook.src_uri}"), content=page))
+        text, pictures = from_notebook(notebook.content_string, Path(notebook.src_uri).stem)
+        files.append(File.generated(config, site_path(f"docs/{notebook.src_uri}"), content=text))
         for name, content in pictures.items():
             files.append(
                 File.generated(config, posixpath.join(posixpath.dirname(notebook.src_uri), name), content=content)

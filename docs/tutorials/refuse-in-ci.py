@@ -129,4 +129,5 @@ except AssertionError as error:
 # camkit check validation/ --model mine.py:build --out report/
 # ```
 #
-# [The background check](../check.md) explains what is measured and how the verdict follows.
+# [The background check](../check.md) explains what is measured and how the verdict follows;
+# [Before a deployment](../deployment.md) has a workflow to copy.
