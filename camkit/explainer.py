@@ -35,7 +35,7 @@ from camkit.errors import (
     TargetError,
     refuse_unknown_options,
 )
-from camkit.explanation import Explanation, existing, explanations, shown_pictures
+from camkit.explanation import Explanation, Explanations, existing, explanations, sharing_scale, shown_pictures
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
 from camkit.layers.choose import UNSURE, Decision
@@ -270,7 +270,7 @@ class Explainer:
             return img.dim() == self._rank + 2 and len(img) != 1
         return isinstance(img, (list, tuple))
 
-    def batch(self, images: Iterable[ImageLike], target: Targets = None, *, batch_size: int = 32) -> list[Explanation]:
+    def batch(self, images: Iterable[ImageLike], target: Targets = None, *, batch_size: int = 32) -> Explanations:
         """Explain several pictures.
 
         Args:
@@ -280,12 +280,13 @@ class Explainer:
             batch_size: pictures per pass; halved if memory runs out.
 
         Returns:
-            The Explanations, picture by picture, target by target within.
+            The Explanations, picture by picture, target by target within: a list that can also be drawn and saved as
+            one sheet.
 
         Raises:
             InputError: something in the call or a picture is wrong.
         """
-        return list(self.stream(images, target, batch_size=batch_size))
+        return Explanations(self.stream(images, target, batch_size=batch_size))
 
     @overload
     def stream(
@@ -430,7 +431,7 @@ class Explainer:
                 of_picture.extend(more)
             scores += captured.scores
             del captured  # frees the gradients before the next pass
-        return [row for of_picture in rows for row in existing(of_picture, scores)]
+        return [row for of_picture in rows for row in sharing_scale(existing(of_picture, scores))]
 
     def _explain_finite(
         self, request: _Request, batch: list[Prepared], finite: Sequence[bool]
@@ -797,7 +798,7 @@ def explain(
     img: ImageLike | Sequence[ImageLike],
     target_layer: Layers | None = None,
     **options: Unpack[Options],
-) -> Explanation | list[Explanation]:
+) -> Explanation | Explanations:
     """Show which pixels a model used.
 
     What is found out about the model is kept while it lives, so that later calls with it are quick. ``Explainer`` does
@@ -816,7 +817,8 @@ def explain(
             a class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
 
     Returns:
-        One Explanation for one picture and one target; otherwise a list, picture by picture, target by target within.
+        One Explanation for one picture and one target; otherwise a list, ``Explanations``, picture by picture, target
+        by target within.
         A target that stands for several, such as ``camkit.targets.above``, gives a list too.
 
     Raises:

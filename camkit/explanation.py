@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex, TypeAlias, get_args, overload
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.drawing import overlay
-from camkit.drawing.encode import encode, shrink
+from camkit.drawing import figure, overlay
+from camkit.drawing.encode import as_html, encode, shrink
+from camkit.drawing.slices import draw_slices
 from camkit.engine import heatmap as heat
 from camkit.engine.features import Capture, Features
 from camkit.errors import InputError, OutputError, TargetError
 from camkit.images.files import write_file
-from camkit.images.prepare import Prepared, as_pixels
-from camkit.methods import Method, check_weights, find_method
+from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
+from camkit.layers.choose import UNSURE
+from camkit.methods import METHODS, Method, check_weights, find_method
 from camkit.targets.scores import Scores
-from camkit.types import Box, Extent, Failure, Fusion, Pixels, Status, Style, TargetLayer
+from camkit.types import Box, Extent, Failure, Fusion, Pixels, Scale, Status, Style, TargetLayer
 
 _NOTEBOOK_SIDE = 480
 """The longest side of a picture shown in a notebook, in pixels: it fits beside the code."""
+_SHEET_SIDE = 360
+"""The longest side of each picture on a sheet of several."""
+_MOST_IN_NOTEBOOK = 12
+"""Figures on the sheet that a notebook shows: a few screens, and some megabytes in the file."""
+_MOST_IN_LINE = 3
+"""Explanations that the line for a list names."""
+_LEVELS = 255
+"""The steps of a colour map: what is below one step of a scale is not visible."""
+
+_STATUS_NOTES = {
+    "no_positive_evidence": "Empty map: nothing in the picture speaks for this target at this layer.",
+    "no_influence": "Empty map: the target's gradient is zero at this layer.",
+    "non_finite": "No map: it contains NaN or infinity.",
+}
 
 
 def _or_none(number: float) -> float | None:
@@ -54,11 +70,56 @@ class LayerMaps:
         raws = [raw[None] for raw in self.raws]
         return np.asarray(heat.fuse_heatmaps(raws, self.size, self.fuse, self.extents)[0].numpy())
 
+    @functools.cached_property
+    def maxima(self) -> tuple[float, ...]:
+        """The largest value of each layer's map at the size of the input, in the map's units; 0 if it is empty."""
+        pairs = zip(self.raws, self.extents or [()] * len(self.raws), strict=True)
+        return tuple(float(heat.positive(raw[None], self.size, extent).max()) for raw, extent in pairs)
+
+    def on_scale(self, limits: Sequence[float]) -> Float[np.ndarray, "*size"]:
+        """Return the heatmap in which 1 stands for the given value of each layer's map."""
+        raws = [raw[None] for raw in self.raws]
+        return np.asarray(heat.on_scale(raws, self.size, limits, self.fuse, self.extents)[0].numpy())
+
     def has_evidence(self) -> bool:
         """Tell whether the heatmap has a positive value."""
         if len(self.raws) == 1 and not self.extents[0]:
             return bool(self.raws[0].numpy().max() > 0)
         return bool(self.heatmap().any())
+
+
+@dataclass(frozen=True)
+class ColourScale:
+    """What the strongest colour of a drawing stands for.
+
+    Attributes:
+        limits: for each layer, the value of the strongest colour, in the units of its map.
+        maps: how many maps share the scale.
+    """
+
+    limits: tuple[float, ...]
+    maps: int = 1
+
+    @classmethod
+    def of(cls, group: Sequence[LayerMaps]) -> ColourScale:
+        """Return the scale that reaches to the largest value of several maps."""
+        return cls(tuple(max(values) for values in zip(*(maps.maxima for maps in group), strict=True)), len(group))
+
+    def with_more(self, other: ColourScale | None) -> ColourScale:
+        """Return the scale for the maps of both."""
+        if other is None:
+            return self
+        return ColourScale(tuple(map(max, self.limits, other.limits)), self.maps + other.maps)
+
+    @property
+    def largest(self) -> float:
+        """The number at the end of the colour bar: a value in the score's units, or 1 if several layers are fused."""
+        return self.limits[0] if len(self.limits) == 1 else 1.0
+
+    def __str__(self) -> str:
+        """Return, for example, ``"0 to 12.3, one scale for 3 maps"``."""
+        whose = "this map's own scale" if self.maps == 1 else f"one scale for {self.maps} maps"
+        return f"0 to {figure.number(self.largest)}, {whose}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,11 +145,15 @@ class Explanation:
         box: the part of the original picture that the model saw, in pixels of that picture; None if the preprocessing
             rotates or warps, or if its crop depends on the picture's content, such as trimmed borders. ``picture`` is
             then the model's input.
-        shown: the original picture, H x W x 3 uint8 RGB, or the model's input (C, H, W); ``picture`` is drawn from it.
+        shown: the original picture, H x W x 3 uint8 RGB, or the model's input (C, H, W) or (C, D, H, W); ``picture``
+            is drawn from it.
         source: the file's name; without one, for example "picture 3" for the third picture of the call.
         detection: for a detector, the explained box, in pixels of ``picture``.
         extent: where the input starts and ends along each axis of ``raw``, as shares of the axis; empty if the input
             covers the whole map.
+        quantity: what ``score`` is, as a phrase such as "logit".
+        together: the maps of all targets that were explained for the picture, which share one scale when they are
+            drawn; empty if there is one target.
     """
 
     maps: LayerMaps = field(repr=False)
@@ -106,6 +171,8 @@ class Explanation:
     source: str
     detection: Box | None = None
     extent: Extent = ()
+    quantity: str = "score"
+    together: tuple[LayerMaps, ...] = field(default=(), repr=False)
 
     @functools.cached_property
     def heatmap(self) -> Float[np.ndarray, "*size"]:
@@ -120,49 +187,188 @@ class Explanation:
         """The original picture or else the model's input, H x W x 3 uint8 RGB; None if it is neither grey nor RGB."""
         if not isinstance(self.shown, Tensor):
             return self.shown
+        if self.shown.dim() != 3:
+            return None
         drawn = as_pixels(self.shown[None])
         return None if drawn is None else drawn[0]
 
-    def overlay(self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
-        """Draw the heatmap on the original picture.
+    def heatmap_on_picture(self, *, unseen: float = 0.0) -> Float[np.ndarray, "*size"]:
+        """Return the heatmap aligned with the original picture, float32, 0..1.
 
         Args:
-            style: "overlay", "side-by-side" or "heatmap".
-            colormap: the name of one of OpenCV's colormaps.
-            alpha: the weight of the colours, 0..1.
+            unseen: the value of pixels that the model did not see. The default is 0, since 0 always means no evidence;
+                pass ``math.nan`` to tell them from pixels that the model saw without evidence.
 
         Returns:
-            The picture, H x W x 3 uint8 RGB.
+            An array (H, W) with the size of ``picture``; or ``heatmap``, if it is drawn on the model's input.
+
+        Example:
+            >>> import camkit, numpy as np
+            >>> photo = np.zeros((200, 300, 3), np.uint8)
+            >>> camkit.explain("demo-fair", photo).heatmap_on_picture().shape
+            (200, 300)
+        """
+        if self.box is None or isinstance(self.shown, Tensor) or self.shown is None:
+            return self.heatmap
+        height, width = self.shown.shape[:2]
+        placed = overlay.stretch(self.heatmap, self.box, (height, width))
+        return np.where(np.isnan(placed), np.float32(unseen), placed)
+
+    def colour_scale(self, scale: ScaleLike = "shared") -> ColourScale:
+        """Return the scale on which ``overlay`` and ``save`` draw the map.
 
         Raises:
-            InputError: the style or colormap is unknown, alpha is out of range, or the map does not have two axes.
+            InputError: ``scale`` is none of the possible values.
         """
-        if self.heatmap.ndim != 2:
-            raise InputError(
-                f"a map with {self.heatmap.ndim} axes cannot be drawn as a picture; plot its heatmap yourself"
+        if isinstance(scale, ColourScale):
+            return scale
+        if isinstance(scale, str):
+            if scale not in get_args(Scale):
+                raise InputError(f"scale is 'shared', 'each' or a list of explanations, not {scale!r}")
+            others = self.together if scale == "shared" else ()
+        else:
+            others = tuple(row.maps for row in scale if (row.layer, row.method) == (self.layer, self.method))
+        return ColourScale.of(list({id(maps): maps for maps in (self.maps, *others)}.values()))
+
+    def overlay(
+        self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5, scale: ScaleLike = "shared"
+    ) -> Pixels:
+        """Draw the heatmap on the original picture. A volume is drawn as a sheet of slices along its first axis.
+
+        Args:
+            style: "overlay", "side-by-side", "heatmap", or "figure": the overlay with a caption and a colour bar.
+            colormap: the name of one of OpenCV's colormaps.
+            alpha: the weight of the colours, 0..1.
+            scale: what the strongest colour stands for: "shared", the largest value among all targets that were
+                explained for this picture, so that they can be compared; "each", the largest value of this map; or
+                a list of explanations, the largest value among them. Maps of another layer or method do not count.
+
+        Returns:
+            The picture, H x W x 3 uint8 RGB. A figure has a size of its own.
+
+        Raises:
+            InputError: the style, colormap or scale is unknown, alpha is out of range, or the map has one axis.
+        """
+        overlay.check(style, colormap, alpha)
+        if style == "figure":
+            return self.captioned(colormap=colormap, alpha=alpha, scale=scale)
+        return self._drawn(style, _Colours(colormap, alpha, self.colour_scale(scale)))
+
+    def _drawn(self, style: Style, colours: _Colours, most: int | None = None) -> Pixels:
+        """Draw the map without a caption; ``most`` limits the longer side of the picture, and enlarges a small one."""
+        heatmap = self.heatmap if colours.scale.maps == 1 else self.maps.on_scale(colours.scale.limits)
+        if heatmap.ndim == 3:
+            volume = self.shown if isinstance(self.shown, Tensor) else None
+            return draw_slices(
+                heatmap, None if volume is None else as_volume_pixels(volume), colours.colormap, colours.alpha
             )
+        if heatmap.ndim != 2:
+            raise InputError("the map of a signal has one axis and cannot be drawn as a picture; plot its heatmap")
+        picture, box, detection = self.picture, self.box, self.detection
+        if most is not None:
+            height, width = heatmap.shape if picture is None else picture.shape[:2]
+            before, after = (height, width), figure.shown_size(height, width, most)
+            if picture is None:
+                return figure.resized(overlay.colorize(heatmap, colours.colormap), after)
+            picture = figure.resized(picture, after)
+            box = None if box is None else figure.scaled_box(box, before, after)
+            detection = None if detection is None else figure.scaled_box(detection, before, after)
         return overlay.render(
-            self.picture,
-            self.heatmap,
-            self.box,
-            style=style,
-            colormap=colormap,
-            alpha=alpha,
-            detection=self.detection,
+            picture, heatmap, box, style=style, colormap=colours.colormap, alpha=colours.alpha, detection=detection
         )
 
-    def save(self, path: str | Path, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5) -> Path:
-        """Write the overlay to a file; the suffix decides the type.
+    def captioned(
+        self,
+        *,
+        colormap: str = "turbo",
+        alpha: float = 0.5,
+        scale: ScaleLike = "shared",
+        side: int = figure.LARGEST_SIDE,
+        fixed: bool = False,
+    ) -> Pixels:
+        """Draw the overlay with its caption and a colour bar.
+
+        Args:
+            colormap, alpha, scale: as for ``overlay``.
+            side: the largest longer side of the picture in the figure; the figure itself is a little larger.
+            fixed: keep every text on one line, so that the figures of all frames of a video have one size.
+
+        Returns:
+            The figure, height x width x 3 uint8 RGB.
+
+        Raises:
+            InputError: as for ``overlay``.
+        """
+        overlay.check("figure", colormap, alpha)
+        colours = _Colours(colormap, alpha, self.colour_scale(scale))
+        panel = self._drawn("overlay", colours, side)
+        bar = None
+        if self.status == "ok":
+            scale = colours.scale
+            reached = self.maps.maxima[0] if scale.maps > 1 and len(scale.limits) == 1 else None
+            bar = figure.ColourBar(scale.largest, self._bar_words(scale), colours.colormap, reached)
+        return figure.compose(panel, self.caption(colours.scale), bar, fixed=fixed)
+
+    def _bar_words(self, scale: ColourScale) -> str:
+        fused = len(scale.limits) > 1
+        units = "Shares of each layer's largest value" if fused else "Evidence in units of the score"
+        if scale.maps == 1:
+            return f"{units}. This map's own scale."
+        reached = "" if fused else f"; this one reaches {figure.number(self.maps.maxima[0])}"
+        return f"{units}. One scale for {scale.maps} maps{reached}."
+
+    def caption(self, scale: ColourScale | None = None) -> figure.Caption:
+        """Return the words of the figure: what is explained, how, and what to know when reading the map."""
+        method = METHODS[self.method].title if self.method in METHODS else self.method
+        cells = "x".join(map(str, self.raw.shape))
+        layers = self.layer.replace("+", " and ")
+        where = f"layers {layers}, fused" if "+" in self.layer else f"layer {layers}, {cells} cells"
+        given = self.quantity == "logit" and self.probability == self.score
+        value = f"{'probability, as the model returns it' if given else self.quantity}: {figure.number(self.score)}"
+        return figure.Caption(
+            title=self.name if self.probability is None else f"{self.name}: {figure.percent(self.probability)}",
+            lines=(f"{method} at {where}", f"{value} · {Path(self.source).name}"),
+            warnings=tuple(self._warnings(scale)),
+            remarks=tuple(self._remarks()),
+        )
+
+    def _warnings(self, scale: ColourScale | None) -> Iterator[str]:
+        if self.status != "ok":
+            yield _STATUS_NOTES[self.status]
+        elif scale is not None and len(scale.limits) == 1 and self.maps.maxima[0] * _LEVELS < scale.limits[0]:
+            yield "The map is too weak to be visible on this scale."
+        if UNSURE in self.layer_reason:
+            yield "Unsure: camkit could not measure where in the picture the layer's cells lie."
+        if self.box is None and self.heatmap.ndim == 2:
+            yield "Drawn on the model's input: camkit cannot tell which part of the picture it shows."
+
+    def _remarks(self) -> Iterator[str]:
+        if self.detection is not None:
+            corners = ", ".join(f"{side:.0f}" for side in self.detection)
+            yield f"Outlined: the detected box (left, top, right, bottom: {corners})."
+        if self.box is not None and isinstance(self.shown, np.ndarray):
+            height, width = self.shown.shape[:2]
+            if overlay.hides(self.box, (height, width)):
+                yield "Dark edge: cut off, so the model did not see it."
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        style: Style = "overlay",
+        colormap: str = "turbo",
+        alpha: float = 0.5,
+        scale: ScaleLike = "shared",
+    ) -> Path:
+        """Write the drawing to a file; the suffix decides the type. ``overlay`` explains the arguments.
 
         Missing folders are created. If writing fails, no partial file is left.
 
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        path = Path(path)
-        if not path.name:
-            raise OutputError(f"{str(path)!r} is not a file name; pass a path such as 'heatmap.png'")
-        drawn = self.overlay(style=style, colormap=colormap, alpha=alpha)
+        path = _file_name(path, "heatmap.png")
+        drawn = self.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale)
         write_file(path, encode(drawn, path.suffix or ".png"))
         return path
 
@@ -206,14 +412,130 @@ class Explanation:
 
     def __repr__(self) -> str:
         """Return a line with the target, the method, the layer and the status."""
-        share = "" if self.probability is None else f" {self.probability:.1%}"
+        share = "" if self.probability is None else f" {figure.percent(self.probability)}"
         return f"<Explanation of {self.name!r}{share} by {self.method} at {self.layer!r}: {self.status}>"
 
     def _repr_png_(self) -> bytes:
-        """Show the overlay in a notebook."""
+        """Return the overlay for a notebook that cannot show HTML."""
         drawn = self.overlay()
         longest = max(drawn.shape[:2])
         return encode(shrink(drawn, _NOTEBOOK_SIDE) if longest > _NOTEBOOK_SIDE else drawn)
+
+    def _repr_html_(self) -> str | None:
+        """Show the figure in a notebook; None, and so the line of text, if the map has one axis."""
+        if self.heatmap.ndim == 1:
+            return None
+        return as_html(self.captioned(side=_NOTEBOOK_SIDE), repr(self))
+
+
+class Explanations(list[Explanation]):
+    """The explanations of one call, picture by picture, target by target within: a list that can be drawn.
+
+    Example:
+        >>> import camkit
+        >>> camkit.explain("demo-fair", camkit.scenes.scene_paths()["plane-sky"], target=["plane", "bird"])
+        <2 Explanations: 'plane' >99.9%, 'bird' <0.1%>
+    """
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> Explanation: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Explanations: ...
+
+    def __getitem__(self, place: SupportsIndex | slice) -> Explanation | Explanations:
+        """Return one explanation, or a part of the list, which can be drawn as well."""
+        return Explanations(super().__getitem__(place)) if isinstance(place, slice) else super().__getitem__(place)
+
+    def sheet(
+        self, *, style: Style = "figure", colormap: str = "turbo", alpha: float = 0.5, scale: Scale | None = None
+    ) -> Pixels:
+        """Draw all explanations side by side.
+
+        Args:
+            style, colormap, alpha: as for ``Explanation.overlay``.
+            scale: "shared" draws all on one scale, so that pictures can be compared; "each" draws each on its own
+                scale. With None, the targets of one picture share a scale.
+
+        Raises:
+            InputError: the list is empty, or as for ``Explanation.overlay``.
+        """
+        if not self:
+            raise InputError("there is no explanation to draw: the list is empty")
+        overlay.check(style, colormap, alpha)
+        drawn = []
+        for row in self:
+            used = row.colour_scale(self if scale == "shared" else scale or "shared")
+            if style == "figure":
+                drawn.append(row.captioned(colormap=colormap, alpha=alpha, scale=used, side=_SHEET_SIDE))
+            else:
+                drawn.append(row._drawn(style, _Colours(colormap, alpha, used), _SHEET_SIDE))
+        return figure.sheet(drawn)
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        style: Style = "figure",
+        colormap: str = "turbo",
+        alpha: float = 0.5,
+        scale: Scale | None = None,
+    ) -> Path:
+        """Write the sheet to a file, completely or not at all; the suffix decides the type, and folders are created.
+
+        Raises:
+            OutputError: the file cannot be written, or its type is unknown.
+        """
+        path = _file_name(path, "heatmaps.png")
+        drawn = self.sheet(style=style, colormap=colormap, alpha=alpha, scale=scale)
+        write_file(path, encode(drawn, path.suffix or ".png"))
+        return path
+
+    def __repr__(self) -> str:
+        """Return a line with the first few targets."""
+        named = [
+            f"{row.name!r}" + ("" if row.probability is None else f" {figure.percent(row.probability)}")
+            for row in self[:_MOST_IN_LINE]
+        ]
+        more = ", ..." if len(self) > _MOST_IN_LINE else ""
+        return f"<{len(self)} Explanations: {', '.join(named)}{more}>" if self else "<0 Explanations>"
+
+    def _repr_html_(self) -> str | None:
+        """Show the sheet in a notebook, of the first explanations if there are many."""
+        first = Explanations(row for row in self[:_MOST_IN_NOTEBOOK] if row.heatmap.ndim > 1)
+        if not first:
+            return None
+        rest = len(self) - len(first)
+        more = f"<p>and {rest} more; .save(path) writes all of them into one picture</p>" if rest else ""
+        return as_html(first.sheet(), repr(self)) + more
+
+
+ScaleLike: TypeAlias = "Scale | ColourScale | Sequence[Explanation]"
+"""What ``scale=`` takes."""
+
+
+@dataclass(frozen=True)
+class _Colours:
+    """How heat becomes colour: the colour map, the weight of the colours, and the scale."""
+
+    colormap: str
+    alpha: float
+    scale: ColourScale
+
+
+def _file_name(path: str | Path, example: str) -> Path:
+    path = Path(path)
+    if not path.name:
+        raise OutputError(f"{str(path)!r} is not a file name; pass a path such as {example!r}")
+    return path
+
+
+def sharing_scale(rows: Sequence[Explanation | Failure]) -> list[Explanation | Failure]:
+    """Return the rows of one picture, in which each explanation knows the maps of all."""
+    together = tuple(row.maps for row in rows if isinstance(row, Explanation))
+    if len(together) < 2:
+        return list(rows)
+    return [replace(row, together=together) if isinstance(row, Explanation) else row for row in rows]
 
 
 def explanations(
@@ -275,6 +597,7 @@ def explanations(
                 source=picture.source,
                 detection=_detection(scores, place, picture, size),
                 extent=extents[0] if len(extents) == 1 else (),
+                quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
             )
             of_picture.append(explanation)
     return rows
@@ -342,7 +665,7 @@ def _label_of(index: int, labels: tuple[str, ...] | None) -> str | None:
 def shown_pictures(pictures: Sequence[Prepared], inputs: Float[Tensor, "n c *size"]) -> list[Pixels | Tensor | None]:
     """Return the pictures to draw on: the originals or, if these are not shown, copies of the model's inputs."""
     return [
-        picture.pixels if picture.pixels is not None or tensor.dim() != 3 else tensor.detach().to("cpu", copy=True)
+        picture.pixels if picture.pixels is not None or tensor.dim() < 3 else tensor.detach().to("cpu", copy=True)
         for picture, tensor in zip(pictures, inputs, strict=True)
     ]
 

@@ -26,7 +26,9 @@ Fusion: TypeAlias = Literal["mean", "max", "product"]
 Extent: TypeAlias = tuple[tuple[float, float], ...]
 """Where the input starts and ends along each axis of a grid, as shares of the axis; empty if it covers the whole
 grid."""
-Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap"]
+Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap", "figure"]
+Scale: TypeAlias = Literal["shared", "each"]
+"""Whether maps are drawn on one scale, or each on its own."""
 
 
 class Box(NamedTuple):

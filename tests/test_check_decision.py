@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from camkit.background.config import LimitsSection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -17,6 +16,7 @@ from camkit.background.measures import OVERALL, MeasuredEffect, Measures
 from camkit.background.reasons import reason_of
 from camkit.background.statistics import Estimate
 from camkit.background.verdict import judge
+from camkit.config.settings import LimitsSection
 
 LIMIT = 0.10
 LIMITS = LimitsSection()

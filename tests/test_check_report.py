@@ -49,6 +49,18 @@ def test_each_entry_of_the_table_becomes_a_file_with_its_text(result, out):
         assert (out / name).read_text() == render(result)
 
 
+def test_a_result_shows_itself_on_one_line_and_in_a_notebook(result, out):
+    line, html = repr(result), replace(result, report=out / "report.html")._repr_html_()
+
+    assert line.startswith(f"<CheckResult {result.verdict} of demo-biased: {result.reasons[0][:20]}")
+    assert "\n" not in line
+    assert len(line) < 1000
+    shown = ET.fromstring(f"<div>{html}</div>")
+    assert shown.findtext("h4") == f"{result.verdict}: demo-biased"
+    assert [item.text for item in shown.iter("li")] == list(result.reasons)
+    assert shown.findtext("p") == f"report: {out / 'report.html'}"
+
+
 @pytest.fixture
 def page(browser, out):
     """Open the page, and record its console messages, errors and requests."""

@@ -108,7 +108,7 @@ class TestInstalled:
             "code = main(sys.argv[1:])\n"
             "print(code, *sorted(sys.modules), sep='\\n', file=sys.stderr)\n",
             plane,
-            *("--model", "demo-fair", "--out", tmp_path / "new" / "folder"),
+            *("--model", "demo-fair", "--style", "overlay", "--out", tmp_path / "new" / "folder"),
         )
         code, *modules = done.stderr.splitlines()
         assert code == "0"

@@ -15,6 +15,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from test_figure import shown_in
 from test_harmless import unchanged
 from tiers import represented_by
 from torch import Tensor, nn
@@ -605,6 +606,8 @@ class TestCalls:
         result = camkit.diagnose(small(), pictures(1))
         assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["layers"][0]["layer"] == "0"
         assert "1 picture," in repr(result)
+        assert "\n" not in repr(result)
+        assert np.array_equal(shown_in(result._repr_html_()), diagnosis_picture.draw(result))
         with pytest.raises(KeyError):
             result["none"]
 

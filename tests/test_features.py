@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from test_figure import shown_in
 from test_harmless import unchanged
 from torch import Tensor, nn
 
@@ -46,6 +47,13 @@ class TestFeatureMaps:
         model, image = network(), torch.randn(1, 3, 32, 32)
         assert len(camkit.feature_maps(model, image, model[0], top=5).maps) == 5
         assert camkit.feature_maps(model, image).layer == camkit.explain(model, image).layer
+
+    def test_they_show_themselves_on_one_line_and_in_a_notebook(self) -> None:
+        found = camkit.feature_maps(network(), torch.randn(3, 32, 32), "2", top=5)
+        assert repr(found) == "<FeatureMaps of layer '2' of Sequential for the picture: 5 of 12 maps, 16x16>"
+        assert np.array_equal(shown_in(found._repr_html_()), found.sheet())
+        wide = camkit.feature_maps(nn.Conv2d(3, 70, 3), torch.randn(3, 8, 8), "")
+        assert shown_in(wide._repr_html_()).shape < wide.sheet().shape, "only the 64 strongest of 70"
 
     def test_a_sheet_scales_each_map_to_its_own_range_or_all_to_one(self) -> None:
         model = network()

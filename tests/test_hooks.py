@@ -9,6 +9,7 @@ import gc
 import itertools
 import linecache
 import math
+import re
 import sys
 import threading
 import weakref
@@ -1120,3 +1121,33 @@ def test_the_public_names_of_hooks_are_pinned() -> None:
         "record",
         "scale",
     ]
+
+
+def test_a_recording_shows_itself_on_one_line_and_in_a_notebook():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.ReLU(), nn.Linear(4, 2))
+    with record(net, "*", gradients=True) as recording:
+        assert repr(recording) == "<Recording of 0 calls>"
+        net(torch.ones(5, 3)).sum().backward()
+
+    assert repr(recording) == "<Recording of 4 calls: '0', '1', '2', ...>"
+    assert repr(recording["0"]) == "<Call 0#1 with output (5, 4)>"
+    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", recording._repr_html_())
+    assert rows == [("0", "(5, 4)", "1"), ("1", "(5, 4)", "1"), ("2", "(5, 4)", "1"), ("3", "(5, 2)", "1")]
+
+
+def test_what_a_layer_returned_is_described_on_one_line():
+    net = nn.Sequential(nn.LSTM(3, 4, batch_first=True))
+    net.add_module("<b>", nn.Identity())
+    with record(net, "*", outputs=True) as recording:
+        net(torch.ones(2, 5, 3))
+    with record(net, "0", reduce=lambda tensor: float(tensor.mean())) as statistics:
+        net(torch.ones(2, 5, 3))
+    with record(net, "0", outputs=False) as nothing:
+        net(torch.ones(2, 5, 3))
+
+    assert repr(recording["0"]) == "<Call 0#1 with output (2, 5, 4), (1, 2, 4), (1, 2, 4)>"
+    assert "&lt;b&gt;" in recording._repr_html_()
+    assert "<b>" not in recording._repr_html_()
+    assert repr(statistics["0"]).startswith("<Call 0#1 with output (")
+    assert "\n" not in repr(statistics["0"])
+    assert repr(nothing["0"]) == "<Call 0#1 with output not recorded>"

@@ -173,7 +173,22 @@ def test_a_gifs_first_frame_is_taken(net, tmp_path):
     frames = [Image.new("RGB", (48, 40), colour) for colour in ("red", "lime", "blue")]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
 
-    assert np.array_equal(np.unique(shown(net, tmp_path / "moving.gif").reshape(-1, 3), axis=0), [[255, 0, 0]])
+    with pytest.warns(UserWarning, match=r"moving\.gif is animated, and camkit uses its first frame"):
+        taken = shown(net, tmp_path / "moving.gif")
+
+    assert np.array_equal(np.unique(taken.reshape(-1, 3), axis=0), [[255, 0, 0]])
+
+
+def test_the_first_page_of_several_is_taken(net, tmp_path):
+    pages = [Image.new("RGB", (48, 40), colour) for colour in ("red", "lime")]
+    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
+    pages[0].save(tmp_path / "stereo.jpg", "MPO", save_all=True, append_images=pages[1:])
+
+    with pytest.warns(UserWarning, match=r"pages\.tif has several pages, and camkit uses the first"):
+        taken = shown(net, tmp_path / "pages.tif")
+    shown(net, tmp_path / "stereo.jpg")  # the second picture of a camera's file is for another device: no warning
+
+    assert np.array_equal(np.unique(taken.reshape(-1, 3), axis=0), [[255, 0, 0]])
 
 
 UNDO = {

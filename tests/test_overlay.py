@@ -177,10 +177,10 @@ def test_a_ramp_is_stretched_over_its_box_pixel_centre_to_pixel_centre(box):
 # --- styles -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_three_styles(explanation, photo):
+def test_the_styles_without_a_caption(explanation, photo):
     overlay, both, heatmap = (explanation.overlay(style=style) for style in ("overlay", "side-by-side", "heatmap"))
 
-    assert set(STYLES) == {"overlay", "side-by-side", "heatmap"}
+    assert set(STYLES) == {"overlay", "side-by-side", "heatmap", "figure"}
     assert overlay.shape == photo.shape
     assert np.array_equal(both, np.concatenate([photo, overlay], axis=1))
     assert np.array_equal(heatmap, colorize(explanation.heatmap))

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -173,14 +173,66 @@ def test_pictures_are_a_grid_of_the_heat_and_a_sheet_of_maps(watched):
     heat, maps = (Image.open(io.BytesIO(events.Images(tag)[-1].encoded_image_string)) for tag in ("heat", "features/5"))
     pictures, net = batch()[0][:5], watched[2]  # as it was after the last step
 
-    assert heat.size == (3 * 228 + 4, 2 * 228 + 4)  # a sheet for five pictures
+    assert heat.size == (3 * 228 + 4, 24 + 2 * 268 + 4)  # a title, and two rows for five pictures and their captions
     sheet = np.asarray(heat)
-    assert (sheet[240:, 470:] == 255).all()  # the sixth place is empty
+    assert (sheet[300:, 470:] == 255).all()  # the sixth place is empty
     middles = ((np.arange(24) + 0.5) * 224 / 24).astype(int)  # the middle of each enlarged pixel
     for number, one in enumerate(camkit.explain(net, pictures)):
-        rows, columns = 4 + 228 * (number // 3) + middles, 4 + 228 * (number % 3) + middles
-        assert np.array_equal(sheet[np.ix_(rows, columns)], one.overlay())
+        top, left = 24 + 4 + 268 * (number // 3), 4 + 228 * (number % 3)
+        assert np.array_equal(sheet[np.ix_(top + middles, left + middles)], one.overlay())
+        words = f"class {one.target} {one.probability:.1%}"
+        below = sheet[top + 224 + 2 : top + 224 + 20, left : left + 224]
+        assert np.array_equal(below, line(words, 13, 18, 224)), words
+    assert np.array_equal(sheet[:24, 4 : 4 + 150], line("step 7", 14, 24, 150, middle=14)[:, :150])
     assert np.array_equal(np.asarray(maps), camkit.feature_maps(net, pictures[0], "5", top=16).sheet())
+
+
+class Fickle(nn.Module):
+    """Finds class 0, and after ``turn()`` class 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells, self.head = nn.Conv2d(3, 4, 3, stride=2), nn.Linear(4, 2)
+        nn.init.constant_(self.head.weight, 0.1)
+        self.turn(0)
+
+    def turn(self, best):
+        with torch.no_grad():
+            self.head.bias.copy_(torch.tensor([0.0, 0.0]))
+            self.head.bias[best] = 9
+
+    def forward(self, images):
+        return self.head(self.cells(images).relu().mean((2, 3)))
+
+
+def test_a_class_that_changes_during_the_training_is_visible(tmp_path):
+    net = Fickle()
+    with TrainingWatch(net, batch()[0][:2], tmp_path, pictures_every=0, graph=False, labels=["cat", "dog"]) as watch:
+        watch.pictures(10)
+        watch.pictures(20)
+        net.turn(1)
+        watch.pictures(30)
+    sheets = [np.asarray(Image.open(io.BytesIO(one.encoded_image_string))) for one in read(tmp_path).Images("heat")]
+
+    captions = [sheet[28 + 224 :, 4:228] for sheet in sheets]
+    amber = [is_amber(caption).any() for caption in captions]
+    assert amber == [False, False, True]
+    assert np.array_equal(captions[2][20:38], line("was cat at step 20", 13, 18, 224, colour=(176, 92, 0)))
+    title = line("step 30: 2 of 2 changed since step 20", 14, 24, 400, middle=14)
+    assert np.array_equal(sheets[2][:24, 4:404], title)
+
+
+def line(words, size, height, width, middle=None, colour=(32, 33, 36)):
+    """Draw a line of text with Pillow alone."""
+    sheet = Image.new("RGB", (width, height), "white")
+    place = (0, height / 2 if middle is None else middle)
+    ImageDraw.Draw(sheet).text(place, words, fill=colour, font=ImageFont.load_default(size), anchor="lm")
+    return np.asarray(sheet)
+
+
+def is_amber(pixels):
+    red, green, blue = pixels.astype(int).transpose(2, 0, 1)
+    return (red - blue > 100) & (red - green > 50)
 
 
 def test_watching_does_not_change_the_training(tmp_path):
@@ -610,8 +662,8 @@ def test_a_single_picture_is_copied(tmp_path):
         watch.pictures(1)
     shown = Image.open(io.BytesIO(read(tmp_path).Images("heat")[0].encoded_image_string))
 
-    assert shown.size == (232, 232)
-    assert np.asarray(shown)[4:228, 4:228].std() > 10
+    assert shown.size == (232, 24 + 272)
+    assert np.asarray(shown)[28:252, 4:228].std() > 10
 
 
 def test_a_validation_in_between_is_not_recorded(tmp_path):
@@ -734,7 +786,7 @@ def test_tensorboard_shows_the_grid_in_a_browser(served, browser):
     picture = Image.open(io.BytesIO(shown.value.body()))
     page.close()
 
-    assert picture.size == (3 * 228 + 4, 2 * 228 + 4)
+    assert picture.size == (3 * 228 + 4, 24 + 2 * 268 + 4)
     assert np.asarray(picture.convert("RGB")).std() > 20
 
 

@@ -164,7 +164,7 @@ def test_events_that_do_not_fit_are_an_error_and_all_else_is_written(tmp_path):
         Image.open(picture).resize((160, 160)).save(tmp_path / "pictures" / f"{name}.png")
     ran = subprocess.run(
         [sys.executable, "-c", EXPLAINING_WITHOUT_SPACE, tmp_path / "pictures", "--model", "demo-fair",
-         "--out", tmp_path / "out", "--tensorboard", tmp_path / "events"],
+         "--style", "overlay", "--out", tmp_path / "out", "--tensorboard", tmp_path / "events"],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ plan -> heat of every picture -> sanity -> the experiment on a sample -> rows ->
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,10 +23,10 @@ from camkit.background.sanity import Sanity, check_sanity
 from camkit.background.trial import run_experiment
 from camkit.background.values import Inconclusive, Progress, Run
 from camkit.background.verdict import Judgement, judge
-from camkit.errors import InputError, RunError
+from camkit.errors import InputError, RunError, printable
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CheckResult:
     """The verdict of a check, and everything it rests on.
 
@@ -64,6 +65,18 @@ class CheckResult:
     report: Path | None = None
     change: Change | None = None
     inconclusive: Inconclusive = "fail"
+
+    def __repr__(self) -> str:
+        """Return one line with the verdict and the first reason."""
+        why = f": {self.reasons[0]}" if self.reasons else ""
+        return f"<CheckResult {self.verdict} of {self.plan.model.name}{why}>"
+
+    def _repr_html_(self) -> str:
+        """Show the verdict, its reasons and where the report is in a notebook."""
+        reasons = "".join(f"<li>{html.escape(printable(reason))}</li>" for reason in self.reasons)
+        report = "" if self.report is None else f"<p>report: {html.escape(printable(str(self.report)))}</p>"
+        title = html.escape(printable(f"{self.verdict}: {self.plan.model.name}"))
+        return f"<h4>{title}</h4><ul>{reasons}</ul>{report}"
 
     @property
     def grids(self) -> list[str]:

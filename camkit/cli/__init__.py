@@ -34,9 +34,13 @@ from camkit.cli.terminal import (
 from camkit.errors import CamkitError, InputError, OutputError, advising_shell, did_you_mean, refusing_exit
 
 if TYPE_CHECKING:
-    from camkit.scale.folder import Drawing, Written
+    from typing import TypeAlias
+
+    from camkit.scale.folder import Written
+    from camkit.scale.video import WrittenVideo
     from camkit.types import Failure
 
+    Row: TypeAlias = Written | WrittenVideo | Failure
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 """Exit codes of every shell: 128 plus the number of the signal (SIGINT, SIGPIPE)."""
@@ -72,9 +76,11 @@ def explain(
     recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="PATH")] = Path("camkit-out"),
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
-    style: Annotated[str, Parameter(alias="-s", group=OUTPUT, metavar="NAME")] = "overlay",
+    style: Annotated[str, Parameter(alias="-s", group=OUTPUT, metavar="NAME")] = "figure",
     colormap: Annotated[str, Parameter(group=OUTPUT, metavar="NAME")] = "turbo",
     alpha: Annotated[float, Parameter(group=OUTPUT, metavar="SHARE")] = 0.5,
+    scale: Annotated[Literal["shared", "each"] | None, Parameter(group=OUTPUT)] = None,
+    every: Annotated[int, Parameter(group=OUTPUT, metavar="FRAMES")] = 1,
     json: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     csv: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     raw: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
@@ -98,9 +104,12 @@ def explain(
         out: The folder for the drawn pictures, which gets the subfolders of the pictures' folder; or for one picture a
             file, such as heat.png.
         overwrite: Replace files that show something else. Without it, what differs is added to the name.
-        style: overlay, side-by-side or heatmap.
+        style: figure (with a caption and a colour bar), overlay, side-by-side or heatmap.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.
+        scale: shared draws all pictures on one scale of colours, so that they can be compared; it explains each twice.
+            each draws every map on its own scale. Default: the targets of one picture share a scale.
+        every: Draw every so many frames of a video.
         json: Print one JSON object per picture and target instead of text.
         csv: Print a table as CSV instead of text, with a row per picture and target.
         raw: Add the raw maps, in the units of the score, to the JSON.
@@ -120,7 +129,7 @@ def explain(
     from camkit.models import device_of
     from camkit.scale.folder import Drawing, explain_files
 
-    drawing = Drawing(style, colormap, alpha)
+    drawing = Drawing(style, colormap, alpha, scale or "shared")
     if method is not None and ":" not in source.model:  # mine.py:build may register methods
         find_method(method)
     targets = targets or TargetOptions()
@@ -146,23 +155,25 @@ def explain(
         places=places,
         about={**source.about(), **targets.about(), "precision": precision, "fuse": fuse},
         overwrite=overwrite,
+        one_scale=scale == "shared",
+        every=every,
     )
     form: Form = "json" if json else "csv" if csv else "text"
     with events_into(tensorboard) as events:
-        rows = rows if events is None else _with_events(rows, events, drawing)
+        rows = rows if events is None else _with_events(rows, events)
         return report(rows, len(files), form, with_raw=raw)
 
 
-def _with_events(rows: Iterator[Written | Failure], events: Any, drawing: Drawing) -> Iterator[Written | Failure]:
+def _with_events(rows: Iterator[Row], events: Any) -> Iterator[Row]:
     """Pass the rows on and write each picture as an event too; a failure to write is raised after the last row."""
+    from camkit.scale.folder import Written
     from camkit.tensorboard import write_explanation
-    from camkit.types import Failure
 
     first_error: OutputError | None = None
     for row in rows:
-        if first_error is None and not isinstance(row, Failure):
+        if first_error is None and isinstance(row, Written):
             try:
-                write_explanation(row.explanation, events, tag=f"explain/{row.file.stem}", **vars(drawing))
+                write_explanation(row.explanation, events, tag=f"explain/{row.file.stem}", **vars(row.drawing))
             except OutputError as error:
                 first_error = error
         yield row

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from camkit.scale.folder import Written
+    from camkit.scale.video import WrittenVideo
     from camkit.types import Failure
 
 
-def render(row: Written | Failure, *, with_raw: bool = False) -> str:
+def render(row: Written | WrittenVideo | Failure, *, with_raw: bool = False) -> str:
     """Return one row as one line of strict JSON, in ASCII so that any terminal and pipe can carry it.
 
     ``with_raw`` includes the raw map, most of whose numbers nobody reads on a terminal.

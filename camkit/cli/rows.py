@@ -14,11 +14,14 @@ from rich.text import Text
 
 from camkit.cli import json_lines, text
 from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
-from camkit.errors import CamkitError, printable
+from camkit.errors import CamkitError, InputError, printable
 
 if TYPE_CHECKING:
     from camkit.scale.folder import Written
+    from camkit.scale.video import WrittenVideo
     from camkit.types import Failure
+
+    Row: TypeAlias = Written | WrittenVideo | Failure
 
 Form: TypeAlias = Literal["text", "json", "csv"]
 """How rows are printed."""
@@ -52,10 +55,15 @@ class _Tally:
     errors: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
 
-    def add(self, row: Written | Failure) -> bool:
+    def add(self, row: Row) -> bool:
         """Count a row; return whether it is an error that an earlier picture had too."""
+        from camkit.scale.video import WrittenVideo
         from camkit.types import Failure
 
+        if isinstance(row, WrittenVideo):
+            self.code = max(self.code, InputError.exit_code if row.problem else 0)
+            self.explained.add(row.source)
+            return False
         if not isinstance(row, Failure):
             self.explained.add(row.explanation.source)
             self.empty += row.explanation.status != "ok"
@@ -81,7 +89,7 @@ class _Lines:
         emit(row)
 
 
-def report(rows: Iterator[Written | Failure], pictures: int, form: Form, *, with_raw: bool = False) -> int:
+def report(rows: Iterator[Row], pictures: int, form: Form, *, with_raw: bool = False) -> int:
     """Print each row when it is finished, above a progress bar if there are many; return the exit code.
 
     As text, an error that several pictures have is printed once and counted below the rows. A summary follows.
@@ -111,13 +119,14 @@ def report(rows: Iterator[Written | Failure], pictures: int, form: Form, *, with
     return tally.code
 
 
-def _print_row(row: Written | Failure) -> None:
+def _print_row(row: Row) -> None:
+    from camkit.scale.video import WrittenVideo
     from camkit.types import Failure
 
     if isinstance(row, Failure):
         printer(stderr=True).print(text.failure(row))
     elif not TALK.quiet:
-        printer().print(text.row(row))
+        printer().print(text.video(row) if isinstance(row, WrittenVideo) else text.row(row))
 
 
 def _print_repeated(tally: _Tally) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from camkit.layers.costs import Costs
     from camkit.methods import Method
     from camkit.scale.folder import Written
+    from camkit.scale.video import WrittenVideo
     from camkit.types import Failure, Layout
 
 _NOTES = {
@@ -42,8 +43,10 @@ def failure(failed: Failure) -> Text:
 
 def row(written: Written) -> Text:
     """Return the lines for one picture and target."""
+    from camkit.drawing.figure import percent
+
     explanation = written.explanation
-    probability = "" if explanation.probability is None else f" {explanation.probability:.1%}"
+    probability = "" if explanation.probability is None else f" {percent(explanation.probability)}"
     text = Text.assemble(
         (printable(explanation.source), "bold"),
         "  ",
@@ -54,6 +57,27 @@ def row(written: Written) -> Text:
         text.append(f"  {_UNKNOWN_CROP}\n", "yellow")
     if explanation.status in _NOTES:
         text.append(f"  {_NOTES[explanation.status]}\n", "yellow")
+    else:
+        text.append(f"  colours from {explanation.colour_scale(written.drawing.scale)}\n")
+    return text.append(f"  wrote {printable(str(written.file))}")
+
+
+_MOST_LABELS = 3
+"""Labels that the lines for a video name."""
+
+
+def video(written: WrittenVideo) -> Text:
+    """Return the lines for one video."""
+    labels = [f"{label} in {count}" for label, count in list(written.labels.items())[:_MOST_LABELS]]
+    more = ", ..." if len(written.labels) > _MOST_LABELS else ""
+    text = Text.assemble(
+        (printable(written.source), "bold"),
+        f"  {written.frames} frames, {written.rate:.3g} per second: ",
+        (printable(", ".join(labels) + more), "green"),
+        f"  layer {printable(f'{written.layer} ({written.layer_reason})')}\n",
+    )
+    if written.problem:
+        text.append(f"  {printable(written.problem)}; the frames before that are drawn\n", "red")
     return text.append(f"  wrote {printable(str(written.file))}")
 
 

@@ -10,13 +10,12 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from camkit.demo.scenes import scene_mask, scene_paths
-from camkit.drawing import overlay
 from camkit.drawing.encode import encode
 from camkit.explainer import explain
 from camkit.explanation import Explanation
 from camkit.images.files import check_folder, write_file
 from camkit.models import DEMO_MODELS
-from camkit.types import Box, Pixels
+from camkit.types import Pixels
 
 _SIDE = 360
 _GAP = 12
@@ -56,10 +55,8 @@ def run(out: Path) -> DemoResult:
 def _answer(model: str, scene: str) -> Answer:
     explanation = explain(model, scene_paths()[scene], device="cpu")
     assert isinstance(explanation, Explanation)
-    mask = scene_mask(scene)
-    height, width = mask.shape
-    heat = overlay.stretch(explanation.heatmap, explanation.box or Box(0, 0, width, height), (height, width))
-    return Answer(explanation, float(heat[mask].sum() / heat.sum()))
+    heat = explanation.heatmap_on_picture()
+    return Answer(explanation, float(heat[scene_mask(scene)].sum() / heat.sum()))
 
 
 def _poster(answers: dict[str, dict[str, Answer]]) -> Pixels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -14,8 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.drawing import overlay
-from camkit.drawing.canvas import GREY, Canvas, fitting
-from camkit.drawing.encode import encode
+from camkit.drawing.canvas import GREY, Canvas
+from camkit.drawing.encode import as_html, encode
+from camkit.drawing.text import fitting
 from camkit.engine.grid import to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor
@@ -40,6 +41,7 @@ _HEAD = 58
 _MOST_COLUMNS = 12
 _FEWEST_COLUMNS = 4
 _WIDE = 1.3  # columns per row of tiles, since captions make a tile higher than wide
+_MOST_IN_NOTEBOOK = 64  # maps on the sheet that a notebook shows
 _NAMED_IN_ERROR = 5  # layers that an error lists, so that it stays one line or two
 
 
@@ -92,6 +94,17 @@ class FeatureMaps:
         if self.picture is not None:
             tiles, captions = [_resized(self.picture), *tiles], [("the picture", ""), *captions]
         return _sheet(tiles, captions, *self._title(scale))
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        height, width = self.maps.shape[1:]
+        maps = f"{len(self.maps)} of {self.total} maps, {height}x{width}"
+        return f"<FeatureMaps of layer {self.layer!r} of {self.model} for {self.source}: {maps}>"
+
+    def _repr_html_(self) -> str:
+        """Show the sheet in a notebook, of the strongest maps if there are many."""
+        first = replace(self, maps=self.maps[:_MOST_IN_NOTEBOOK], channels=self.channels[:_MOST_IN_NOTEBOOK])
+        return as_html(first.sheet(), repr(self))
 
     def _title(self, scale: Scale) -> tuple[str, str]:
         height, width = self.maps.shape[1:]

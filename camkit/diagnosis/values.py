@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from camkit.drawing.encode import as_html
 from camkit.layers.names import WHOLE_MODEL
 
 Kind: TypeAlias = Literal["nan", "infinity", "exploding", "vanishing", "no gradient", "dead", "saturated", "frozen"]
@@ -252,3 +253,9 @@ class Diagnosis:
         findings = ", ".join(f"{finding.kind} at {finding.layer!r}" for finding in self.findings) or "nothing wrong"
         size = f"{counted(self.pictures, 'picture')}, {counted(len(self.rows), 'layer')}"
         return f"<Diagnosis of {self.model} with {size}: {findings}>"
+
+    def _repr_html_(self) -> str:
+        """Show the picture of the layers and the findings in a notebook."""
+        from camkit.diagnosis.report.picture import draw  # noqa: PLC0415 - the report imports this module
+
+        return as_html(draw(self), repr(self))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import struct
 import zlib
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from camkit.errors import OutputError
+from camkit.errors import OutputError, printable
 from camkit.types import Pixels
 
 PNG_MARK = b"tEXtSoftware\0camkit"
@@ -55,9 +57,42 @@ def with_note(png: bytes, note: str) -> bytes:
     return png[:_MARKED_HEAD] + _chunk(_NOTE + note.encode("ascii")) + png[_MARKED_HEAD:]
 
 
+_VIDEO_NOTE = b"free" + PNG_MARK
+"""The type of a box that MP4 players skip, and the start of the text in it."""
+
+
+def add_video_note(file: Path, note: str) -> None:
+    """Append an ASCII text about a video to its MP4 file, in a box that players skip.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    content = _VIDEO_NOTE + note.encode("ascii")
+    with file.open("ab") as end:
+        end.write(struct.pack(">I", 4 + len(content)) + content)
+
+
+def _read_video_note(file: Path) -> str:
+    """Return the text of the first box that ``add_video_note`` wrote; "" if there is none."""
+    with file.open("rb") as video:
+        while len(head := video.read(8)) == 8:
+            size = struct.unpack(">I", head[:4])[0]
+            if size == 1:  # the size follows in 64 bits
+                size = struct.unpack(">Q", video.read(8))[0] - 8
+            if size < 8:
+                return ""
+            start = video.tell()
+            if head[4:] == _VIDEO_NOTE[:4] and (head[4:] + video.read(len(PNG_MARK))) == _VIDEO_NOTE:
+                return video.read(size - 8 - len(PNG_MARK)).decode("ascii", errors="replace")
+            video.seek(start + size - 8)
+    return ""
+
+
 def read_note(file: Path) -> str:
-    """Return the text that ``with_note`` wrote into a file; "" if there is none, or no such file."""
+    """Return the text that ``with_note`` or ``add_video_note`` wrote into a file; "" if there is none."""
     try:
+        if file.suffix.lower() == ".mp4":
+            return _read_video_note(file)
         with file.open("rb") as start:
             head = start.read(_MARKED_HEAD + 4)
             content = start.read(struct.unpack(">I", head[_MARKED_HEAD:])[0] + 4)
@@ -65,6 +100,12 @@ def read_note(file: Path) -> str:
         return ""
     is_note = PNG_MARK in head and content.startswith(_NOTE)
     return content.removeprefix(_NOTE).decode("ascii", errors="replace") if is_note else ""
+
+
+def as_html(pixels: Pixels, words: str) -> str:
+    """Return a picture as an element of an HTML page, with words for those who cannot see it."""
+    data = base64.b64encode(encode(pixels)).decode()
+    return f'<img alt="{html.escape(printable(words))}" style="max-width: 100%" src="data:image/png;base64,{data}">'
 
 
 def shrink(pixels: Pixels, side: int) -> Pixels:

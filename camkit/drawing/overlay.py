@@ -18,11 +18,14 @@ COLORMAPS: dict[str, int] = {
 }
 """OpenCV's colour maps by name."""
 
-STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap")
+STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap", "figure")
 
 _CROPPED_BRIGHTNESS = 0.45
 """Brightness of the part of a picture that the preprocessing cropped away: the model did not see it."""
 _DARKENED = (np.arange(256) * _CROPPED_BRIGHTNESS).astype(np.uint8)
+_VISIBLE = 1 / 200
+"""The share of a side from which a cropped strip is worth a word. The box of a preprocessing that crops nothing is
+measured, and was off by up to 0.0012 of a side for inputs of 32 to 384 pixels."""
 _OUTLINE_WIDTH = 1 / 200
 """Width of a detection's outline, as a share of the picture's shorter side."""
 
@@ -69,6 +72,13 @@ def _pixels_in(box: Box, size: tuple[int, int]) -> tuple[slice, slice]:
     """Return the rows and the columns of the pixels whose centres lie in a box."""
     height, width = size
     return _between(box.top, box.bottom, height), _between(box.left, box.right, width)
+
+
+def hides(box: Box, size: tuple[int, int]) -> bool:
+    """Tell whether a visible part of a picture of ``size`` (height, width) lies outside a box."""
+    height, width = size
+    beside = max(box.left, width - box.right) / width, max(box.top, height - box.bottom) / height
+    return max(beside) > _VISIBLE
 
 
 def _between(start: float | int, end: float | int, length: int) -> slice:

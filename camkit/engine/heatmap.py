@@ -42,8 +42,16 @@ def to_heatmap(raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Exten
     ReLU comes before the upsampling, the division by the maximum after it. A map with a non-finite value becomes zero,
     since nothing true can be drawn. ``extent`` is the part of the grid that lies on the input.
     """
+    return scale(positive(raw, size, extent))
+
+
+def positive(raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
+    """Return the positive part of signed maps at the size of the input, in their own units.
+
+    A map with a non-finite value becomes zero.
+    """
     finite = torch.isfinite(raw).flatten(1).all(1).reshape(-1, *[1] * (raw.dim() - 1))
-    return scale(enlarge(torch.where(finite, raw, 0).relu(), size, extent))
+    return enlarge(torch.where(finite, raw, 0).relu(), size, extent)
 
 
 def enlarge(cells: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
@@ -88,6 +96,27 @@ def fuse_heatmaps(
         return heatmaps[0]
     finite = torch.stack([torch.isfinite(raw).flatten(1).all(1) for raw in raws]).all(0)
     return scale(torch.where(finite.reshape(-1, *[1] * len(size)), _fused(torch.stack(heatmaps), how), 0))
+
+
+def on_scale(
+    raws: Sequence[Float[Tensor, "n *_"]],
+    size: Sequence[int],
+    limits: Sequence[float],
+    how: Fusion = "mean",
+    extents: Sequence[Extent] = (),
+) -> Float[Tensor, "n *size"]:
+    """Return heatmaps in which 1 stands for a given value of each layer's map, and not for its own maximum.
+
+    Args:
+        raws, size, how, extents: as for ``fuse_heatmaps``.
+        limits: for each layer the value that becomes 1, in the units of its map; larger values become 1 as well.
+    """
+    extents = extents or [()] * len(raws)
+    heatmaps = [
+        (positive(raw, size, extent) / (limit or 1)).clamp(max=1)
+        for raw, extent, limit in zip(raws, extents, limits, strict=True)
+    ]
+    return heatmaps[0] if len(heatmaps) == 1 else _fused(torch.stack(heatmaps), how)
 
 
 def _fused(stacked: Float[Tensor, "layers n *size"], how: Fusion) -> Float[Tensor, "n *size"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +12,27 @@ from typing import Any
 from torch import Tensor, nn
 
 from camkit.engine.attach import Scope, TensorHooks, backward_pass
-from camkit.engine.nested import Make, mapped
-from camkit.errors import LayerError, did_you_mean, nearest_numbers
+from camkit.engine.nested import Make, mapped, tensors_in
+from camkit.errors import LayerError, did_you_mean, nearest_numbers, printable
 from camkit.layers.names import WHOLE_MODEL, modules_by_name, split_call
 from camkit.types import LayerRef
 
+_MOST_NAMED = 3
+"""Calls that the line for a recording names."""
+_MOST_ROWS = 100
+"""Calls in the table that a notebook shows."""
+_LONGEST = 80
+"""Characters of a description of an output: a layer may return nested tuples of many tensors."""
 
-@dataclass(eq=False)
+
+def _described(output: Any) -> str:
+    """Return the shapes of the tensors in an output, or the value of a statistic, on one line."""
+    shapes = [str(tuple(tensor.shape)) for tensor in tensors_in(output)]
+    text = ", ".join(shapes) or " ".join(repr(output).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+@dataclass(eq=False, repr=False)
 class Call:
     """One call of one layer.
 
@@ -47,6 +63,10 @@ class Call:
     def __str__(self) -> str:
         """Return ``"layer4#1"``."""
         return f"{self.name}#{self.number}"
+
+    def __repr__(self) -> str:
+        """Return one line with the shape of the output."""
+        return f"<Call {self} with output {_described(self._output[0]) if self._output else 'not recorded'}>"
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -145,6 +165,26 @@ class Recording(Mapping[str, Call]):
         self._calls: list[Call] = []
         self._scope = Scope()
         self._hooks = TensorHooks()
+
+    def __repr__(self) -> str:
+        """Return one line with the names of the first calls."""
+        names = [repr(key or WHOLE_MODEL) for key in itertools.islice(self, _MOST_NAMED)]
+        more = ", ..." if len(self) > _MOST_NAMED else ""
+        count = f"{len(self)} call{'' if len(self) == 1 else 's'}"
+        return f"<Recording of {count}{': ' if names else ''}{', '.join(names)}{more}>"
+
+    def _repr_html_(self) -> str:
+        """Show a table of the calls in a notebook: the layer, the shape of its output, and whether it has gradients."""
+        rows = "".join(
+            f"<tr><td>{html.escape(printable(key or WHOLE_MODEL))}</td>"
+            f"<td>{html.escape(_described(call._output[0]) if call._output else 'not recorded')}</td>"
+            f"<td>{len(call._gradients_by_pass)}</td></tr>"
+            for key, call in itertools.islice(self.items(), _MOST_ROWS)
+        )
+        rest = len(self) - _MOST_ROWS
+        more = f"<p>and {rest} more calls</p>" if rest > 0 else ""
+        head = "<tr><th>call</th><th>output</th><th>backward passes</th></tr>"
+        return f"<table>{head}{rows}</table>{more}"
 
     @property
     def calls(self) -> tuple[Call, ...]:

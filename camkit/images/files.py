@@ -26,7 +26,7 @@ _PICTURE_SUFFIXES = (
 )
 """The files of a folder that are pictures. A file that is named explicitly may have any suffix."""
 
-_DRAWN_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
+_DRAWN_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".mp4")
 """Types of files that camkit draws into."""
 
 

@@ -168,6 +168,16 @@ def as_pixels(inputs: Float[Tensor, "n c h w"]) -> UInt8[np.ndarray, "n h w 3"] 
     return levels.clamp_(0, 255).to("cpu", torch.uint8).expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
 
 
+def as_volume_pixels(volume: Float[Tensor, "c d h w"]) -> UInt8[np.ndarray, "d h w 3"] | None:
+    """Draw the slices of a volume along its first axis, the range of the volume stretched to 0..255.
+
+    Returns:
+        Pictures (D, h, w, 3), or None if the volume is neither grey nor RGB.
+    """
+    drawn = as_pixels(volume.flatten(1, 2)[None])
+    return None if drawn is None else drawn[0].reshape(*volume.shape[1:], 3)
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """One picture, ready for the model.

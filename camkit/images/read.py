@@ -13,9 +13,15 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin, UnidentifiedImageError
 
 from camkit.errors import ImageError, brief, refuse_pipe
-from camkit.images.files import about_address, find_pictures
+from camkit.images.files import about_address, find_pictures, is_regular
 
 _WHITE_OF_8_BITS, _WHITE_OF_16_BITS = 255, 65535
+
+VIDEO_SUFFIXES = (
+    *(".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv", ".3gp", ".ts", ".mts"),
+    ".m2ts",
+)
+"""The files that are videos."""
 
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
@@ -34,7 +40,8 @@ def open_picture(path: str | Path) -> Image.Image:
     try:
         with opened(path) as picture:
             picture.load()
-            return _upright_rgb(picture, str(path))
+            read = _upright_rgb(picture, str(path))
+            several = _has_several_frames(picture)
     except ImageError:
         raise
     except IsADirectoryError as error:
@@ -45,11 +52,49 @@ def open_picture(path: str | Path) -> Image.Image:
         raise ImageError(about_address(str(path)) or f"there is no file {path}") from error
     except UnidentifiedImageError as error:
         size = path.stat().st_size
-        raise ImageError(f"{path} is {'an empty file' if size == 0 else 'not a picture'}") from error
+        kind = "an empty file" if size == 0 else "not a picture"
+        if size and path.suffix.lower() in VIDEO_SUFFIXES:
+            kind = "a video; pass its frames to explain_many, or draw it in a shell with camkit VIDEO --model NAME"
+        raise ImageError(f"{path} is {kind}") from error
     except Image.DecompressionBombError as error:
         raise ImageError(f"{path} is too large to open safely: {brief(error)}") from error
     except Exception as error:  # a damaged file can make its decoder fail in any way
         raise ImageError(f"{shortened(path)} cannot be read: {brief(error)}") from error
+    if several:
+        kind = (
+            "is animated, and camkit uses its first frame"
+            if is_animated(path)
+            else "has several pages, and camkit uses the first"
+        )
+        warnings.warn(f"{path} {kind}", stacklevel=2)
+    return read
+
+
+_ANIMATED = {".gif": "GIF", ".png": "PNG", ".apng": "PNG", ".webp": "WEBP", ".avif": "AVIF"}
+"""The suffixes of pictures that may be animated, with the names that Pillow has for their formats."""
+_PAGED = ("TIFF",)
+"""Formats of several pages. The second picture of other formats is a view for another device, such as MPO's."""
+
+
+def is_animated(path: Path) -> bool:
+    """Tell whether a file is an animated picture; False if it cannot be read."""
+    if path.suffix.lower() not in _ANIMATED or not is_regular(path):
+        return False
+    try:
+        with Image.open(path) as picture:
+            return picture.format in _ANIMATED.values() and _has_several_frames(picture)
+    except Exception:  # a damaged file can make its decoder fail in any way; reading it reports the error
+        return False
+
+
+def _has_several_frames(picture: Image.Image) -> bool:
+    """Tell whether a picture is animated or has several pages; False if what follows the first is damaged."""
+    if picture.format not in (*_ANIMATED.values(), *_PAGED):
+        return False
+    try:
+        return bool(getattr(picture, "is_animated", False))
+    except Exception:  # a damaged file can make its decoder fail in any way
+        return False
 
 
 def opened(path: Path) -> Image.Image:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from camkit.drawing import overlay
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, InputError, OutputError, RunError
 from camkit.explainer import explain_many
-from camkit.explanation import Explanation
+from camkit.explanation import ColourScale, Explanation
 from camkit.images.files import check_folder, names_file
+from camkit.images.video import is_video
 from camkit.methods import MethodLike
 from camkit.models.loaded import LoadedModel
-from camkit.scale.naming import drawing_names, free_file, slug, write_drawing
+from camkit.scale.naming import drawing_names, free_file, note_of, slug, write_drawing
+from camkit.scale.video import FRAMES_PER_PASS, Explained, WrittenVideo, draw_video, frames_of
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
-from camkit.types import Failure, Fusion, Precision
+from camkit.types import Failure, Fusion, Pixels, Precision, Scale
 
 _NOT_IN_METHOD_NAMES = r"[^\w+.-]"
 """Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
@@ -42,6 +45,7 @@ class Drawing:
     style: str = "overlay"
     colormap: str = "turbo"
     alpha: float = 0.5
+    scale: Scale | ColourScale = "shared"
 
     def __post_init__(self) -> None:
         overlay.check(self.style, self.colormap, self.alpha)
@@ -49,10 +53,11 @@ class Drawing:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """An explanation and the file with its drawing."""
+    """An explanation, the file with its drawing, and how it was drawn."""
 
     explanation: Explanation
     file: Path
+    drawing: Drawing
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
@@ -74,11 +79,13 @@ def explain_files(
     places: Mapping[Path, Path] | None = None,
     about: Mapping[str, str] | None = None,
     overwrite: bool = False,
-) -> Iterator[Written | Failure]:
-    """Explain picture files and write one drawing per picture and target into a folder.
+    one_scale: bool = False,
+    every: int = 1,
+) -> Iterator[Written | WrittenVideo | Failure]:
+    """Explain picture files and write one drawing per picture and target into a folder; videos follow the pictures.
 
     Reading, computing and writing overlap. A picture that cannot be read, or a drawing that cannot be written, becomes
-    a Failure in its place.
+    a Failure in its place. A video or an animated picture becomes one drawn video.
 
     A drawing is called after its picture, the method and, if the caller chose them, the layer and the target. If a
     file of that name shows something else, what differs (such as the model or the style) is added to the name.
@@ -94,31 +101,47 @@ def explain_files(
         places: where each picture's drawings lie below ``out``, as ``find_places`` returns it; None for no subfolders.
         about: further settings that distinguish a drawing from others of the same name, such as the weights.
         overwrite: write into files that show something else, and name none differently.
+        one_scale: draw all pictures on one scale, and all frames of a video on one. Each is explained twice then: the
+            first time to find the largest value.
+        every: every how many frames of a video one is drawn.
 
     Raises:
         InputError: something in the call is wrong, or the folder cannot be written to. Nothing was computed then.
     """
-    explained = explain_many(
+    explained = functools.partial(
+        explain_many,
         model,
-        pictures,
-        layers or None,
+        target_layer=layers or None,
         method=method,
         target=list(targets) if targets else None,
         precision=precision,
-        batch_size=batch_size,
         fuse=fuse,
         on_error="yield",
     )
-    is_one_file = names_file(out)
     has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
+    videos = [path for path in pictures if is_video(path)]
+    moving = set(videos)
+    stills = [path for path in pictures if path not in moving]
+    if every < 1:
+        raise InputError(f"every is a number of frames from 1, not {every}")
+    if videos and has_several:
+        raise InputError(f"{videos[0]} is a video, and a video shows one target; explain the targets one by one")
+    explained([], batch_size=batch_size)  # checks the arguments
+    is_one_file = names_file(out)
     if is_one_file and (len(pictures) != 1 or has_several):
         what = "several targets" if has_several else f"{len(pictures)} pictures"
         raise InputError(f"{out} is one file, but there are {what}; name a folder")
+    if is_one_file and (out.suffix.lower() == ".mp4") != bool(videos):
+        raise InputError(f"{out} must end in .mp4 for a video, and in the type of a picture for a picture")
     check_folder(out.parent if is_one_file else out)
     requested = {
         "model": model.name,
         **(about or {}),
-        **{name: value if isinstance(value, str) else f"{name}-{value}" for name, value in vars(drawing).items()},
+        "style": drawing.style,
+        "colormap": drawing.colormap,
+        "alpha": f"alpha-{drawing.alpha}",
+        "scale": "shared-by-all" if one_scale else str(drawing.scale),
+        "every": f"every-{every}",
     }
     files = _DrawingFiles(
         out,
@@ -129,8 +152,49 @@ def explain_files(
         with_rank=has_several,
         overwrite=overwrite,
     )
-    tasks = _drawing_tasks(explained, files, drawing, {os.path.realpath(path) for path in pictures})
-    return in_order(tasks, workers=_WRITERS, ahead=_MOST_UNWRITTEN, prompt=True)
+    of_stills = functools.partial(explained, stills, batch_size=batch_size)
+    tasks = _drawing_tasks(of_stills, files, drawing, {os.path.realpath(path) for path in pictures}, one_scale)
+    of_frames = functools.partial(explained, batch_size=min(batch_size, FRAMES_PER_PASS))
+    drawn_videos = (_drawn_video(video, every, of_frames, files, drawing, one_scale) for video in videos)
+    return itertools.chain(in_order(tasks, workers=_WRITERS, ahead=_MOST_UNWRITTEN, prompt=True), drawn_videos)
+
+
+ScaleKey: TypeAlias = tuple[str, str]
+"""A layer and a method: maps of others have other units."""
+
+
+def _scale_key(row: Explanation) -> ScaleKey:
+    return row.layer, row.method
+
+
+def _one_scale(rows: Iterable[Explanation | Failure]) -> dict[ScaleKey, ColourScale]:
+    """Return the scale that reaches to the largest value of all maps, for each layer and method."""
+    scales: dict[ScaleKey, ColourScale] = {}
+    for row in rows:
+        if isinstance(row, Explanation):
+            scales[_scale_key(row)] = row.colour_scale("each").with_more(scales.get(_scale_key(row)))
+    return scales
+
+
+def _drawn_video(
+    video: Path, every: int, explained: Explained, files: _DrawingFiles, drawing: Drawing, one_scale: bool
+) -> WrittenVideo | Failure:
+    scales: dict[ScaleKey, ColourScale] = {}
+
+    def draw(row: Explanation) -> Pixels:
+        settings = vars(replace(drawing, scale=scales.get(_scale_key(row), drawing.scale)))
+        if drawing.style != "figure":
+            return row.overlay(**settings)
+        del settings["style"]
+        return row.captioned(**settings, fixed=True)
+
+    try:
+        if one_scale:
+            scales = _one_scale(explained(frames_of(video, every)))
+    except CamkitError as error:
+        return Failure(str(video), error)
+    file_for = functools.partial(files.file_for_video, video)
+    return draw_video(video, every, explained, draw, files.folder, file_for, captioned=drawing.style == "figure")
 
 
 @dataclass(frozen=True)
@@ -154,12 +218,23 @@ class _DrawingFiles:
     with_rank: bool
     overwrite: bool
 
-    def file_for(self, row: Explanation, rank: int) -> tuple[Path, dict[str, str]]:
+    @property
+    def folder(self) -> Path:
+        """The folder of all drawings."""
+        return self.out.parent if names_file(self.out) else self.out
+
+    def file_for_video(self, video: Path, row: Explanation) -> tuple[Path, str]:
+        """Return the file for a video, given one of its explanations, and a note on what it shows."""
+        file, shows = self.file_for(replace(row, source=str(video)), 1, ".mp4")
+        return file, note_of(shows)
+
+    def file_for(self, row: Explanation, rank: int, suffix: str = ".png") -> tuple[Path, dict[str, str]]:
         """Return the file for an explanation, and what it shows.
 
         Args:
             row: the explanation.
             rank: its place among those of its picture, from 1.
+            suffix: the type of the drawing.
 
         Raises:
             OutputError: as ``free_file``.
@@ -171,20 +246,28 @@ class _DrawingFiles:
         if self.with_target:
             words.append(f"{rank}-{slug(row.name)}" if self.with_rank else slug(row.name))
         shows = {"picture": str(picture.absolute()), "name": ".".join(words), **self.requested}
-        return free_file(self.out, self.names[picture], words, shows, overwrite=self.overwrite), shows
+        name = self.names[picture]
+        name = name.with_suffix("") if name.suffix == suffix == ".mp4" else name
+        return free_file(self.out, name, words, shows, suffix, overwrite=self.overwrite), shows
 
 
 def _drawing_tasks(
-    rows: Iterator[Explanation | Failure], files: _DrawingFiles, drawing: Drawing, pictures: set[str]
+    explained: Callable[[], Iterator[Explanation | Failure]],
+    files: _DrawingFiles,
+    drawing: Drawing,
+    pictures: set[str],
+    one_scale: bool,
 ) -> Iterator[Task[Written | Failure]]:
     """Return for each row the task that draws it, to be run in another thread; a failure is passed on."""
+    scales = _one_scale(explained()) if one_scale else {}
     rank, source = 0, ""
-    for row in rows:
+    for row in explained():
         rank, source = rank + 1 if row.source == source else 1, row.source
         if isinstance(row, Failure):
             yield functools.partial(_unchanged, row), True
         else:
-            yield functools.partial(_write, row, rank, files, drawing, pictures), True
+            used = replace(drawing, scale=scales.get(_scale_key(row), drawing.scale))
+            yield functools.partial(_write, row, rank, files, used, pictures), True
 
 
 def _unchanged(failure: Failure) -> Failure:
@@ -205,4 +288,4 @@ def _write(
         return Failure(source, error)
     except Exception as error:
         return Failure(source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
-    return Written(explanation, file)
+    return Written(explanation, file, drawing)

@@ -21,7 +21,9 @@ _LONGEST_STEM = 120
 """Bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
 
 
-def free_file(out: Path, name: Path, words: Sequence[str], shows: Mapping[str, str], *, overwrite: bool) -> Path:
+def free_file(
+    out: Path, name: Path, words: Sequence[str], shows: Mapping[str, str], suffix: str = ".png", *, overwrite: bool
+) -> Path:
     """Return the file for a drawing: one that does not exist, or that shows the same.
 
     Args:
@@ -30,6 +32,7 @@ def free_file(out: Path, name: Path, words: Sequence[str], shows: Mapping[str, s
         words: what follows in the file's name, such as the method.
         shows: what decides the drawing, as words for its name; "picture" is the picture's path. If the file of the
             plain name shows something else, the words for what differs are added to the name.
+        suffix: the type of the file.
         overwrite: whether to return the plain name whatever its file shows.
 
     Raises:
@@ -41,7 +44,7 @@ def free_file(out: Path, name: Path, words: Sequence[str], shows: Mapping[str, s
         raise OutputError(f"{out} exists already; name another file, or pass {advice('overwrite=True', '--overwrite')}")
     words = list(words)
     while True:
-        file = out / name.parent / f"{'.'.join([name.name, *words])}.png"
+        file = out / name.parent / f"{'.'.join([name.name, *words])}{suffix}"
         if overwrite or _is_free(file, shows):
             return file
         earlier = _shown_in(file)
@@ -63,7 +66,12 @@ def write_drawing(file: Path, pixels: Pixels, shows: Mapping[str, str]) -> None:
         OutputError: the file cannot be written, or its type is unknown.
     """
     data = encode(pixels, file.suffix)
-    write_file(file, with_note(data, json.dumps(shows)) if file.suffix.lower() == ".png" else data)
+    write_file(file, with_note(data, note_of(shows)) if file.suffix.lower() == ".png" else data)
+
+
+def note_of(shows: Mapping[str, str]) -> str:
+    """Return what a drawing shows as ASCII text, to be written into its file."""
+    return json.dumps(shows)
 
 
 def _is_free(file: Path, shows: Mapping[str, str]) -> bool:

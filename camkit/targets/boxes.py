@@ -72,6 +72,7 @@ def box_scores(images: Sequence[Detections], numbers: Sequence[int | None], abse
         probabilities=tuple(stacked.detach().float().tolist()),
         present=tuple(number is not None for number in numbers),
         absence=absence,
+        quantity="score of the box",
         boxes=tuple(boxes),
     )
 

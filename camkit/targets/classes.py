@@ -46,6 +46,7 @@ def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Acti
         indices=tuple(indices.tolist()),
         probabilities=None if by_class is None else tuple(by_class.gather(1, indices[:, None])[:, 0].tolist()),
         classes=logits.shape[1],
+        quantity="logit",
         activation=final_activation(logits),
     )
 
@@ -220,7 +221,9 @@ class DirectionTarget(Target):
         check_index(self.index, logits.shape[1])
         sign = "+" if self.sign > 0 else "-"
         name = f"output {self.index}" if logits.shape[1] > 1 else "output"
-        return Scores(values=self.sign * logits[:, self.index], description=f"{sign} {name}")
+        return Scores(
+            values=self.sign * logits[:, self.index], description=f"{sign} {name}", quantity="output, with this sign"
+        )
 
 
 @dataclass(frozen=True)
@@ -254,6 +257,7 @@ class ContrastTarget(Target):
             values=difference,
             classes=logits.shape[1],
             description=f"{name} rather than {other}",
+            quantity="difference of the two logits",
             activation=final_activation(logits),
         )
 
@@ -272,7 +276,11 @@ class FunctionTarget(Target):
                 f"the target function returned {describe(values)}; it must return a floating-point tensor of shape "
                 f"({batch},), one score per image"
             )
-        return Scores(values=values, description=getattr(self.function, "__name__", None) or repr(self.function))
+        return Scores(
+            values=values,
+            description=getattr(self.function, "__name__", None) or repr(self.function),
+            quantity="value of the target function",
+        )
 
 
 def top(count: int) -> list[TopTarget]:

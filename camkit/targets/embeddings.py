@@ -46,7 +46,7 @@ class SimilarTarget(Target):
                 f"the reference has {len(reference)} numbers, but the model's embedding has {embeddings.shape[1]}"
             )
         values = cosine_similarity(_scaled(embeddings), _scaled(reference.to(embeddings)[None]), dim=1)
-        return Scores(values=values, description="similarity to the reference")
+        return Scores(values=values, description="similarity to the reference", quantity="cosine similarity")
 
     def embedded(self, output: Any) -> SimilarTarget:
         """Return the target for the reference's embedding, given the model's output for the reference picture."""

@@ -25,6 +25,11 @@ cell fully."""
 _PREDICTED = 0.5
 """A network with one class predicts it where the probability is above this, that is, where the logit is positive."""
 
+_WHERE_PREDICTED = "mean logit where the class is predicted"
+_PREDICTED_NOWHERE = "mean logit of all cells, since the class is predicted nowhere"
+_INSIDE_MASK = "mean logit inside the mask"
+_EVERYWHERE = "mean logit of all cells"
+
 
 def class_on_map(
     maps: Float[Tensor, "n k h w"], indices: Int[Tensor, " n"], mask: Bool[Tensor, "height width"] | None
@@ -43,9 +48,12 @@ def class_on_map(
     logits, probabilities = maps.detach().float(), given_probabilities(maps)
     if probabilities is None:
         probabilities = logits.sigmoid() if is_binary else logits.softmax(1)
+    quantity: str | tuple[str, ...] = _INSIDE_MASK
     if mask is None:
         inside = probabilities[:, 0] > _PREDICTED if is_binary else maps.detach().argmax(1) == indices[:, None, None]
-        inside = inside | ~inside.any((1, 2), keepdim=True)
+        predicted = inside.any((1, 2), keepdim=True)
+        inside = inside | ~predicted
+        quantity = tuple(_WHERE_PREDICTED if found else _PREDICTED_NOWHERE for found in predicted.flatten().tolist())
     else:
         covered = interpolate(mask[None, None].to(maps), size=maps.shape[2:], mode="area")[0]
         if not bool(covered.any()):
@@ -58,6 +66,7 @@ def class_on_map(
         indices=tuple(indices.tolist()),
         probabilities=tuple(((probabilities * cells).sum((1, 2)) / cells.sum((1, 2))).tolist()),
         classes=maps.shape[1],
+        quantity=quantity,
         activation=final_activation(maps),
     )
 
@@ -114,9 +123,10 @@ class SegmentTarget(Target):
         index = int(self.index)
         check_index(index, maps.shape[1])
         mask = torch.ones(maps.shape[2:], dtype=torch.bool) if self.everywhere else self.mask
-        return class_on_map(
+        scores = class_on_map(
             maps, torch.full((batch,), index, device=maps.device), None if mask is None else mask.to(maps.device)
         )
+        return replace(scores, quantity=_EVERYWHERE) if self.everywhere else scores
 
 
 def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) -> SegmentTarget:

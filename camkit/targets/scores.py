@@ -23,6 +23,7 @@ class Scores:
         probabilities: the probability of that class.
         classes: how many classes the model has.
         description: the name of a target that is not a class.
+        quantity: what the scores are, as a phrase such as "logit"; one phrase for all images, or one for each.
         present: True for images in which the target exists; None if it exists in all.
         absence: the error for images in which it does not exist.
         fewer: True if an image without the target is no error: not every image has a second best box.
@@ -36,6 +37,7 @@ class Scores:
     probabilities: tuple[float, ...] | None = None
     classes: int | None = None
     description: str | None = None
+    quantity: str | tuple[str, ...] = "score"
     present: tuple[bool, ...] | None = None
     absence: str = ""
     fewer: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ import cv2
 import numpy as np
 
 from camkit.diagnosis.values import TensorStatistics
+from camkit.drawing.canvas import AMBER, INK, Canvas
+from camkit.drawing.text import fitting
 from camkit.errors import InputError, OutputError
 from camkit.types import Pixels
 
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
 
 _TILE = 224  # the longer side of a picture on a contact sheet, in pixels
 _GAP = 4
+_HEAD = 24
+_LINE = 18
+_CAPTION = 2 * _LINE + 4
+_SIZE = 13
 
 
 @contextmanager
@@ -92,21 +99,37 @@ def add_picture(writer: Any, tag: str, pixels: Pixels, step: int) -> None:
     writer.add_image(tag, np.ascontiguousarray(pixels), step, dataformats="HWC")
 
 
-def contact_sheet(pictures: Sequence[Pixels], columns: int | None = None) -> Pixels:
+@dataclass(frozen=True)
+class Tile:
+    """A picture on a contact sheet, with a line below it and a second line in amber."""
+
+    pixels: Pixels
+    line: str = ""
+    warning: str = ""
+
+
+def contact_sheet(tiles: Sequence[Tile], columns: int | None = None, title: str = "") -> Pixels:
     """Lay pictures side by side, each in a square; with about as many rows as columns unless ``columns`` is given.
 
-    >>> contact_sheet([np.zeros((10, 20, 3), np.uint8)] * 5).shape
+    The sheet's size depends on the number of tiles alone, and on whether there are a title and lines.
+
+    >>> contact_sheet([Tile(np.zeros((10, 20, 3), np.uint8))] * 5).shape
     (460, 688, 3)
     """
-    columns = columns or math.ceil(math.sqrt(len(pictures)))
-    rows = math.ceil(len(pictures) / columns)
-    pitch = _TILE + _GAP
-    sheet = np.full((rows * pitch + _GAP, columns * pitch + _GAP, 3), 255, np.uint8)
-    for number, picture in enumerate(pictures):
-        factor = _TILE / max(picture.shape[:2])
-        size = (max(1, round(picture.shape[1] * factor)), max(1, round(picture.shape[0] * factor)))
-        drawn = cv2.resize(picture, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST)
-        top = _GAP + number // columns * pitch + (_TILE - size[1]) // 2
-        left = _GAP + number % columns * pitch + (_TILE - size[0]) // 2
-        sheet[top : top + size[1], left : left + size[0]] = drawn
-    return sheet
+    columns = columns or math.ceil(math.sqrt(len(tiles)))
+    rows = math.ceil(len(tiles) / columns)
+    below = _CAPTION if any(tile.line for tile in tiles) else 0
+    head = _HEAD if title else 0
+    across, down = _TILE + _GAP, _TILE + below + _GAP
+    canvas = Canvas(columns * across + _GAP, head + rows * down + _GAP)
+    canvas.text(_GAP, head / 2 + 2, fitting(title, columns * across - _GAP, _SIZE + 1), size=_SIZE + 1)
+    for number, tile in enumerate(tiles):
+        factor = _TILE / max(tile.pixels.shape[:2])
+        size = (max(1, round(tile.pixels.shape[1] * factor)), max(1, round(tile.pixels.shape[0] * factor)))
+        drawn = cv2.resize(tile.pixels, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST)
+        left, top = _GAP + number % columns * across, head + _GAP + number // columns * down
+        canvas.picture(left + (_TILE - size[0]) // 2, top + (_TILE - size[1]) // 2, np.asarray(drawn))
+        for place, (words, colour) in enumerate(((tile.line, INK), (tile.warning, AMBER))):
+            middle = top + _TILE + (place + 0.5) * _LINE + 2
+            canvas.text(left, middle, fitting(words, _TILE, _SIZE), size=_SIZE, colour=colour)
+    return canvas.pixels()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from camkit.diagnosis import Diagnosis
 from camkit.diagnosis.report import picture as diagnosis_picture
-from camkit.explanation import Explanation
-from camkit.tensorboard.events import add_histogram, add_picture, contact_sheet, naming_the_folder, opened
+from camkit.explanation import Explanation, ScaleLike
+from camkit.tensorboard.events import Tile, add_histogram, add_picture, contact_sheet, naming_the_folder, opened
 from camkit.types import Style
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from camkit.background.check import CheckResult
     from camkit.background.measures import Measures
+    from camkit.background.showcase import Panel
 
 
 def write_explanation(
@@ -30,24 +31,25 @@ def write_explanation(
     style: Style = "overlay",
     colormap: str = "turbo",
     alpha: float = 0.5,
+    scale: ScaleLike = "shared",
 ) -> None:
     """Write an explanation's picture.
 
     Args:
-        found: the explanation; if its map does not have two axes, it has no picture and nothing is written.
+        found: the explanation; if its map has one axis, it has no picture and nothing is written.
         writer: a SummaryWriter, or a folder, in which each call creates a new file.
         step: the step in the events.
         tag: the tag in the events; None means ``explain/SOURCE/TARGET``.
-        style, colormap, alpha: as for ``Explanation.overlay``.
+        style, colormap, alpha, scale: as for ``Explanation.overlay``.
 
     Raises:
         InputError: TensorBoard is not installed, the style or colormap is unknown, or alpha is out of range.
         OutputError: the folder cannot be written.
     """
-    if found.heatmap.ndim != 2:
+    if found.heatmap.ndim == 1:
         return
     with _events(writer) as events:
-        drawn = found.overlay(style=style, colormap=colormap, alpha=alpha)
+        drawn = found.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale)
         add_picture(events, tag or f"explain/{found.source}/{found.name}", drawn, step)
 
 
@@ -86,7 +88,8 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
             for measure, value in _figures(measures).items():
                 _add_scalar(events, f"check/{measure}/{name}", value, step)
         for strip in strips(result):
-            sheet = contact_sheet([panel.pixels for panel in strip.panels], columns=len(strip.panels))
+            tiles = [Tile(panel.pixels, panel.title, _answer_of(panel)) for panel in strip.panels]
+            sheet = contact_sheet(tiles, columns=len(tiles), title=strip.title)
             add_picture(events, f"worst/{strip.row.name}", sheet, step)
             events.add_text(f"worst/{strip.row.name}", strip.sentence, step)
 
@@ -109,6 +112,10 @@ def _figures(measures: Measures) -> dict[str, float]:
     if measures.skill is not None:
         figures["skill"] = measures.skill.value
     return figures
+
+
+def _answer_of(panel: Panel) -> str:
+    return "" if panel.answer is None or panel.probability is None else f"{panel.answer} ({panel.probability:.0%})"
 
 
 def _add_scalar(events: Any, tag: str, value: float, step: int) -> None:

@@ -24,12 +24,14 @@ from camkit.diagnosis.reductions import RELUS, TensorSummary, summarize
 from camkit.diagnosis.rows import channel_axis, leaves
 from camkit.diagnosis.statistics import statistics
 from camkit.diagnosis.values import TensorStatistics
+from camkit.drawing.figure import percent
 from camkit.engine.attach import backward_pass, starts
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.engine.restore import eagerly
 from camkit.errors import CamkitError, InputError, LayerError, OutputError
 from camkit.explainer import Layers, Options, explain
+from camkit.explanation import Explanation
 from camkit.hooks import Call, Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
@@ -39,7 +41,7 @@ from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.labels import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
 from camkit.targets import TargetLike, as_targets
-from camkit.tensorboard.events import add_histogram, add_picture, contact_sheet, naming_the_folder, opened
+from camkit.tensorboard.events import Tile, add_histogram, add_picture, contact_sheet, naming_the_folder, opened
 from camkit.types import ImageLike, Pixels, Preprocess
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ class TrainingWatch:
 
     At each recorded step the watch writes
 
-    - ``heat``: the pictures with their heatmaps, in one image,
+    - ``heat``: the pictures with their heatmaps, in one image, each with its class and probability; a class that is
+      not the one of the last image is in amber,
     - ``features/LAYER``: feature maps of the first picture,
     - histograms ``activations/LAYER``, ``gradients/LAYER`` (of the layer's output, in the last backward pass),
       ``weights/NAME`` and ``weight_gradients/NAME``,
@@ -139,6 +142,7 @@ class TrainingWatch:
         self._first_module: nn.Module | None = None  # of the step; if it runs after a backward pass, a new pass begins
         self._earlier_gradients: dict[str, TensorSummary | None] = {}
         self._pictures_due: int | None = None
+        self._last_sheet: tuple[int, list[str]] | None = None  # its step, and the class of each picture
         self.steps = 0
         if graph:
             self._write_graph()
@@ -228,7 +232,7 @@ class TrainingWatch:
     def _draw_or_warn(self, step: int) -> dict[str, Pixels]:
         """Return the pictures by tag; if drawing fails, none, with a text in the events and one warning per watch."""
         try:
-            return self._draw_pictures()
+            return self._draw_pictures(step)
         except Exception as error:  # noqa: BLE001 - losing the pictures is better than stopping the training
             reason = str(error) if isinstance(error, CamkitError) else f"{type(error).__name__}: {error}"
         with self._writing():
@@ -238,16 +242,30 @@ class TrainingWatch:
             self._warned = True
         return {}
 
-    def _draw_pictures(self) -> dict[str, Pixels]:
+    def _draw_pictures(self, step: int) -> dict[str, Pixels]:
         result = explain(self._model, list(self._images), self._layer, **self._explain_options)
         explanations = result if isinstance(result, list) else [result]
-        drawn = {"heat": contact_sheet([explanation.overlay() for explanation in explanations])}
+        drawn = {"heat": self._heat_sheet(explanations, step)}
         layer = explanations[0].layer
         if "+" not in layer:
             first, preprocess = self._images[0], self._explain_options["preprocess"]
             maps = feature_maps(self._model, first, layer, top=_MOST_MAPS, preprocess=preprocess)
             drawn[f"features/{layer}"] = maps.sheet()
         return drawn
+
+    def _heat_sheet(self, explanations: Sequence[Explanation], step: int) -> Pixels:
+        """Draw the pictures with their classes and probabilities; what changed since the last sheet is in amber."""
+        earlier, self._last_sheet = self._last_sheet, (step, [explanation.name for explanation in explanations])
+        before, names = earlier or (step, [explanation.name for explanation in explanations])
+        tiles = []
+        for number, explanation in enumerate(explanations):
+            share = "" if explanation.probability is None else f" {percent(explanation.probability)}"
+            was = names[number] if number < len(names) else explanation.name
+            change = f"was {was} at step {before}" if was != explanation.name else ""
+            tiles.append(Tile(explanation.overlay(), explanation.name + share, change))
+        changed = sum(bool(tile.warning) for tile in tiles)
+        title = f"step {step}" + (f": {changed} of {len(tiles)} changed since step {before}" if changed else "")
+        return contact_sheet(tiles, title=title)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

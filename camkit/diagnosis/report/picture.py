@@ -9,8 +9,9 @@ from camkit.diagnosis import Diagnosis, Finding, LayerStatistics
 from camkit.diagnosis.report.console import figure, magnitude_span, share
 from camkit.diagnosis.statistics import DECADES, PER_DECADE
 from camkit.diagnosis.values import Histogram, counted
-from camkit.drawing.canvas import GREY, INK, LINE, Canvas, Colour, fitting, width_of
+from camkit.drawing.canvas import GREY, INK, LINE, Canvas
 from camkit.drawing.encode import encode
+from camkit.drawing.text import Colour, fitting, width_of
 from camkit.types import Pixels
 
 _BLUE: Colour = (66, 114, 180)

@@ -1,0 +1,235 @@
+"""The captioned form of a drawing: a title, what was done, the picture, a colour bar with its numbers, and notes.
+
+The functions here lay out what they are given; the words come from whoever knows what was explained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from camkit.drawing.canvas import AMBER, GREY, INK, LINE, Canvas
+from camkit.drawing.overlay import colorize
+from camkit.drawing.text import Anchor, Colour, wrapped
+from camkit.types import Box, Pixels
+
+SMALLEST_SIDE, LARGEST_SIDE = 320, 960
+"""The longer side of a picture in a figure, in pixels. Smaller pictures are enlarged so that they stand beside readable
+text; larger ones are reduced to what a page or a screen shows."""
+
+_NARROWEST = 320
+"""The width of the text in pixels, if the picture is narrower: about 45 letters."""
+_GROWTH, _MOST_GROWTH = 0.4, 1.5
+"""Text grows with this power of the width, so that it neither shouts under a small picture nor vanishes beside a large
+one, up to one and a half times its smallest size."""
+_TITLE, _SMALL = 19, 13
+"""Font sizes at the smallest width."""
+_MARGIN, _GAP = 16, 10
+_LEADING = 1.4
+"""The distance of lines, in font sizes."""
+_BAR = 12
+_TICK = 4
+_TITLE_LINES, _DETAIL_LINES, _NOTE_LINES = 2, 2, 4
+_SHEET_GAP = 12
+_SHEET_SHAPE = 1.6
+"""Width by height that the sheet of several figures comes near to."""
+
+
+@dataclass(frozen=True)
+class Caption:
+    """The words around a picture.
+
+    Attributes:
+        title: what is explained, and how likely the model finds it.
+        lines: what was done, in grey.
+        warnings: what the reader must know to read the picture, in amber.
+        remarks: what helps to read it, in grey.
+    """
+
+    title: str
+    lines: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ColourBar:
+    """The colours of a heatmap, from 0 to the value of the strongest colour.
+
+    Attributes:
+        largest: the value of the strongest colour.
+        words: what the numbers are.
+        colormap: the name of the colour map.
+        reached: the largest value of the map itself, which gets a mark; None for no mark.
+    """
+
+    largest: float
+    words: str
+    colormap: str = "turbo"
+    reached: float | None = None
+
+
+class _Column:
+    """What stands one below the other in a figure, from the top down; drawn when the height is known."""
+
+    def __init__(self, width: int, *, fixed: bool) -> None:
+        self.width = width
+        self.growth: float = min(math.pow(width / _NARROWEST, _GROWTH), _MOST_GROWTH)
+        self.margin = self.grown(_MARGIN)
+        self.top = float(self.margin)
+        self._fixed = fixed
+        self._lines: list[tuple[str, int, Colour, int]] = []
+
+    def grown(self, length: int) -> int:
+        """Return a length at the smallest width as it is at this width."""
+        return round(length * self.growth)
+
+    def text(self, words: str, size: int, colour: Colour, most: int) -> None:
+        """Add a text of at most so many lines; just one if the figure's size is fixed."""
+        leading = size * _LEADING
+        for line in wrapped(words, self.width, size, 1 if self._fixed else most) or [""] * self._fixed:
+            self._lines.append((line, size, colour, round(self.top + leading / 2)))
+            self.top += leading
+
+    def space(self, height: float | int) -> int:
+        """Add empty space, and return where it begins."""
+        begin = math.ceil(self.top)
+        self.top = begin + float(height)
+        return begin
+
+    def canvas(self) -> Canvas:
+        """Return the sheet with all lines of text."""
+        canvas = Canvas(self.width + 2 * self.margin, math.ceil(self.top + self.margin))
+        for words, size, colour, middle in self._lines:
+            canvas.text(self.margin, middle, words, size=size, colour=colour)
+        return canvas
+
+
+def shown_size(height: int, width: int, most: int = LARGEST_SIDE) -> tuple[int, int]:
+    """Return the height and width at which a picture is shown in a figure; its form stays the same.
+
+    >>> shown_size(32, 32), shown_size(3000, 4000), shown_size(4000, 50), shown_size(480, 640)
+    ((320, 320), (720, 960), (960, 12), (480, 640))
+    """
+    longer = max(height, width)
+    ratio = min(max(longer, min(SMALLEST_SIDE, most)), most) / longer
+    return max(1, round(height * ratio)), max(1, round(width * ratio))
+
+
+def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    """Return a picture at another height and width; enlarged pixels stay squares."""
+    if pixels.shape[:2] == size:
+        return pixels
+    method = cv2.INTER_AREA if size[0] < pixels.shape[0] else cv2.INTER_NEAREST
+    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size[::-1], interpolation=method))
+
+
+def scaled_box(box: Box, before: tuple[int, int], after: tuple[int, int]) -> Box:
+    """Return a box on a picture that was resized from one height and width to another."""
+    across, down = after[1] / before[1], after[0] / before[0]
+    return Box(box.left * across, box.top * down, box.right * across, box.bottom * down)
+
+
+def compose(panel: Pixels, caption: Caption, bar: ColourBar | None, *, fixed: bool = False) -> Pixels:
+    """Lay out a drawn picture with its caption.
+
+    Args:
+        panel: the drawn picture, at the size at which it is shown.
+        caption: the words around it.
+        bar: the colours and their numbers; None if nothing is coloured.
+        fixed: make the size depend on nothing but the panel and the number of lines, as the frames of a video must:
+            every text stays on one line, and there is room for the bar and one note.
+
+    Returns:
+        The figure, height x width x 3, uint8 RGB.
+    """
+    column = _Column(max(panel.shape[1], _NARROWEST), fixed=fixed)
+    small, gap = column.grown(_SMALL), column.grown(_GAP)
+    column.text(caption.title, column.grown(_TITLE), INK, _TITLE_LINES)
+    for words in caption.lines:
+        column.text(words, small, GREY, _DETAIL_LINES)
+    column.space(gap)
+    panel_top = column.space(panel.shape[0])
+    column.space(gap)
+    bar_top = 0
+    if bar is not None or fixed:
+        bar_top = column.space(column.grown(_BAR) + column.grown(_TICK) + small * _LEADING + gap / 4)
+        column.text("" if bar is None else bar.words, small, GREY, _DETAIL_LINES)
+    notes = [(words, AMBER) for words in caption.warnings] + [(words, GREY) for words in caption.remarks]
+    if fixed:
+        notes = [(" ".join(words for words, _ in notes), notes[0][1] if notes else GREY)]
+    for words, colour in notes:
+        column.text(words, small, colour, _NOTE_LINES)
+    canvas = column.canvas()
+    canvas.picture(column.margin + (column.width - panel.shape[1]) // 2, panel_top, panel)
+    if bar is not None:
+        _draw_bar(canvas, bar, column, bar_top)
+    return canvas.pixels()
+
+
+def _draw_bar(canvas: Canvas, bar: ColourBar, column: _Column, top: int) -> None:
+    """Draw the colours from 0 to the largest value, with numbers at both ends and in the middle, and the map's mark."""
+    high, tick, size = column.grown(_BAR), column.grown(_TICK), column.grown(_SMALL)
+    left, width = column.margin, column.width
+    ramp = np.tile(np.linspace(0, 1, width, dtype=np.float32), (high, 1))
+    canvas.picture(left, top, colorize(ramp, bar.colormap))
+    middle = round(top + high + tick + size * _LEADING / 2)
+    ends: tuple[tuple[float, Anchor], ...] = ((0.0, "left"), (0.5, "middle"), (1.0, "right"))
+    for share, anchor in ends:
+        x = round(left + share * (width - 1))
+        canvas.line((x, top + high), (x, top + high + tick), INK)
+        canvas.text(x, middle, number(share * bar.largest), size=size, colour=INK, anchor=anchor)
+    if bar.reached is not None and bar.largest > 0:
+        x = round(left + min(bar.reached / bar.largest, 1) * (width - 1))
+        canvas.box(x - 1, top - tick, x + 2, top + high + tick, INK)
+
+
+def number(value: float | int) -> str:
+    """Return a number with three digits.
+
+    >>> number(0), number(12.3456), number(0.000123456), number(123456.0), number(1250.0)
+    ('0', '12.3', '0.000123', '1.23e+05', '1250')
+    """
+    return f"{value:.0f}" if 1000 <= abs(value) < 10_000 else f"{value:.3g}"
+
+
+def percent(share: float | int) -> str:
+    """Return a probability in percent; only exactly 0 and 1 are written as 0% and 100%.
+
+    >>> percent(0.731), percent(0.0001), percent(0.99999), percent(1.0), percent(float("nan"))
+    ('73.1%', '<0.1%', '>99.9%', '100%', 'NaN')
+    """
+    if not math.isfinite(share):
+        return "NaN"
+    if share in (0, 1):
+        return f"{share:.0%}"
+    return "<0.1%" if share < 0.0005 else ">99.9%" if share >= 0.9995 else f"{share:.1%}"
+
+
+def sheet(figures: Sequence[Pixels], columns: int | None = None) -> Pixels:
+    """Lay figures out in rows, each row as high as its highest figure and each column as wide as its widest."""
+    columns = columns or _columns_of(figures)
+    rows = [figures[start : start + columns] for start in range(0, len(figures), columns)]
+    widths = [max(figure.shape[1] for figure in figures[column::columns]) for column in range(len(rows[0]))]
+    heights = [max(figure.shape[0] for figure in row) for row in rows]
+    canvas = Canvas(sum(widths) + _SHEET_GAP * (len(widths) - 1), sum(heights) + _SHEET_GAP * (len(heights) - 1))
+    for row, figures_of_row in enumerate(rows):
+        top = sum(heights[:row]) + _SHEET_GAP * row
+        if row:
+            canvas.line(
+                (0, top - _SHEET_GAP // 2), (sum(widths) + _SHEET_GAP * len(widths), top - _SHEET_GAP // 2), LINE
+            )
+        for column, figure in enumerate(figures_of_row):
+            canvas.picture(sum(widths[:column]) + _SHEET_GAP * column, top, figure)
+    return canvas.pixels()
+
+
+def _columns_of(figures: Sequence[Pixels]) -> int:
+    """Return the number of columns for a sheet of about the usual shape."""
+    height = sum(figure.shape[0] for figure in figures) / len(figures)
+    width = sum(figure.shape[1] for figure in figures) / len(figures)
+    return max(1, min(len(figures), round(math.sqrt(len(figures) * _SHEET_SHAPE * height / width))))

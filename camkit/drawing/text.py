@@ -1,0 +1,173 @@
+"""Lines of text in any script: measuring, shortening, wrapping and drawing them.
+
+Pillow's own font has the letters of plain English. OpenCV 5 brings fonts for Latin, Greek, Cyrillic, Hebrew, Arabic,
+Chinese, Japanese and Korean, and a line that needs more letters is drawn with these. What no font has is escaped as in
+Python, so that a caption never shows empty boxes.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache, lru_cache
+from typing import Any, Literal, TypeAlias
+
+import cv2
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageDraw, ImageFont
+
+from camkit.errors import printable
+
+Colour: TypeAlias = tuple[int, int, int]
+Anchor: TypeAlias = Literal["left", "middle", "right"]
+
+_ANCHORS = {"left": "lm", "middle": "mm", "right": "rm"}
+_NO_CHARACTER = "\U0010ffff"
+"""A code that Unicode never assigns: a font draws it as its sign for a missing letter."""
+_SAME_HEIGHT = 0.92
+"""Capitals of OpenCV's font are this much higher than those of Pillow's font of the same size."""
+_BASELINE = 0.36
+"""How far the baseline lies below the middle of a line, in font sizes."""
+_PROBE_SIZE = 24
+"""The font size at which the pixels of letters are compared with those of the sign for a missing letter."""
+_CACHED_LETTERS = 4096
+"""More than the letters of any list of labels but the longest Chinese ones."""
+_BREAKS_AFTER = (" ", "/_-.+,")
+"""A line that is too long is broken after a space, or else after one of these signs, or else anywhere."""
+
+_OPENCV_LOCK = threading.RLock()
+"""OpenCV draws wrong letters if two threads draw text at the same time."""
+
+
+def legible(words: str) -> str:
+    r"""Return a line in which control characters, and letters that no font here has, are escaped as in Python.
+
+    >>> legible("K\u00e4fer\n\U0010fffe")
+    'Käfer\\n\\U0010fffe'
+    """
+    return "".join(letter if _has_letter(letter) else _escaped(letter) for letter in printable(words))
+
+
+def width_of(words: str, size: int = 14) -> float:
+    """Return the width of a line of text in pixels."""
+    words = legible(words)
+    if _suits_pillow(words):
+        return float(_font(size).getlength(words))
+    return float(_with_opencv(words, size).shape[1])
+
+
+def fitting(words: str, width: float | int, size: int = 14) -> str:
+    """Return a line of text, shortened in its middle if it is wider than ``width`` pixels.
+
+    >>> fitting("features.denseblock4.denselayer16.conv1", 150)
+    'features.d...r16.conv1'
+    """
+    if width_of(words, size) <= width:
+        return words
+    fewest, most = 0, len(words)  # letters that may stay
+    while most - fewest > 1:
+        kept = (fewest + most) // 2
+        fewest, most = (kept, most) if width_of(_shortened(words, kept), size) <= width else (fewest, kept)
+    return _shortened(words, fewest) if fewest > 1 else "..."
+
+
+def _shortened(words: str, kept: int) -> str:
+    return f"{words[: kept // 2]}...{words[len(words) - (kept - kept // 2) :]}"
+
+
+def wrapped(words: str, width: float | int, size: int = 14, lines: int = 2) -> list[str]:
+    """Return a text as at most so many lines, each at most ``width`` pixels wide; the last is shortened if needed.
+
+    >>> wrapped("prairie chicken, prairie grouse, prairie fowl", 200)
+    ['prairie chicken, prairie grouse,', 'prairie fowl']
+    """
+    broken: list[str] = []
+    rest = words.strip()
+    while rest and len(broken) < lines - 1 and width_of(rest, size) > width:
+        end = _longest_start(rest, width, size)
+        broken.append(rest[:end].rstrip())
+        rest = rest[end:].lstrip()
+    return [*broken, fitting(rest, width, size)] if rest else broken
+
+
+def _longest_start(words: str, width: float | int, size: int) -> int:
+    """Return where to break a text that is too wide, so that its first part fits."""
+    fewest, most = 1, len(words)
+    while most - fewest > 1:
+        middle = (fewest + most) // 2
+        fewest, most = (middle, most) if width_of(words[:middle].rstrip(), size) <= width else (fewest, middle)
+    if words[fewest] == " ":
+        return fewest
+    for signs in _BREAKS_AFTER:
+        after = max(words.rfind(sign, 0, fewest) for sign in signs) + 1
+        if after > fewest // 2:  # a break far to the left would leave a nearly empty line
+            return after
+    return fewest
+
+
+def write(
+    sheet: Image.Image,
+    x: float | int,
+    y: float | int,
+    words: str,
+    *,
+    size: int,
+    colour: Colour,
+    anchor: Anchor = "left",
+) -> None:
+    """Write a line of text centred vertically on ``y``, with its left end, middle or right end at ``x``."""
+    words = legible(words)
+    if _suits_pillow(words):
+        ImageDraw.Draw(sheet).text((x, y), words, fill=colour, font=_font(size), anchor=_ANCHORS[anchor])
+        return
+    mask = _with_opencv(words, size)
+    height, width = mask.shape
+    left = x - {"left": 0, "middle": width / 2, "right": width}[anchor]
+    sheet.paste(colour, (round(left), round(y - height / 2)), Image.fromarray(mask))
+
+
+@cache
+def _font(size: int) -> Any:
+    return ImageFont.load_default(size)
+
+
+@cache
+def _opencv_font() -> Any:
+    """Return OpenCV's font for all scripts; None before OpenCV 5."""
+    return cv2.FontFace("uni") if hasattr(cv2, "FontFace") else None
+
+
+def _suits_pillow(words: str) -> bool:
+    return words.isascii() or all(map(_pillow_has, words))
+
+
+@lru_cache(_CACHED_LETTERS)
+def _pillow_has(letter: str) -> bool:
+    font = _font(_PROBE_SIZE)
+    drawn, missing = font.getmask(letter), font.getmask(_NO_CHARACTER)
+    return letter.isascii() or drawn.size != missing.size or bytes(drawn) != bytes(missing)
+
+
+@lru_cache(_CACHED_LETTERS)
+def _has_letter(letter: str) -> bool:
+    if letter.isascii() or _pillow_has(letter):
+        return True
+    if _opencv_font() is None:
+        return False
+    drawn, missing = _with_opencv(letter, _PROBE_SIZE), _with_opencv(_NO_CHARACTER, _PROBE_SIZE)
+    return drawn.shape != missing.shape or not np.array_equal(drawn, missing)
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()
+
+
+def _with_opencv(words: str, size: int) -> UInt8[np.ndarray, "height width"]:
+    """Return how much ink each pixel of a line has, 0 to 255, as high as two font sizes."""
+    size = max(round(size * _SAME_HEIGHT), 1)
+    with _OPENCV_LOCK:
+        font = _opencv_font()
+        width = cv2.getTextSize((0, 0), words, (0, 0), font, size)[2]
+        paper = np.full((2 * size, max(width, 1)), 255, np.uint8)
+        cv2.putText(paper, words, (0, round(size * (1 + _BASELINE))), (0,), font, size)
+    return 255 - paper

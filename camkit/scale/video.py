@@ -1,0 +1,230 @@
+"""Explains videos and animated pictures frame by frame, and writes the drawn frames as MP4 files."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from camkit.drawing.encode import add_video_note
+from camkit.drawing.figure import Caption, compose, resized, shown_size
+from camkit.errors import CamkitError, ImageError, OutputError, TargetError
+from camkit.explanation import Explanation
+from camkit.images.video import Frame, opened_video, quiet_decoders
+from camkit.types import Failure, Pixels
+
+FRAMES_PER_PASS = 8
+"""The most frames in one pass. A frame stays in memory until it is drawn, and a 4K frame takes 25 MB."""
+
+_CODEC = "mp4v"
+"""MPEG-4 Part 2: every build of OpenCV can write it, and every player plays it, though few browsers do. Builds with
+H.264 are rare because of its licence."""
+
+Explained: TypeAlias = Callable[[Iterable[Image.Image]], Iterator[Explanation | Failure]]
+"""Explains pictures as a stream, one row for each, with a Failure for a picture that has no such target."""
+Draw: TypeAlias = Callable[[Explanation], Pixels]
+"""Draws an explanation; all frames of a video get the same size."""
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenVideo:
+    """A video whose frames were drawn, and the file with the drawings.
+
+    Attributes:
+        source: the video.
+        file: the drawn video.
+        frames: how many frames were drawn.
+        every: every how many frames of the video one was drawn.
+        rate: frames per second of the drawn video.
+        labels: in how many of the frames each target was explained, most frequent first.
+        layer, layer_reason, method: what the frames were explained with.
+        problem: a sentence if the video broke off, and the drawn one is shorter; otherwise empty.
+    """
+
+    source: str
+    file: Path
+    frames: int
+    every: int
+    rate: float
+    labels: dict[str, int]
+    layer: str
+    layer_reason: str
+    method: str
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain JSON values."""
+        values = {**vars(self), "file": str(self.file), "status": "error" if self.problem else "ok"}
+        problem = values.pop("problem")
+        return {**values, "error": problem} if problem else values
+
+
+def frames_of(video: Path, every: int) -> Iterator[Image.Image]:
+    """Yield every ``every``-th frame of a video, up to where it breaks off.
+
+    Raises:
+        ImageError: the video cannot be read at all.
+    """
+    with opened_video(video, every) as opened:
+        try:
+            for frame in opened.frames:
+                yield _named(video, frame)
+        except ImageError:
+            return
+
+
+def draw_video(
+    video: Path,
+    every: int,
+    explained: Explained,
+    draw: Draw,
+    out: Path,
+    file_for: Callable[[Explanation], tuple[Path, str]],
+    *,
+    captioned: bool,
+) -> WrittenVideo | Failure:
+    """Explain every ``every``-th frame of a video, and write the drawn frames as an MP4 file of the same speed.
+
+    A frame without the target, for example without a box of that class, is written without heat. If the video breaks
+    off, what was read is written, and the row says so.
+
+    Args:
+        video: a video or an animated picture.
+        every: every how many frames one is explained.
+        explained: explains the frames.
+        draw: draws a frame's explanation.
+        out: the folder for the file.
+        file_for: returns the file for the drawings, given the first explanation, and a note to write into it.
+        captioned: whether drawings have a caption, so that a frame without the target gets one too.
+    """
+    labels: Counter[str] = Counter()
+    first: Explanation | None = None
+    absent: Failure | None = None
+    problem = ""
+    try:
+        with opened_video(video, every) as opened, _VideoFile(out, opened.rate / every) as file:
+            waiting: deque[Pixels] = deque()
+            try:
+                for row in explained(_noted(video, opened.frames, waiting)):
+                    pixels = waiting.popleft()
+                    if isinstance(row, Explanation):
+                        first = first or row
+                        labels[row.name] += 1
+                        file.write(draw(row))
+                    elif isinstance(row.error, TargetError):
+                        absent = row
+                        file.write(_without_target(pixels, str(row.error)) if captioned else pixels)
+                    else:
+                        raise row.error
+            except ImageError as error:
+                if first is None:
+                    raise
+                problem = str(error)
+            if first is None:
+                assert absent is not None
+                raise absent.error
+            written, note = file_for(first)
+            file.finish(written, note)
+    except CamkitError as error:
+        return Failure(str(video), error)
+    by_count = dict(labels.most_common())
+    return WrittenVideo(
+        str(video),
+        written,
+        file.frames,
+        every,
+        file.rate,
+        by_count,
+        first.layer,
+        first.layer_reason,
+        first.method,
+        problem,
+    )
+
+
+def _named(video: Path, frame: Frame) -> Image.Image:
+    """Return a frame as a picture; its file name becomes the source of the explanation."""
+    picture = Image.fromarray(frame.pixels)
+    picture.filename = f"{video.name}, frame {frame.number} at {frame.time:.2f} s"  # type: ignore[attr-defined]
+    return picture
+
+
+def _noted(video: Path, frames: Iterable[Frame], waiting: deque[Pixels]) -> Iterator[Image.Image]:
+    """Yield frames as pictures, and note the pixels of those whose rows have not come back."""
+    for frame in frames:
+        waiting.append(frame.pixels)
+        yield _named(video, frame)
+
+
+def _without_target(pixels: Pixels, reason: str) -> Pixels:
+    """Return the figure of a frame in which the target does not exist."""
+    height, width = pixels.shape[:2]
+    caption = Caption("no such target in this frame", ("", reason))
+    return compose(resized(pixels, shown_size(height, width)), caption, None, fixed=True)
+
+
+class _VideoFile:
+    """An MP4 file that is written under another name until it is finished, and removed if it never is."""
+
+    def __init__(self, folder: Path, rate: float) -> None:
+        self.rate = rate
+        self.frames = 0
+        self._unfinished = folder / f".camkit-{secrets.token_hex(8)}.mp4"
+        self._writer: Any = None
+
+    def __enter__(self) -> _VideoFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.release()
+        self._unfinished.unlink(missing_ok=True)
+
+    def write(self, pixels: Pixels) -> None:
+        """Add a frame.
+
+        Raises:
+            OutputError: this OpenCV cannot write MP4 files.
+        """
+        pixels = _with_even_sides(pixels)
+        if self._writer is None:
+            with quiet_decoders():
+                size = pixels.shape[1], pixels.shape[0]
+                self._writer = cv2.VideoWriter(str(self._unfinished), cv2.VideoWriter.fourcc(*_CODEC), self.rate, size)
+            if not self._writer.isOpened():
+                raise OutputError(f"cannot write MP4 files into {self._unfinished.parent}: this OpenCV has no encoder")
+        self._writer.write(cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
+        self.frames += 1
+
+    def finish(self, file: Path, note: str) -> None:
+        """Close the file, write a note into it, and give it its name.
+
+        Raises:
+            OutputError: the file is empty, as on a full disk, or cannot be renamed.
+        """
+        self._writer.release()
+        if not self._unfinished.is_file() or not self._unfinished.stat().st_size:
+            raise OutputError(f"cannot write {file}: nothing was written; perhaps the disk is full")
+        try:
+            add_video_note(self._unfinished, note)
+            self._unfinished.replace(file)
+        except OSError as error:
+            raise OutputError(f"cannot write {file}: {error.strerror or error}") from error
+
+
+def _with_even_sides(pixels: Pixels) -> Pixels:
+    """Repeat the last row or column of a frame with odd sides: the codec halves the resolution of colours."""
+    height, width = pixels.shape[:2]
+    if height % 2 == width % 2 == 0:
+        return pixels
+    return np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

@@ -1,0 +1,293 @@
+"""Videos and animated pictures: what the command writes, read back with OpenCV."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+import camkit
+from camkit.cli import main
+from camkit.demo.scenes import scene_paths
+from camkit.errors import ImageError
+from camkit.images.video import opened_video
+
+SIZE = (96, 128)
+
+
+def frames(count: int, size: tuple[int, int] = SIZE) -> list[np.ndarray]:
+    """Return frames of a plane that fades into a car, RGB."""
+    first, last = (
+        cv2.resize(cv2.cvtColor(cv2.imread(str(scene_paths()[name])), cv2.COLOR_BGR2RGB), size[::-1])
+        for name in ("plane-sky", "car-sea")
+    )
+    shares = np.linspace(0, 1, count)
+    return [(first * (1 - share) + last * share).astype(np.uint8) for share in shares]
+
+
+def write_video(path: Path, pictures: list[np.ndarray], rate: float = 12, codec: str = "mp4v") -> Path:
+    height, width = pictures[0].shape[:2]
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), rate, (width, height))
+    assert writer.isOpened()
+    for picture in pictures:
+        writer.write(cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+    writer.release()
+    return path
+
+
+def read_video(path: Path) -> tuple[list[np.ndarray], float]:
+    capture = cv2.VideoCapture(str(path))
+    assert capture.isOpened()
+    read = []
+    while (got := capture.read())[0]:
+        read.append(cv2.cvtColor(got[1], cv2.COLOR_BGR2RGB))
+    return read, capture.get(cv2.CAP_PROP_FPS)
+
+
+def run(*arguments: Any) -> int:
+    return main([*map(str, arguments), "--model", "demo-fair"])
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize(("name", "codec"), [("clip.mp4", "mp4v"), ("clip.avi", "MJPG"), ("CLIP.MKV", "MJPG")])
+def test_every_frame_of_a_video_is_drawn(tmp_path, capsys, name, codec):
+    clip = write_video(tmp_path / name, frames(9), codec=codec)
+
+    assert run(clip, "--out", tmp_path / "out", "--style", "overlay") == 0
+
+    drawn, rate = read_video(tmp_path / "out" / f"{clip.stem}.gradcam.mp4")
+    assert len(drawn) == 9
+    assert rate == pytest.approx(12)
+    for number, picture in enumerate(read_video(clip)[0]):
+        expected = camkit.explain("demo-fair", picture).overlay()
+        assert np.abs(drawn[number].astype(int) - expected).mean() < 6, "lossy, but this frame and no other"
+    printed = capsys.readouterr().out
+    assert "9 frames, 12 per second: " in printed
+    assert "plane in " in printed
+    assert [file.name for file in (tmp_path / "out").iterdir()] == [f"{clip.stem}.gradcam.mp4"]
+
+
+def test_every_nth_frame_at_the_same_speed(tmp_path, capsys):
+    clip = write_video(tmp_path / "clip.mp4", frames(10), rate=12)
+
+    assert run(clip, "--out", tmp_path, "--every", 4, "--style", "overlay", "--json") == 0
+
+    (row,) = rows(capsys)
+    drawn, rate = read_video(Path(row["file"]))
+    assert len(drawn) == row["frames"] == 3
+    assert rate == row["rate"] == pytest.approx(3)
+    assert sum(row["labels"].values()) == 3
+    originals = read_video(clip)[0]
+    for picture, number in zip(drawn, (0, 4, 8), strict=True):
+        differences = [
+            np.abs(picture.astype(int) - camkit.explain("demo-fair", one).overlay()).mean() for one in originals
+        ]
+        assert int(np.argmin(differences)) == number
+
+
+def test_the_frames_of_a_figure_have_one_size_and_their_own_captions(tmp_path):
+    clip = write_video(tmp_path / "clip.mp4", frames(5, (97, 131)))  # odd sides
+
+    assert run(clip, "--out", tmp_path) == 0
+
+    drawn, _ = read_video(tmp_path / "clip.gradcam.mp4")
+    assert len(drawn) == 5
+    picture = read_video(clip)[0][0]
+    figure = camkit.explain("demo-fair", picture).captioned(fixed=True)
+    height, width = figure.shape[:2]
+    assert drawn[0].shape == (height + height % 2, width + width % 2, 3)
+    top = drawn[0][:60].astype(int)
+    assert np.abs(top - drawn[-1][:60]).mean() > 1, "another class, another caption"
+
+
+def test_the_frames_of_a_video_share_a_scale_on_request(tmp_path):
+    clip = write_video(tmp_path / "clip.mp4", frames(6))
+    originals = read_video(clip)[0]
+    found = camkit.explain("demo-fair", originals)
+
+    for scale in ("each", "shared"):
+        assert run(clip, "--out", tmp_path / scale, "--style", "heatmap", "--scale", scale) == 0
+        drawn, _ = read_video(tmp_path / scale / "clip.gradcam.mp4")
+        for picture, row in zip(drawn, found, strict=True):
+            expected = row.overlay(style="heatmap", scale=found if scale == "shared" else "each")
+            assert np.abs(picture.astype(int) - expected).mean() < 12
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.gif", "GIF"), ("a.webp", "WEBP"), ("a.png", "PNG")])
+def test_an_animated_picture_becomes_a_video(tmp_path, capsys, name, kind):
+    pictures = [Image.fromarray(frame) for frame in frames(5)]
+    extra = {"lossless": True} if kind == "WEBP" else {}
+    pictures[0].save(tmp_path / name, kind, save_all=True, append_images=pictures[1:], duration=250, **extra)
+
+    assert run(tmp_path / name, "--out", tmp_path / "out", "--style", "overlay", "--json") == 0
+
+    (row,) = rows(capsys)
+    drawn, rate = read_video(Path(row["file"]))
+    assert Path(row["file"]) == tmp_path / "out" / "a.gradcam.mp4"
+    assert len(drawn) == row["frames"] == 5
+    assert rate == pytest.approx(4)
+
+
+def test_a_picture_that_could_be_animated_stays_a_picture(tmp_path, capsys):
+    Image.fromarray(frames(1)[0]).save(tmp_path / "still.gif")
+
+    assert run(tmp_path / "still.gif", "--out", tmp_path / "out", "--json") == 0
+    assert [Path(row["file"]).name for row in rows(capsys)] == ["still.gradcam.png"]
+
+
+def test_a_frame_without_the_target_is_drawn_without_heat(tmp_path, capsys):
+    model = tmp_path / "net.py"
+    model.write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.cells = torch.nn.AvgPool2d(8)\n"
+        "    def forward(self, images):\n"
+        "        found = []\n"
+        "        for score, image in zip(self.cells(images).mean((1, 2, 3)), images):\n"
+        "            n = 1 if image.mean() > 0.5 else 0\n"
+        "            found.append({'boxes': torch.tensor([[8.0, 8, 24, 24]])[:n], 'scores': score[None][:n],\n"
+        "                          'labels': torch.tensor([0])[:n]})\n"
+        "        return found\n"
+        "def make():\n"
+        "    return Net()\n"
+    )
+    levels = [np.full((64, 64, 3), level, np.uint8) for level in (20, 240, 20, 240)]
+    clip = write_video(tmp_path / "clip.mp4", levels)
+    arguments = [clip, "--model", f"{model}:make", "--size", 64, "--mean", "0,0,0", "--std", "1,1,1", "--target", 0]
+
+    for style in ("figure", "overlay"):
+        assert main(list(map(str, [*arguments, "--out", tmp_path / style, "--style", style, "--json"]))) == 0
+        (row,) = rows(capsys)
+        assert row["labels"] == {"class 0": 2}
+        assert len(read_video(Path(row["file"]))[0]) == 4
+
+    dark = write_video(tmp_path / "dark.mp4", levels[::2])
+    assert main(list(map(str, [dark, *arguments[1:], "--out", tmp_path / "dark"]))) == 2
+    assert "dark.mp4  error: " in capsys.readouterr().err
+    assert not list((tmp_path / "dark").iterdir())
+
+
+def bad_videos(folder: Path) -> dict[str, str]:
+    """Write videos that cannot be read; return what camkit says about each."""
+    whole = write_video(folder / "whole.mp4", frames(30)).read_bytes()
+    plain = write_video(folder / "whole.avi", frames(3), codec="MJPG").read_bytes()
+    for name, data in (
+        ("truncated.mp4", whole[:-2000]),
+        ("text.mp4", b"this is a shopping list\n" * 50),
+        ("codec.avi", plain.replace(b"MJPG", b"ZZZZ")),
+        ("empty.mp4", b""),
+    ):
+        (folder / name).write_bytes(data)
+    (folder / "folder.mp4").mkdir()
+    decoder = "cannot be read as a video: it is damaged, or this OpenCV has no decoder for it"
+    return {
+        "truncated.mp4": decoder,
+        "text.mp4": decoder,
+        "codec.avi": decoder,
+        "empty.mp4": "is an empty file",
+        "missing.mp4": "there is no file",
+        "folder.mp4": "a folder without pictures",
+    }
+
+
+def test_a_bad_video_is_one_sentence_and_exit_code_2(tmp_path):
+    said = bad_videos(tmp_path)
+    done = subprocess.run(
+        [Path(sys.executable).parent / "camkit", *(tmp_path / name for name in said), "--model", "demo-fair",
+         "--out", tmp_path / "out"],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(said), "FFmpeg and OpenCV print nothing of their own"
+    for name, sentence in said.items():
+        assert [sentence in line for line in lines if line.startswith(f"{tmp_path / name}  error: ")] == [True]
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_video_that_breaks_off_is_drawn_up_to_there(tmp_path, capsys):
+    data = write_video(tmp_path / "whole.avi", frames(30), codec="MJPG").read_bytes()
+    (tmp_path / "bad.avi").write_bytes(data[: len(data) * 2 // 3])
+
+    assert run(tmp_path / "bad.avi", "--out", tmp_path / "out", "--style", "overlay") == 2
+
+    captured = capsys.readouterr()
+    read, _ = read_video(tmp_path / "out" / "bad.gradcam.mp4")
+    assert 10 < len(read) < 30
+    assert f"breaks off after {len(read)} of 30 frames; the frames before that are drawn" in captured.out
+
+
+def test_a_damaged_animation_is_drawn_up_to_there(tmp_path, capsys):
+    pictures = [Image.fromarray(frame) for frame in frames(8)]
+    pictures[0].save(tmp_path / "whole.gif", save_all=True, append_images=pictures[1:], duration=100)
+    data = (tmp_path / "whole.gif").read_bytes()
+    (tmp_path / "bad.gif").write_bytes(data[: len(data) * 2 // 3])
+
+    assert run(tmp_path / "bad.gif", "--out", tmp_path / "out", "--json") == 2
+
+    (row,) = rows(capsys)
+    read, _ = read_video(Path(row["file"]))
+    assert 3 < len(read) == row["frames"] < 8
+    assert f"bad.gif breaks off after {len(read)} frames" in row["error"]
+
+
+def test_a_video_has_one_target(tmp_path, capsys):
+    clip = write_video(tmp_path / "clip.mp4", frames(2))
+
+    assert run(clip, "--out", tmp_path / "out", "--target", "plane", "--target", "car") == 2
+    assert "a video shows one target" in capsys.readouterr().err
+    assert run(clip, "--out", tmp_path / "out", "--every", 0) == 2
+    assert "every is a number of frames from 1, not 0" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_in_python_a_video_is_refused_with_what_to_do(tmp_path):
+    clip = write_video(tmp_path / "clip.mp4", frames(2))
+
+    with pytest.raises(ImageError, match=r"clip\.mp4 is a video; pass its frames to explain_many"):
+        camkit.explain("demo-fair", clip)
+
+
+def test_frames_are_read_one_by_one(tmp_path):
+    clip = write_video(tmp_path / "clip.avi", [np.zeros((720, 1280, 3), np.uint8)] * 200, codec="MJPG")
+    process = psutil.Process(os.getpid())
+    with opened_video(clip) as video:
+        assert video.count == 200
+        before, most = process.memory_info().rss, 0
+        for frame in video.frames:
+            assert frame.pixels.shape == (720, 1280, 3)
+            most = max(most, process.memory_info().rss)
+    assert most - before < 200e6, "200 frames would take 550 MB"
+
+
+@pytest.mark.extended
+def test_a_long_video_needs_no_more_memory_than_a_short_one(tmp_path):
+    code = (
+        "import resource, sys\nfrom camkit.cli import main\n"
+        "code = main(sys.argv[1:])\nprint(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)"
+    )
+    used = []
+    for count in (40, 200):
+        clip = write_video(tmp_path / f"{count}.avi", [np.zeros((1080, 1920, 3), np.uint8)] * count, codec="MJPG")
+        command = [sys.executable, "-c", code, str(clip), "--model", "demo-fair", "--out", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+        exit_code, megabytes = map(int, done.stdout.splitlines()[-1].split())
+        assert exit_code == 0
+        used.append(megabytes)
+    assert used[1] < used[0] + 150, "160 more frames would take 1000 MB"
