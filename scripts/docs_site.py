@@ -24,6 +24,9 @@ RENAMED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 """The path of a relative link or picture in Markdown."""
 
+_PICTURE = re.compile(r'(<img [^>]*src="([^":]+)"[^>]*>)(?!\s*</a>)')
+"""A picture in HTML that is a file of the site."""
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for each notebook, and every file outside docs/ that a page links to."""
@@ -61,6 +64,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(site_path(path), posixpath.dirname(page.file.src_uri) or ".")
 
     return _LINK.sub(in_site, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Let each picture open in its own size: figures have small text."""
+    return _PICTURE.sub(r'<a class="picture" href="\2">\1</a>', html)
 
 
 def site_path(path: str) -> str:

@@ -82,9 +82,8 @@ for name, measures in biased.classes.items():
     gap = max(
         measures.gap.values(), key=lambda fill: fill.effect.value
     ).effect
-    print(
-        f"{name:6} loses {gap.value:.2f} of its accuracy on other backgrounds ({gap.low:.2f} to {gap.high:.2f})"
-    )
+    interval = f"{gap.low:.2f} to {gap.high:.2f}"
+    print(f"{name:6} loses {gap.value:.2f} of its accuracy ({interval})")
 
 # %%
 fair = camkit.check(

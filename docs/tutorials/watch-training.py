@@ -36,7 +36,9 @@ TINTS = torch.tensor(
 
 
 def draw(count, cue, seed):
-    """Return pictures (N, 3, 48, 48) with values -1..1, classes (N,), and the regions of the patterns (N, 48, 48)."""
+    """Return pictures (N, 3, 48, 48) with values -1..1, classes (N,), and
+    the regions of the patterns (N, 48, 48).
+    """
     random = torch.Generator().manual_seed(seed)
     classes = torch.arange(count) % 4
     pictures = nn.functional.interpolate(
@@ -119,7 +121,7 @@ diagnosis = camkit.diagnose(network(), (inputs, classes), training=True)
 #
 # `TrainingWatch` takes a few fixed pictures and one call per step. It writes their heat, feature maps, histograms and gradient
 # norms into a folder for TensorBoard, and does not change the training. In addition, we measure after each epoch how much of
-# the heat lies on the patterns.
+# the heat lies on the patterns, and print it.
 
 # %%
 from camkit.tensorboard import TrainingWatch
@@ -160,7 +162,7 @@ def train(cue, folder, epochs=4):
             right = (model(unseen).argmax(1) == unseen_classes).float().mean()
             share = share_on_patterns(model, unseen, unseen_classes, regions)
             print(
-                f"epoch {epoch}: {right:4.0%} right, {share:3.0%} of the heat on the pattern"
+                f"epoch {epoch}: {right:4.0%} right, {share:3.0%} on the pattern"
             )
             watch.pictures()
             model.train()
@@ -222,9 +224,8 @@ for name, model in (
     ("with the cue", with_cue),
     ("without the cue", without_cue),
 ):
-    print(
-        f"trained {name}: {(model(pictures).argmax(1) == classes).float().mean():.0%} right"
-    )
+    right = (model(pictures).argmax(1) == classes).float().mean()
+    print(f"trained {name}: {right:.0%} right")
 
 # %% [markdown]
 # [Training](../tensorboard.md) lists everything that the watch writes and what it costs, and has a callback for Lightning.

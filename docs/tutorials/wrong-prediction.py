@@ -32,8 +32,9 @@ found
 # %%
 plane = camkit.scenes.scene_mask("plane-wood")
 heat = found.heatmap_on_picture()
+share = heat[plane].sum() / heat.sum()
 print(
-    f"the plane covers {plane.mean():.1%} of the picture and has {heat[plane].sum() / heat.sum():.1%} of the heat"
+    f"the plane: {plane.mean():.1%} of the picture, {share:.1%} of the heat"
 )
 
 # %% [markdown]
@@ -108,9 +109,8 @@ moved
 # %%
 fair = camkit.explain("demo-fair", path, target=["plane", "bird"])
 heat = fair[0].heatmap_on_picture()
-print(
-    f"{fair[0].label} {fair[0].probability:.0%}, {heat[plane].sum() / heat.sum():.0%} of the heat on the plane"
-)
+share = heat[plane].sum() / heat.sum()
+print(f"{fair[0]}: {share:.0%} of the heat on the plane")
 fair
 
 # %% [markdown]
