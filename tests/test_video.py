@@ -67,7 +67,7 @@ def test_every_frame_of_a_video_is_drawn(tmp_path, capsys, name, codec):
 
     assert run(clip, "--out", tmp_path / "out", "--style", "overlay") == 0
 
-    drawn, rate = read_video(tmp_path / "out" / f"{clip.stem}.gradcam.mp4")
+    drawn, rate = read_video(tmp_path / "out" / f"{clip.name.removesuffix('.mp4')}.gradcam.mp4")
     assert len(drawn) == 9
     assert rate == pytest.approx(12)
     for number, picture in enumerate(read_video(clip)[0]):
@@ -76,7 +76,7 @@ def test_every_frame_of_a_video_is_drawn(tmp_path, capsys, name, codec):
     printed = capsys.readouterr().out
     assert "9 frames, 12 per second: " in printed
     assert "plane in " in printed
-    assert [file.name for file in (tmp_path / "out").iterdir()] == [f"{clip.stem}.gradcam.mp4"]
+    assert [file.name for file in (tmp_path / "out").iterdir()] == [f"{clip.name.removesuffix('.mp4')}.gradcam.mp4"]
 
 
 def test_every_nth_frame_at_the_same_speed(tmp_path, capsys):
@@ -135,7 +135,7 @@ def test_an_animated_picture_becomes_a_video(tmp_path, capsys, name, kind):
 
     (row,) = rows(capsys)
     drawn, rate = read_video(Path(row["file"]))
-    assert Path(row["file"]) == tmp_path / "out" / "a.gradcam.mp4"
+    assert Path(row["file"]) == tmp_path / "out" / f"{name}.gradcam.mp4"
     assert len(drawn) == row["frames"] == 5
     assert rate == pytest.approx(4)
 
@@ -144,7 +144,20 @@ def test_a_picture_that_could_be_animated_stays_a_picture(tmp_path, capsys):
     Image.fromarray(frames(1)[0]).save(tmp_path / "still.gif")
 
     assert run(tmp_path / "still.gif", "--out", tmp_path / "out", "--json") == 0
-    assert [Path(row["file"]).name for row in rows(capsys)] == ["still.gradcam.png"]
+    assert [Path(row["file"]).name for row in rows(capsys)] == ["still.gif.gradcam.png"]
+
+
+def test_a_drawn_video_says_what_it_shows(tmp_path):
+    clip, out = write_video(tmp_path / "clip.mp4", frames(4)), tmp_path / "out"
+
+    for options in ((), (), ("--style", "overlay"), ("--every", "2"), ("--style", "overlay")):
+        assert run(clip, "--out", out, *options) == 0
+
+    names = sorted(file.name for file in out.iterdir())
+    assert names == ["clip.gradcam.every-2.mp4", "clip.gradcam.mp4", "clip.gradcam.overlay.mp4"]
+    assert [len(read_video(out / name)[0]) for name in names] == [2, 4, 4]
+    assert run(clip, "--out", out / "one.mp4") == 0
+    assert run(clip, "--out", out / "one.png") == 2
 
 
 def test_a_frame_without_the_target_is_drawn_without_heat(tmp_path, capsys):
@@ -208,13 +221,14 @@ def test_a_bad_video_is_one_sentence_and_exit_code_2(tmp_path):
     said = bad_videos(tmp_path)
     done = subprocess.run(
         [Path(sys.executable).parent / "camkit", *(tmp_path / name for name in said), "--model", "demo-fair",
-         "--out", tmp_path / "out"],
+         "--out", tmp_path / "out", "--verbose"],
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
     assert done.returncode == 2
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
+    assert done.stdout.splitlines()[1:] == []
+    assert done.stdout.startswith(f"0 explained, {len(said)} failed")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("camkit: ")]
     assert len(lines) == len(said), "FFmpeg and OpenCV print nothing of their own"
     for name, sentence in said.items():
         assert [sentence in line for line in lines if line.startswith(f"{tmp_path / name}  error: ")] == [True]
@@ -228,7 +242,7 @@ def test_a_video_that_breaks_off_is_drawn_up_to_there(tmp_path, capsys):
     assert run(tmp_path / "bad.avi", "--out", tmp_path / "out", "--style", "overlay") == 2
 
     captured = capsys.readouterr()
-    read, _ = read_video(tmp_path / "out" / "bad.gradcam.mp4")
+    read, _ = read_video(tmp_path / "out" / "bad.avi.gradcam.mp4")
     assert 10 < len(read) < 30
     assert f"breaks off after {len(read)} of 30 frames; the frames before that are drawn" in captured.out
 
