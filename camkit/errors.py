@@ -1,7 +1,5 @@
 """Every error that camkit itself raises.
 
-::
-
     CamkitError
     ├── InputError          the call or a file is wrong (exit code 2); also a ValueError
     │   ├── ImageError      a picture cannot be read or has the wrong form

@@ -133,7 +133,7 @@ class Explainer:
     Raises:
         InputError: an argument is wrong; see ``camkit.errors`` for the kinds.
 
-    Example:
+    Examples:
         >>> import camkit, torch
         >>> explainer = camkit.Explainer(camkit.load_model("demo-fair"))
         >>> explanation = explainer(torch.zeros(3, 128, 128), target=2)
@@ -825,7 +825,7 @@ def explain(
         InputError: something in the call or a picture is wrong; see ``camkit.errors`` for the kinds.
         Exception: whatever the model, ``preprocess`` or a target function raises.
 
-    Example:
+    Examples:
         >>> import camkit, torch
         >>> model = camkit.load_model("demo-fair").module
         >>> camkit.explain(model, torch.zeros(3, 128, 128), target=2).heatmap.shape

@@ -102,7 +102,7 @@ def check(
         OutputError: a file cannot be written.
         RunError: the model answers NaN or infinity to every picture, or calls ``sys.exit()``.
 
-    Example:
+    Examples:
         >>> import camkit  # doctest: +SKIP
         >>> camkit.check("resnet50", "validation/").assert_ok()  # doctest: +SKIP
     """

@@ -150,7 +150,7 @@ def feature_maps(
         LayerError: there is no such layer, several layers match, or the layer's output has no grid of cells.
         InputError: ``top`` is less than 1, or the picture cannot be read.
 
-    Example:
+    Examples:
         >>> import camkit
         >>> features = camkit.feature_maps("demo-fair", camkit.scenes.scene_paths()["plane-sky"], top=9)
         >>> features.maps.shape, features.total

@@ -61,7 +61,7 @@ def diagnose(
         InputError: an argument or a picture is wrong.
         Exception: whatever the model or the loss raises.
 
-    Example:
+    Examples:
         >>> import camkit, torch
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))

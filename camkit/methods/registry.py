@@ -73,7 +73,7 @@ def register_method(
     Raises:
         MethodError: the name is taken or has other characters, or ``needs`` is unknown.
 
-    Example:
+    Examples:
         >>> import camkit
         >>> @camkit.register_method("gradient-size", summary="how much each channel matters, whatever the sign")
         ... def gradient_size(activations, gradients):

@@ -118,7 +118,7 @@ def load_model(
             with code, or an optional package is missing.
         InputError: size, mean, std or labels are invalid.
 
-    Example:
+    Examples:
         >>> import camkit
         >>> camkit.load_model("demo-fair", device="cpu").labels
         ('plane', 'ship', 'car', 'bird')

@@ -93,7 +93,7 @@ class TrainingWatch:
         TargetError: the target is an unknown label, or not a target at all.
         OutputError: the folder cannot be written.
 
-    Example:
+    Examples:
         >>> watch = TrainingWatch(model, images, "runs/first", every=100)  # doctest: +SKIP
     """
 

@@ -1,0 +1,75 @@
+"""Draws the pictures of the gallery and of the page on reading the heat.
+
+    .venv/bin/python scripts/docs_gallery.py
+
+All show drawn scenes and networks that ship with camkit.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import camkit
+from camkit.diagnosis.report import picture
+from camkit.types import Fusion, Pixels, Style
+
+FOLDER = Path(__file__).parents[1] / "docs" / "gallery"
+
+SIDE = 384
+"""The longer side of each scene in pixels, as large as the scenes themselves."""
+
+JPEG_QUALITY = 85
+"""At this quality no block edges are visible."""
+
+
+def draw() -> dict[str, Pixels]:
+    """Return all pictures by name."""
+    scenes = camkit.scenes.scene_paths()
+    fair, biased = (camkit.Explainer(name, device="cpu") for name in ("demo-fair", "demo-biased"))
+    drawn = {
+        "object": fair(scenes["plane-wood"]).captioned(side=SIDE),
+        "background": biased(scenes["plane-wood"]).captioned(side=SIDE),
+        "empty": biased(scenes["plane-wood"], "plane").captioned(side=SIDE),
+        "contrast": biased(scenes["plane-wood"], camkit.targets.contrast("bird", "plane")).captioned(side=SIDE),
+    }
+    for explanation in fair.batch([scenes["plane-sky"]], ["plane", "bird", "ship", "car"]):
+        drawn[f"target-{explanation.label}"] = explanation.captioned(side=SIDE)
+    for layer in ("features.0", "features.1", "features.2", "features.3"):
+        explainer = camkit.Explainer("demo-fair", layer, method="layercam", device="cpu")
+        drawn[f"layer-{layer[-1]}"] = explainer(scenes["car-road"]).captioned(side=SIDE)
+    for method in camkit.METHODS.values():
+        if method.needs == "gradients":  # the others cannot use this layer
+            explainer = camkit.Explainer("demo-fair", "features.2", method=method.name, device="cpu")
+            name = method.name.replace("++", "-plus-plus")
+            drawn[f"method-{name}"] = explainer(scenes["ship-sea"]).captioned(side=SIDE)
+    fuses: tuple[Fusion, ...] = ("mean", "product")
+    for fuse in fuses:
+        explainer = camkit.Explainer(
+            "demo-fair", ["features.1", "features.3"], method="layercam", fuse=fuse, device="cpu"
+        )
+        drawn[f"fused-{fuse}"] = explainer(scenes["bird-wood"]).captioned(side=SIDE)
+    bird = fair(scenes["bird-wood"])
+    styles: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap")
+    for style in styles:
+        drawn[f"style-{style}"] = bird.overlay(style=style)
+    for colormap in ("viridis", "inferno"):
+        drawn[f"colours-{colormap}"] = bird.captioned(colormap=colormap, side=SIDE)
+    drawn["feature-maps"] = camkit.feature_maps("demo-fair", scenes["car-road"], "features.2", top=12).sheet()
+    diagnosis = camkit.diagnose("demo-fair", list(scenes.values()), device="cpu")
+    drawn["diagnosis"] = np.asarray(Image.open(io.BytesIO(picture.content(diagnosis))).convert("RGB"))
+    return drawn
+
+
+def main() -> None:
+    """Write all pictures."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, pixels in draw().items():
+        Image.fromarray(pixels).save(FOLDER / f"{name}.jpg", quality=JPEG_QUALITY)
+
+
+if __name__ == "__main__":
+    main()
