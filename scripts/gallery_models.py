@@ -1,13 +1,11 @@
-"""Models for the contact sheet: a detector, a segmenter and a preprocessing that trims, made from one classifier.
+"""Models for the contact sheet: a detector, a segmenter and a preprocessing that trims, made from the demo's network.
 
-``camkit PICTURE --model scripts/gallery_models.py:segmenter`` takes them. The weights lie in CAMKIT_TEST_DATA.
+``camkit PICTURE --model scripts/gallery_models.py:segmenter`` takes them.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -16,44 +14,37 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import functional
 
-import camkit
+from camkit.models.scene_net import INPUT_SIZE, MEAN, STD, load_scene_net
 
-SIDE = 448
-"""The side of the dense models' input: their maps have 14 x 14 cells."""
-_FEWEST_CELLS = 4
+SIDE = 2 * INPUT_SIZE
+"""The side of the dense models' input: their maps have 32 x 32 cells."""
+_BLUR = 7
+"""The cells over which a region's logits are averaged, since the network was trained on whole pictures."""
+_FEWEST_CELLS = 16
 """A region of fewer cells is no object."""
 _MOST_BOXES = 5
 
 
-def data_folder() -> Path:
-    """Return the folder with weights and photos."""
-    return Path(os.environ.get("CAMKIT_TEST_DATA", Path(__file__).parents[1] / "../shared/data")).resolve()
-
-
-def classifier() -> nn.Module:
-    """Return MobileNetV2 with its ImageNet weights."""
-    return camkit.load_model("mobilenet_v2", str(data_folder() / "weights/mobilenet_v2-coral_qat.pth"), "cpu").module
-
-
-def prepared(picture: Image.Image) -> Tensor:
+def prepared(picture: Image.Image, side: int = SIDE) -> Tensor:
     """Resize a picture to a square and normalise it."""
-    values = functional.to_tensor(functional.resize(picture, [SIDE, SIDE], antialias=True))
-    normalised: Tensor = functional.normalize(values, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    values = functional.to_tensor(functional.resize(picture, [side, side], antialias=True))
+    normalised: Tensor = functional.normalize(values, list(MEAN), list(STD))
     return normalised
 
 
 class Segmenter(nn.Module):
-    """Applies the classifier's head to every cell: maps (N, 1000, 14, 14) of logits."""
+    """Applies the classifier's head to every cell: maps (N, 4, 32, 32) of logits."""
 
     def __init__(self) -> None:
         super().__init__()
-        network = classifier()
-        self.features: nn.Module = network.get_submodule("features")
-        self.head: nn.Module = network.get_submodule("classifier")
+        network = load_scene_net("demo-fair")
+        self.features = network.features
+        self.pool = nn.AvgPool2d(_BLUR, 1, _BLUR // 2, count_include_pad=False)
+        self.head = network.head
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of each cell."""
-        cells = self.features(images).permute(0, 2, 3, 1)
+        cells = self.pool(self.features(images)).permute(0, 2, 3, 1)
         maps: Tensor = self.head(cells).permute(0, 3, 1, 2)
         return maps
 
@@ -100,9 +91,8 @@ def trimming() -> tuple[nn.Module, Callable[[Image.Image], Tensor]]:
 
     def trimmed(picture: Image.Image) -> Tensor:
         levels = np.asarray(picture).max(2)
-        rows, columns = (np.nonzero((levels > 90).any(axis))[0] for axis in (1, 0))
+        rows, columns = (np.nonzero((levels > 0).any(axis))[0] for axis in (1, 0))
         box = (int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1)
-        values: Tensor = functional.resize(prepared(picture.crop(box)), [224, 224], antialias=True)
-        return values
+        return prepared(picture.crop(box), INPUT_SIZE)
 
-    return classifier(), trimmed
+    return load_scene_net("demo-fair"), trimmed
