@@ -19,11 +19,8 @@ _TABLE = re.compile(r"(?<=<!-- methods -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 def table() -> str:
     """Return the table as Markdown."""
-    rows = [
-        f"| `{method.name}` | {method.title} | {method.summary} | {method.paper} |"
-        for method in camkit.METHODS.values()
-    ]
-    return "\n".join(["| name | | weights feature maps by | paper |", "|---|---|---|---|", *rows, ""])
+    rows = [f"| `{method.name}` | {method.summary} | {method.paper} |" for method in camkit.METHODS.values()]
+    return "\n".join(["| name | weights feature maps by | paper |", "|---|---|---|", *rows, ""])
 
 
 def page() -> str:
