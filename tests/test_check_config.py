@@ -580,3 +580,15 @@ def test_init_takes_every_option_of_the_check_and_writes_it(project: Path, capsy
     assert (config.limits.gap, config.check.seed) == (0.4, 4)
     assert config.also_allowed("plane") == {"rider"}
     assert [waiver.name for waiver in config.waivers] == ["plane"]
+
+
+@pytest.mark.parametrize("name", ["out", "baseline", "regions", "class_map", "config"])
+@pytest.mark.parametrize(("path", "sentence"), [("", "empty; name a file or a folder"), ("a\0b", "null character")])
+def test_a_path_that_cannot_be_one_is_refused(name: str, path: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"^{name} is .*{sentence}"):
+        camkit.check("demo-fair", tmp_path, **{name: path})
+
+
+def test_there_are_at_most_a_thousand_backgrounds_for_each_picture(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"pastes.*1000"):
+        camkit.check("demo-fair", tmp_path, config={"check": {"pastes": 10**9}})

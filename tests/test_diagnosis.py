@@ -593,6 +593,8 @@ class TestCalls:
             ([], {}, "the batch is empty"),
             ((torch.zeros(2, 3, 8, 8), torch.zeros(3)), {}, "cross entropy"),
             (torch.zeros(2, 3, 8, 8), {"loss": lambda output: output}, "one number"),
+            (torch.zeros(2, 3, 8, 8), {"loss": nn.CrossEntropyLoss}, r"make a loss of it: CrossEntropyLoss\(\)"),
+            ((torch.zeros(2, 3, 8, 8), ["cat", "dog"]), {}, "the labels of a batch must be numbers"),
             (torch.zeros(2, 4, 8, 8), {}, "4 channels"),
             ("none.jpg", {}, "none.jpg"),
         ],

@@ -107,6 +107,7 @@ def check(
         >>> camkit.check("resnet50", "validation/").assert_ok()  # doctest: +SKIP
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
+    _check_paths(out=out, baseline=baseline, **options)
     settings = options["config"] = as_settings(options.get("config"))
     folder = settings.run.out if out is None else Path(out)
     plan = plan_check(model, data, skip=folder, **options)
@@ -119,6 +120,19 @@ def check(
         progress=progress or _silent,
         inconclusive=inconclusive or settings.run.inconclusive,
     )
+
+
+def _check_paths(**paths: Any) -> None:
+    """Refuse empty text, such as an unset variable, which would mean the current folder, and null characters.
+
+    Raises:
+        InputError: one of the paths cannot be one.
+    """
+    for name, path in paths.items():
+        if path == "":
+            raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
+        if isinstance(path, (str, Path)) and "\0" in str(path):
+            raise InputError(f"{name} is {str(path)!r}, and no path holds a null character")
 
 
 def _silent(stage: Stage, done: int, of: int) -> None:

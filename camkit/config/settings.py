@@ -111,7 +111,7 @@ class CheckSection(_Section):
 
     per_class: int = Field(default=100, ge=2)
     most: int = Field(default=2000, ge=4)
-    pastes: int = Field(default=2, ge=1)
+    pastes: int = Field(default=2, ge=1, le=1000)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     batch_size: int = Field(default=32, ge=1)
     layer: str | None = None

@@ -76,9 +76,16 @@ def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> Score:
 
     Without a loss, that is the cross entropy if there are labels, and otherwise the mean of the best class's logit; for
     maps of scores, the mean over their cells too.
+
+    Raises:
+        InputError: the loss is no function, or the labels are no numbers.
     """
+    if isinstance(loss, type):
+        raise InputError(f"loss is the class {loss.__name__}; make a loss of it: {loss.__name__}()")
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss must be a function of the output and the labels, not {loss!r}")
     if labels is not None and not isinstance(labels, (Tensor, dict)):
-        labels = torch.as_tensor(np.asarray(labels))
+        labels = _as_numbers(labels)
     device = device_of(module)
     labels = labels.to(device) if isinstance(labels, Tensor) else labels
 
@@ -91,6 +98,16 @@ def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> Score:
         return _cross_entropy(main_tensor(output), labels)
 
     return score
+
+
+def _as_numbers(labels: Any) -> Tensor:
+    try:
+        return torch.as_tensor(np.asarray(labels))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            "the labels of a batch must be numbers, such as the indices of the classes; pass others as loss=, a "
+            "function of the output that knows them"
+        ) from error
 
 
 def _one_number(value: Any) -> Tensor:
