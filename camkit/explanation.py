@@ -368,9 +368,7 @@ class Explanation:
             OutputError: the file cannot be written, or its type is unknown.
         """
         path = _file_name(path, "heatmap.png")
-        drawn = self.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale)
-        write_file(path, encode(drawn, path.suffix or ".png"))
-        return path
+        return _write(path, self.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale))
 
     @property
     def peak(self) -> tuple[float, float] | None:
@@ -487,9 +485,7 @@ class Explanations(list[Explanation]):
             OutputError: the file cannot be written, or its type is unknown.
         """
         path = _file_name(path, "heatmaps.png")
-        drawn = self.sheet(style=style, colormap=colormap, alpha=alpha, scale=scale)
-        write_file(path, encode(drawn, path.suffix or ".png"))
-        return path
+        return _write(path, self.sheet(style=style, colormap=colormap, alpha=alpha, scale=scale))
 
     def __repr__(self) -> str:
         """Return a line with the first few targets."""
@@ -527,6 +523,11 @@ def _file_name(path: str | Path, example: str) -> Path:
     path = Path(path)
     if not path.name:
         raise OutputError(f"{str(path)!r} is not a file name; pass a path such as {example!r}")
+    return path
+
+
+def _write(path: Path, drawn: Pixels) -> Path:
+    write_file(path, encode(drawn, path.suffix or ".png"))
     return path
 
 

@@ -83,6 +83,22 @@ def plane() -> Path:
     return scene_paths()["plane-sky"]
 
 
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make an empty folder the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Assert that a call ends with 2 and one sentence on stderr, and return what it printed to stdout."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    return captured.out
+
+
 class TestInstalled:
     def test_what_computes_nothing_does_not_import_torch(self) -> None:
         calls = [["--help"], ["--version"], ["methods"], *([command, "--help"] for command in COMMANDS)]
@@ -387,18 +403,9 @@ class TestWhatIsPrinted:
         ],
     )
     def test_a_call_that_names_nothing_is_one_sentence(
-        self,
-        arguments: list[str],
-        said: str,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+        self, arguments: list[str], said: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert main(arguments) == 2
-        captured = capsys.readouterr()
-        assert said in captured.err
-        assert captured.err.count("\n") == 1
+        refuse(arguments, said, capsys)
 
     def test_a_picture_may_be_called_like_a_mistyped_command(
         self, plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -528,19 +535,9 @@ class TestInProcess:
         ],
     )
     def test_a_wrong_call_is_one_sentence_and_exit_code_2(
-        self,
-        arguments: list[str],
-        said: str,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+        self, arguments: list[str], said: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert main(arguments) == 2
-        captured = capsys.readouterr()
-        assert said in captured.err
-        assert captured.err.count("\n") == 1
-        assert captured.out == ""
+        assert refuse(arguments, said, capsys) == ""
 
     def test_a_part_of_a_label_suggests_the_labels_that_contain_it(
         self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
