@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camkit.engine.capture import NotRunError, Pass, capture, capture_for_cam
+from camkit.engine.capture import NotRunError, Pass
+from camkit.engine.captures import CAPTURES
 from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import autocasting, faster_format, is_out_of_memory, quiet_pass, usable_precision
@@ -31,8 +32,10 @@ from camkit.errors import (
     ImageError,
     InputError,
     LayerError,
+    MethodError,
     ModelError,
     TargetError,
+    advice,
     refuse_unknown_options,
 )
 from camkit.explanation import Explanation, Explanations, existing, explanations, sharing_scale, shown_pictures
@@ -42,7 +45,7 @@ from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, watching_places
 from camkit.layers.names import Selector
-from camkit.methods import Method, WeightFunction, find_method
+from camkit.methods import ONE_BY_ONE, Method, WeightFunction, find_method
 from camkit.models import (
     Labels,
     about_channels,
@@ -60,6 +63,7 @@ from camkit.models.loaded import LoadedModel
 from camkit.targets import ClassTarget, EachTarget, SimilarTarget, TargetLike, TopTarget, as_targets
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import (
+    WHOLE_MODEL,
     Failure,
     Fusion,
     ImageLike,
@@ -194,6 +198,9 @@ class Explainer:
         self._precision, note = usable_precision(precision, device_of(loaded.module))
         if note:
             warnings.warn(note, stacklevel=3)
+        if target_layer is not None and self._method is not None and not self._method.layer:
+            rest = advice("pass no target_layer", "leave out --layer")
+            raise MethodError(f"method {self._method.name!r} reads the whole model and no layer; {rest}")
         self._selectors = None if target_layer is None else _selectors(target_layer)
         self._given = {layer.ref: layer for layer in self._selectors or () if isinstance(layer, TargetLayer)}
         self._used: tuple[TargetLayer, ...] = ()
@@ -406,6 +413,8 @@ class Explainer:
     def _explain_at_once(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
         module = self.model
         record = self._memory.record
+        if len(batch) > 1 and self._method is not None and self._method.needs in ONE_BY_ONE:
+            raise _OneByOneError
         inputs = stacked([item.tensor for item in batch]).to(record.device, record.dtype)
         finite = _finite(inputs)
         if not all(finite):
@@ -469,6 +478,8 @@ class Explainer:
         """Run the model with the layers to explain, and return these."""
         modules = self._refs()
         run = functools.partial(self._run, _targets(request, batch), inputs)
+        if self._method is not None and not self._method.layer:
+            return run(()), (WHOLE_MODEL,)
         layers = self._known(modules, inputs) if modules else None
         if layers is None and modules and not self._memory.has_decided(inputs):
             first = self._first_look(modules, inputs, run)
@@ -562,7 +573,7 @@ class Explainer:
         read_layout: Any = infer_layout,
     ) -> Capture:
         module, memory = self.model, self._memory
-        modules = self._refs() or memory.selected(tuple(layer.ref for layer in layers))
+        modules = self._refs() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
         options = Pass(
             modules,
             {layer.ref: layer.layout for layer in layers if layer.size},
@@ -573,9 +584,8 @@ class Explainer:
             memory.may_resize,
             any(not isinstance(target, (ClassTarget, TopTarget)) for target in targets),
         )
-        if self._method is not None and self._method.needs == "head":
-            return capture_for_cam(module, inputs, targets, options)
-        captured = capture(module, inputs, targets, options)
+        method = self._method or find_method("gradcam")
+        captured = CAPTURES[method.needs](module, inputs, targets, options, method)
         memory.may_resize = captured.resized
         memory.note_changes_by_passes()
         return captured

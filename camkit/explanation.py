@@ -23,9 +23,9 @@ from camkit.errors import InputError, OutputError, TargetError
 from camkit.images.files import write_file
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.layers.choose import UNSURE
-from camkit.methods import METHODS, Method, check_weights, find_method
+from camkit.methods import METHODS, ONE_BY_ONE, Method, check_weights, find_method
 from camkit.targets.scores import Scores
-from camkit.types import Box, Extent, Failure, Fusion, Pixels, Scale, Status, Style, TargetLayer
+from camkit.types import WHOLE_MODEL, Box, Extent, Failure, Fusion, Pixels, Scale, Status, Style, TargetLayer
 
 _NOTEBOOK_SIDE = 480
 """The longest side of a picture shown in a notebook, in pixels: it fits beside the code."""
@@ -323,6 +323,8 @@ class Explanation:
         cells = "x".join(map(str, self.raw.shape))
         layers = self.layer.replace("+", " and ")
         where = f"layers {layers}, fused" if "+" in self.layer else f"layer {layers}, {cells} cells"
+        if self.layer == str(WHOLE_MODEL):
+            where = f"no single layer, {cells} cells"
         given = self.quantity == "logit" and self.probability == self.score
         value = f"{'probability, as the model returns it' if given else self.quantity}: {figure.number(self.score)}"
         return figure.Caption(
@@ -632,13 +634,24 @@ def _weigh(features: Sequence[Features], number: int, scores: Scores, method: Me
     """Weight and sum the feature maps of each layer for the target with this number."""
     raws = []
     for maps in features:
-        weights = method.weights(maps.activations, maps.by_target[number])
+        weights = _weights(method, maps, number)
         check_weights(method, weights, maps.activations)
         raws.append(heat.weighted_sum(weights, maps.activations))
-    influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
-    influenced = functools.reduce(torch.logical_or, influences).tolist()
+    if method.needs == "activations":  # nothing tells whether the score depends on the layer
+        influenced = [True] * len(scores.values)
+    else:
+        influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
+        influenced = functools.reduce(torch.logical_or, influences).tolist()
     fused = heat.fuse(raws, fuse).cpu().numpy()
     return _Weighed(method.name, tuple(raw.cpu() for raw in raws), fused, influenced, scores.values.tolist())
+
+
+def _weights(method: Method, maps: Features, number: int) -> Tensor:
+    """Return what a method weighs a layer's feature maps by, for the target with this number."""
+    if method.needs == "activations":
+        return method.weights(maps.activations)
+    given = maps.by_target[number]
+    return given if method.needs in ONE_BY_ONE else method.weights(maps.activations, given)
 
 
 def existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:

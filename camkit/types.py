@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import UInt8
@@ -112,6 +112,20 @@ class TargetLayer:
     def __str__(self) -> str:
         """Return the layer as users type it: ``"layer4"`` or ``"layer4.2.relu#3"``."""
         return str(self.ref)
+
+
+WHOLE_MODEL = TargetLayer("whole model", reason="the method reads the whole model")
+"""Takes the place of the layer if a method reads none."""
+
+
+class ScoresOfMaps(Protocol):
+    """The part of a model after a layer: a function from changed feature maps of one picture to its scores."""
+
+    at_once: int
+    """How many changed maps one pass takes."""
+
+    def __call__(self, maps: Tensor) -> Tensor:
+        """Return the scores (M,) for changed feature maps (M, C, *grid), which may be overwritten."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -119,14 +119,14 @@ def _capture(
             inputs.clone().requires_grad_() if trunk_graph else inputs
         )  # the input needs a gradient in case all parameters are frozen
         output = model(images.clone(memory_format=options.memory_format))
-        _check_all_ran(tape, options.modules)
-        layouts = _layouts(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
+        check_all_ran(tape, options.modules)
+        layouts = read_layouts(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
         for ref, layout in layouts.items():
             tape.layers[ref].images = int(layout.kind == "sequence_first")
-        expanded = _expanded(targets, output, len(inputs))
+        expanded = expand(targets, output, len(inputs))
         for number, target in enumerate(expanded, start=1):
             scored = target(output, len(inputs))
-            if not (scored.values.requires_grad or _is_absent(scored)):
+            if not (scored.values.requires_grad or is_absent(scored)):
                 raise _UnreachedError(tuple(options.modules))
             if len(inputs) == 1 and inputs.device.type == "cpu" and number == 1:
                 contiguous_gradients(scored.values)
@@ -135,18 +135,18 @@ def _capture(
                 tape.backward(scored.values.float(), keep_graph=number < len(expanded), lifted=lifted)
             scores.append(replace(scored, values=scored.values.detach().float(), activation=None))
         unreached = [ref for ref in options.modules if not tape.layers[ref].reached]
-        if unreached and not any(_is_absent(scored) for scored in scores):
+        if unreached and not any(is_absent(scored) for scored in scores):
             raise _UnreachedError(unreached)
-        features = tuple(_features(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items())
+        features = tuple(features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items())
     return Capture(features, tuple(scores), tuple(layouts.values()), bool(resized.padded))
 
 
-def _is_absent(scored: Scores) -> bool:
+def is_absent(scored: Scores) -> bool:
     """Tell whether the target exists in no image."""
     return scored.present is not None and not any(scored.present)
 
 
-def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target]:
+def expand(targets: Sequence[Target], output: Any, batch: int) -> list[Target]:
     """Return the targets, each target that stands for several replaced with those that fit the output."""
     return [
         single
@@ -155,13 +155,19 @@ def _expanded(targets: Sequence[Target], output: Any, batch: int) -> list[Target
     ]
 
 
-def _check_all_ran(tape: Tape, modules: Mapping[LayerRef, nn.Module]) -> None:
+def check_all_ran(tape: Tape, modules: Mapping[LayerRef, nn.Module]) -> None:
+    """Refuse a layer that did not run."""
     missing = [str(ref) for ref in modules if ref not in tape.layers]
     if missing:
         raise NotRunError(f"layer {missing[0]!r} did not run in this pass; choose another ({listing_layers()})")
 
 
-def _layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> dict[LayerRef, Layout]:
+def read_layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> dict[LayerRef, Layout]:
+    """Return the layout of each layer's output.
+
+    Raises:
+        LayerError: an output has no spatial extent.
+    """
     layouts: dict[LayerRef, Layout] = {}
     for ref in options.modules:
         shape = tuple(tape.layers[ref].output.shape)
@@ -177,7 +183,8 @@ def _layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -> di
     return layouts
 
 
-def _features(saved: Saved, layout: Layout, extent: Extent = ()) -> Features:
+def features_of(saved: Saved, layout: Layout, extent: Extent = ()) -> Features:
+    """Return a layer's saved maps and gradients as grids."""
     gradients = tuple(to_grid(gradient, layout) for gradient in saved.gradients)
     return Features(to_grid(saved.output.detach(), layout), gradients, extent or layout.extent)
 
@@ -211,15 +218,43 @@ def capture_for_cam(
         interruptible(),
     ):
         output = model(inputs.clone(memory_format=options.memory_format))
-        _check_all_ran(tape, options.modules)
-        scores = tuple(target(output, len(inputs)) for target in _expanded(targets, output, len(inputs)))
+        check_all_ran(tape, options.modules)
+        scores = tuple(target(output, len(inputs)) for target in expand(targets, output, len(inputs)))
         heads = [call for call in calls if all(_gives(call[2], scored) for scored in scores)]
-        layouts = _layouts(tape, options, len(inputs), tuple(inputs.shape[2:]))
+        layouts = read_layouts(tape, options, len(inputs), tuple(inputs.shape[2:]))
         features = tuple(
-            _cam_features(ref, _features(tape.layers[ref], layout), heads, scores) for ref, layout in layouts.items()
+            _cam_features(ref, features_of(tape.layers[ref], layout), heads, scores) for ref, layout in layouts.items()
         )
     scores = tuple(replace(scored, values=scored.values.float()) for scored in scores)
     return Capture(features, scores, tuple(layouts.values()))
+
+
+def capture_activations(
+    model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass
+) -> Capture:
+    """Run the model once without gradients, and return feature maps and scores alone.
+
+    Raises:
+        LayerError, TargetError: as for ``capture``.
+    """
+    with (
+        quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
+        cut(options.modules, gradients=False) as tape,
+        resizing(model if options.may_resize else None) as resized,
+        interruptible(),
+    ):
+        output = model(inputs.clone(memory_format=options.memory_format))
+        check_all_ran(tape, options.modules)
+        layouts = read_layouts(tape, options, len(inputs), resized.padded or tuple(inputs.shape[2:]))
+        scores = plain_scores(expand(targets, output, len(inputs)), output, len(inputs))
+        features = tuple(features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items())
+    return Capture(features, scores, tuple(layouts.values()), bool(resized.padded))
+
+
+def plain_scores(targets: Sequence[Target], output: Any, batch: int) -> tuple[Scores, ...]:
+    """Return the targets' scores without a graph."""
+    scores = (target(output, batch) for target in targets)
+    return tuple(replace(scored, values=scored.values.detach().float(), activation=None) for scored in scores)
 
 
 def _cam_features(

@@ -47,3 +47,22 @@ def to_grid(tensor: Shaped[Tensor, "*shape"], layout: Layout) -> Shaped[Tensor, 
             f"a layer's output of shape {tuple(tensor.shape)} does not match its layout {str(layout)!r}; "
             "the model may have changed"
         ) from error
+
+
+def from_grid(maps: Shaped[Tensor, "n c *grid"], output: Shaped[Tensor, "*shape"], layout: Layout) -> Tensor:
+    r"""Return feature maps (N, C, \*grid) in the layout of a layer's output: the reverse of ``to_grid``.
+
+    Args:
+        maps: the feature maps of N pictures.
+        output: the layer's output for one picture; what is no cell, such as a class token, is repeated from it.
+        layout: its layout.
+    """
+    if layout.kind == "channels_first":
+        return maps
+    if layout.kind == "channels_last":
+        return maps.movedim(1, -1)
+    repeats = [1] * output.dim()
+    repeats[1 if layout.kind == "sequence_first" else 0] = len(maps)
+    wide = output.repeat(repeats)
+    to_grid(wide, layout).copy_(maps)
+    return wide

@@ -16,9 +16,14 @@ _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def weighted_sum(
-    weights: Float[Tensor, "n c *broadcast"], activations: Float[Tensor, "n c *grid"]
+    weights: Float[Tensor, "n *broadcast"], activations: Float[Tensor, "n c *grid"]
 ) -> Float[Tensor, "n *grid"]:
-    """Return the signed map: weights times activations, summed over the channels in float32."""
+    r"""Return the signed map: weights times activations, summed over the channels in float32.
+
+    Weights without channels (N, \*grid) are the signed map itself.
+    """
+    if weights.dim() < activations.dim():
+        return weights.float()
     maps = activations.float()
     if weights[0, 0].numel() == 1 and maps.dim() == 4:
         return torch.bmm(weights.float().flatten(1)[:, None], maps.flatten(2)).reshape(len(maps), *maps.shape[2:])

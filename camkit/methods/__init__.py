@@ -5,10 +5,13 @@ Nothing else differs between methods, so a new one is a few lines under ``@regis
 package or in the user's own code. The command line, the documentation and the tests read the table.
 """
 
+from camkit.methods import activations as _activations
 from camkit.methods import cam as _cam
 from camkit.methods import gradient as _gradient
+from camkit.methods import head_forward as _head_forward
 from camkit.methods.registry import (
     METHODS,
+    ONE_BY_ONE,
     Method,
     MethodLike,
     WeightFunction,
@@ -17,6 +20,15 @@ from camkit.methods.registry import (
     register_method,
 )
 
-__all__ = ["METHODS", "Method", "MethodLike", "WeightFunction", "check_weights", "find_method", "register_method"]
+__all__ = [
+    "METHODS",
+    "ONE_BY_ONE",
+    "Method",
+    "MethodLike",
+    "WeightFunction",
+    "check_weights",
+    "find_method",
+    "register_method",
+]
 
-del _cam, _gradient
+del _activations, _cam, _gradient, _head_forward

@@ -20,6 +20,7 @@ else:
     summary="the weights of the linear layer; only for global average pooling followed by one linear layer",
     paper="Zhou et al. 2016, Learning Deep Features for Discriminative Localization, arXiv:1512.04150",
     needs="head",
+    cost="1",
 )
 def cam(activations: Float[Tensor, "n c *grid"], class_weights: Float[Tensor, "n c"]) -> Float[Tensor, "n c *ones"]:
     """Weight channel k by the class weight w_k (section 2): M(x, y) = sum_k w_k f_k(x, y), without the bias."""

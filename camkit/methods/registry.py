@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 else:
     Tensor = Any
 
-WeightFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-Needs: TypeAlias = Literal["gradients", "head"]
+WeightFunction: TypeAlias = Callable[..., Tensor]
+Needs: TypeAlias = Literal["gradients", "head", "activations", "scores"]
+
+ONE_BY_ONE = frozenset({"scores"})
+"""The needs of methods that take one picture at a time, and are called while the model is ready to run again."""
 
 _NAME = re.compile(r"[\w+-][\w+.-]*")
 """What a name may look like: it is typed after ``--method`` and becomes part of a file name."""
@@ -26,11 +29,13 @@ _NAME = re.compile(r"[\w+-][\w+.-]*")
 
 @dataclass(frozen=True)
 class Method:
-    """One way to weight feature maps.
+    """One way to make a map.
 
     ``weights(activations, gradients)`` takes two tensors (N, C, *grid) and returns one that broadcasts against them:
-    one weight per channel (N, C, 1, 1), or one per cell. A method that ``needs`` the "head" gets the class weights
-    (N, C) of a linear head in place of the gradients.
+    one weight per channel (N, C, 1, 1), or one per cell; or the signed map (N, *grid) itself. ``needs`` tells what it
+    gets besides the activations: the "gradients"; the class weights (N, C) of a linear "head" in their place; nothing
+    ("activations"); or, for one picture at a time, a function from changed feature maps to "scores". ``cost`` is the
+    time it takes, in plain passes of the model. ``layer`` is False if it reads the whole model and not one layer.
     """
 
     name: str
@@ -39,6 +44,8 @@ class Method:
     paper: str
     needs: Needs
     weights: WeightFunction
+    cost: str = "1, and back through the head"
+    layer: bool = True
 
 
 MethodLike: TypeAlias = str | WeightFunction | Method
@@ -55,6 +62,8 @@ def register_method(
     summary: str = "",
     paper: str = "",
     needs: Needs = "gradients",
+    cost: str = "1, and back through the head",
+    layer: bool = True,
     replace: bool = False,
 ) -> Callable[[WeightFunction], WeightFunction]:
     """Add a weight function to ``camkit.METHODS`` under a name, as a decorator.
@@ -67,7 +76,11 @@ def register_method(
         title: the name as people write it; the name itself if not given.
         summary: one line for ``camkit methods``.
         paper: where the formula comes from.
-        needs: "gradients"; or "head", and the function gets the class weights (N, C) of a linear head instead.
+        needs: "gradients"; "head", and the function gets the class weights (N, C) of a linear head instead;
+            "activations", and it gets the activations alone; or "scores", and it gets the activations (1, C, *grid) of
+            one picture and a function from changed activations (M, C, *grid) to their scores (M,).
+        cost: the time it takes, in plain passes of the model; words for ``camkit methods``.
+        layer: False if it reads the whole model, and no target layer.
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
@@ -86,48 +99,33 @@ def register_method(
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise MethodError(f"the name of a method consists of letters, digits, '+', '-', '_' and '.', not {name!r}")
     if needs not in get_args(Needs):
-        raise MethodError(f"method {name!r}: needs is 'gradients' or 'head', not {needs!r}")
+        raise MethodError(f"method {name!r}: needs is one of {', '.join(get_args(Needs))}, not {needs!r}")
     if name in METHODS and not replace:
         raise MethodError(f"there is already a method {name!r}; choose another name, or pass replace=True")
 
     def add(function: WeightFunction) -> WeightFunction:
-        METHODS[name] = Method(name, title or name, summary, paper, needs, function)
+        METHODS[name] = Method(name, title or name, summary, paper, needs, function, cost, layer)
         return function
 
     return add
 
 
 PUBLISHED = {
-    "ablationcam": "Ablation-CAM",
-    "attentionrollout": "attention rollout",
     "deeplift": "DeepLIFT",
-    "eigencam": "Eigen-CAM",
-    "eigengradcam": "Eigen-Grad-CAM",
-    "finercam": "Finer-CAM",
-    "fullgrad": "FullGrad",
     "gradientshap": "GradientSHAP",
     "groupcam": "Group-CAM",
-    "guidedbackprop": "guided backpropagation",
-    "guidedgradcam": "Guided Grad-CAM",
     "inputxgradient": "input times gradient",
     "integratedgradients": "integrated gradients",
-    "iscam": "IS-CAM",
-    "kpcacam": "KPCA-CAM",
     "lime": "LIME",
     "lrp": "layer-wise relevance propagation",
     "occlusion": "occlusion",
     "opticam": "Opti-CAM",
     "polycam": "Poly-CAM",
-    "reciprocam": "Recipro-CAM",
     "relevancecam": "Relevance-CAM",
-    "rise": "RISE",
     "saliency": "gradient saliency",
-    "scorecam": "Score-CAM",
     "shap": "SHAP",
-    "shapleycam": "ShapleyCAM",
     "smoothgrad": "SmoothGrad",
     "smoothgradcampp": "Smooth Grad-CAM++",
-    "sscam": "SS-CAM",
 }
 """Published methods that camkit does not have, by their name in plain letters; remove those that are added."""
 
@@ -190,9 +188,12 @@ def check_weights(method: Method, weights: Any, activations: Tensor) -> None:
             f"not {weights.dtype} on {weights.device}"
         )
     expected, given = tuple(activations.shape), tuple(weights.shape)
+    if given == (expected[0], *expected[2:]):  # the signed map itself
+        return
     if len(given) != len(expected) or any(size not in (1, full) for size, full in zip(given, expected, strict=True)):
         per_channel = (*expected[:2], *[1] * (len(expected) - 2))
         raise MethodError(
             f"method {method.name!r} returned weights of shape {given} for activations of shape {expected}; return "
-            f"{per_channel} (one per channel: keepdim=True keeps the axes), or {expected} (one per cell)"
+            f"{per_channel} (one per channel: keepdim=True keeps the axes), {expected} (one per cell), or the map "
+            f"itself, {(expected[0], *expected[2:])}"
         )

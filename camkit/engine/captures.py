@@ -1,0 +1,27 @@
+"""What each kind of method gets from the model: one function for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from torch import Tensor, nn
+
+from camkit.engine.capture import Pass, capture, capture_activations, capture_for_cam
+from camkit.engine.capture_head import capture_with_head
+from camkit.engine.features import Capture
+from camkit.methods.registry import Method, Needs
+from camkit.targets.scores import Target
+
+Capturing: TypeAlias = Callable[[nn.Module, Tensor, Sequence[Target], Pass, Method], Capture]
+"""``capture(model, inputs, targets, options, method)``; ``capture`` explains the arguments."""
+
+CAPTURES: Mapping[Needs, Capturing] = {
+    "gradients": lambda model, inputs, targets, options, _: capture(model, inputs, targets, options),
+    "head": lambda model, inputs, targets, options, _: capture_for_cam(model, inputs, targets, options),
+    "activations": lambda model, inputs, targets, options, _: capture_activations(model, inputs, targets, options),
+    "scores": lambda model, inputs, targets, options, method: capture_with_head(
+        model, inputs, targets, options, method.weights
+    ),
+}
+"""How a model is run for a method, by what the method needs."""

@@ -1,0 +1,215 @@
+"""The head: the part of a model after one layer, as a function of this layer's feature maps.
+
+One plain pass records what each module before the layer returned. Later passes return these outputs instead of
+computing them again, and replace the layer's output with changed feature maps, a whole batch of them for one picture.
+So the head alone is computed. If another branch passes the layer, its recorded outputs are repeated for the batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from camkit.engine.attach import forward_hooks
+from camkit.engine.grid import from_grid, to_grid
+from camkit.engine.nested import feature_tensor, mapped, with_tensor
+from camkit.errors import MethodError
+from camkit.types import LayerRef, Layout
+
+Score: TypeAlias = Callable[[Any, int], Tensor]
+"""``score(output, batch)`` returns one score (N,) for each picture of a batch."""
+
+Trunk: TypeAlias = Literal["kept", "repeated", "computed"]
+"""How the trunk takes part in a pass of the head: its recorded outputs are returned for one picture; the same, repeated
+for each picture of the batch; or everything is computed anew for a batch of equal pictures."""
+
+_MOST_BYTES = 2**28
+"""Changed feature maps that one pass of the head takes at most, in bytes: 256 MiB, of which a head needs a few times as
+much."""
+
+_SAME = 1e-3
+"""How far the head's score of the unchanged maps may differ from the model's own, as a share of the largest score: more
+than the rounding of other batch sizes, and less than any change that matters."""
+
+
+@dataclass(eq=False)
+class Recording:
+    """What one plain pass returned: the layer's output, and the output of each call of the modules before it."""
+
+    output: Any = None
+    before: defaultdict[nn.Module, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    done: bool = False
+
+
+@contextmanager
+def recording(model: nn.Module, ref: LayerRef) -> Iterator[Recording]:
+    """Record a pass up to the end of a layer's call, for a ``Head``."""
+    record = Recording()
+    layer = model.get_submodule(ref.name)
+    calls = 0
+
+    def note(module: nn.Module, _: list[Tensor], output: Any) -> None:
+        nonlocal calls
+        if record.done:
+            return
+        if module is layer:
+            calls += 1
+            if calls == (ref.call or 1):
+                record.output, record.done = _copy(output), True
+                return
+        record.before[module].append(_copy(output))
+
+    with forward_hooks(dict.fromkeys(_beside(model, ref.name), note)):
+        yield record
+
+
+def _beside(model: nn.Module, name: str) -> list[nn.Module]:
+    """Return a layer, and the modules beside it and beside each module that contains it."""
+    path = [model.get_submodule(".".join(name.split(".")[:depth])) for depth in range(name.count(".") + 2)]
+    waiting = [child for parent in path[:-1] for child in parent.children()]
+    found: dict[nn.Module, None] = {path[-1]: None}
+    while waiting:
+        module = waiting.pop()
+        if type(module).forward is nn.Module.forward:  # a container that never runs itself, such as a ModuleList
+            waiting += module.children()
+        elif module not in path:
+            found[module] = None
+    return list(found)
+
+
+class Head:
+    """Returns the scores of changed feature maps of one picture.
+
+    Args:
+        model: the model, in evaluation mode and without gradients.
+        ref: the layer.
+        layout: the layout of the layer's output.
+        image: the picture (1, c, *size).
+        recorded: the recording of a plain pass of this picture.
+        score: the score to compute.
+        expected: the model's own score of the picture.
+
+    Raises:
+        MethodError: the head cannot be run on changed maps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ref: LayerRef,
+        layout: Layout,
+        image: Float[Tensor, "1 c *size"],
+        recorded: Recording,
+        score: Score,
+        expected: float,
+    ) -> None:
+        self._model, self._ref, self._layout = model, ref, layout
+        self._image, self._recorded, self._score = image, recorded, score
+        maps = feature_tensor(recorded.output)
+        assert maps is not None
+        self._path, self._output = maps
+        self.activations: Float[Tensor, "1 c *grid"] = to_grid(self._output, layout)
+        self.at_once = max(1, _MOST_BYTES // (self.activations.numel() * self.activations.element_size()))
+        """How many changed maps one pass takes."""
+        self._trunk = self._usable_trunk(expected)
+
+    def __call__(self, maps: Float[Tensor, "m c *grid"]) -> Float[Tensor, " m"]:
+        """Return the score that the picture would have if the layer returned these feature maps, for each of them.
+
+        The model may overwrite the maps.
+        """
+        return torch.cat([self._run(part, self._trunk) for part in maps.split(self.at_once)])
+
+    def _usable_trunk(self, expected: float) -> Trunk:
+        """Return the cheapest way to run the trunk with which the unchanged maps have the model's own score."""
+        failure: Exception | None = None
+        trunks: Sequence[Trunk] = ("kept", "repeated", "computed")
+        for trunk in trunks:
+            try:
+                scores = self._run(torch.cat([self.activations] * 2), trunk)
+            except Exception as error:  # a branch that passes the layer has another number of pictures
+                failure = error
+                continue
+            if bool(((scores - expected).abs() <= _SAME * max(abs(expected), float(scores.abs().amax()))).all()):
+                return trunk
+        raise MethodError(
+            f"the part of the model after layer {str(self._ref)!r} cannot be run alone on changed feature maps; use a "
+            "gradient method such as 'gradcam'"
+        ) from failure
+
+    def _run(self, maps: Float[Tensor, "m c *grid"], trunk: Trunk) -> Float[Tensor, " m"]:
+        count = len(maps)
+        layer = self._model.get_submodule(self._ref.name)
+        kept = {} if trunk == "computed" else self._recorded.before
+        repeats = count if trunk == "repeated" else 1
+        image = self._image if trunk == "kept" else self._image.expand(count, *self._image.shape[1:])
+        answers = {module: [_copy(call, repeats) for call in calls] for module, calls in kept.items()}
+        earlier = answers.get(layer, [None] * ((self._ref.call or 1) - 1))
+        output = _copy(self._recorded.output, repeats)
+        answers[layer] = [*earlier, with_tensor(output, self._path, from_grid(maps, self._output, self._layout))]
+        # PyTorch's fused transformer layers do not call their submodules, unless one of these has a hook.
+        with answering(answers), forward_hooks({layer: _keep}):
+            output = self._model(image.clone())
+        scores = self._score(output, count).detach().float()
+        if scores.shape != (count,):
+            raise MethodError(f"the head returned scores of shape {tuple(scores.shape)} for {count} changed maps")
+        return scores
+
+
+def _keep(_: nn.Module, __: list[Tensor], ___: Any) -> None:
+    """Keep a layer's output as it is; a hook for ``forward_hooks``."""
+
+
+def _copy(output: Any, repeats: int = 1) -> Any:
+    """Copy a module's output for one picture, since the model may change it in place; repeat it for a batch."""
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        several = repeats > 1 and value.dim() > 0 and len(value) == 1
+        return (value.expand(repeats, *value.shape[1:]) if several else value).detach().clone()
+
+    return mapped(output, copied)
+
+
+_lock = threading.RLock()
+"""Only one thread at a time replaces modules' ``forward``: two would put back each other's replacement."""
+
+
+@contextmanager
+def answering(answers: Mapping[nn.Module, Sequence[Any]]) -> Iterator[None]:
+    """Let modules return given outputs instead of running: the first at the first call, and so on.
+
+    A module runs as usual where its answer is None, after its last answer, and in other threads.
+    """
+    owner = threading.get_ident()
+
+    def replacement(module: nn.Module) -> Callable[..., Any]:
+        run, remaining = module.forward, iter(answers[module])
+
+        def forward(*arguments: Any, **named: Any) -> Any:
+            answer = next(remaining, None) if threading.get_ident() == owner else None
+            return run(*arguments, **named) if answer is None else answer
+
+        return forward
+
+    with _lock:
+        before = {module: vars(module).get("forward") for module in answers}
+        try:
+            for module in answers:
+                vars(module)["forward"] = replacement(module)
+            yield
+        finally:
+            for module, forward in before.items():
+                if forward is None:
+                    vars(module).pop("forward", None)
+                else:
+                    vars(module)["forward"] = forward

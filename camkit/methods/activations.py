@@ -1,0 +1,81 @@
+"""The methods that look at the feature maps alone: they show what stands out, not why the model chose a class.
+
+A (C, cells) is the matrix of one picture's feature maps. None of these methods reads gradients or scores, so they show
+the same for every class.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
+
+from camkit.methods.registry import register_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
+
+
+def first_component(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *ones"]:
+    """Return each picture's first right singular vector of its maps (cells x channels), as weights of the channels.
+
+    A singular vector has no sign of its own. It gets the sign with which the projection is positive on average, so that
+    the map shows where the maps are strong.
+    """
+    import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
+
+    cells = maps.float().flatten(2)
+    # The vector is an eigenvector of the smaller of the two products of the matrix with itself.
+    if cells.shape[1] <= cells.shape[2]:
+        vectors = torch.linalg.eigh(cells @ cells.mT).eigenvectors[:, :, -1]
+    else:
+        left = torch.linalg.eigh(cells.mT @ cells).eigenvectors[:, :, -1]
+        vectors = torch.nn.functional.normalize((cells @ left[:, :, None])[:, :, 0], dim=1)
+    sums = (vectors[:, None] @ cells).sum((1, 2))
+    signed: Tensor = vectors * torch.where(sums < 0, -1, 1)[:, None]
+    return signed.reshape(*signed.shape, *[1] * (maps.dim() - 2))
+
+
+@register_method(
+    "eigencam",
+    title="Eigen-CAM",
+    summary="the first principal direction of the feature maps; the same for every class",
+    paper="Muhammad and Yeasin 2020, Eigen-CAM, arXiv:2008.00299",
+    needs="activations",
+    cost="1",
+)
+def eigencam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *ones"]:
+    """Weight the channels by the first right singular vector of the maps (cells x channels): M = A V_1."""
+    return first_component(activations)
+
+
+@register_method(
+    "eigengradcam",
+    title="EigenGrad-CAM",
+    summary="the first principal direction of gradient times activation",
+    paper="Muhammad and Yeasin 2020, Eigen-CAM, with the maps weighted by their gradients",
+)
+def eigengradcam(
+    activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
+) -> Float[Tensor, "n c *grid"]:
+    """Project G_kij A_kij on its own first right singular vector V_1: cell by cell, the weight is G_kij V_1k."""
+    return gradients.float() * first_component(gradients.float() * activations.float())
+
+
+@register_method(
+    "fem",
+    title="FEM",
+    summary="cells that are far above their channel's mean; the same for every class",
+    paper="Fuad et al. 2020, Features Understanding in 3D CNNs for Actions Recognition in Video, FEM",
+    needs="activations",
+    cost="1",
+)
+def fem(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
+    """Sum over the channels B_k mean(A_k): B_k is 1 in cells above the mean plus two standard deviations, else 0."""
+    maps = activations.float()
+    cells = tuple(range(2, maps.dim()))
+    means = maps.mean(cells, keepdim=True)
+    deviations = maps.std(cells, correction=0, keepdim=True)
+    return ((maps > means + 2 * deviations) * means).sum(1)

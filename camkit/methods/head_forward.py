@@ -1,0 +1,104 @@
+"""The methods that run the head, the part of the model after the layer, on changed feature maps.
+
+Each takes the feature maps of one picture (1, C, *grid) and the head, a function from changed feature maps
+(M, C, *grid) to the scores (M,) that the picture would have with them. The trunk is not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
+
+from camkit.methods.registry import register_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from camkit.types import ScoresOfMaps
+else:
+    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
+    ScoresOfMaps = Any
+
+
+def _portions(count: int, head: ScoresOfMaps) -> Iterator[range]:
+    """Divide the numbers below ``count`` into as many as the head takes at once."""
+    return (range(start, min(start + head.at_once, count)) for start in range(0, count, head.at_once))
+
+
+@register_method(
+    "ablationcam",
+    title="Ablation-CAM",
+    summary="how far the score falls if one channel is set to zero, for every channel",
+    paper="Desai and Ramaswamy 2020, Ablation-CAM, WACV",
+    needs="scores",
+    cost="1, and the head once for each channel",
+)
+def ablationcam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 c *ones"]:
+    """Weight channel k by S - S_k, where S_k is the score with channel k set to zero.
+
+    The paper divides by S, which scales the map; if S is negative, it would also turn it round, so camkit does not.
+    """
+    import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
+
+    channels = activations.shape[1]
+    without: list[Tensor] = []
+    for portion in _portions(channels, head):
+        changed = activations.repeat(len(portion), *[1] * (activations.dim() - 1))
+        changed[range(len(portion)), list(portion)] = 0
+        without.append(head(changed))
+    drops = head(activations.clone()) - torch.cat(without)
+    return drops.reshape(1, channels, *[1] * (activations.dim() - 2))
+
+
+@register_method(
+    "feature-scorecam",
+    title="Score-CAM in feature space",
+    summary="the score if the feature maps are multiplied by one channel, for every channel",
+    paper="after Wang et al. 2020, Score-CAM, arXiv:1910.01279, which multiplies the picture instead",
+    needs="scores",
+    cost="1, and the head once for each channel",
+)
+def feature_scorecam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 c *ones"]:
+    """Weight channel k by softmax_k(S(A H_k) - S(0)), where H_k is channel k scaled to 0..1.
+
+    Score-CAM does the same to the picture, with the channel enlarged. A channel that is the same everywhere masks
+    nothing and has no weight.
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    maps = activations[0]
+    cells = tuple(range(1, maps.dim()))
+    low, high = maps.amin(cells, keepdim=True), maps.amax(cells, keepdim=True)
+    masks = (maps - low) / torch.where(high > low, high - low, 1)
+    scores = [head(activations * masks[list(portion), None]) for portion in _portions(len(masks), head)]
+    increases = torch.cat(scores) - head(torch.zeros_like(activations))
+    varies = (high > low).flatten()
+    weights = increases.masked_fill(~varies, -torch.inf).softmax(0) if bool(varies.any()) else increases * 0
+    return weights.reshape(1, -1, *[1] * (activations.dim() - 2))
+
+
+@register_method(
+    "reciprocam",
+    title="Recipro-CAM",
+    summary="the score if only one cell of the feature maps is kept, for every cell",
+    paper="Byun and Lee 2022, Recipro-CAM, arXiv:2209.14074",
+    needs="scores",
+    cost="1, and the head once for each cell",
+)
+def reciprocam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 *grid"]:
+    """Give cell ij the score of the maps times a Gaussian of 3 x 3 cells around ij, minus the lowest such score."""
+    import torch  # noqa: PLC0415 - as above
+
+    grid = activations.shape[2:]
+    cells = grid.numel()
+    masks = torch.eye(cells, device=activations.device).reshape(cells, *grid)
+    for axis in range(1, masks.dim()):
+        line = masks.movedim(axis, -1)
+        padded = torch.nn.functional.pad(line, (1, 1))
+        masks = (padded[..., :-2] / 4 + line / 2 + padded[..., 2:] / 4).movedim(-1, axis)
+    scores = torch.cat(
+        [head(activations * masks[list(portion), None].to(activations)) for portion in _portions(cells, head)]
+    )
+    return (scores - scores.amin()).reshape(1, *grid)

@@ -1,0 +1,241 @@
+"""The head run alone on changed feature maps gives what the whole model gives if a hook changes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from test_harmless import unchanged
+from torch import Tensor, nn
+
+import camkit
+from camkit.engine.grid import from_grid, to_grid
+from camkit.engine.head import Head, Trunk, answering, recording
+from camkit.engine.passes import quiet_pass
+from camkit.errors import MethodError
+from camkit.types import LayerRef, Layout
+
+CLASS = 1
+SIZE = 16
+
+
+class Chain(nn.Sequential):
+    """A plain chain with in-place operations before and after the layer."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 6, 3, 2, 1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(6, 8, 3, 2, 1),
+            nn.ReLU(inplace=True),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 3),
+        )
+
+
+class Skip(nn.Module):
+    """A skip connection passes the layer, added in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.layer = nn.Conv2d(8, 8, 3, 1, 1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        stem = self.stem(images).relu_()
+        maps = self.layer(stem)
+        maps += stem
+        return self.head(maps.tanh().mean((2, 3)))
+
+
+class Joined(Skip):
+    """A branch that passes the layer is concatenated, which needs as many pictures in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        stem = self.stem(images)
+        return self.head(torch.cat([stem, self.layer(stem)], 1).sigmoid().mean((2, 3)))
+
+
+class FromThePicture(Skip):
+    """A function of the picture, which no module returns, passes the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(11, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.layer(self.stem(images)).tanh().mean((2, 3))
+        return self.head(torch.cat([images.mean((2, 3)), maps], 1))
+
+
+class Shared(Skip):
+    """The layer is a ReLU that runs three times; the second call is explained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU()
+        self.last = nn.Conv2d(8, 8, 3, 1, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.relu(self.layer(self.relu(self.stem(images))))
+        return self.head(self.relu(self.last(maps)).mean((2, 3)))
+
+
+class Tokens(nn.Module):
+    """Patches behind a class token; attention after the layer."""
+
+    def __init__(self, *, batch_first: bool = True) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.first = nn.Parameter(torch.randn(1, 1, 8))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first) for _ in range(2))
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 3)
+        self.batch_first = batch_first
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).mT
+        tokens = torch.cat([self.first.expand(len(tokens), -1, -1), tokens], 1)
+        tokens = tokens if self.batch_first else tokens.transpose(0, 1)
+        for block in self.blocks:
+            tokens = block(tokens)
+        tokens = self.norm(tokens)
+        return self.head(tokens[:, 0] if self.batch_first else tokens[0])
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], str, Layout, Trunk]] = {
+    "chain": (Chain, "2", Layout("channels_first", (4, 4)), "kept"),
+    "skip": (Skip, "layer", Layout("channels_first", (8, 8)), "kept"),
+    "joined": (Joined, "layer", Layout("channels_first", (8, 8)), "repeated"),
+    "picture": (FromThePicture, "layer", Layout("channels_first", (8, 8)), "repeated"),
+    "second call": (Shared, "relu#2", Layout("channels_first", (8, 8)), "kept"),
+    "tokens": (Tokens, "blocks.0", Layout("tokens", (4, 4), 1), "kept"),
+    "inside a block": (Tokens, "blocks.0.norm1", Layout("tokens", (4, 4), 1), "kept"),
+    "sequence first": (
+        lambda: Tokens(batch_first=False), "blocks.0", Layout("sequence_first", (4, 4), 1), "kept",
+    ),
+}  # fmt: skip
+
+
+def built(name: str) -> tuple[nn.Module, LayerRef, Layout, Tensor]:
+    torch.manual_seed(0)
+    make, layer, layout, _ = CASES[name]
+    module, _, call = layer.partition("#")
+    return make().eval(), LayerRef(module, int(call) if call else None), layout, torch.randn(1, 3, SIZE, SIZE)
+
+
+def head_of(model: nn.Module, ref: LayerRef, layout: Layout, image: Tensor) -> Head:
+    with recording(model, ref) as recorded:
+        output = model(image.clone())
+    return Head(model, ref, layout, image, recorded, lambda scores, _: scores[:, CLASS], float(output[0, CLASS]))
+
+
+def by_hook(model: nn.Module, ref: LayerRef, layout: Layout, image: Tensor, maps: Tensor) -> float:
+    """Return the score if a hook gives one call of the layer other feature maps; the definition."""
+    calls = 0
+
+    def replace(_: nn.Module, __: object, output: Tensor) -> Tensor | None:
+        nonlocal calls
+        calls += 1
+        if calls != (ref.call or 1):
+            return None
+        changed = output.clone()
+        to_grid(changed, layout).copy_(maps)
+        return changed
+
+    handle = model.get_submodule(ref.name).register_forward_hook(replace)
+    try:
+        return float(model(image.clone())[0, CLASS])
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_head_alone_gives_what_the_whole_model_gives(name: str) -> None:
+    model, ref, layout, image = built(name)
+    with unchanged(model), quiet_pass(model, image.device, "fp32"):
+        head = head_of(model, ref, layout, image)
+        changes = torch.randn(5, *head.activations.shape[1:])
+        expected = [by_hook(model, ref, layout, image, maps) for maps in changes]
+        found = head(changes.clone()).tolist()
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert max(found) - min(found) > 1e-3  # the changes matter
+    assert head._trunk == CASES[name][3]
+
+
+def test_many_maps_run_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ref, layout, image = built("skip")
+    monkeypatch.setattr("camkit.engine.head._MOST_BYTES", 3 * 8 * 64 * 4)
+    with quiet_pass(model, image.device, "fp32"):
+        head = head_of(model, ref, layout, image)
+        changes = torch.randn(7, *head.activations.shape[1:])
+        expected = [by_hook(model, ref, layout, image, maps) for maps in changes]
+        assert head.at_once == 3
+        assert head(changes).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+class Batches(Chain):
+    """Mixes the pictures of a batch, so that no picture has a score of its own."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        output: Tensor = super().forward(images)
+        return output + output.mean(0, keepdim=True) * len(output)
+
+
+def test_a_head_that_mixes_the_pictures_of_a_batch_is_refused() -> None:
+    torch.manual_seed(0)
+    model = Batches().eval()
+    with pytest.raises(MethodError, match="cannot be run alone on changed feature maps; use a gradient method"):
+        camkit.explain(model, torch.randn(3, SIZE, SIZE), "2", method="ablationcam", target=CLASS)
+
+
+def test_modules_answer_in_one_thread_and_then_run_again() -> None:
+    model = Chain().eval()
+    image, answer = torch.randn(1, 3, SIZE, SIZE), torch.zeros(1, 3)
+    expected = model(image)
+    elsewhere: list[Tensor] = []
+    with answering({model[6]: [None, answer]}):
+        thread = threading.Thread(target=lambda: elsewhere.append(model(image)))
+        thread.start()
+        thread.join()
+        outputs = [model(image) for _ in range(3)]
+    assert torch.equal(elsewhere[0], expected)
+    assert [torch.equal(output, expected) for output in outputs] == [True, False, True]
+    assert torch.equal(outputs[1], answer)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout("channels_first", (3, 4)),
+        Layout("channels_last", (3, 4)),
+        Layout("tokens", (3, 4), 2),
+        Layout("tokens_last", (3, 4), 1),
+        Layout("sequence_first", (3, 4), 1),
+    ],
+    ids=lambda layout: layout.kind,
+)
+def test_from_grid_reverses_to_grid(layout: Layout) -> None:
+    length = 12 + layout.prefix
+    shape = {
+        "channels_first": (1, 5, 3, 4),
+        "channels_last": (1, 3, 4, 5),
+        "tokens": (1, length, 5),
+        "tokens_last": (1, 5, length),
+        "sequence_first": (length, 1, 5),
+    }[layout.kind]
+    output = torch.randn(shape)
+    maps = torch.randn(3, 5, 3, 4)
+    wide = from_grid(maps, output, layout)
+    assert torch.equal(to_grid(wide, layout), maps)
+    same = from_grid(to_grid(output, layout), output, layout)
+    assert torch.equal(same, output)
