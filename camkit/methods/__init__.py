@@ -5,10 +5,8 @@ Nothing else differs between methods, so a new one is a few lines under ``@regis
 package or in the user's own code. The command line, the documentation and the tests read the table.
 """
 
-from camkit.methods import activations as _activations
-from camkit.methods import cam as _cam
-from camkit.methods import gradient as _gradient
-from camkit.methods import head_forward as _head_forward
+import importlib
+
 from camkit.methods.registry import (
     METHODS,
     ONE_BY_ONE,
@@ -31,4 +29,8 @@ __all__ = [
     "register_method",
 ]
 
-del _activations, _cam, _gradient, _head_forward
+_FAMILIES = ("gradient", "cam", "activations", "head_forward")
+"""The modules of this package that register methods, in the order in which lists name them."""
+
+for _family in _FAMILIES:
+    importlib.import_module(f"camkit.methods.{_family}")
