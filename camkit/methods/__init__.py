@@ -10,6 +10,7 @@ import importlib
 from camkit.methods.registry import (
     METHODS,
     ONE_BY_ONE,
+    WEIGHED_IN_PASS,
     Method,
     MethodLike,
     WeightFunction,
@@ -21,6 +22,7 @@ from camkit.methods.registry import (
 __all__ = [
     "METHODS",
     "ONE_BY_ONE",
+    "WEIGHED_IN_PASS",
     "Method",
     "MethodLike",
     "WeightFunction",
