@@ -60,7 +60,8 @@ from camkit.models import (
 )
 from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
-from camkit.targets import ClassTarget, EachFiner, EachTarget, SimilarTarget, TargetLike, TopTarget, as_targets
+from camkit.targets import ClassTarget, EachTarget, SimilarTarget, TargetLike, TopTarget, as_targets
+from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import (
     WHOLE_MODEL,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from camkit.engine.capture import (
@@ -30,8 +31,9 @@ from camkit.errors import MethodError
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Target
 
-_NO_SECOND = ("not implemented", "double backward", "differentiate twice")
-"""Words in PyTorch's errors about an operation that has no second derivative."""
+_NO_SECOND = ("torch::autograd::Error", "torch::autograd::NotImplemented")
+"""PyTorch's nodes in the place of an operation that has no second derivative. It raises an error in most of them, but
+skips a function that is marked as once differentiable."""
 
 WeighCurved: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``weigh(activations, gradients, products)``, each (N, C, *grid)."""
@@ -85,14 +87,23 @@ def _derivatives(values: Tensor, end: Tensor, maps: Tensor) -> tuple[Tensor, Ten
     gradients = torch.autograd.grad(values.sum(), end, create_graph=True)[0]
     if not gradients.requires_grad:  # the head is linear
         return gradients, torch.zeros_like(gradients)
-    try:
-        products = torch.autograd.grad(
-            gradients, end, grad_outputs=maps.detach().to(gradients.dtype), retain_graph=True, allow_unused=True
-        )[0]
-    except RuntimeError as error:
-        if not any(words in str(error) for words in _NO_SECOND):
-            raise
+    if any(node.name() in _NO_SECOND for node in _nodes(gradients)):
         raise MethodError(
             "an operation after the layer has no second derivative, which 'shapleycam' needs; use 'gradcam'"
-        ) from error
+        )
+    products = torch.autograd.grad(
+        gradients, end, grad_outputs=maps.detach().to(gradients.dtype), retain_graph=True, allow_unused=True
+    )[0]
     return gradients.detach(), torch.zeros_like(gradients) if products is None else products.detach()
+
+
+def _nodes(tensor: Tensor) -> Iterator[Node]:
+    """Yield the nodes of the graph that a tensor was computed by."""
+    waiting = [tensor.grad_fn]
+    seen: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [before for before, _ in node.next_functions]
