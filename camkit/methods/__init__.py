@@ -9,6 +9,7 @@ import importlib
 
 from camkit.methods.registry import (
     METHODS,
+    NEEDED,
     ONE_BY_ONE,
     WEIGHED_IN_PASS,
     Method,
@@ -21,6 +22,7 @@ from camkit.methods.registry import (
 
 __all__ = [
     "METHODS",
+    "NEEDED",
     "ONE_BY_ONE",
     "WEIGHED_IN_PASS",
     "Method",

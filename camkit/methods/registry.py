@@ -6,7 +6,7 @@ This module and the families import PyTorch only while they compute, so that ``c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -19,6 +19,15 @@ else:
 
 WeightFunction: TypeAlias = Callable[..., Tensor]
 Needs: TypeAlias = Literal["gradients", "curvature", "head", "activations", "scores"]
+
+NEEDED: Mapping[Needs, str] = {
+    "gradients": "the score's gradients",
+    "curvature": "the score's second derivatives",
+    "head": "pooling and one linear layer after it",
+    "activations": "nothing else; reads no score",
+    "scores": "the part of the model after it, run alone",
+}
+"""What a method needs besides the feature maps of a layer, for lists of methods."""
 
 ONE_BY_ONE = frozenset({"scores"})
 """The needs of methods that take one picture at a time."""
