@@ -222,6 +222,11 @@ class Explainer:
         return self._loaded.labels
 
     @property
+    def method(self) -> Method | None:
+        """The method, as in ``camkit.METHODS``; None if each target has its own default."""
+        return self._method
+
+    @property
     def layers(self) -> tuple[TargetLayer, ...]:
         """The layers that the last picture was explained with; several if they are fused.
 
@@ -300,10 +305,10 @@ class Explainer:
         memory, loaded = self._memory, self._loaded
         if model is not None and model is not self.model:
             memory, loaded = ModelMemory(model), replace(loaded, module=model)
-        layers = self._selectors if target_layer is None else target_layer
-        return Explainer._sharing(
-            memory, self._boxes, loaded, layers, method or self._method, self._precision, fuse or self._fuse
-        )
+        chosen = self._method if method is None else find_method(method)
+        reads_layer = chosen is None or chosen.layer
+        layers = self._selectors if target_layer is None and reads_layer else target_layer
+        return Explainer._sharing(memory, self._boxes, loaded, layers, chosen, self._precision, fuse or self._fuse)
 
     def scores_of(self, img: ImageLike, target: TargetLike | None = None, *, batch_size: int = 32) -> PictureScores:
         """Return the model as a function from changed versions of a picture to their scores, as metrics need it.
