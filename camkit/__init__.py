@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from camkit import errors, hooks, metrics, targets, tensorboard
     from camkit.background.check import CheckResult
     from camkit.background.run import check
+    from camkit.comparison.compare import Comparison, compare
     from camkit.demo import scenes
     from camkit.diagnosis import Diagnosis, diagnose
     from camkit.diagnosis.feature_maps import feature_maps
@@ -33,6 +34,7 @@ __all__ = [
     "METHODS",
     "CamkitError",
     "CheckResult",
+    "Comparison",
     "Diagnosis",
     "Explainer",
     "Explanation",
@@ -40,6 +42,7 @@ __all__ = [
     "TargetLayer",
     "__version__",
     "check",
+    "compare",
     "diagnose",
     "errors",
     "explain",
@@ -58,12 +61,14 @@ _HOMES = {
     "METHODS": "methods",
     "CamkitError": "errors",
     "CheckResult": "background.check",
+    "Comparison": "comparison.compare",
     "Diagnosis": "diagnosis",
     "Explainer": "explainer",
     "Explanation": "explanation",
     "Failure": "types",
     "TargetLayer": "types",
     "check": "background.run",
+    "compare": "comparison.compare",
     "diagnose": "diagnosis",
     "explain": "explainer",
     "explain_many": "explainer",

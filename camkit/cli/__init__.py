@@ -16,7 +16,7 @@ import camkit
 from camkit.cli.check import checks, demo_check
 from camkit.cli.configured import fill_in
 from camkit.cli.diagnose import diagnose, features
-from camkit.cli.options import METHOD, OUTPUT, Common, Source, events_into
+from camkit.cli.options import METHOD, OUTPUT, TARGET, Common, Source, events_into
 from camkit.cli.rows import Form, report
 from camkit.cli.targets import TargetOptions
 from camkit.cli.terminal import (
@@ -221,6 +221,62 @@ def layers(*, source: Source, common: Common | None = None) -> int:
     console.print(text.total(costs))
     console.print(text.choice(decision))
     return 0
+
+
+@app.command
+def compare(
+    *pictures: Path,
+    source: Source,
+    target: Annotated[str | None, Parameter(alias="-t", group=TARGET, metavar="CLASS")] = None,
+    method: Annotated[list[str] | None, Parameter(negative=(), group=METHOD, metavar="NAME")] = None,
+    layer: Annotated[list[str] | None, Parameter(alias="-l", negative=(), group=METHOD, metavar="NAME")] = None,
+    precision: Annotated[Literal["fp32", "bf16", "fp16", "bf16-forced"], Parameter(group=METHOD)] = "fp32",
+    metric: Annotated[str, Parameter(group=METHOD, metavar="NAME")] = "top-loss",
+    out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FILE")] = Path("compare.png"),
+    overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    colormap: Annotated[str, Parameter(group=OUTPUT, metavar="NAME")] = "turbo",
+    alpha: Annotated[float, Parameter(group=OUTPUT, metavar="SHARE")] = 0.5,
+    json: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    common: Common | None = None,
+) -> int:
+    """Draw several methods side by side on one sheet: methods across, pictures and layers down.
+
+    Each map has the value of one metric: by default, how much of the class's probability is lost if the hottest fifth
+    of the picture is blurred.
+
+    Args:
+        pictures: Files, folders or quoted glob patterns.
+        source: The model.
+        target: The class to explain, by label or index. Default: each picture's best class.
+        method: A method; repeat the option for several. "camkit methods" lists all. Default: about a dozen of them.
+        layer: A layer; repeat the option for several, each of which gets a row. Default: camkit chooses.
+        precision: The number format of the computation, as for explaining pictures.
+        metric: What each map is judged by: top-loss, srg, insertion, deletion, average-drop, ...
+        out: The file for the sheet, such as compare.png.
+        overwrite: Replace the file if it is there.
+        colormap: One of OpenCV's colour maps.
+        alpha: The weight of the colours over the picture, 0 to 1.
+        json: Print the figures as one JSON object instead of a table.
+        common: The config, and how much is printed.
+    """
+    (common or Common()).begin()
+    if not pictures:
+        raise InputError("name at least one picture: camkit compare image.jpg --model resnet50")
+    from camkit.cli.compare import run
+
+    return run(
+        pictures,
+        source,
+        target,
+        method,
+        layer,
+        precision,
+        metric,
+        out,
+        overwrite=overwrite,
+        colours=(colormap, alpha),
+        json=json,
+    )
 
 
 @app.command

@@ -47,7 +47,7 @@ __all__ = [
     "register_metric",
 ]
 
-_FAMILIES = ("faithfulness", "features", "masking", "sensitivity", "randomisation", "localisation")
+_FAMILIES = ("faithfulness", "quick", "features", "masking", "sensitivity", "randomisation", "localisation")
 """The modules of this package that register metrics, in the order in which lists name them."""
 
 for _family in _FAMILIES:

@@ -1,0 +1,68 @@
+"""``camkit compare``: one sheet with methods across, pictures and layers down."""
+
+from __future__ import annotations
+
+import json as plain_json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from camkit.cli.terminal import emit, say, tell
+from camkit.comparison.compare import Comparison, value_words, words_of
+from camkit.comparison.compare import compare as compared
+from camkit.drawing import overlay
+from camkit.drawing.figure import percent
+from camkit.errors import OutputError
+from camkit.images.files import find_pictures
+
+if TYPE_CHECKING:
+    from camkit.cli.options import Source
+    from camkit.types import Precision
+
+
+def run(
+    pictures: Sequence[Path],
+    source: Source,
+    target: str | None,
+    methods: list[str] | None,
+    layers: list[str] | None,
+    precision: Precision,
+    metric: str,
+    out: Path,
+    *,
+    overwrite: bool,
+    colours: tuple[str, float],
+    json: bool,
+) -> int:
+    """Compare methods, write the sheet, and print the value of each map."""
+    colormap, alpha = colours
+    overlay.check("overlay", colormap, alpha)
+    if out.exists() and not overwrite:
+        raise OutputError(f"{out} is there already; pass --overwrite to replace it, or another name with --out")
+    files = find_pictures(pictures, skip=out)
+    tell(f"pictures to compare: {len(files)}")
+    found = compared(
+        source.load(), files, methods, target_layer=layers, target=_class(target), precision=precision, metric=metric
+    )
+    found.save(out, colormap=colormap, alpha=alpha)
+    if json:
+        emit(plain_json.dumps(found.to_dict(), allow_nan=False))
+    else:
+        _print(found)
+    say(f"wrote {out}")
+    return 0
+
+
+def _class(target: str | None) -> str | int | None:
+    return int(target) if target is not None and target.isdecimal() else target
+
+
+def _print(found: Comparison) -> None:
+    """Print a line for each map: the metric's value, or why there is none."""
+    for row in found.rows:
+        value = "" if row.probability is None else f" {percent(row.probability)}"
+        layer = f", layer {row.layer}" if row.layer else ""
+        emit(f"{row.source}: {row.label}{value}{layer}")
+        for compared_map in row.maps:
+            emit(f"  {compared_map.method:<22}{words_of(found.metric, compared_map)}")
+        emit(f"  {'(random map)':<22}{value_words(found.metric, row.by_chance)}")

@@ -1,0 +1,36 @@
+"""A metric of one pass, for comparisons of many maps."""
+
+from __future__ import annotations
+
+from camkit.metrics.curves import hot_sets
+from camkit.metrics.evaluator import Evaluator
+from camkit.metrics.heat import Heat
+from camkit.metrics.registry import register_metric
+from camkit.metrics.values import UndefinedError
+
+_HOTTEST = 0.2
+"""The share of the picture that is removed: a fifth, about the size of the main object in a photo."""
+
+
+@register_metric(
+    "top-loss",
+    title="Loss without the hottest fifth",
+    summary="share of the score that is lost if the hottest fifth of the picture is removed",
+    paper="one step of deletion: Petsiuk et al. 2018, RISE, arXiv:1806.07421",
+    better="higher",
+    space="input",
+    cost="1",
+    faithful=True,
+    fill="blur",
+)
+def top_loss(evaluator: Evaluator, heat: Heat) -> float:
+    """Return (Y - Y') / Y, where Y' is the score without the hottest fifth: at most 1, and negative if Y' is higher.
+
+    One step says less than a whole curve: compare it over several pictures only.
+    """
+    before = evaluator.confidence
+    if not before > 0:
+        raise UndefinedError("undefined", f"a share of the score needs a positive score, and it is {before:.3g}")
+    heat.check_order()
+    removed = hot_sets(heat.values, [_HOTTEST])
+    return float(1 - evaluator.without(removed, evaluator.fill or "blur")[0] / before)

@@ -1,0 +1,172 @@
+"""Comparisons of methods: in Python, in a shell, and as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from test_methods_on_maps import Planted, planted_picture
+from torch import nn
+
+import camkit
+from camkit.cli import main
+from camkit.comparison.compare import DEFAULTS
+from camkit.comparison.sheet import Panel, Row, draw_sheet
+from camkit.demo.scenes import scene_paths
+from camkit.errors import InputError, MethodError
+from camkit.methods import METHODS
+
+PLANE = scene_paths()["plane-sky"]
+FEW = ["gradcam", "hirescam", "eigencam"]
+
+
+def test_the_usual_methods_are_methods_and_cheap() -> None:
+    registered = [name for name in DEFAULTS if name in METHODS]
+    assert len(registered) >= 11
+    assert all(METHODS[name].cost.startswith("1") for name in registered)
+
+
+def test_methods_stand_beside_each_other_with_what_the_model_says() -> None:
+    found = camkit.compare("demo-fair", [PLANE, scene_paths()["bird-forest"]], FEW)
+    assert [row.label for row in found.rows] == ["plane", "bird"]
+    for row in found.rows:
+        assert [compared.method for compared in row.maps] == FEW
+        for compared in row.maps:
+            alone = camkit.explain("demo-fair", row.source, method=compared.method)
+            assert isinstance(alone, camkit.Explanation)
+            assert compared.explanation is not None
+            np.testing.assert_allclose(compared.explanation.heatmap, alone.heatmap, atol=1e-5)
+
+
+def test_the_loss_is_that_of_the_picture_without_its_hottest_fifth() -> None:
+    loaded = camkit.load_model("demo-fair")
+    found = camkit.compare(loaded, PLANE, ["hirescam"])
+    compared = found.rows[0].maps[0]
+    assert compared.explanation is not None
+    assert compared.value is not None
+    evaluator = camkit.metrics.Evaluator(loaded, PLANE)
+    heat = compared.explanation.heatmap
+    hottest = heat >= np.sort(heat.ravel())[-round(0.2 * heat.size)]
+    left = evaluator.without(torch.from_numpy(hottest)[None], "blur")[0]
+    assert compared.value.number == pytest.approx(1 - left / evaluator.confidence, abs=1e-3)
+
+
+def test_every_layer_has_a_row_and_every_target_is_fixed() -> None:
+    found = camkit.compare("demo-fair", PLANE, FEW, target_layer=["features.0", "features"], target="bird")
+    assert [row.layer for row in found.rows] == ["features.0", "features"]
+    assert {row.label for row in found.rows} == {"bird"}
+    for row in found.rows:
+        assert {compared.explanation.layer for compared in row.maps if compared.explanation} == {row.layer}
+
+
+class Flat(nn.Module):
+    """Has no head of pooling and one linear layer, so CAM does not work on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4 * 64, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x).relu().flatten(1))
+
+
+def test_a_method_that_does_not_work_says_why_in_its_place() -> None:
+    found = camkit.compare(Flat().eval(), planted_picture(), ["gradcam", "cam"], target_layer=["layer"])
+    fits, misfit = found.rows[0].maps
+    assert fits.reason == ""
+    assert misfit.explanation is None
+    assert "use 'gradcam' or 'hirescam'" in misfit.reason
+    assert misfit.reason in found.table()
+    assert found.to_dict()["rows"][0]["maps"][1]["status"] == "error"
+    usual = camkit.compare(Flat().eval(), planted_picture(), target_layer=["layer"])
+    assert "legrad" not in [compared.method for compared in usual.rows[0].maps]
+    with pytest.raises(MethodError, match="no method works on this picture"):
+        camkit.compare(Flat().eval(), planted_picture(), ["cam"], target_layer=["layer"])
+
+
+def test_a_map_of_the_true_place_loses_more_than_a_random_one() -> None:
+    found = camkit.compare(
+        Planted((2, 5)), planted_picture(), ["hirescam", "reciprocam"], target_layer=["layer"], target=1
+    )
+    row = found.rows[0]
+    assert row.by_chance.number is not None
+    for compared in row.maps:
+        assert compared.value is not None
+        assert compared.value.number is not None
+        assert compared.value.number >= row.by_chance.number
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"images": []}, "the list of pictures is empty"),
+        ({"methods": []}, "the list of methods is empty"),
+        ({"methods": ["gradcm"]}, "did you mean 'gradcam'"),
+        ({"metric": "sgr"}, "unknown metric 'sgr'; did you mean 'srg'"),
+        ({"target": "plain"}, "did you mean 'plane'"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        camkit.compare("demo-fair", **{"images": PLANE, **arguments})
+
+
+def test_an_explainer_has_its_options_already() -> None:
+    with pytest.raises(InputError, match="has its precision already"):
+        camkit.compare(camkit.Explainer("demo-fair"), PLANE, precision="fp32")
+
+
+def test_results_show_themselves_and_are_saved_whole(tmp_path: Path) -> None:
+    found = camkit.compare("demo-fair", PLANE, FEW)
+    assert repr(found) == "<Comparison of 3 methods on 1 picture>"
+    assert found._repr_html_().startswith("<img")
+    saved = found.save(tmp_path / "new" / "sheet.jpg")
+    assert cv2.imread(str(saved)).shape == found.sheet().shape
+    lines = found.table().splitlines()
+    assert lines[0] == "| picture | layer | gradcam | hirescam | eigencam | random map |"
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize("shape", [(300, 200, 3), (40, 900, 3), (900, 40, 3)])
+def test_a_sheet_has_room_for_pictures_of_any_form(shape: tuple[int, int, int]) -> None:
+    picture = np.full(shape, 128, np.uint8)
+    panels = tuple(Panel(f"method {number}", "loses 12%", picture if number else None) for number in range(8))
+    sheet = draw_sheet([Row(picture, "a name", ("a class: 12%", "more " * 40), panels)] * 2)
+    assert sheet.shape[1] <= 1920
+    assert sheet.dtype == np.uint8
+
+
+def test_the_command_writes_a_sheet_and_prints_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sheet.png"
+    call = [
+        "compare",
+        str(PLANE),
+        "--model",
+        "demo-fair",
+        "--method",
+        "gradcam",
+        "--method",
+        "eigencam",
+        "--out",
+        str(out),
+    ]
+    assert main(call) == 0
+    printed = capsys.readouterr().out
+    assert ": plane >99.9%" in printed
+    assert "  gradcam               loses" in printed
+    assert "  (random map)          loses" in printed
+    assert cv2.imread(str(out)) is not None
+    assert main(call) == 2
+    assert "is there already; pass --overwrite" in capsys.readouterr().err
+    assert main([*call, "--overwrite", "--json", "--metric", "average-drop", "--target", "1"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert row["label"] == "car"
+    assert [entry["method"] for entry in row["maps"]] == ["gradcam", "eigencam"]
+    assert main(["compare", "--model", "demo-fair"]) == 2
+    assert "name at least one picture" in capsys.readouterr().err
