@@ -310,7 +310,9 @@ class Explainer:
         chosen = self._method if method is None else find_method(method)
         reads_layer = chosen is None or chosen.layer
         layers = self._selectors if target_layer is None and reads_layer else target_layer
-        return Explainer._sharing(memory, self._boxes, loaded, layers, chosen, self._precision, fuse or self._fuse)
+        # Whether bf16 can be used was decided when this Explainer was made.
+        precision: Precision = "bf16-forced" if self._precision == "bf16" else self._precision
+        return Explainer._sharing(memory, self._boxes, loaded, layers, chosen, precision, fuse or self._fuse)
 
     def scores_of(self, img: ImageLike, target: TargetLike | None = None, *, batch_size: int = 32) -> PictureScores:
         """Return the model as a function from changed versions of a picture to their scores, as metrics need it.

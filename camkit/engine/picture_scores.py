@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -12,7 +13,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, is_out_of_memory, quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.errors import TargetError
-from camkit.targets.confidence import ConfidenceTarget, fixed_target
+from camkit.targets.confidence import ConfidenceTarget, fixed_target, given_by
 from camkit.targets.scores import Scores, Target
 from camkit.types import Precision
 
@@ -38,6 +39,7 @@ class PictureScores:
     Attributes:
         picture: the model's input.
         target: the target, fixed.
+        confidence_target: the target whose scores are returned.
         answer: the target's score of the unchanged picture, with its class and probability.
         confidence: its probability, or the score itself if the target has no probability.
         quantity: what the confidence is: "probability", or the target's own phrase.
@@ -55,13 +57,15 @@ class PictureScores:
     ) -> None:
         self.picture, self.at_once, self.passes = picture, at_once, 1
         self._model, self._precision, self._current = model, precision, current
-        with quiet_pass(model, picture.device, precision, current()[0]), interruptible():
-            output = model(picture[None].clone())
-            self.answer: Scores = target(output, 1)
-            _check(self.answer)
-            self.target = fixed_target(target, self.answer, output)
-            self._confidence = ConfidenceTarget(self.target)
-            first = self._confidence(output, 1)
+        # The graph of this pass shows whether the model returns probabilities.
+        with quiet_pass(model, picture.device, precision, current()[0]), torch.enable_grad(), interruptible():
+            output = model(picture[None].clone().requires_grad_().clone())
+            answer = target(output, 1)
+            _check(answer)
+            self.target = fixed_target(target, answer, output)
+            self.confidence_target = ConfidenceTarget(self.target, given_by(answer))
+            first = self.confidence_target(output, 1)
+        self.answer: Scores = replace(answer, values=answer.values.detach().float(), activation=None)
         self.confidence = float(first.values[0])
         self.quantity = first.quantity if isinstance(first.quantity, str) else first.quantity[0]
 
@@ -79,7 +83,7 @@ class PictureScores:
             try:
                 with quiet_pass(self._model, part.device, self._precision, record), interruptible():
                     output = self._model(part.clone(memory_format=memory_format))
-                    scores.append(self._confidence(output, len(part)).values.cpu())
+                    scores.append(self.confidence_target(output, len(part)).values.cpu())
             except RuntimeError as error:
                 if len(part) == 1 or not is_out_of_memory(error):
                     raise

@@ -16,13 +16,14 @@ from camkit.explainer import Explainer
 from camkit.explanation import Explanation
 from camkit.metrics.curves import Curve, distinct, even_shares, hot_sets, shares_of
 from camkit.metrics.fills import FILLS, Remove, check_fill
-from camkit.metrics.heat import Heat, MapLike, as_heat
+from camkit.metrics.heat import Heat, as_heat
 from camkit.metrics.reference_maps import reference_maps
 from camkit.metrics.registry import Metric, find_metric
 from camkit.metrics.values import Table, UndefinedError, Value, Values
 from camkit.types import ImageLike
 
 if TYPE_CHECKING:
+    from camkit.metrics.heat import MapLike
     from camkit.models.loaded import LoadedModel
     from camkit.targets import Target, TargetLike
     from camkit.types import TargetLayer

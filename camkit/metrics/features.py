@@ -8,6 +8,7 @@ of these metrics cannot be compared with those of metrics that change pixels, so
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,8 +23,9 @@ from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat, pooled
 from camkit.metrics.registry import register_metric
 from camkit.metrics.values import UndefinedError
-from camkit.targets.confidence import ConfidenceTarget
-from camkit.types import ScoresOfMaps
+
+if TYPE_CHECKING:
+    from camkit.types import ScoresOfMaps
 
 _COST = "2, and the head {} for each step"
 
@@ -101,7 +103,7 @@ def _measured(evaluator: Evaluator, heat: Heat, fill: str) -> tuple[Curve, Curve
             evaluator.emptied_features[fill] = _features(evaluator, evaluator.emptied_picture(fill))
         changing = _Changing(heat, evaluator.steps, evaluator.emptied_features[fill])
         run = evaluator.explainer.using(_method("scores", changing), evaluator.layer)
-        explanation = run(evaluator.scores.picture, ConfidenceTarget(evaluator.target))
+        explanation = run(evaluator.scores.picture, evaluator.scores.confidence_target)
     except (MethodError, LayerError) as error:
         raise UndefinedError("undefined", str(error)) from error
     if explanation.extent:
@@ -113,7 +115,7 @@ def _method(needs: Needs, weights: WeightFunction) -> Method:
     return Method("feature curves", "", "", "", needs, weights)
 
 
-def _features(evaluator: Evaluator, picture: Float[Tensor, "c *size"]) -> Float[Tensor, "1 c *grid"]:
+def _features(evaluator: Evaluator, picture: Float[Tensor, "c *size"]) -> Float[Tensor, "1 k *grid"]:
     """Return the layer's feature maps of a picture.
 
     Raises:
@@ -121,7 +123,7 @@ def _features(evaluator: Evaluator, picture: Float[Tensor, "c *size"]) -> Float[
     """
     keeping = _Keeping()
     run = evaluator.explainer.using(_method("activations", keeping), evaluator.layer)
-    run(picture, ConfidenceTarget(evaluator.target))
+    run(picture, evaluator.scores.confidence_target)
     if len(keeping.activations) != 1:
         raise UndefinedError("undefined", f"{len(keeping.activations)} layers are fused; pass layer to choose one")
     return keeping.activations[0]

@@ -89,7 +89,7 @@ class Heat:
         return [made.detach().to("cpu", torch.float32) for made in self.remake(pictures, model)]
 
 
-def as_heat(given: MapLike, explainer: Explainer, target: Target, size: tuple[int, ...]) -> Heat:
+def as_heat(given: object, explainer: Explainer, target: Target, size: tuple[int, ...]) -> Heat:
     """Return what was passed as a map to be judged.
 
     Args:

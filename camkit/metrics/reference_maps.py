@@ -6,6 +6,7 @@ network. So every table has these rows.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ def grid_of(size: Sequence[int]) -> tuple[int, ...]:
     return tuple(min(GRID, side) for side in size)
 
 
-def random_map(size: tuple[int, ...], seed: int = 0) -> Float[Tensor, "*size"]:
+def random_map(size: tuple[int, ...], seed: int | Sequence[int] = 0) -> Float[Tensor, "*size"]:
     """Return uniform random cells on a grid of 7 x 7, enlarged as heatmaps are; 0..1.
 
     >>> random_map((14, 14), seed=1).shape
@@ -85,16 +86,18 @@ def colour_map(picture: Float[Tensor, "c *size"], colour: Float[Tensor, " c"]) -
 def reference_maps(evaluator: Evaluator) -> dict[str, Heat]:
     """Return the three reference maps of a picture, as what an Evaluator judges.
 
-    "random" has the Evaluator's seed, and "centre" the blob. "colour" is the best single colour: of the maps of all
-    colours, the one whose hotter half keeps the score highest and loses it most when it is removed (SRG in two steps,
-    which takes two passes for each colour).
+    "random" differs between pictures and between the Evaluator's seeds; "centre" is the blob. "colour" is the best
+    single colour: of the maps of all colours, the one whose hotter half keeps the score highest and loses it most when
+    it is removed (SRG in two steps, which takes two passes for each colour).
     """
     size, picture = evaluator.size, evaluator.picture
     colours = colours_of(picture)
     halves = torch.cat([hot_sets(colour_map(picture, colour), [0.5]) for colour in colours])
     gains = evaluator.without(~halves, "blur") - evaluator.without(halves, "blur")
     best = _OfColour(colours[int(gains.argmax())])
-    fixed = {"random": random_map(size, evaluator.seed), "centre": centred_map(size)}
+    # With one random map for all pictures, chance would not average out over a folder.
+    own_seed = (evaluator.seed, zlib.crc32(picture.contiguous().numpy().tobytes()))
+    fixed = {"random": random_map(size, own_seed), "centre": centred_map(size)}
     heats = {name: Heat(values, name, remake=_Always(values)) for name, values in fixed.items()}
     return heats | {"colour": Heat(best.of(picture), "colour", remake=best)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -11,21 +11,44 @@ from camkit.targets.classes import ClassTarget
 from camkit.targets.outputs import maps_of
 from camkit.targets.scores import Scores, Target
 
+Given: TypeAlias = Literal["probabilities", "logarithms"] | None
+"""What a model returns instead of logits."""
+
 
 @dataclass(frozen=True)
 class ConfidenceTarget(Target):
-    """The probability of a target's class; for a target without probabilities, its own score. It has no gradients."""
+    """The probability of a target's class; for a target without probabilities, its own score. It has no gradients.
+
+    Attributes:
+        of: the target.
+        given: what the target's scores are already, as ``given_by`` found in a pass with a graph; without one, the
+            results of a sigmoid look like logits.
+    """
 
     of: Target
+    given: Given = None
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the probability for each image."""
         scored = self.of(output, batch)
         values = scored.values.detach().float()
-        if scored.probabilities is not None:
+        if scored.probabilities is not None and self.given is not None:
+            values = values.exp() if self.given == "logarithms" else values
+        elif scored.probabilities is not None:
             values = torch.tensor(scored.probabilities, dtype=torch.float32, device=values.device)
         quantity = scored.quantity if scored.probabilities is None else "probability"
         return replace(scored, values=values, indices=None, probabilities=None, quantity=quantity, activation=None)
+
+
+def given_by(scored: Scores) -> Given:
+    """Return whether a target's scores are probabilities or their logarithms, as their graph shows.
+
+    None also stands for the results of a softmax: their sum shows in every pass what they are.
+    """
+    name = "" if scored.activation is None else scored.activation.name()
+    if name.startswith("Log"):
+        return "logarithms"
+    return "probabilities" if name.startswith("Sigmoid") else None
 
 
 def fixed_target(target: Target, scored: Scores, output: Any) -> Target:
