@@ -333,7 +333,8 @@ class Explainer:
         request = self._request(target, batch_size)
         _check_count(request, 1)
         memory = self._current_memory()
-        prepared = prepare(img, self._loaded.preprocess, _source(img, 1), self._rank)
+        image = next(iter(unbatched([img], self._rank)))
+        prepared = prepare(image, self._loaded.preprocess, _source(image, 1), self._rank)
         picture = prepared.tensor.detach().to(memory.record.device, memory.record.dtype)
         if not all(_finite(picture[None])):
             raise ImageError(f"{prepared.source} holds NaN or infinite values where the model would see it")

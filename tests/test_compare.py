@@ -31,7 +31,7 @@ def test_the_usual_methods_are_methods_and_cheap() -> None:
 
 
 def test_methods_stand_beside_each_other_with_what_the_model_says() -> None:
-    found = camkit.compare("demo-fair", [PLANE, scene_paths()["bird-forest"]], FEW)
+    found = camkit.compare("demo-fair", [PLANE, scene_paths()["bird-wood"]], FEW)
     assert [row.label for row in found.rows] == ["plane", "bird"]
     for row in found.rows:
         assert [compared.method for compared in row.maps] == FEW
@@ -166,7 +166,7 @@ def test_the_command_writes_a_sheet_and_prints_the_figures(tmp_path: Path, capsy
     assert "is there already; pass --overwrite" in capsys.readouterr().err
     assert main([*call, "--overwrite", "--json", "--metric", "average-drop", "--target", "1"]) == 0
     row = json.loads(capsys.readouterr().out)["rows"][0]
-    assert row["label"] == "car"
+    assert row["label"] == "ship"
     assert [entry["method"] for entry in row["maps"]] == ["gradcam", "eigencam"]
     assert main(["compare", "--model", "demo-fair"]) == 2
     assert "name at least one picture" in capsys.readouterr().err
