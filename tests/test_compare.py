@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from test_methods_on_maps import Planted, planted_picture
+from test_methods_on_maps import planted_picture
 from torch import nn
 
 import camkit
@@ -91,15 +91,14 @@ def test_a_method_that_does_not_work_says_why_in_its_place() -> None:
 
 
 def test_a_map_of_the_true_place_loses_more_than_a_random_one() -> None:
-    picture = planted_picture()
-    picture[0, 1, 2, 5] = 1.5  # what the class reads differs from what a blur leaves
-    found = camkit.compare(Planted((2, 5)), picture, ["hirescam", "reciprocam"], target_layer=["layer"], target=1)
-    row = found.rows[0]
-    assert row.by_chance.number is not None
-    for compared in row.maps:
-        assert compared.value is not None
-        assert compared.value.number is not None
-        assert compared.value.number > row.by_chance.number + 0.05
+    found = camkit.compare(
+        "demo-fair", [scene_paths()[name] for name in ("plane-sky", "car-road", "bird-wood")], FEW[:2]
+    )
+    for number in range(2):
+        losses = [row.maps[number].value for row in found.rows]
+        true = [value.number for value in losses if value is not None and value.number is not None]
+        random = [row.by_chance.number for row in found.rows if row.by_chance.number is not None]
+        assert np.mean(true) > np.mean(random) + 0.2
 
 
 @pytest.mark.parametrize(
