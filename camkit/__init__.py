@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from camkit.background.check import CheckResult
     from camkit.background.run import check
     from camkit.comparison.compare import Comparison, compare
+    from camkit.comparison.judge import MethodJudgement, judge
     from camkit.demo import scenes
     from camkit.diagnosis import Diagnosis, diagnose
     from camkit.diagnosis.feature_maps import feature_maps
@@ -39,6 +40,7 @@ __all__ = [
     "Explainer",
     "Explanation",
     "Failure",
+    "MethodJudgement",
     "TargetLayer",
     "__version__",
     "check",
@@ -49,6 +51,7 @@ __all__ = [
     "explain_many",
     "feature_maps",
     "hooks",
+    "judge",
     "load_model",
     "metrics",
     "register_method",
@@ -66,6 +69,7 @@ _HOMES = {
     "Explainer": "explainer",
     "Explanation": "explanation",
     "Failure": "types",
+    "MethodJudgement": "comparison.judge",
     "TargetLayer": "types",
     "check": "background.run",
     "compare": "comparison.compare",
@@ -73,6 +77,7 @@ _HOMES = {
     "explain": "explainer",
     "explain_many": "explainer",
     "feature_maps": "diagnosis.feature_maps",
+    "judge": "comparison.judge",
     "load_model": "models",
     "register_method": "methods",
 }

@@ -219,6 +219,11 @@ class Explainer:
         return self._loaded.module
 
     @property
+    def name(self) -> str:
+        """The name by which the model was loaded, or its class."""
+        return self._loaded.name
+
+    @property
     def labels(self) -> tuple[str, ...] | None:
         """The names of the classes; None if they are not known."""
         return self._loaded.labels

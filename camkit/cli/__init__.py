@@ -16,7 +16,7 @@ import camkit
 from camkit.cli.check import checks, demo_check
 from camkit.cli.configured import fill_in
 from camkit.cli.diagnose import diagnose, features
-from camkit.cli.options import METHOD, OUTPUT, TARGET, Common, Source, events_into
+from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, Source, events_into
 from camkit.cli.rows import Form, report
 from camkit.cli.targets import TargetOptions
 from camkit.cli.terminal import (
@@ -277,6 +277,44 @@ def compare(
         colours=(colormap, alpha),
         json=json,
     )
+
+
+@app.command
+def judge(
+    data: Path,
+    *,
+    source: Source,
+    target: Annotated[str | None, Parameter(alias="-t", group=TARGET, metavar="CLASS")] = None,
+    method: Annotated[list[str] | None, Parameter(negative=(), group=METHOD, metavar="NAME")] = None,
+    layer: Annotated[list[str] | None, Parameter(alias="-l", negative=(), group=METHOD, metavar="NAME")] = None,
+    precision: Annotated[Literal["fp32", "bf16", "fp16", "bf16-forced"], Parameter(group=METHOD)] = "fp32",
+    pictures: Annotated[int, Parameter(group=RUN, metavar="NUMBER")] = 50,
+    seed: Annotated[int, Parameter(group=RUN, metavar="NUMBER")] = 0,
+    out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FOLDER")] = Path("camkit-judge"),
+    json: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    common: Common | None = None,
+) -> int:
+    """Measure which methods and layers are faithful on a model, over a sample of pictures.
+
+    It ends with a recommendation and its reason, and writes judge.html, judge.json and judge.md.
+
+    Args:
+        data: A folder of pictures.
+        source: The model.
+        target: The class to explain, by label or index. Default: each picture's best class.
+        method: A method; repeat the option for several. "camkit methods" lists all. Default: about a dozen of them.
+        layer: A layer; repeat the option for several. Default: camkit chooses.
+        precision: The number format of the computation, as for explaining pictures.
+        pictures: The most pictures to use: a random sample if there are more.
+        seed: The seed of the sample and of all draws.
+        out: The folder for the reports.
+        json: Print the judgement as one JSON object instead of a table.
+        common: The config, and how much is printed.
+    """
+    (common or Common()).begin()
+    from camkit.cli.compare import run_judge
+
+    return run_judge(data, source, target, method, layer, precision, (pictures, seed), out, json=json)
 
 
 @app.command

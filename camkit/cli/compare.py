@@ -1,4 +1,4 @@
-"""``camkit compare``: one sheet with methods across, pictures and layers down."""
+"""``camkit compare`` and ``camkit judge``: methods side by side, and measured over a sample of pictures."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from camkit.cli.terminal import emit, say, tell
+from camkit.cli.terminal import emit, printer, say, stages, tell
 from camkit.comparison.compare import Comparison, value_words, words_of
 from camkit.comparison.compare import compare as compared
 from camkit.drawing import overlay
 from camkit.drawing.figure import percent
 from camkit.errors import OutputError
-from camkit.images.files import find_pictures
+from camkit.images.files import check_folder, find_pictures
 
 if TYPE_CHECKING:
     from camkit.cli.options import Source
@@ -66,3 +66,46 @@ def _print(found: Comparison) -> None:
         for compared_map in row.maps:
             emit(f"  {compared_map.method:<22}{words_of(found.metric, compared_map)}")
         emit(f"  {'(random map)':<22}{value_words(found.metric, row.by_chance)}")
+
+
+def run_judge(
+    data: Path,
+    source: Source,
+    target: str | None,
+    methods: list[str] | None,
+    layers: list[str] | None,
+    precision: Precision,
+    sample: tuple[int, int],
+    out: Path,
+    *,
+    json: bool,
+) -> int:
+    """Judge methods, write the reports, and print the table and the recommendation."""
+    from camkit.cli import text
+    from camkit.comparison.judge import judge
+
+    loaded = source.load()
+    check_folder(out)
+    pictures, seed = sample
+    with stages() as progress:
+        found = judge(
+            loaded,
+            data,
+            methods,
+            target_layer=layers,
+            target=_class(target),
+            pictures=pictures,
+            seed=seed,
+            precision=precision,
+            progress=lambda done, of: progress("judging", done, of),
+        )
+    page = found.save(out)
+    if json:
+        emit(plain_json.dumps(found.to_dict(), allow_nan=False))
+    else:
+        table = text.judgement(found)
+        console = printer()
+        text.wide(table, console).print(table)
+        emit(found.recommendation.sentence)
+    say(f"wrote {page}")
+    return 0

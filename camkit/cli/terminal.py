@@ -9,16 +9,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
 from camkit.errors import printable
-
-if TYPE_CHECKING:
-    from camkit.background.values import Stage
 
 
 class OutputClosedError(BrokenPipeError):
@@ -133,7 +130,7 @@ def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 @contextlib.contextmanager
-def stages() -> Iterator[Callable[[Stage, int, int], None]]:
+def stages() -> Iterator[Callable[[str, int, int], None]]:
     """Show the progress of a check: a bar per stage on a terminal, elsewhere one line per stage."""
     from rich.progress import Progress
 
@@ -141,7 +138,7 @@ def stages() -> Iterator[Callable[[Stage, int, int], None]]:
     tasks: dict[str, Any] = {}
     with Progress(console=console, transient=True, disable=TALK.quiet or not console.is_terminal) as bars:
 
-        def progress(stage: Stage, done: int, of: int) -> None:
+        def progress(stage: str, done: int, of: int) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=of)
                 if not console.is_terminal:

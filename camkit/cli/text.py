@@ -17,6 +17,7 @@ from camkit.errors import printable
 from camkit.methods import NEEDED
 
 if TYPE_CHECKING:
+    from camkit.comparison.judge import JudgedRow, MethodJudgement
     from camkit.demo.poster import DemoResult
     from camkit.layers.choose import Decision
     from camkit.layers.costs import Costs
@@ -91,6 +92,29 @@ def methods(rows: Iterable[Method]) -> Table:
         needs = NEEDED[method.needs]
         table.add_row(Text(method.name, "bold"), *map(Text, (method.summary, needs, method.cost, method.paper)))
     return table
+
+
+def judgement(found: MethodJudgement) -> Table:
+    """Return the table of a judgement: the metrics that decide, and what a map costs."""
+    from camkit.comparison.judge import DECIDING
+    from camkit.comparison.report import words
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("method", *map(words.title, DECIDING), "shuffled weights ↓", "plain passes"):
+        table.add_column(heading, no_wrap=True, justify="left" if heading == "method" else "right")
+    for row in found.rows:
+        cells = [Text(words.number(row.standings[name]), _style(row, name)) for name in DECIDING]
+        name = f"({row.name})" if row.is_reference else row.name
+        table.add_row(Text(name, "dim" if row.is_reference else ""), *cells, words.shuffled(row), words.cost(row))
+    return table
+
+
+def _style(row: JudgedRow, metric: str) -> str:
+    """Return how a mean is printed: bold if it is level with the best, dim if it does not beat the random map."""
+    standing = row.standings[metric]
+    if row.is_reference or not standing.beats_random:
+        return "dim"
+    return "bold" if standing.level_with_best else ""
 
 
 def layers(decision: Decision, costs: Costs) -> Table:

@@ -1,0 +1,341 @@
+"""Judge methods over a sample of pictures: which are faithful on this model, and which one to use."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from torch import nn
+
+from camkit.comparison.compare import DEFAULTS
+from camkit.comparison.ranking import UNMOVED, Recommendation, Standing, recommend, standings
+from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
+from camkit.explainer import Explainer, Layers
+from camkit.images.files import find_pictures, write_file
+from camkit.images.read import open_picture
+from camkit.methods import METHODS, Method, find_method
+from camkit.metrics import METRICS, Evaluator
+
+if TYPE_CHECKING:
+    from camkit.explainer import MethodLike
+    from camkit.models.loaded import LoadedModel
+    from camkit.targets import TargetLike
+    from camkit.types import ImageLike
+
+DECIDING = ("srg", "adcc", "feature-srg")
+"""The metrics that decide: pixels in order of their heat, the picture times its map, and cells of the layer."""
+
+SHOWN = ("insertion", "deletion", "average-drop", "complexity")
+"""The metrics that are shown beside them: the parts of which the deciding ones consist."""
+
+RANDOMISED = "mprt"
+"""The metric that tells whether a map changes with the weights."""
+
+_STEPS = 10
+"""Steps of a curve: half of the usual, since the mean over pictures matters and not the single value."""
+
+_RANDOMISED_PICTURES = 4
+"""Pictures on which the weights are shuffled; each needs 8 maps of each method, and the values vary little."""
+
+_FEWEST = 5
+"""Pictures that the bootstrap needs; 30 tell methods apart that differ by about a tenth."""
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""``progress(done, of)`` is called after each picture."""
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """One method at one layer, or a reference map, over all pictures.
+
+    Attributes:
+        name: the method, and the layer if several are judged; or the name of the reference map.
+        method: the method's name; empty for a reference map.
+        layer: the layer that was used; empty for a reference map.
+        standings: what each metric says, by the metric's name.
+        cost: the time of one map in plain passes of the model, the median over the pictures.
+        unmoved: the mean rank correlation with the maps of shuffled weights; None if it was not measured.
+        empty: how many of the maps are empty.
+        failed: how many pictures could not be explained with it, and the first reason.
+    """
+
+    name: str
+    method: str
+    layer: str
+    standings: dict[str, Standing]
+    cost: float
+    unmoved: float | None
+    empty: int
+    failed: tuple[int, str]
+
+    @property
+    def is_reference(self) -> bool:
+        """True for a map that knows nothing of the model."""
+        return not self.method
+
+    @property
+    def hardly_changes(self) -> bool:
+        """True if the map hardly changes when the weights are shuffled."""
+        return self.unmoved is not None and self.unmoved > UNMOVED
+
+
+@dataclass(frozen=True)
+class MethodJudgement:
+    """Which methods are faithful on a model, over a sample of pictures.
+
+    Attributes:
+        model: the model's name.
+        rows: the methods, and the reference maps last.
+        recommendation: which one to use, and why.
+        pictures: the pictures of the sample.
+        unreadable: pictures that could not be used, with the reason.
+        metrics: the metrics in the order of the columns.
+        seed: the seed of the sample and of all draws.
+        seconds: how long it took.
+    """
+
+    model: str
+    rows: tuple[JudgedRow, ...]
+    recommendation: Recommendation
+    pictures: tuple[str, ...]
+    unreadable: dict[str, str]
+    metrics: tuple[str, ...]
+    seed: int
+    seconds: float = field(compare=False)
+
+    def table(self) -> str:
+        """Return the table in Markdown."""
+        from camkit.comparison.report import markdown  # noqa: PLC0415 - only reports need it
+
+        return markdown.table(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the judgement as plain JSON values."""
+        from camkit.comparison.report import as_json  # noqa: PLC0415
+
+        return as_json.values(self)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``judge.html``, ``judge.json`` and ``judge.md`` into a folder, and return the page.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        from camkit.comparison.report import as_json, html, markdown  # noqa: PLC0415
+
+        folder = Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise OutputError(f"{folder} is a file; the reports need a folder")
+        write_file(folder / "judge.json", as_json.render(self).encode())
+        write_file(folder / "judge.md", markdown.render(self).encode())
+        write_file(folder / "judge.html", html.render(self).encode())
+        return folder / "judge.html"
+
+    def __repr__(self) -> str:
+        """Return a line with the recommendation."""
+        chosen = self.recommendation.row or "none"
+        methods = sum(not row.is_reference for row in self.rows)
+        return f"<MethodJudgement of {methods} methods on {len(self.pictures)} pictures: {chosen}>"
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        from camkit.comparison.report import html  # noqa: PLC0415
+
+        return html.fragment(self)
+
+
+def judge(
+    model: Explainer | nn.Module | str | LoadedModel,
+    images: str | Path | Sequence[ImageLike],
+    methods: Iterable[MethodLike] | None = None,
+    *,
+    target_layer: Sequence[Layers | None] | None = None,
+    target: TargetLike | None = None,
+    pictures: int = 50,
+    seed: int = 0,
+    progress: Progress | None = None,
+    **options: Any,
+) -> MethodJudgement:
+    """Measure which methods and layers are faithful on a model, over a sample of pictures.
+
+    Metrics contradict each other (LATEC, Klein et al. 2024; SaCo, Wu et al. 2024), so no single one ranks the methods.
+    Three that ask in different ways decide together: SRG removes pixels in the order of the heat, ADCC multiplies the
+    picture by its map, and feature-srg removes cells of the layer. Beside the methods stand a random map, a centred
+    blob and the best single colour.
+
+    Args:
+        model: an ``Explainer``, or what it takes as a model.
+        images: a folder, or a list of pictures as ``camkit.explain`` takes them.
+        methods: names or functions; None for the usual ones that fit the model.
+        target_layer: layers; each method is judged at each of them. None has the layer chosen.
+        target: None for each picture's best class, or one target for all.
+        pictures: the most pictures that are used: a random sample if there are more.
+        seed: of the sample and of all draws.
+        progress: called after each picture.
+        **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
+
+    Raises:
+        InputError: an argument or the model is wrong, or fewer than 5 pictures can be used.
+
+    Examples:
+        >>> import camkit
+        >>> scenes = list(camkit.scenes.scene_paths().values())
+        >>> camkit.judge("demo-fair", scenes, ["gradcam", "eigencam"])
+        <MethodJudgement of 2 methods on 6 pictures: gradcam>
+    """
+    begin = time.perf_counter()
+    if isinstance(model, Explainer) and options:
+        raise InputError(f"the Explainer has its {', '.join(options)} already; pass the model instead")
+    if isinstance(pictures, bool) or not isinstance(pictures, int) or pictures < _FEWEST:
+        raise InputError(f"pictures is a whole number from {_FEWEST}, not {pictures!r}")
+    usual = [name for name in DEFAULTS if name in METHODS]
+    chosen = [find_method(method) for method in (usual if methods is None else methods)]
+    if not chosen:
+        raise InputError("the list of methods is empty; pass None for the usual ones")
+    explainer = model if isinstance(model, Explainer) else Explainer(model, **options)
+    sample = _sample(images, pictures, seed)
+    study = _Study(explainer, chosen, list(target_layer or [None]), target, seed)
+    for number, picture in enumerate(sample, start=1):
+        study.add(picture, f"picture {number}")
+        if progress is not None:
+            progress(number, len(sample))
+    if len(study.names) < _FEWEST:
+        first = next(iter(study.unreadable.items()), None)
+        reason = "" if first is None else f"; {first[0]}: {first[1]}"
+        raise InputError(f"{len(study.names)} pictures can be used, and a judgement needs {_FEWEST} or more{reason}")
+    return study.judgement(begin, drop_misfits=methods is None)
+
+
+def _sample(images: str | Path | Sequence[ImageLike], most: int, seed: int) -> list[ImageLike]:
+    """Return the pictures to use, in a random order that the seed fixes."""
+    found: list[Any] = find_pictures([Path(images)]) if isinstance(images, (str, Path)) else list(images)
+    return random.Random(seed).sample(found, min(most, len(found)))
+
+
+class _Study:
+    """Collects the values of all methods, picture by picture."""
+
+    def __init__(
+        self,
+        explainer: Explainer,
+        methods: Sequence[Method],
+        layers: Sequence[Layers | None],
+        target: TargetLike | None,
+        seed: int,
+    ) -> None:
+        self.names: list[str] = []
+        self.unreadable: dict[str, str] = {}
+        self._explainer, self._target, self._seed = explainer, target, seed
+        several = len(layers) > 1
+        self._jobs = {
+            f"{method.name} at {layer}" if several and method.layer else method.name: (method, layer)
+            for method in methods
+            for layer in (layers if method.layer else [None])
+        }
+        self._metrics = (*DECIDING, *SHOWN)
+        self._values: dict[str, dict[str, list[float]]] = {name: {} for name in (*self._metrics, RANDOMISED)}
+        self._times: dict[str, list[float]] = {name: [] for name in self._jobs}
+        self._plain: list[float] = []
+        self._used: dict[str, str] = {}
+        self._empty = dict.fromkeys(self._jobs, 0)
+        self._failed: dict[str, list[str]] = {name: [] for name in self._jobs}
+
+    def add(self, picture: ImageLike, name: str) -> None:
+        """Judge all methods on one picture."""
+        source = str(picture) if isinstance(picture, (str, Path)) else name
+        try:
+            opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
+            evaluator = Evaluator(
+                self._explainer, opened, self._target, steps=_STEPS, seed=self._seed + len(self.names)
+            )
+        except (ImageError, TargetError) as error:
+            self.unreadable[source] = str(error)
+            return
+        start = time.perf_counter()
+        evaluator.scored(evaluator.picture[None])
+        self._plain.append(time.perf_counter() - start)
+        for row in self._jobs:
+            self._explain(row, evaluator, opened)
+        for row, heat in evaluator.references().items():
+            self._note(row, evaluator, heat)
+        self.names.append(source)
+
+    def _explain(self, row: str, evaluator: Evaluator, picture: Any) -> None:
+        method, layer = self._jobs[row]
+        start = time.perf_counter()
+        try:
+            found = self._explainer.using(method, layer)(picture, evaluator.target)
+        except (MethodError, LayerError, TargetError) as error:
+            self._failed[row].append(str(error))
+            self._note(row, None, None)
+            return
+        self._times[row].append(time.perf_counter() - start)
+        self._used[row] = found.layer
+        self._empty[row] += found.status != "ok"
+        self._note(row, evaluator, found)
+
+    def _note(self, row: str, evaluator: Evaluator | None, given: Any) -> None:
+        """Add a picture's values of one row; NaN where there is none."""
+        shuffled = row in self._jobs and len(self.names) < _RANDOMISED_PICTURES
+        names = [*self._metrics, RANDOMISED] if shuffled else self._metrics
+        found = {} if evaluator is None else evaluator(given, names).numbers()
+        for name in names:
+            number = found.get(name)
+            self._values[name].setdefault(row, []).append(np.nan if number is None else number)
+
+    def judgement(self, begin: float, *, drop_misfits: bool) -> MethodJudgement:
+        """Return what the values say."""
+        pictures = len(self.names)
+        works = [row for row in self._jobs if len(self._failed[row]) < pictures]
+        if not works:
+            first = next(iter(self._failed.values()))
+            raise MethodError(f"no method works on these pictures: {first[0]}")
+        listed = works if drop_misfits else list(self._jobs)
+        references = ["random", "centre", "colour"]
+        by_metric: dict[str, dict[str, Standing]] = {}
+        for name in self._metrics:
+            values = {row: np.array(self._values[name][row]) for row in (*listed, *references)}
+            by_metric[name] = standings(values, references, METRICS[name].better, self._seed)
+        plain = float(np.median(self._plain))
+        costs = {
+            row: float(np.median(self._times[row])) / plain if self._times[row] else float("nan") for row in listed
+        }
+        unmoved = {row: _mean_of(self._values[RANDOMISED].get(row, [])) for row in listed}
+        rows = [
+            JudgedRow(
+                row,
+                self._jobs[row][0].name if row in self._jobs else "",
+                self._used.get(row, ""),
+                {name: by_metric[name][row] for name in self._metrics},
+                costs.get(row, 0.0),
+                unmoved.get(row),
+                self._empty.get(row, 0),
+                (len(self._failed.get(row, [])), (self._failed.get(row) or [""])[0]),
+            )
+            for row in (*listed, *references)
+        ]
+        return MethodJudgement(
+            self._explainer.name,
+            tuple(rows),
+            recommend(
+                {METRICS[name].title: by_metric[name] for name in DECIDING},
+                works,
+                costs,
+                [row.name for row in rows if row.hardly_changes],
+            ),
+            tuple(self.names),
+            self.unreadable,
+            self._metrics,
+            self._seed,
+            time.perf_counter() - begin,
+        )
+
+
+def _mean_of(values: Sequence[float]) -> float | None:
+    known = [value for value in values if np.isfinite(value)]
+    return float(np.mean(known)) if known else None

@@ -1,0 +1,1 @@
+"""The reports of a judgement: a page, a Markdown table, and JSON."""

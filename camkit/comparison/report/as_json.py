@@ -1,0 +1,64 @@
+"""A judgement as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from camkit.comparison.judge import DECIDING, JudgedRow, MethodJudgement
+from camkit.comparison.ranking import Standing
+
+
+def render(found: MethodJudgement) -> str:
+    """Return the judgement as strict JSON."""
+    return json.dumps(values(found), indent=1, allow_nan=False)
+
+
+def values(found: MethodJudgement) -> dict[str, Any]:
+    """Return the judgement as plain JSON values; None where there is no number."""
+    return {
+        "model": found.model,
+        "recommendation": {
+            "row": found.recommendation.row,
+            "sentence": found.recommendation.sentence,
+            "metrics_agree": found.recommendation.agreed,
+        },
+        "deciding_metrics": list(DECIDING),
+        "seed": found.seed,
+        "seconds": round(found.seconds, 1),
+        "pictures": list(found.pictures),
+        "unreadable": found.unreadable,
+        "rows": [_row(row) for row in found.rows],
+    }
+
+
+def _row(row: JudgedRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "method": row.method,
+        "layer": row.layer,
+        "reference": row.is_reference,
+        "plain_passes": _or_none(row.cost),
+        "correlation_with_shuffled_weights": row.unmoved,
+        "hardly_changes": row.hardly_changes,
+        "empty_maps": row.empty,
+        "failed": row.failed[0],
+        "reason": row.failed[1],
+        "metrics": {name: _standing(standing) for name, standing in row.standings.items()},
+    }
+
+
+def _standing(standing: Standing) -> dict[str, Any]:
+    return {
+        "mean": _or_none(standing.estimate.value),
+        "low": _or_none(standing.estimate.low),
+        "high": _or_none(standing.estimate.high),
+        "pictures": standing.estimate.groups,
+        "beats_random": standing.beats_random,
+        "level_with_best": standing.level_with_best,
+    }
+
+
+def _or_none(number: float) -> float | None:
+    return number if math.isfinite(number) else None
