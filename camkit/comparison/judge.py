@@ -200,10 +200,10 @@ def judge(
     explainer = model if isinstance(model, Explainer) else Explainer(model, **options)
     sample = _sample(images, pictures, seed)
     study = _Study(explainer, chosen, list(target_layer or [None]), target, seed)
-    for number, picture in enumerate(sample, start=1):
+    for done, (number, picture) in enumerate(sample, start=1):
         study.add(picture, f"picture {number}")
         if progress is not None:
-            progress(number, len(sample))
+            progress(done, len(sample))
     if len(study.names) < _FEWEST:
         first = next(iter(study.unreadable.items()), None)
         reason = "" if first is None else f"; {first[0]}: {first[1]}"
@@ -211,10 +211,10 @@ def judge(
     return study.judgement(begin, drop_misfits=methods is None)
 
 
-def _sample(images: str | Path | Sequence[ImageLike], most: int, seed: int) -> list[ImageLike]:
-    """Return the pictures to use, in a random order that the seed fixes."""
+def _sample(images: str | Path | Sequence[ImageLike], most: int, seed: int) -> list[tuple[int, ImageLike]]:
+    """Return the pictures to use with their numbers, in a random order that the seed fixes."""
     found: list[Any] = find_pictures([Path(images)]) if isinstance(images, (str, Path)) else list(images)
-    return random.Random(seed).sample(found, min(most, len(found)))
+    return random.Random(seed).sample(list(enumerate(found, start=1)), min(most, len(found)))
 
 
 class _Study:

@@ -160,9 +160,10 @@ def recommend(
 
 
 def _nothing(deciding: Mapping[str, Mapping[str, Standing]]) -> str:
+    pictures = max(standing.estimate.groups for of_metric in deciding.values() for standing in of_metric.values())
     return (
-        f"No method is better than a random map in {_listed(list(deciding))}: do not trust any map of this model on "
-        "these pictures."
+        f"On these {pictures} pictures no method is significantly better than a random map in all of "
+        f"{_listed(list(deciding))}. Judge more pictures; if none is better there, do not trust any map of this model."
     )
 
 

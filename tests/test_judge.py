@@ -1,0 +1,291 @@
+"""Judging methods over a sample of pictures: the statistics, the recommendation, the reports, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import camkit
+from camkit.background.statistics import Estimate
+from camkit.cli import main
+from camkit.comparison.judge import MethodJudgement
+from camkit.comparison.ranking import Standing, recommend, standings
+from camkit.demo.scenes import scene_paths
+from camkit.errors import InputError, MethodError
+
+SCENES = list(scene_paths().values())
+
+
+# --- the statistics of one metric
+
+
+def drawn(mean: float, spread: float = 0.1, pictures: int = 40, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(mean, spread, pictures)
+
+
+def judged(values: dict[str, np.ndarray], better: Any = "higher") -> dict[str, Standing]:
+    return standings(values, ["random"], better, seed=0)
+
+
+def test_a_clear_difference_is_found_and_none_is_not() -> None:
+    shared = drawn(0, 0.3)  # pictures differ more than methods do, and comparisons are paired
+    rows = {name: shared + drawn(mean, 0.02, seed=number) for number, (name, mean) in enumerate(
+        {"best": 0.6, "twin": 0.6, "worse": 0.5, "blind": 0.2, "random": 0.2}.items())}  # fmt: skip
+    found = judged(rows)
+    assert [name for name, standing in found.items() if standing.beats_random] == ["best", "twin", "worse"]
+    assert [name for name, standing in found.items() if standing.level_with_best] == ["best", "twin"]
+    assert found["worse"].estimate.low < 0.5 + shared.mean() < found["worse"].estimate.high
+
+
+def test_lower_may_be_better() -> None:
+    rows = {"good": drawn(0.1), "bad": drawn(0.5, seed=1), "random": drawn(0.5, seed=2)}
+    found = judged(rows, "lower")
+    assert found["good"].beats_random
+    assert found["good"].level_with_best
+    assert not found["bad"].beats_random
+    assert not found["bad"].level_with_best
+
+
+def test_pictures_without_a_value_count_for_neither() -> None:
+    values = drawn(0.6)
+    values[::2] = np.nan
+    found = judged({"half": values, "none": np.full(40, np.nan), "random": drawn(0.2, seed=1)})
+    assert found["half"].estimate.groups == 20
+    assert found["half"].beats_random
+    assert found["none"] == Standing(found["none"].estimate, beats_random=False, level_with_best=False)
+    assert found["none"].estimate.groups == 0
+
+
+@pytest.mark.parametrize("methods", [1, 5, 20])
+def test_chance_alone_seldom_beats_random(methods: int) -> None:
+    false = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        rows = {f"method {number}": rng.normal(0, 1, 30) for number in range(methods)} | {
+            "random": rng.normal(0, 1, 30)
+        }
+        found = standings(rows, ["random"], "higher", seed)
+        false += any(found[name].beats_random for name in rows if name != "random")
+    assert false <= 200 * 0.05 + 3 * (200 * 0.05 * 0.95) ** 0.5  # three standard errors
+
+
+# --- the recommendation
+
+
+def standing(*, beats: bool = True, level: bool = True, pictures: int = 30) -> Standing:
+    return Standing(Estimate(0.5, 0.4, 0.6, pictures), beats, level)
+
+
+def test_of_the_methods_that_are_as_good_the_cheapest_is_recommended() -> None:
+    rows = {"dear": standing(), "cheap": standing(), "worse": standing(level=False)}
+    found = recommend(
+        {"SRG": rows, "ADCC": rows}, ["dear", "cheap", "worse"], {"dear": 9.2, "cheap": 1.1, "worse": 1.0}
+    )
+    assert found.row == "cheap"
+    assert found.agreed
+    assert found.sentence == (
+        "Use cheap: it beats a random map in SRG and ADCC, no method is significantly better in any of them, and none "
+        "that is as good is cheaper (1.1 plain passes)."
+    )
+
+
+def test_of_equally_cheap_methods_the_first_is_recommended_whatever_the_clock_says() -> None:
+    rows = {"first": standing(), "second": standing()}
+    assert recommend({"SRG": rows}, ["first", "second"], {"first": 1.3, "second": 1.1}).row == "first"
+
+
+def test_metrics_that_disagree_are_named() -> None:
+    srg = {"a": standing(), "b": standing(level=False), "c": standing(level=False)}
+    adcc = {"a": standing(level=False), "b": standing(), "c": standing(level=False)}
+    feature = {"a": standing(), "b": standing(level=False), "c": standing(level=False)}
+    found = recommend(
+        {"SRG": srg, "ADCC": adcc, "SRG of feature cells": feature}, ["a", "b", "c"], dict.fromkeys("abc", 1)
+    )
+    assert found.row == "a"
+    assert not found.agreed
+    assert found.sentence.startswith(
+        "The metrics disagree: SRG prefers a, ADCC prefers b, SRG of feature cells prefers a. "
+    )
+    assert "as good as the best in SRG and SRG of feature cells" in found.sentence
+    assert found.sentence.endswith("and look at more than one map.")
+
+
+def test_a_method_that_one_metric_finds_no_better_than_chance_is_not_recommended() -> None:
+    rows, other = {"a": standing(), "b": standing(level=False)}, {"a": standing(beats=False), "b": standing()}
+    assert recommend({"SRG": rows, "ADCC": other}, ["a", "b"], {"a": 1.0, "b": 1.0}).row == "b"
+    none = recommend({"SRG": {"a": standing(beats=False)}}, ["a"], {"a": 1.0})
+    assert none.row is None
+    assert none.sentence.startswith(
+        "On these 30 pictures no method is significantly better than a random map in all of SRG"
+    )
+
+
+def test_a_method_whose_maps_do_not_change_with_the_weights_is_not_recommended() -> None:
+    rows = {"edges": standing(), "a": standing(level=False)}
+    assert recommend({"SRG": rows}, ["edges", "a"], {"edges": 1.0, "a": 1.0}, ["edges"]).row == "a"
+
+
+def test_a_metric_without_values_for_a_method_does_not_count_against_it() -> None:
+    srg, feature = {"a": standing()}, {"a": standing(beats=False, level=False, pictures=0)}
+    found = recommend({"SRG": srg, "SRG of feature cells": feature}, ["a"], {"a": 1.0})
+    assert found.row == "a"
+    assert not found.agreed
+
+
+# --- a network whose decision is known
+
+
+class Bright(nn.Module):
+    """Class 1 is the brightness of the picture's brightest region; the layer passes the picture through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 1, bias=False)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.eye(3)[:, :, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = nn.functional.avg_pool2d(self.layer(x)[:, :1], 4).amax((1, 2, 3)) * 4 - 2
+        return torch.stack([-seen, seen], 1)
+
+
+def bright_pictures(count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    pictures = []
+    for _ in range(count):
+        picture = torch.rand(3, 28, 28, generator=generator) * 0.3
+        row, column = (4 * int(number) for number in torch.randint(0, 7, (2,), generator=generator))
+        picture[0, row : row + 4, column : column + 4] += 0.7
+        pictures.append(picture)
+    return pictures
+
+
+def backwards(activations: Tensor, gradients: Tensor) -> Tensor:
+    """Mark what speaks least for the class."""
+    return (activations * gradients).amax((1, 2, 3), keepdim=True)[:, 0] - (activations * gradients).sum(1)
+
+
+@pytest.fixture(scope="module")
+def bright() -> MethodJudgement:
+    return camkit.judge(Bright().eval(), bright_pictures(14), ["hirescam", backwards], target_layer=["layer"], target=1)
+
+
+def test_the_true_method_is_recommended_and_the_wrong_one_is_last(bright: MethodJudgement) -> None:
+    assert bright.recommendation.row == "hirescam"
+    true, wrong = bright.rows[:2]
+    for metric in ("srg", "feature-srg"):
+        assert true.standings[metric].beats_random
+        assert not wrong.standings[metric].beats_random
+        assert wrong.standings[metric].estimate.value < true.standings[metric].estimate.value
+    assert [row.name for row in bright.rows[2:]] == ["random", "centre", "colour"]
+
+
+def test_another_seed_draws_other_pictures_and_recommends_the_same(bright: MethodJudgement) -> None:
+    again = camkit.judge(
+        Bright().eval(),
+        bright_pictures(20),
+        ["hirescam", backwards],
+        target_layer=["layer"],
+        target=1,
+        pictures=14,
+        seed=1,
+    )
+    assert again.pictures != bright.pictures
+    assert len(again.pictures) == 14
+    assert again.recommendation.row == bright.recommendation.row
+
+
+# --- results and reports
+
+
+@pytest.fixture(scope="module")
+def on_scenes() -> MethodJudgement:
+    return camkit.judge("demo-fair", SCENES, ["gradcam", "cam", "eigencam"])
+
+
+def test_costs_and_layers_are_told(on_scenes: MethodJudgement) -> None:
+    by_name = {row.name: row for row in on_scenes.rows}
+    assert by_name["gradcam"].layer == "features"
+    assert 0.3 < by_name["gradcam"].cost < 30
+    assert by_name["gradcam"].unmoved is not None
+    assert by_name["random"].is_reference
+    assert repr(on_scenes) == "<MethodJudgement of 3 methods on 6 pictures: gradcam>"
+
+
+def test_the_reports_say_the_same(on_scenes: MethodJudgement, tmp_path: Path) -> None:
+    page = on_scenes.save(tmp_path / "reports")
+    text, markdown = page.read_text("utf-8"), (page.parent / "judge.md").read_text("utf-8")
+    values = json.loads((page.parent / "judge.json").read_text("utf-8"))
+    assert values == on_scenes.to_dict()
+    assert values["recommendation"]["sentence"] in markdown
+    assert values["recommendation"]["sentence"] in text
+    for row in values["rows"]:
+        mean = f"{row['metrics']['srg']['mean']:.2f}"
+        assert row["name"] in markdown
+        assert mean in markdown
+        assert mean in text
+    assert "http" not in text.replace("http-equiv", "")
+    assert "<table>" in on_scenes._repr_html_()
+    assert on_scenes.table() in markdown
+
+
+def test_several_layers_have_rows_of_their_own() -> None:
+    found = camkit.judge("demo-fair", SCENES, ["gradcam"], target_layer=["features.0", "features"])
+    assert [row.name for row in found.rows[:2]] == ["gradcam at features.0", "gradcam at features"]
+    assert [row.layer for row in found.rows[:2]] == ["features.0", "features"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"images": SCENES[:4]}, "4 pictures can be used, and a judgement needs 5 or more"),
+        ({"methods": []}, "the list of methods is empty"),
+        ({"methods": ["eigencm"]}, "did you mean 'eigencam'"),
+        ({"pictures": 3}, "pictures is a whole number from 5, not 3"),
+        ({"images": "nowhere"}, "nowhere"),
+        ({"target": "plain"}, "did you mean 'plane'"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        camkit.judge("demo-fair", **{"images": SCENES, "methods": ["gradcam"], **arguments})
+
+
+def test_a_method_that_works_nowhere_is_refused() -> None:
+    with pytest.raises(MethodError, match="no method works on these pictures: cam needs a head"):
+        camkit.judge(Bright().eval(), bright_pictures(5), ["cam"], target_layer=["layer"], target=1)
+
+
+def test_damaged_pictures_are_left_out_and_named(tmp_path: Path) -> None:
+    for number, scene in enumerate(SCENES):
+        Image.open(scene).save(tmp_path / f"{number}.png")
+    (tmp_path / "broken.png").write_bytes(b"nothing")
+    found = camkit.judge("demo-fair", tmp_path, ["gradcam"])
+    assert len(found.pictures) == 6
+    assert list(found.unreadable) == [str(tmp_path / "broken.png")]
+    assert "broken.png" in "".join((found.save(tmp_path / "out").parent / "judge.md").read_text("utf-8"))
+
+
+def test_the_command_prints_the_table_and_writes_the_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "pictures", tmp_path / "out"
+    folder.mkdir()
+    for number, scene in enumerate(SCENES):
+        Image.open(scene).save(folder / f"{number}.png")
+    call = ["judge", str(folder), "--model", "demo-fair", "--method", "gradcam", "--out", str(out)]
+    assert main(call) == 0
+    printed = capsys.readouterr().out
+    assert "SRG of feature cells" in printed
+    assert "Use gradcam: it beats a random map" in printed
+    assert {file.name for file in out.iterdir()} == {"judge.html", "judge.json", "judge.md"}
+    assert main([*call, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["name"] == "gradcam"
+    assert main(["judge", str(tmp_path / "none"), "--model", "demo-fair"]) == 2
