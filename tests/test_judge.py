@@ -106,7 +106,7 @@ def test_metrics_that_disagree_are_named() -> None:
     adcc = {"a": standing(level=False), "b": standing(), "c": standing(level=False)}
     feature = {"a": standing(), "b": standing(level=False), "c": standing(level=False)}
     found = recommend(
-        {"SRG": srg, "ADCC": adcc, "SRG of feature cells": feature}, ["a", "b", "c"], dict.fromkeys("abc", 1)
+        {"SRG": srg, "ADCC": adcc, "SRG of feature cells": feature}, ["a", "b", "c"], dict.fromkeys("abc", 1.0)
     )
     assert found.row == "a"
     assert not found.agreed
