@@ -36,8 +36,8 @@ SCORING = ("srg", "insertion", "deletion", "average-drop", "road", "feature-srg"
 FILLED = ("mean", "inpaint")
 """The fills with which SRG is measured as well; blur is its own, and "linear" is ROAD's."""
 
-_WARM_UP = 1
-"""Unmeasured calls of each variant: a call has many passes, and the first of them allocate memory."""
+STEPS = 10
+"""Steps of the curves: half as many as by default, so that what is done once for a picture weighs more."""
 
 
 class _Bench:
@@ -52,7 +52,7 @@ class _Bench:
         self.variants: dict[str, Callable[[], object]] = {}
         for metric in SCORING:
             self.variants[metric] = self._variant(metric, None)
-        prepared = Evaluator(self.explainer, self.image, 0)
+        prepared = Evaluator(self.explainer, self.image, 0, steps=STEPS)
         self.variants["feature-srg, picture prepared"] = lambda: prepared(Heat(random_map((224, 224))), "feature-srg")
         for fill in FILLED:
             self.variants[f"srg, {fill}"] = self._variant("srg", fill)
@@ -60,7 +60,7 @@ class _Bench:
 
     def _variant(self, metric: str, fill: str | None) -> Callable[[], object]:
         def run() -> object:
-            evaluator = Evaluator(self.explainer, self.image, 0, fill=fill)
+            evaluator = Evaluator(self.explainer, self.image, 0, fill=fill, steps=STEPS)
             value = evaluator(Heat(random_map((224, 224))), metric)[metric]
             assert value.status == "ok", value
             return value
@@ -104,10 +104,6 @@ def _timed(work: Callable[[], object]) -> float:
 def measure(name: str, rounds: int) -> dict[str, dict[str, float]]:
     """Return for each variant its pictures, its ratio to its own passes and its ratio to one plain pass."""
     bench = _Bench(name)
-    for _ in range(_WARM_UP):
-        bench.plain()
-        for run in bench.variants.values():
-            run()
     own: dict[str, list[float]] = {variant: [] for variant in bench.variants}
     in_plain: dict[str, list[float]] = {variant: [] for variant in bench.variants}
     order, shuffled = list(bench.variants), random.Random(0)
