@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import docs_methods
+import docs_metrics
 import docs_notebooks
 import pytest
 from tiers import represented_by
@@ -38,7 +39,14 @@ PAGES = {
 }
 TUTORIALS = sorted(path.stem for path in (DOCS / "tutorials").glob("*.py"))
 
-RUN = ("docs/index.md", "docs/reading-heat.md", "docs/models.md", "docs/targets.md", "docs/methods.md")
+RUN = (
+    "docs/index.md",
+    "docs/reading-heat.md",
+    "docs/models.md",
+    "docs/targets.md",
+    "docs/methods.md",
+    "docs/metrics.md",
+)
 """Pages whose Python examples run as they stand, one after another, beside the pictures that ``workplace`` writes."""
 
 RUN_LONGER = ("docs/diagnose.md", "docs/tensorboard.md")
@@ -79,10 +87,20 @@ def test_the_table_of_methods_is_that_of_the_registry() -> None:
     assert all(f"| `{name}` |" in docs_methods.page() for name in camkit.METHODS)
 
 
+def test_the_table_of_metrics_is_that_of_the_registry() -> None:
+    assert docs_metrics.page() == docs_metrics.PAGE.read_text("utf-8"), "run scripts/docs_metrics.py"
+    assert all(f"| `{name}` |" in docs_metrics.page() for name in camkit.metrics.METRICS)
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     reference = "\n".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.md"))
     shown = set(re.findall(r"(?m)^::: camkit\.([\w.]+)$", reference))
-    modules = {"targets": camkit.targets, "hooks": camkit.hooks, "tensorboard": camkit.tensorboard}
+    modules = {
+        "targets": camkit.targets,
+        "hooks": camkit.hooks,
+        "metrics": camkit.metrics,
+        "tensorboard": camkit.tensorboard,
+    }
     expected = {f"{name}.{part}" for name, module in modules.items() for part in module.__all__}
     expected |= set(camkit.__all__) - {*modules, "scenes", "__version__", "CamkitError"}
     assert expected <= shown

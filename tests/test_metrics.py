@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import os
 import signal
 import threading
@@ -30,7 +29,7 @@ from camkit.metrics.evaluator import DEFAULTS
 from camkit.metrics.faithfulness import ROAD_SHARES
 from camkit.metrics.fills import BLUR, FILLS, ROAD_NOISE
 from camkit.metrics.heat import pooled
-from camkit.metrics.randomisation import BINS, SMOOTH_SAMPLES
+from camkit.metrics.randomisation import BINS, SMOOTH_SAMPLES, entropy, rank_correlation
 from camkit.metrics.reference_maps import centred_map, colour_map, colours_of, random_map
 from camkit.metrics.sensitivity import RADIUS, SAMPLES
 from camkit.models.shuffled import shuffle_weights
@@ -950,7 +949,37 @@ def test_areas_over_20_steps_are_near_those_over_pixels(test_data: Path) -> None
 
 
 @pytest.mark.extended
-def test_peers_agree_where_they_measure_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore")  # the peer's own
+def test_quantus_agrees_where_it_measures_the_same() -> None:
     quantus = pytest.importorskip("quantus", reason="quantus is not installed (pip install quantus)")
-    assert quantus
-    assert math.pi
+    model = small(channels=1)
+    picture = torch.randn(1, SIZE, SIZE)
+    picture -= picture.mean()  # so that the mean is 0, which quantus takes as a constant
+    heat = random_heat()
+    evaluator = Evaluator(model, picture, 1, steps=16)
+    batch = {"x_batch": picture[None].numpy(), "y_batch": np.array([1]), "a_batch": heat[None, None].numpy()}
+
+    flipping = quantus.PixelFlipping(
+        features_in_step=SIZE, normalise=False, perturb_baseline=0.0, disable_warnings=True
+    )
+    curve = evaluator.curve(evaluator.heat(heat), "mean", kept=False)
+    assert flipping(model=model, softmax=True, channel_first=True, **batch)[0] == pytest.approx(
+        curve.scores[1:], abs=1e-5
+    )
+
+    region = torch.zeros(SIZE, SIZE, dtype=torch.bool)
+    region[3:9, 2:12] = True
+    mass = quantus.RelevanceMassAccuracy(normalise=False, disable_warnings=True)
+    found = mass(model=model, s_batch=region[None, None].numpy(), channel_first=True, **batch)
+    assert found == pytest.approx([evaluate(model, heat, picture, "energy", region=region)["energy"].number], abs=1e-6)
+
+    holes = torch.rand(SIZE, SIZE) > 0.4
+    theirs = quantus.noisy_linear_imputation(picture.double().numpy(), np.flatnonzero(holes.numpy()), 0.0)
+    assert np.abs(theirs - fill_linearly(picture, holes).numpy()).max() < 1e-5
+
+    other = random_heat(1, levels=4)
+    assert quantus.correlation_spearman(heat.numpy().ravel(), other.numpy().ravel()) == pytest.approx(
+        rank_correlation(heat, other), abs=1e-6
+    )
+    complexity = quantus.functions.complexity_func.discrete_entropy(heat.numpy(), heat.numpy())
+    assert complexity == pytest.approx(entropy(heat), abs=1e-6)
