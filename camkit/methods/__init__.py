@@ -8,6 +8,7 @@ package or in the user's own code. The command line, the documentation and the t
 import importlib
 
 from camkit.methods.registry import (
+    ATTENTION,
     METHODS,
     ONE_BY_ONE,
     Method,
@@ -19,6 +20,7 @@ from camkit.methods.registry import (
 )
 
 __all__ = [
+    "ATTENTION",
     "METHODS",
     "ONE_BY_ONE",
     "Method",
@@ -29,7 +31,7 @@ __all__ = [
     "register_method",
 ]
 
-_FAMILIES = ("gradient", "cam", "activations", "head_forward")
+_FAMILIES = ("gradient", "cam", "activations", "head_forward", "attention")
 """The modules of this package that register methods, in the order in which lists name them."""
 
 for _family in _FAMILIES:

@@ -18,10 +18,15 @@ else:
     Tensor = Any
 
 WeightFunction: TypeAlias = Callable[..., Tensor]
-Needs: TypeAlias = Literal["gradients", "head", "activations", "scores"]
+Needs: TypeAlias = Literal[
+    "gradients", "head", "activations", "scores", "attention", "attention-gradients", "attention-by-layer"
+]
 
 ONE_BY_ONE = frozenset({"scores"})
 """The needs of methods that take one picture at a time, and are called while the model is ready to run again."""
+
+ATTENTION = frozenset({"attention", "attention-gradients", "attention-by-layer"})
+"""The needs of methods that read the attention maps of a transformer, and are called while its graph is kept."""
 
 _NAME = re.compile(r"[\w+-][\w+.-]*")
 """What a name may look like: it is typed after ``--method`` and becomes part of a file name."""
@@ -34,8 +39,9 @@ class Method:
     ``weights(activations, gradients)`` takes two tensors (N, C, *grid) and returns one that broadcasts against them:
     one weight per channel (N, C, 1, 1), or one per cell; or the signed map (N, *grid) itself. ``needs`` tells what it
     gets besides the activations: the "gradients"; the class weights (N, C) of a linear "head" in their place; nothing
-    ("activations"); or, for one picture at a time, a function from changed feature maps to "scores". ``cost`` is the
-    time it takes, in plain passes of the model. ``layer`` is False if it reads the whole model and not one layer.
+    ("activations"); or, for one picture at a time, a function from changed feature maps to "scores". Methods that need
+    "attention" take the attention maps of all layers instead; see ``register_method``. ``cost`` is the time it takes,
+    in plain passes of the model. ``layer`` is False if it reads the whole model and not one layer.
     """
 
     name: str
@@ -78,7 +84,11 @@ def register_method(
         paper: where the formula comes from.
         needs: "gradients"; "head", and the function gets the class weights (N, C) of a linear head instead;
             "activations", and it gets the activations alone; or "scores", and it gets the activations (1, C, *grid) of
-            one picture and a function from changed activations (M, C, *grid) to their scores (M,).
+            one picture and a function from changed activations (M, C, *grid) to their scores (M,). Three more are for
+            transformers, with layer=False; the function returns a value for each token (N, tokens) then. "attention":
+            it gets a list of the layers' attention maps (N, heads, queries, keys), and the weights (N, queries) of the
+            queries that the score is computed from; "attention-gradients": the maps, their gradients, and the weights;
+            "attention-by-layer": the gradients of each layer's own score, as LeGrad defines it.
         cost: the time it takes, in plain passes of the model; words for ``camkit methods``.
         layer: False if it reads the whole model, and no target layer.
         replace: allow a name that is taken, for example when a notebook cell runs again.
