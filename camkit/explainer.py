@@ -555,9 +555,11 @@ class Explainer:
 
         If the model takes no single image, the layouts of named layers are read from their shapes.
         """
-        if not modules:
-            return (self._decision(inputs).chosen(),)
         size = tuple(inputs.shape[2:])
+        if not modules:
+            decision = self._decision(inputs)
+            reads_tokens = self._method is not None and self._method.needs in ATTENTION
+            return (decision.of_tokens(size) if reads_tokens else decision.chosen(),)
         try:
             decision = self._decision(inputs)
         except _OneByOneError:
