@@ -61,6 +61,7 @@ from camkit.models import (
 from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
 from camkit.targets import ClassTarget, EachTarget, SimilarTarget, TargetLike, TopTarget, as_targets
+from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import (
     WHOLE_MODEL,
@@ -185,7 +186,9 @@ class Explainer:
         precision: Precision | None,
         fuse: Fusion | None,
     ) -> None:
-        precision, fuse = precision or "fp32", fuse or "mean"
+        self._method = None if method is None else find_method(method)
+        stages = self._method is not None and self._method.stages
+        precision, fuse = precision or "fp32", fuse or ("product" if stages else "mean")
         if fuse not in get_args(Fusion):
             raise InputError(f"fuse is one of {', '.join(get_args(Fusion))}, not {fuse!r}")
         if precision not in get_args(Precision):
@@ -193,7 +196,6 @@ class Explainer:
         self._loaded = loaded
         self._memory = memory
         self._boxes = boxes
-        self._method = None if method is None else find_method(method)
         self._fuse: Fusion = fuse
         self._precision, note = usable_precision(precision, device_of(loaded.module))
         if note:
@@ -477,7 +479,10 @@ class Explainer:
     ) -> tuple[Capture, tuple[TargetLayer, ...]]:
         """Run the model with the layers to explain, and return these."""
         modules = self._refs()
-        run = functools.partial(self._run, _targets(request, batch), inputs)
+        targets = _targets(request, batch)
+        if self._method is not None and self._method.finer:
+            targets = tuple(map(EachFiner, targets))
+        run = functools.partial(self._run, targets, inputs)
         if self._method is None or self._method.layer:
             return self._captured_at_layers(modules, inputs, run)
         if self._method.needs not in ATTENTION:
@@ -555,6 +560,8 @@ class Explainer:
 
         If the model takes no single image, the layouts of named layers are read from their shapes.
         """
+        if not modules and self._method is not None and self._method.stages:
+            return self._decision(inputs).stages()
         size = tuple(inputs.shape[2:])
         if not modules:
             decision = self._decision(inputs)

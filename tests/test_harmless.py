@@ -810,7 +810,9 @@ def test_weights_of_half_precision(method: str) -> None:
     with unchanged(model):
         found = camkit.explain(model, pictures(1), layer, method=method)
     expected = camkit.explain(trained("resnet18"), pictures(1), layer, method=method, target=found.target)
-    assert np.corrcoef(found.raw.ravel(), expected.raw.ravel())[0, 1] > 0.99
+    # FEM compares each cell with a threshold, which rounding to bf16 moves past some cells.
+    agreement = 0.95 if method == "fem" else 0.99
+    assert np.corrcoef(found.raw.ravel(), expected.raw.ravel())[0, 1] > agreement
 
 
 # --- abandoned streams

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from camkit.engine.capture import Pass, capture, capture_activations, capture_for_cam
 from camkit.engine.capture_attention import capture_attention
+from camkit.engine.capture_curvature import capture_curvature
 from camkit.engine.capture_head import capture_with_head
 from camkit.engine.features import Capture
 from camkit.methods.registry import Method, Needs
@@ -19,6 +20,9 @@ Capturing: TypeAlias = Callable[[nn.Module, Tensor, Sequence[Target], Pass, Meth
 
 CAPTURES: Mapping[Needs, Capturing] = {
     "gradients": lambda model, inputs, targets, options, _: capture(model, inputs, targets, options),
+    "curvature": lambda model, inputs, targets, options, method: capture_curvature(
+        model, inputs, targets, options, method.weights
+    ),
     "head": lambda model, inputs, targets, options, _: capture_for_cam(model, inputs, targets, options),
     "activations": lambda model, inputs, targets, options, _: capture_activations(model, inputs, targets, options),
     "scores": lambda model, inputs, targets, options, method: capture_with_head(

@@ -19,14 +19,24 @@ else:
 
 WeightFunction: TypeAlias = Callable[..., Tensor]
 Needs: TypeAlias = Literal[
-    "gradients", "head", "activations", "scores", "attention", "attention-gradients", "attention-by-layer"
+    "gradients",
+    "curvature",
+    "head",
+    "activations",
+    "scores",
+    "attention",
+    "attention-gradients",
+    "attention-by-layer",
 ]
 
 ONE_BY_ONE = frozenset({"scores"})
-"""The needs of methods that take one picture at a time, and are called while the model is ready to run again."""
+"""The needs of methods that take one picture at a time."""
 
 ATTENTION = frozenset({"attention", "attention-gradients", "attention-by-layer"})
-"""The needs of methods that read the attention maps of a transformer, and are called while its graph is kept."""
+"""The needs of methods that read the attention maps of a transformer."""
+
+WEIGHED_IN_PASS = ONE_BY_ONE | ATTENTION | {"curvature"}
+"""The needs of methods that are called while the model's graph is there, or while it may run again."""
 
 _NAME = re.compile(r"[\w+-][\w+.-]*")
 """What a name may look like: it is typed after ``--method`` and becomes part of a file name."""
@@ -38,10 +48,13 @@ class Method:
 
     ``weights(activations, gradients)`` takes two tensors (N, C, *grid) and returns one that broadcasts against them:
     one weight per channel (N, C, 1, 1), or one per cell; or the signed map (N, *grid) itself. ``needs`` tells what it
-    gets besides the activations: the "gradients"; the class weights (N, C) of a linear "head" in their place; nothing
+    gets besides the activations: the "gradients"; these, and the product of the score's second derivatives with the
+    activations ("curvature"); the class weights (N, C) of a linear "head" in their place; nothing
     ("activations"); or, for one picture at a time, a function from changed feature maps to "scores". Methods that need
     "attention" take the attention maps of all layers instead; see ``register_method``. ``cost`` is the time it takes,
     in plain passes of the model. ``layer`` is False if it reads the whole model and not one layer.
+    With ``stages``, the maps of the last layer of each size of grid are multiplied. With ``finer``, a class is compared
+    with its nearest ones.
     """
 
     name: str
@@ -52,6 +65,8 @@ class Method:
     weights: WeightFunction
     cost: str = "1, and back through the head"
     layer: bool = True
+    stages: bool = False
+    finer: bool = False
 
 
 MethodLike: TypeAlias = str | WeightFunction | Method
@@ -70,6 +85,8 @@ def register_method(
     needs: Needs = "gradients",
     cost: str = "1, and back through the head",
     layer: bool = True,
+    stages: bool = False,
+    finer: bool = False,
     replace: bool = False,
 ) -> Callable[[WeightFunction], WeightFunction]:
     """Add a weight function to ``camkit.METHODS`` under a name, as a decorator.
@@ -82,8 +99,9 @@ def register_method(
         title: the name as people write it; the name itself if not given.
         summary: one line for ``camkit methods``.
         paper: where the formula comes from.
-        needs: "gradients"; "head", and the function gets the class weights (N, C) of a linear head instead;
-            "activations", and it gets the activations alone; or "scores", and it gets the activations (1, C, *grid) of
+        needs: "gradients"; "curvature", and the function gets the product of the score's second derivatives with the
+            activations as a third tensor; "head", and it gets the class weights (N, C) of a linear head in place of the
+            gradients; "activations", and it gets these alone; or "scores", and it gets the activations (1, C, *grid) of
             one picture and a function from changed activations (M, C, *grid) to their scores (M,). Three more are for
             transformers, with layer=False; the function returns a value for each token (N, tokens) then. "attention":
             it gets a list of the layers' attention maps (N, heads, queries, keys), and the weights (N, queries) of the
@@ -91,6 +109,8 @@ def register_method(
             "attention-by-layer": the gradients of each layer's own score, as LeGrad defines it.
         cost: the time it takes, in plain passes of the model; words for ``camkit methods``.
         layer: False if it reads the whole model, and no target layer.
+        stages: True to multiply the maps of the last layer of each size of grid, unless the caller names layers.
+        finer: True to compare a class with its nearest ones, as ``camkit.targets.finer`` does.
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
@@ -114,7 +134,7 @@ def register_method(
         raise MethodError(f"there is already a method {name!r}; choose another name, or pass replace=True")
 
     def add(function: WeightFunction) -> WeightFunction:
-        METHODS[name] = Method(name, title or name, summary, paper, needs, function, cost, layer)
+        METHODS[name] = Method(name, title or name, summary, paper, needs, function, cost, layer, stages, finer)
         return function
 
     return add
