@@ -293,3 +293,5 @@ def _product(mixes: list[Array], kept: list[Any], rows: Array) -> Array:
 
 
 FORMULAS = {"rollout": rollout, "gradrollout": gradrollout, "chefer": chefer}
+ORACLES = {*FORMULAS, "legrad"}
+"""The methods that have a slow reference; that of LeGrad is ``SlowViT.legrad``."""
