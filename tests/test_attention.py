@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -407,6 +408,15 @@ def test_a_backbone_that_keeps_no_graph_of_its_own(method: str, kind: type[Plain
     assert all(np.allclose(a.raw, b.raw, rtol=1e-4, atol=1e-7) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("method", NAMES)
+def test_activation_checkpointing_repeats_fused_attention(method: str) -> None:
+    model = copy.deepcopy(library("timm")[0])
+    expected = camkit.explain(model, pictures(1), method=method, target=[1, 2])
+    model.set_grad_checkpointing(True)
+    found = camkit.explain(model, pictures(1), method=method, target=[1, 2])
+    assert all(np.allclose(a.raw, b.raw, rtol=1e-4, atol=1e-7) for a, b in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("method", oracles.FORMULAS)
 def test_layers_after_the_tokens_that_the_head_reads_are_left_out(method: str) -> None:
     longer, shorter = alike(SecondLast, 3), alike(Plain, 2)
@@ -708,6 +718,42 @@ def test_nothing_is_left_after_an_exception(method: str, call: int, error: type[
         explainer(pictures(1))
     assert surroundings() == before
     assert explainer(pictures(1)).status == "ok"
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_the_callers_mode_changes_neither_result_nor_state(method: str) -> None:
+    model, _ = library("Hugging Face")
+    expected = camkit.explain(model, pictures(1), method=method, target=2).raw
+    for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), OwnMode()):
+        with mode, unchanged(model):
+            assert np.array_equal(camkit.explain(model, pictures(1), method=method, target=2).raw, expected)
+
+
+class OwnMode(torch.overrides.TorchFunctionMode):
+    """A mode of the caller's own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def living_maps() -> set[int]:
+    """Return the identities of all tensors in the process that have the shape of attention maps."""
+    return {id(each) for each in gc.get_objects() if issubclass(type(each), Tensor) and each.shape[-2:] == (17, 17)}
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_no_map_stays_in_memory(method: str) -> None:
+    model, _ = library("torchvision")
+    camkit.explain(model, pictures(1), method=method)
+    gc.collect()
+    gc.disable()  # what is in a cycle would stay until the collector comes
+    try:
+        before = living_maps()
+        found = camkit.explain(model, pictures(1), method=method)
+        assert living_maps() == before
+    finally:
+        gc.enable()
+    assert found.status == "ok"
 
 
 @pytest.mark.parametrize("method", NAMES)

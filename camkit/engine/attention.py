@@ -20,6 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from camkit.engine.cut import Saved
 
+_OPENED = (functional.multi_head_attention_forward, torch.autograd.grad)
+"""Functions of PyTorch that compute attention: the second if activation checkpointing repeats a part of the pass."""
+
 _SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
 
 
@@ -43,7 +46,7 @@ class AttentionRecorder(TorchFunctionMode):
         self.others: list[tuple[int, ...]] = []
         self.recording = True
         self._pictures = pictures
-        self._multi_head_attention = _transparent(functional.multi_head_attention_forward)
+        self._open = {function: _open(function) for function in _OPENED}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -52,9 +55,9 @@ class AttentionRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
-        if func is functional.multi_head_attention_forward:
+        if func in _OPENED:
             with self:
-                return self._multi_head_attention(*args, **kwargs)
+                return self._open[func](*args, **kwargs)
         result = func(*args, **kwargs)
         if func in _SOFTMAX and (kwargs["dim"] if "dim" in kwargs else args[1]) in (-1, result.dim() - 1):
             return self._kept(result)
@@ -104,8 +107,8 @@ class AttentionRecorder(TorchFunctionMode):
         return maps.reshape(result.shape)
 
 
-def _transparent(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of one of PyTorch's functions that calls others while a mode is on, and does not hand itself over.
+def _open(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of one of PyTorch's functions that runs while a mode is on, so that the mode sees what it calls.
 
     The original begins by asking whether a mode is on, and would be handed over for ever.
     """
