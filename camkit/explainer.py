@@ -47,7 +47,7 @@ from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, watching_places
 from camkit.layers.names import Selector
-from camkit.methods import ONE_BY_ONE, Method, WeightFunction, find_method
+from camkit.methods import ATTENTION, ONE_BY_ONE, Method, WeightFunction, find_method
 from camkit.models import (
     Labels,
     about_channels,
@@ -567,8 +567,23 @@ class Explainer:
         if self._method is not None and self._method.finer:
             targets = tuple(map(EachFiner, targets))
         run = functools.partial(self._run, targets, inputs)
-        if self._method is not None and not self._method.layer:
+        if self._method is None or self._method.layer:
+            return self._captured_at_layers(modules, inputs, run)
+        if self._method.needs not in ATTENTION:
             return run(()), (WHOLE_MODEL,)
+        try:
+            captured, _ = self._captured_at_layers({}, inputs, run)  # the layer says how the tokens form a grid
+        except LayerError as error:
+            raise MethodError(
+                f"{self._method.name!r} needs tokens that form a grid, and camkit finds none in this model; use "
+                "'gradcam' or 'hirescam' with a layer that you name"
+            ) from error
+        return captured, (WHOLE_MODEL,)
+
+    def _captured_at_layers(
+        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: Any
+    ) -> tuple[Capture, tuple[TargetLayer, ...]]:
+        """Run the model with the layers that the caller named, or else with the one that is chosen."""
         layers = self._known(modules, inputs) if modules else None
         if layers is None and modules and not self._memory.has_decided(inputs):
             first = self._first_look(modules, inputs, run)
@@ -631,9 +646,11 @@ class Explainer:
         """
         if not modules and self._method is not None and self._method.stages:
             return self._decision(inputs).stages()
-        if not modules:
-            return (self._decision(inputs).chosen(),)
         size = tuple(inputs.shape[2:])
+        if not modules:
+            decision = self._decision(inputs)
+            reads_tokens = self._method is not None and self._method.needs in ATTENTION
+            return (decision.of_tokens(size) if reads_tokens else decision.chosen(),)
         try:
             decision = self._decision(inputs)
         except _OneByOneError:

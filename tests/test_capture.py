@@ -23,10 +23,11 @@ from camkit.engine.capture import Pass, capture
 from camkit.errors import LayerError
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import select_layers
+from camkit.methods import ATTENTION
 from camkit.targets import ClassTarget, top
 from camkit.types import LayerRef
 
-METHODS = tuple(camkit.METHODS)
+METHODS = tuple(name for name, method in camkit.METHODS.items() if method.needs not in ATTENTION)
 LAYERS = {
     "resnet18": ("relu", "layer2", "layer4"),
     "vgg11": ("features.0", "features.6", "features.18"),  # each is followed by an in-place ReLU

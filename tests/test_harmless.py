@@ -31,9 +31,10 @@ from camkit.engine.restore import eagerly
 from camkit.errors import ImageError, LayerError, MethodError
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import select_layers
+from camkit.methods import ATTENTION
 from camkit.targets import ClassTarget
 
-METHODS = tuple(camkit.METHODS)
+METHODS = tuple(name for name, method in camkit.METHODS.items() if method.needs not in ATTENTION)
 SIZE = 64
 
 

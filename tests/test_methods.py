@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_oracles import ORACLES as ATTENTION_ORACLES
 from checked import violations
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,7 +135,7 @@ def test_every_oracle_has_a_method_that_says_what_it_is() -> None:
 
 
 def test_every_method_has_an_oracle() -> None:
-    missing = [name for name in METHODS if name not in ALL_ORACLES]
+    missing = [name for name in METHODS if name not in {*ALL_ORACLES, *ATTENTION_ORACLES}]
     assert not missing, f"{', '.join(missing)}: write the slow reference into tests/oracles.py and list it there"
 
 
@@ -672,7 +673,9 @@ class TestOfTheUser:
             camkit.register_method.__wrapped__(name)
 
     def test_unknown_needs_are_refused(self) -> None:
-        with pytest.raises(MethodError, match="needs is one of gradients, curvature, head, activations, scores, not"):
+        with pytest.raises(
+            MethodError, match="needs is one of gradients, curvature, head, activations, scores, attention, "
+        ):
             camkit.register_method.__wrapped__("new", needs="all")
 
     def test_neither_name_nor_function_is_refused(self) -> None:

@@ -39,7 +39,7 @@ DEFAULTS = (
     "ablationcam",
     "reciprocam",
     "legrad",
-    "genericrelevance",
+    "chefer",
     "fullgrad",
     "eigencam",
     "kpcacam",

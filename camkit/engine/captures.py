@@ -8,6 +8,7 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from camkit.engine.capture import Pass, capture, capture_activations, capture_for_cam
+from camkit.engine.capture_attention import capture_attention
 from camkit.engine.capture_curvature import capture_curvature
 from camkit.engine.capture_head import capture_with_head
 from camkit.engine.features import Capture
@@ -27,5 +28,8 @@ CAPTURES: Mapping[Needs, Capturing] = {
     "scores": lambda model, inputs, targets, options, method: capture_with_head(
         model, inputs, targets, options, method.weights
     ),
+    "attention": capture_attention,
+    "attention-gradients": capture_attention,
+    "attention-by-layer": capture_attention,
 }
 """How a model is run for a method, by what the method needs."""

@@ -7,6 +7,7 @@ cells, and measures which of them the score depends on. No stage decides by a mo
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -29,6 +30,9 @@ _RUNNERS_UP = 3
 
 _LISTED = 6
 """How many layers an error message lists: the last ones are the likely choices, and six fit on one line."""
+
+_TOKENS = ("tokens", "tokens_last", "sequence_first")
+"""The layouts of tokens."""
 
 _STAGES = 4
 """How many sizes of grid ``Decision.stages`` returns: as many as the usual networks have blocks."""
@@ -114,6 +118,20 @@ class Decision:
                 + (f": {self.candidates()}" if self.candidates() else "")
             )
         return self.layer
+
+    def of_tokens(self, size: tuple[int, ...]) -> TargetLayer:
+        """Return a layer whose output has the tokens of a transformer, in the layout that most layers share.
+
+        Raises:
+            LayerError: as for ``chosen``, if no layer has tokens.
+        """
+        rows = [row for row in self.rows if row.layout is not None and row.layout.kind in _TOKENS]
+        usable = [row for row in rows if row.ref.name and row.verdict != ELSEWHERE]
+        if not usable:
+            return self.chosen()
+        (layout, _), *_ = Counter(row.layout for row in usable).most_common(1)
+        last = next(row for row in reversed(usable) if row.layout == layout)
+        return self.named(last.ref, size, "its output has the tokens")
 
     def stages(self) -> tuple[TargetLayer, ...]:
         """Return the last layers of the four coarsest grids, the layer to explain among them, in execution order.

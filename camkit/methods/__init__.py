@@ -8,6 +8,7 @@ package or in the user's own code. The command line, the documentation and the t
 import importlib
 
 from camkit.methods.registry import (
+    ATTENTION,
     METHODS,
     NEEDED,
     ONE_BY_ONE,
@@ -21,6 +22,7 @@ from camkit.methods.registry import (
 )
 
 __all__ = [
+    "ATTENTION",
     "METHODS",
     "NEEDED",
     "ONE_BY_ONE",
@@ -33,7 +35,7 @@ __all__ = [
     "register_method",
 ]
 
-_FAMILIES = ("gradient", "cam", "activations", "head_forward")
+_FAMILIES = ("gradient", "cam", "activations", "head_forward", "attention")
 """The modules of this package that register methods, in the order in which lists name them."""
 
 for _family in _FAMILIES:

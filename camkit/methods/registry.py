@@ -18,7 +18,16 @@ else:
     Tensor = Any
 
 WeightFunction: TypeAlias = Callable[..., Tensor]
-Needs: TypeAlias = Literal["gradients", "curvature", "head", "activations", "scores"]
+Needs: TypeAlias = Literal[
+    "gradients",
+    "curvature",
+    "head",
+    "activations",
+    "scores",
+    "attention",
+    "attention-gradients",
+    "attention-by-layer",
+]
 
 NEEDED: Mapping[Needs, str] = {
     "gradients": "the score's gradients",
@@ -26,13 +35,19 @@ NEEDED: Mapping[Needs, str] = {
     "head": "pooling and one linear layer after it",
     "activations": "nothing else; reads no score",
     "scores": "the part of the model after it, run alone",
+    "attention": "attention over all tokens; reads no score",
+    "attention-gradients": "attention over all tokens, and its gradients",
+    "attention-by-layer": "attention over all tokens, and each block's own score",
 }
 """What a method needs besides the feature maps of a layer, for lists of methods."""
 
 ONE_BY_ONE = frozenset({"scores"})
 """The needs of methods that take one picture at a time."""
 
-WEIGHED_IN_PASS = ONE_BY_ONE | {"curvature"}
+ATTENTION = frozenset({"attention", "attention-gradients", "attention-by-layer"})
+"""The needs of methods that read the attention maps of a transformer."""
+
+WEIGHED_IN_PASS = ONE_BY_ONE | ATTENTION | {"curvature"}
 """The needs of methods that are called while the model's graph is there, or while it may run again."""
 
 _NAME = re.compile(r"[\w+-][\w+.-]*")
@@ -47,8 +62,9 @@ class Method:
     one weight per channel (N, C, 1, 1), or one per cell; or the signed map (N, *grid) itself. ``needs`` tells what it
     gets besides the activations: the "gradients"; these, and the product of the score's second derivatives with the
     activations ("curvature"); the class weights (N, C) of a linear "head" in their place; nothing
-    ("activations"); or, for one picture at a time, a function from changed feature maps to "scores". ``cost`` is the
-    time it takes, in plain passes of the model. ``layer`` is False if it reads the whole model and not one layer.
+    ("activations"); or, for one picture at a time, a function from changed feature maps to "scores". Methods that need
+    "attention" take the attention maps of all layers instead; see ``register_method``. ``cost`` is the time it takes,
+    in plain passes of the model. ``layer`` is False if it reads the whole model and not one layer.
     With ``stages``, the maps of the last layer of each size of grid are multiplied. With ``finer``, a class is compared
     with its nearest ones.
     """
@@ -98,7 +114,11 @@ def register_method(
         needs: "gradients"; "curvature", and the function gets the product of the score's second derivatives with the
             activations as a third tensor; "head", and it gets the class weights (N, C) of a linear head in place of the
             gradients; "activations", and it gets these alone; or "scores", and it gets the activations (1, C, *grid) of
-            one picture and a function from changed activations (M, C, *grid) to their scores (M,).
+            one picture and a function from changed activations (M, C, *grid) to their scores (M,). Three more are for
+            transformers, with layer=False; the function returns a value for each token (N, tokens) then. "attention":
+            it gets a list of the layers' attention maps (N, heads, queries, keys), and the weights (N, queries) of the
+            queries that the score is computed from; "attention-gradients": the maps, their gradients, and the weights;
+            "attention-by-layer": the gradients of each layer's own score, as LeGrad defines it.
         cost: the time it takes, in plain passes of the model; words for ``camkit methods``.
         layer: False if it reads the whole model, and no target layer.
         stages: True to multiply the maps of the last layer of each size of grid, unless the caller names layers.

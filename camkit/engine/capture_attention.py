@@ -1,0 +1,303 @@
+"""Run a transformer once, and differentiate its attention maps for the methods that read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from camkit.engine.attach import contiguous_gradients
+from camkit.engine.attention import AttentionRecorder
+from camkit.engine.blocks import Block, after_blocks, are_chained, noting_blocks
+from camkit.engine.capture import Pass, check_all_ran, expand, features_of, is_absent, plain_scores, read_layouts
+from camkit.engine.cut import Saved, Tape, cut
+from camkit.engine.features import Capture
+from camkit.engine.interrupts import interruptible
+from camkit.engine.passes import quiet_pass
+from camkit.errors import MethodError
+from camkit.methods.registry import Method
+from camkit.targets.classes import BestOfTarget
+from camkit.targets.outputs import maps_of
+from camkit.targets.probabilities import passing_through
+from camkit.targets.scores import Scores, Target
+from camkit.types import LayerRef, Layout, Precision
+
+_OTHERS = "use 'gradcam' or 'hirescam'"
+
+_SAME = 1e-3
+"""How far the score of the model's own last tokens, put through the head alone, may differ from the model's score, as a
+share of the largest score: more than rounding, and less than any change that matters."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A pass of a transformer whose graph is kept.
+
+    Attributes:
+        model: the model.
+        images: the batch (N, c, *size).
+        method: the method that the pass is run for.
+        attention: the attention maps; the mode is on.
+        output: what the model returned.
+        layout: the layout of its tokens.
+        tokens: how many tokens there are, prefix and all others included.
+        maps: the attention maps of all layers; the last may be that of an attention pool.
+        targets: the targets, each for itself.
+        scores: their scores, without a graph.
+        precision: the precision of the pass.
+    """
+
+    model: nn.Module
+    images: Tensor
+    method: Method
+    attention: AttentionRecorder
+    output: Any
+    layout: Layout
+    tokens: int
+    maps: Sequence[Saved]
+    targets: Sequence[Target]
+    scores: tuple[Scores, ...]
+    precision: Precision
+
+    @property
+    def pictures(self) -> int:
+        """The number N of pictures."""
+        return len(self.images)
+
+    def nothing(self) -> Float[Tensor, "n tokens"]:
+        """Return the relevance for a target that no picture has."""
+        return torch.zeros(self.pictures, self.tokens, device=self.images.device)
+
+    def gradients(self, scored: Scores, maps: Sequence[Saved]) -> list[Tensor]:
+        """Return the gradients of a score with respect to some maps, in float32; sets ``reached`` of each."""
+        for saved in maps:
+            saved.reached = False
+        if self.pictures == 1 and self.images.device.type == "cpu":
+            contiguous_gradients(scored.values)
+        tape = Tape({LayerRef("attention", number): saved for number, saved in enumerate(maps, start=1)})
+        lifted = self.precision == "fp16" or scored.values.dtype == torch.float16
+        with passing_through(scored.activation):
+            tape.backward(scored.values.float(), keep_graph=True, lifted=lifted)
+        return [saved.gradients.pop().float() for saved in maps]
+
+
+def capture_attention(
+    model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass, method: Method
+) -> Capture:
+    """Run the model once, and return the map of a method that reads its attention, for each target.
+
+    Args:
+        model: the model; it is restored exactly, also after an exception.
+        inputs: a batch of N images on the model's device.
+        targets: each returns one score per image.
+        options: how the pass is run, and one layer whose output has all tokens.
+        method: a method that needs attention.
+
+    Raises:
+        LayerError, TargetError: as for ``capture``.
+        MethodError: camkit sees no attention maps over all tokens, the score does not depend on them in a
+            differentiable way, or the method cannot work on this model.
+    """
+    by_layer = method.needs == "attention-by-layer"
+    nothing: AbstractContextManager[dict[int, Block]] = nullcontext({})
+    with (
+        quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
+        torch.enable_grad(),
+        AttentionRecorder(len(inputs)) as attention,
+        interruptible(),
+    ):
+        with (
+            cut(options.modules, gradients=False) as tape,
+            noting_blocks(model, attention) if by_layer else nothing as blocks,
+        ):
+            output = model(inputs.clone(memory_format=options.memory_format))
+        attention.recording = False
+        check_all_ran(tape, options.modules)
+        ((ref, layout),) = read_layouts(tape, options, len(inputs), tuple(inputs.shape[2:])).items()
+        tokens = _count(tape.layers[ref].output, layout)
+        expanded = expand(targets, output, len(inputs))
+        run = _Run(
+            model,
+            inputs,
+            method,
+            attention,
+            output,
+            layout,
+            tokens,
+            _checked(attention, tokens, method),
+            expanded,
+            scores=plain_scores(expanded, output, len(inputs)),
+            precision=options.precision,
+        )
+        relevances = _by_layer(run, blocks) if by_layer else _by_score(run)
+        by_target = tuple(_on_grid(relevance, run) for relevance in relevances)
+        features = replace(features_of(tape.layers[ref], layout), by_target=by_target)
+    return Capture((features,), run.scores, (layout,))
+
+
+def _count(output: Tensor, layout: Layout) -> int:
+    """Return how many tokens the output of a layer has."""
+    axes = {"tokens": 1, "tokens_last": 2, "sequence_first": 0}
+    return output.shape[axes[layout.kind]] if layout.kind in axes else math.prod(layout.grid)
+
+
+def _checked(attention: AttentionRecorder, tokens: int, method: Method) -> list[Saved]:
+    """Return the maps of all layers, and that of an attention pool at the end.
+
+    Raises:
+        MethodError: there are none, or some are not over all tokens.
+    """
+    if not attention.maps and not attention.others:
+        raise MethodError(
+            f"{method.name!r} reads attention maps, and camkit saw none: the model has no attention, or computes it in "
+            f"a kernel that does not show them (flash-attn, flex attention); {_OTHERS}"
+        )
+    shapes = [tuple(saved.output.shape[2:]) for saved in attention.maps]
+    partial = [*attention.others, *(shape for shape in shapes[:-1] if shape != (tokens, tokens))]
+    if shapes and shapes[-1][1] != tokens:  # any number of queries may pool the tokens at the end
+        partial.append(shapes[-1])
+    if partial:
+        raise MethodError(
+            f"{method.name!r} needs every attention to run between all {tokens} tokens, and in this model some runs in "
+            f"windows, over pooled tokens, in several stages or in a decoder (a map of "
+            f"{'x'.join(map(str, partial[0][-2:]))}); {_OTHERS}"
+        )
+    return attention.maps
+
+
+def _on_grid(relevance: Any, run: _Run) -> Float[Tensor, "n *grid"]:
+    """Return the values of the tokens that are cells of the grid.
+
+    Raises:
+        MethodError: the method did not return one number for each token.
+    """
+    expected = (run.pictures, run.tokens)
+    if not isinstance(relevance, Tensor) or relevance.shape != expected or not relevance.is_floating_point():
+        given = tuple(relevance.shape) if isinstance(relevance, Tensor) else type(relevance).__name__
+        raise MethodError(f"method {run.method.name!r} must return a number for each token, {expected}, not {given}")
+    cells = relevance[:, run.layout.prefix :][:, : math.prod(run.layout.grid)]
+    return cells.reshape(run.pictures, *run.layout.grid)
+
+
+# --- maps, and gradients of the model's own score
+
+
+def _by_score(run: _Run) -> Iterator[Tensor]:
+    """Yield the relevance of the tokens (N, tokens) for each target."""
+    for target in run.targets:
+        scored = target(run.output, run.pictures)
+        if is_absent(scored):
+            yield run.nothing()
+            continue
+        maps, rows = _read(run, scored)
+        given = [[saved.output.detach().float() for saved in maps]]
+        if run.method.needs == "attention-gradients":
+            given.append(run.gradients(scored, maps))
+        yield run.method.weights(*given, rows)
+
+
+def _read(run: _Run, scored: Scores) -> tuple[list[Saved], Float[Tensor, "n queries"]]:
+    """Return the maps that a score depends on, and which queries of the last one it is computed from, as weights.
+
+    These are the class token, or all prefix tokens that the score depends on; or the other tokens, if the model
+    averages them. They count equally. The gradient with respect to a map is zero in the row of a token that does not
+    count. A model may also leave out what its last layers return.
+
+    Raises:
+        MethodError: the score depends on no map.
+    """
+    maps = list(run.maps)
+    while maps:
+        (gradient,) = run.gradients(scored, maps[-1:])
+        if maps[-1].reached:
+            read = gradient.ne(0).any(3).any(1)
+            in_prefix = torch.zeros_like(read)
+            in_prefix[:, : run.layout.prefix if read.shape[1] == run.tokens else 0] = True
+            read = torch.where((read & in_prefix).any(1, keepdim=True), read & in_prefix, read).float()
+            return maps, read / read.sum(1, keepdim=True).clamp(min=1)
+        maps.pop()
+    raise MethodError(
+        f"{run.method.name!r} needs a score that depends on the attention maps in a differentiable way, and this one "
+        "does not; remove inference_mode, detach(), argmax or reentrant checkpointing from the model's forward pass"
+    )
+
+
+# --- gradients of the score that each block's tokens have
+
+
+def _by_layer(run: _Run, blocks: dict[int, Block]) -> Iterator[Tensor]:
+    """Yield the relevance of the tokens (N, tokens) for each target."""
+    targets = [_same_class(run, target, scored) for target, scored in zip(run.targets, run.scores, strict=True)]
+    exists = [not is_absent(scored) for scored in run.scores]
+    layers: list[tuple[Any, Saved]] = []
+    if any(exists):
+        maps, _ = _read(run, targets[exists.index(True)](run.output, run.pictures))
+        layers = list(_layers(run, maps, blocks))
+    for target, some in zip(targets, exists, strict=True):
+        if not some:
+            yield run.nothing()
+            continue
+        yield run.method.weights([run.gradients(target(output, run.pictures), [saved])[0] for output, saved in layers])
+
+
+def _layers(run: _Run, maps: Sequence[Saved], noted: dict[int, Block]) -> Iterator[tuple[Any, Saved]]:
+    """Yield what the model would return for each block's own tokens, and the map to differentiate it by.
+
+    The tokens are replaced with their mean, so that the score is that of the mean whichever token the head reads. An
+    attention pool reads the tokens themselves.
+    """
+    whole = [saved for saved in maps if saved.output.shape[2] == run.tokens]
+    pools = len(whole) < len(maps)
+    blocks = [noted[number] for number in range(len(whole)) if number in noted]
+    axis = 0 if run.layout.kind == "sequence_first" else 1
+    complete = 0 < len(blocks) == len(whole) and all(block.tokens.shape[axis] == run.tokens for block in blocks)
+    if not complete or not are_chained(blocks):
+        raise _no_chain(run)
+    after = after_blocks(run.model, run.images, blocks)
+    _check_same(run, after(blocks[-1].tokens.detach()))
+    run.attention.recording = True
+    for block, saved in zip(blocks, whole, strict=True):
+        seen = run.attention.maps = []
+        output = after(block.tokens if pools else block.tokens.mean(axis, keepdim=True).expand_as(block.tokens))
+        if any(again.output.shape[2] == run.tokens for again in seen) or len(seen) < pools:
+            raise _no_chain(run)
+        yield output, seen[0] if pools else saved
+    run.attention.recording = False
+
+
+def _no_chain(run: _Run) -> MethodError:
+    return MethodError(
+        f"{run.method.name!r} needs a chain of blocks that each take and return all tokens, and a head after them that "
+        "can run alone; camkit does not find them in this model; use 'chefer' or 'gradcam'"
+    )
+
+
+def _check_same(run: _Run, output: Any) -> None:
+    """Check that what comes after the blocks, run alone, gives the model's own scores.
+
+    Raises:
+        MethodError: it does not.
+    """
+    for target, before in zip(run.targets, run.scores, strict=True):
+        values = target(output, run.pictures).values.detach().float()
+        if bool(((values - before.values).abs() > _SAME * before.values.abs().amax()).any()):
+            raise _no_chain(run)
+
+
+def _same_class(run: _Run, target: Target, scored: Scores) -> Target:
+    """Return the target that scores the same classes, whichever are best for a block's tokens.
+
+    Raises:
+        MethodError: the target is a box, or a class on a map.
+    """
+    if scored.boxes is not None or maps_of(run.output, run.pictures) is not None:
+        raise MethodError(f"{run.method.name!r} explains scores of whole pictures, not boxes or maps; use 'chefer'")
+    if scored.indices is None:
+        return target
+    return BestOfTarget(tuple((index,) for index in scored.indices))

@@ -1,0 +1,125 @@
+"""The attention methods: from a transformer's attention maps to the relevance of its tokens.
+
+A map A (N, heads, queries, keys) says how much each token, as a query, takes from each other token, as a key; G is the
+gradient of the score with respect to it. All layers have one map over all tokens; the last may be the map of an
+attention pool, whose queries are no tokens. ``rows`` (N, queries) says which queries of the last map the score is
+computed from, as weights that sum to 1. What comes back is a value for each token (N, tokens), prefix tokens included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
+
+from camkit.methods.registry import register_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
+
+_BACK = "1, and back through the model"
+
+
+def _back_to_the_first_layer(
+    rows: Float[Tensor, "n q"],
+    mixes: Sequence[Float[Tensor, "n _ tokens"]],
+    kept: Sequence[Float[Tensor, "n _"] | float],
+) -> Float[Tensor, "n tokens"]:
+    """Follow what the score is computed from back through the layers, along all paths with at least one attention.
+
+    Layer l passes on ``mixes[l]`` by attention, and ``kept[l]`` of each token by its skip connection. The result is
+    rows (M_L + K_L) ... (M_1 + K_1) - rows K_L ... K_1 with K = diag(kept). The path of skip connections alone is left
+    out: on it, each token would speak for itself, whatever the model looks at. For a class token that changes nothing
+    but the value of the class token itself.
+    """
+    skipped, relevance = rows, rows * 0
+    for mix, keep in zip(reversed(mixes), reversed(kept), strict=True):
+        mixed = ((skipped + relevance)[:, None] @ mix)[:, 0]
+        pools = mix.shape[1] != mix.shape[2]  # the queries of an attention pool are no tokens, and skip nothing
+        skipped, relevance = (mixed * 0, mixed) if pools else (skipped * keep, relevance * keep + mixed)
+    return relevance
+
+
+@register_method(
+    "rollout",
+    title="Attention rollout",
+    summary="where attention leads, layer by layer, back to the patches; the same for every class",
+    paper="Abnar and Zuidema 2020, Quantifying Attention Flow in Transformers, arXiv:2005.00928",
+    needs="attention",
+    cost="1, and back through the head",
+    layer=False,
+)
+def rollout(maps: Sequence[Float[Tensor, "n _ _ tokens"]], rows: Float[Tensor, "n q"]) -> Float[Tensor, "n tokens"]:
+    """Multiply (A + I) / 2 of all layers, where A is the mean over the heads (section 4)."""
+    means = [layer.mean(1) for layer in maps]
+    shares = [0.5 if layer.shape[1] == layer.shape[2] else 1.0 for layer in means]
+    mixes = [share * layer for share, layer in zip(shares, means, strict=True)]
+    return _back_to_the_first_layer(rows, mixes, shares)
+
+
+@register_method(
+    "gradrollout",
+    title="Gradient rollout",
+    summary="attention rollout of attention times gradient",
+    paper="Gildenblat 2020, Exploring Explainability for Vision Transformers, gradient attention rollout",
+    needs="attention-gradients",
+    cost=_BACK,
+    layer=False,
+)
+def gradrollout(
+    maps: Sequence[Float[Tensor, "n _ _ tokens"]],
+    gradients: Sequence[Float[Tensor, "n _ _ tokens"]],
+    rows: Float[Tensor, "n q"],
+) -> Float[Tensor, "n tokens"]:
+    """Multiply F + I of all layers, each row divided by its sum, where F is ReLU(mean of A G over the heads).
+
+    The author's code also sets the smallest entries of F to zero, nine of ten by default; the formula does not.
+    """
+    fused = [(layer * gradient).mean(1).relu() for layer, gradient in zip(maps, gradients, strict=True)]
+    kept = [1 / (1 + layer.sum(-1)) for layer in fused]
+    mixes = [layer * keep[:, :, None] for layer, keep in zip(fused, kept, strict=True)]
+    return _back_to_the_first_layer(rows, mixes, kept)
+
+
+@register_method(
+    "chefer",
+    title="Generic attention relevance",
+    summary="attention times gradient, positive in each head, added up through all layers",
+    paper="Chefer et al. 2021, Generic Attention-model Explainability, arXiv:2103.15679, Eq. 5 and 6",
+    needs="attention-gradients",
+    cost=_BACK,
+    layer=False,
+)
+def chefer(
+    maps: Sequence[Float[Tensor, "n _ _ tokens"]],
+    gradients: Sequence[Float[Tensor, "n _ _ tokens"]],
+    rows: Float[Tensor, "n q"],
+) -> Float[Tensor, "n tokens"]:
+    """Update R to R + F R from layer to layer, starting with I, where F is the mean of ReLU(G A) over the heads."""
+    fused = [(layer * gradient).relu().mean(1) for layer, gradient in zip(maps, gradients, strict=True)]
+    return _back_to_the_first_layer(rows, fused, [1.0] * len(fused))
+
+
+@register_method(
+    "legrad",
+    title="LeGrad",
+    summary="how each block's own score would rise with more attention to a patch",
+    paper="Bousselham et al. 2024, LeGrad, arXiv:2404.03214",
+    needs="attention-by-layer",
+    cost=f"{_BACK}, and the head once for each block",
+    layer=False,
+)
+def legrad(gradients: Sequence[Float[Tensor, "n _ _ tokens"]]) -> Float[Tensor, "n tokens"]:
+    """Average ReLU(dS_l / dA_l) over heads and queries, and then over the layers l.
+
+    S_l is the score of the mean of block l's tokens, put through the model's last normalisation and its head. In a
+    model that ends in an attention pool, the pool reads the tokens of block l, and A_l is its map.
+    """
+    layers = [layer.relu().mean((1, 2)) for layer in gradients]
+    total = layers[0]
+    for layer in layers[1:]:
+        total = total + layer
+    return total / len(layers)
