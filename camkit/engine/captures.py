@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from camkit.engine.capture import Pass, capture, capture_activations, capture_for_cam
 from camkit.engine.capture_head import capture_with_head
+from camkit.engine.capture_input import capture_guided, capture_parts
+from camkit.engine.capture_pictures import capture_with_pictures
 from camkit.engine.features import Capture
 from camkit.methods.registry import Method, Needs
 from camkit.targets.scores import Target
@@ -21,6 +23,15 @@ CAPTURES: Mapping[Needs, Capturing] = {
     "head": lambda model, inputs, targets, options, _: capture_for_cam(model, inputs, targets, options),
     "activations": lambda model, inputs, targets, options, _: capture_activations(model, inputs, targets, options),
     "scores": lambda model, inputs, targets, options, method: capture_with_head(
+        model, inputs, targets, options, method.weights
+    ),
+    "pictures": lambda model, inputs, targets, options, method: capture_with_pictures(
+        model, inputs, targets, options, method.weights
+    ),
+    "parts": lambda model, inputs, targets, options, method: capture_parts(
+        model, inputs, targets, options, method.weights
+    ),
+    "guided": lambda model, inputs, targets, options, method: capture_guided(
         model, inputs, targets, options, method.weights
     ),
 }

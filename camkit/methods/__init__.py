@@ -10,26 +10,30 @@ import importlib
 from camkit.methods.registry import (
     METHODS,
     ONE_BY_ONE,
+    WEIGHED,
     Method,
     MethodLike,
     WeightFunction,
     check_weights,
     find_method,
     register_method,
+    variant,
 )
 
 __all__ = [
     "METHODS",
     "ONE_BY_ONE",
+    "WEIGHED",
     "Method",
     "MethodLike",
     "WeightFunction",
     "check_weights",
     "find_method",
     "register_method",
+    "variant",
 ]
 
-_FAMILIES = ("gradient", "cam", "activations", "head_forward")
+_FAMILIES = ("gradient", "cam", "activations", "head_forward", "input_forward", "full_gradient")
 """The modules of this package that register methods, in the order in which lists name them."""
 
 for _family in _FAMILIES:

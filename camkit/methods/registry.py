@@ -5,9 +5,11 @@ This module and the families import PyTorch only while they compute, so that ``c
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from camkit.errors import MethodError, did_you_mean
@@ -18,10 +20,13 @@ else:
     Tensor = Any
 
 WeightFunction: TypeAlias = Callable[..., Tensor]
-Needs: TypeAlias = Literal["gradients", "head", "activations", "scores"]
+Needs: TypeAlias = Literal["gradients", "head", "activations", "scores", "pictures", "parts", "guided"]
 
-ONE_BY_ONE = frozenset({"scores"})
-"""The needs of methods that take one picture at a time, and are called while the model is ready to run again."""
+ONE_BY_ONE = frozenset({"scores", "pictures"})
+"""The needs of methods that take one picture at a time, since they run the model again for each."""
+
+WEIGHED = ONE_BY_ONE | {"parts", "guided"}
+"""The needs of methods that are called while the model runs, and not with what a pass captured."""
 
 _NAME = re.compile(r"[\w+-][\w+.-]*")
 """What a name may look like: it is typed after ``--method`` and becomes part of a file name."""
@@ -34,8 +39,10 @@ class Method:
     ``weights(activations, gradients)`` takes two tensors (N, C, *grid) and returns one that broadcasts against them:
     one weight per channel (N, C, 1, 1), or one per cell; or the signed map (N, *grid) itself. ``needs`` tells what it
     gets besides the activations: the "gradients"; the class weights (N, C) of a linear "head" in their place; nothing
-    ("activations"); or, for one picture at a time, a function from changed feature maps to "scores". ``cost`` is the
-    time it takes, in plain passes of the model. ``layer`` is False if it reads the whole model and not one layer.
+    ("activations"); for one picture at a time, a function from changed feature maps to "scores", or one from changed
+    "pictures" (``camkit.types.ScoresOfPictures``, whose T targets give T rows of weights); the "parts" of the score
+    (``PartsOfScore``); or "guided" gradients (``GuidedGradients``). ``cost`` is the time it takes, in plain passes of
+    the model. ``layer`` is False if it reads the whole model and not one layer: the activations are the input then.
     """
 
     name: str
@@ -77,8 +84,9 @@ def register_method(
         summary: one line for ``camkit methods``.
         paper: where the formula comes from.
         needs: "gradients"; "head", and the function gets the class weights (N, C) of a linear head instead;
-            "activations", and it gets the activations alone; or "scores", and it gets the activations (1, C, *grid) of
-            one picture and a function from changed activations (M, C, *grid) to their scores (M,).
+            "activations", and it gets the activations alone; "scores", and it gets the activations (1, C, *grid) of
+            one picture and a function from changed activations (M, C, *grid) to their scores (M,); or "pictures",
+            "parts" or "guided", which ``camkit.methods.Method`` explains.
         cost: the time it takes, in plain passes of the model; words for ``camkit methods``.
         layer: False if it reads the whole model, and no target layer.
         replace: allow a name that is taken, for example when a notebook cell runs again.
@@ -170,6 +178,34 @@ def find_method(method: MethodLike) -> Method:
             return registered
     name = getattr(method, "__name__", type(method).__name__)
     return Method(name, title=name, summary="", paper="", needs="gradients", weights=method)
+
+
+def variant(method: MethodLike, **options: Any) -> Method:
+    """Return a method with other parameters, for ``method=``.
+
+    Args:
+        method: a method whose function takes keyword arguments, such as "rise".
+        **options: the arguments, such as ``masks=1000``.
+
+    Raises:
+        MethodError: the method has no such parameter.
+
+    Examples:
+        >>> from camkit.methods import variant
+        >>> variant("rise", masks=1000).name
+        'rise'
+    """
+    found = find_method(method)
+    known = [
+        name
+        for name, parameter in inspect.signature(found.weights).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        choice = f"it has {', '.join(known)}" if known else "it has none"
+        raise MethodError(f"method {found.name!r} has no parameter {unknown[0]!r}; {choice}")
+    return replace(found, weights=functools.partial(found.weights, **options))
 
 
 def check_weights(method: Method, weights: Any, activations: Tensor) -> None:
