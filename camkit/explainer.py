@@ -190,8 +190,6 @@ class Explainer:
         fuse: Fusion | None,
         progress: Progress | None,
     ) -> None:
-        if progress is not None and not callable(progress):
-            raise InputError(f"progress is a function of the numbers done and in all, not {progress!r}")
         precision, fuse = precision or "fp32", fuse or "mean"
         if fuse not in get_args(Fusion):
             raise InputError(f"fuse is one of {', '.join(get_args(Fusion))}, not {fuse!r}")

@@ -158,8 +158,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 class PartsOfScore:
     r"""The parts whose sum is the score, each (N, C, \*grid): gradient times input, and gradient times each bias.
 
-    ``rest`` (N,) is the sum of the parts without a place, such as the last linear layer's. ``enlarge`` interpolates maps
-    (N, \*grid) to the input's size.
+    ``rest`` (N,) is the sum of the parts without a place, such as the last linear layer's. ``enlarge`` interpolates
+    maps (N, \*grid) to the input's size.
     """
 
     parts: tuple[Tensor, ...]

@@ -51,12 +51,13 @@ def _of_channels(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor
     """Return the bias of a convolution: (C,), for the second axis of the output."""
     bias = args[2] if len(args) > 2 else named.get("bias")
     weight = args[1] if len(args) > 1 else named["weight"]
-    return None if bias is None else bias.detach().reshape(-1, *[1] * (weight.dim() - 2))
+    result: Tensor | None = None if bias is None else bias.detach().reshape(-1, *[1] * (weight.dim() - 2))
+    return result
 
 
 def _of_features(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor | None:
     """Return the bias of a linear layer, for the last axis of the output."""
-    bias = args[2] if len(args) > 2 else named.get("bias")
+    bias: Tensor | None = args[2] if len(args) > 2 else named.get("bias")
     return None if bias is None else bias.detach()
 
 

@@ -119,11 +119,12 @@ class Pictures:
         """Interpolate maps to another size; None stands for the picture's."""
         return enlarge(maps, tuple(self.image.shape[2:]), self._extent) if size is None else upsample(maps, size)
 
-    def __call__(self, count: int, pictures: PicturesOf, *, probabilities: bool = False) -> Float[Tensor, "t {count}"]:
+    def __call__(self, count: int, pictures: PicturesOf, *, probabilities: bool = False) -> Float[Tensor, "t m"]:
         """Return the scores of changed pictures, or their probabilities where the targets have any."""
         found = [self.image.new_zeros(len(self._targets), 0, dtype=torch.float32)]
         done = 0
         while done < count:
+            self._tell(done, count)
             part = range(done, min(done + self._at_once, count))
             try:
                 found.append(self._run(pictures(part), probabilities=probabilities))
@@ -133,9 +134,12 @@ class Pictures:
                 self._at_once = len(part) // 2
                 continue
             done = part.stop
-            if self._options.progress is not None:
-                self._options.progress(done, count)
+        self._tell(done, count)
         return torch.cat(found, 1)
+
+    def _tell(self, done: int, count: int) -> None:
+        if self._options.progress is not None:
+            self._options.progress(done, count)
 
     def _run(self, pictures: Float[Tensor, "m c *size"], *, probabilities: bool) -> Float[Tensor, "t m"]:
         count = len(pictures)
