@@ -192,8 +192,17 @@ class Normed(nn.Module):
         return self.head(self.norm(self.conv(images).relu().movedim(1, 3)).mean((1, 2)))
 
 
+def relu_and_one(maps: Tensor) -> Tensor:
+    return maps.relu() + 1
+
+
+def scripted() -> nn.Module:
+    """Return a network in which a function is compiled, so that Python does not see what it adds."""
+    return small(torch.jit.script(relu_and_one))
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
-@pytest.mark.parametrize("model", [Normed, lambda: torch.jit.script(small())], ids=["layer norm", "script"])
+@pytest.mark.parametrize("model", [Normed, scripted], ids=["layer norm", "script"])
 def test_a_network_whose_parts_do_not_add_up_is_refused(model: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     made = model().eval()
@@ -240,13 +249,6 @@ def test_every_relu_is_guided(relu: str, name: str) -> None:
     expected = camkit.explain(small(), picture(), layer, method=name, target=1)
     found = camkit.explain(small(RELUS[relu]), picture(), layer, method=name, target=1)
     np.testing.assert_allclose(found.raw, expected.raw, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
-def test_scripted_modules_are_guided() -> None:
-    expected = camkit.explain(small(), picture(), method="guidedbackprop", target=1)
-    found = camkit.explain(torch.jit.trace(small(), picture()[None]), picture(), method="guidedbackprop", target=1)
-    np.testing.assert_allclose(found.raw, expected.raw, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["guidedbackprop", "guidedgradcam"])

@@ -57,8 +57,9 @@ def _of_channels(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor
 
 def _of_features(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor | None:
     """Return the bias of a linear layer, for the last axis of the output."""
-    bias: Tensor | None = args[2] if len(args) > 2 else named.get("bias")
-    return None if bias is None else bias.detach()
+    bias = args[2] if len(args) > 2 else named.get("bias")
+    result: Tensor | None = None if bias is None else bias.detach()
+    return result
 
 
 def _at_zero(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
@@ -85,7 +86,8 @@ def _of_product(_: Any, args: tuple[Any, ...], __: dict[str, Any]) -> Tensor | N
     """Return -x y for the product of two feature maps; the product with a constant has no bias."""
     if len(args) < 2 or not all(isinstance(value, Tensor) and _moves(value) for value in args[:2]):
         return None
-    return -(args[0].detach() * args[1].detach())
+    product: Tensor = args[0].detach() * args[1].detach()
+    return -product
 
 
 def _moves(value: Tensor) -> bool:

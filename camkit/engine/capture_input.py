@@ -33,9 +33,9 @@ Weigh: TypeAlias = Callable[..., Tensor]
 _INPUT = LayerRef("input")
 
 _COMPLETE_FP32, _COMPLETE_AUTOCAST = 1e-3, 5e-2
-"""How far the sum of the parts may be from the score, as a share of the absolute values of all parts' sums. In fp32, the
-rounding of torchvision's networks is below 1e-6, and the bias of one left out layer norm is far above 1e-3; in 16 bits,
-each part is rounded to 0.4 percent, and errors add up from layer to layer."""
+"""How far the sum of the parts may be from the score, as a share of the absolute values of all parts' sums. In fp32,
+the rounding of torchvision's networks is below 1e-6, and what a layer norm adds is far above 1e-3. In 16 bits, each
+part is rounded to 0.4 percent, and errors add up from layer to layer."""
 
 
 def capture_parts(
