@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from camkit import errors, hooks, targets, tensorboard
+    from camkit import errors, hooks, metrics, targets, tensorboard
     from camkit.background.check import CheckResult
     from camkit.background.run import check
     from camkit.demo import scenes
@@ -47,6 +47,7 @@ __all__ = [
     "feature_maps",
     "hooks",
     "load_model",
+    "metrics",
     "register_method",
     "scenes",
     "targets",

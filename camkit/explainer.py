@@ -27,6 +27,8 @@ from camkit.engine.captures import CAPTURES
 from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import autocasting, faster_format, is_out_of_memory, quiet_pass, usable_precision
+from camkit.engine.picture_scores import PictureScores
+from camkit.engine.record import ModelRecord
 from camkit.engine.streams import Task, in_order
 from camkit.errors import (
     CamkitError,
@@ -62,6 +64,7 @@ from camkit.models import (
 from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
 from camkit.targets import ClassTarget, EachTarget, SimilarTarget, TargetLike, TopTarget, as_targets
+from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import (
     WHOLE_MODEL,
@@ -188,9 +191,11 @@ class Explainer:
         method: MethodLike | None,
         precision: Precision | None,
         fuse: Fusion | None,
-        progress: Progress | None,
+        progress: Progress | None = None,
     ) -> None:
-        precision, fuse = precision or "fp32", fuse or "mean"
+        self._method = None if method is None else find_method(method)
+        stages = self._method is not None and self._method.stages
+        precision, fuse = precision or "fp32", fuse or ("product" if stages else "mean")
         if fuse not in get_args(Fusion):
             raise InputError(f"fuse is one of {', '.join(get_args(Fusion))}, not {fuse!r}")
         if precision not in get_args(Precision):
@@ -198,7 +203,6 @@ class Explainer:
         self._loaded = loaded
         self._memory = memory
         self._boxes = boxes
-        self._method = None if method is None else find_method(method)
         self._fuse: Fusion = fuse
         self._progress = progress
         self._precision, note = usable_precision(precision, device_of(loaded.module))
@@ -224,6 +228,11 @@ class Explainer:
     def labels(self) -> tuple[str, ...] | None:
         """The names of the classes; None if they are not known."""
         return self._loaded.labels
+
+    @property
+    def method(self) -> Method | None:
+        """The method, as in ``camkit.METHODS``; None if each target has its own default."""
+        return self._method
 
     @property
     def layers(self) -> tuple[TargetLayer, ...]:
@@ -277,6 +286,76 @@ class Explainer:
         prepared = prepare(image, self._loaded.preprocess, _source(image, 1), self._rank)
         rows = self._explain_batch(request, [located(prepared, self._loaded.preprocess, self._boxes)])
         return cast("Explanation", next(_checked(rows, "raise")))
+
+    def using(
+        self,
+        method: MethodLike | None = None,
+        target_layer: Layers | None = None,
+        *,
+        fuse: Fusion | None = None,
+        model: nn.Module | None = None,
+    ) -> Explainer:
+        """Return an Explainer with another method or layer that shares what this one has found out about the model.
+
+        Args:
+            method, target_layer, fuse: as for ``Explainer``; None keeps this Explainer's own.
+            model: another module with the same layers, such as a copy with other weights; None keeps the model.
+
+        Raises:
+            InputError: an argument is wrong.
+
+        Examples:
+            >>> import camkit
+            >>> explainer = camkit.Explainer(camkit.load_model("demo-fair"))
+            >>> explainer.using("layercam")(camkit.scenes.scene_paths()["plane-sky"]).method
+            'layercam'
+        """
+        memory, loaded = self._memory, self._loaded
+        if model is not None and model is not self.model:
+            memory, loaded = ModelMemory(model), replace(loaded, module=model)
+        chosen = self._method if method is None else find_method(method)
+        reads_layer = chosen is None or chosen.layer
+        layers = self._selectors if target_layer is None and reads_layer else target_layer
+        options = (chosen, self._precision, fuse or self._fuse, self._progress)
+        return Explainer._sharing(memory, self._boxes, loaded, layers, *options)
+
+    def scores_of(self, img: ImageLike, target: TargetLike | None = None, *, batch_size: int = 32) -> PictureScores:
+        """Return the model as a function from changed versions of a picture to their scores, as metrics need it.
+
+        Args:
+            img, target: as for one picture; the target is fixed by this picture.
+            batch_size: pictures per pass; halved if memory runs out.
+
+        Returns:
+            A function that takes (M, C, H, W), changed versions of its ``picture`` (C, H, W), and returns (M,): the
+            probability of the target's class, or the target's score if it has no probability.
+
+        Raises:
+            InputError: something in the call or the picture is wrong.
+        """
+        if _are_several_targets(target):
+            raise TargetError("scores_of(img, target) takes one target; call it once for each")
+        request = self._request(target, batch_size)
+        _check_count(request, 1)
+        memory = self._current_memory()
+        prepared = prepare(img, self._loaded.preprocess, _source(img, 1), self._rank)
+        picture = prepared.tensor.detach().to(memory.record.device, memory.record.dtype)
+        if not all(_finite(picture[None])):
+            raise ImageError(f"{prepared.source} holds NaN or infinite values where the model would see it")
+
+        def current() -> tuple[ModelRecord, dict[Precision, bool]]:
+            latest = self._current_memory()
+            return latest.record, latest.answers_alike
+
+        try:
+            return PictureScores(
+                self.model, picture, _targets(request, [prepared])[0], self._precision, request.batch_size, current
+            )
+        except RuntimeError as error:
+            sentence = None if is_out_of_memory(error) else _in_a_sentence(self.model, picture[None], error)
+            if sentence is None:
+                raise
+            raise sentence from error
 
     def _are_several_images(self, img: object) -> bool:
         if isinstance(img, Tensor):
@@ -434,12 +513,12 @@ class Explainer:
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise
-                sentence, reason = about_channels(module, inputs), about_failure(module, error)
-                if sentence is not None:
-                    return [Failure(item.source, _caused(ImageError(sentence), error)) for item in batch]
-                if reason is not None:
-                    raise ModelError(reason) from error
-                raise
+                sentence = _in_a_sentence(module, inputs, error)
+                if sentence is None:
+                    raise
+                if isinstance(sentence, ImageError):
+                    return [Failure(item.source, _caused(ImageError(str(sentence)), error)) for item in batch]
+                raise sentence from error
             self._used = layers
             new = explanations(captured, batch, shown, layers, self._method, self._fuse, self._loaded.labels)
             for of_picture, more in zip(rows, new, strict=True):
@@ -483,7 +562,10 @@ class Explainer:
     ) -> tuple[Capture, tuple[TargetLayer, ...]]:
         """Run the model with the layers to explain, and return these."""
         modules = self._refs()
-        run = functools.partial(self._run, _targets(request, batch), inputs)
+        targets = _targets(request, batch)
+        if self._method is not None and self._method.finer:
+            targets = tuple(map(EachFiner, targets))
+        run = functools.partial(self._run, targets, inputs)
         if self._method is not None and not self._method.layer:
             return run(()), (WHOLE_MODEL,)
         layers = self._known(modules, inputs) if modules else None
@@ -546,6 +628,8 @@ class Explainer:
 
         If the model takes no single image, the layouts of named layers are read from their shapes.
         """
+        if not modules and self._method is not None and self._method.stages:
+            return self._decision(inputs).stages()
         if not modules:
             return (self._decision(inputs).chosen(),)
         size = tuple(inputs.shape[2:])
@@ -656,6 +740,14 @@ def _finite(inputs: Tensor) -> list[bool]:
     if cmath.isfinite(inputs.detach().sum().item()):
         return [True] * len(inputs)
     return torch.isfinite(inputs.detach()).flatten(1).all(1).tolist()
+
+
+def _in_a_sentence(module: nn.Module, inputs: Tensor, error: Exception) -> InputError | None:
+    """Return the error of a failed pass as a sentence about the picture or the model, if the reason is known."""
+    channels, failure = about_channels(module, inputs), about_failure(module, error)
+    if channels is not None:
+        return ImageError(channels)
+    return None if failure is None else ModelError(failure)
 
 
 def _caused(error: ImageError, cause: Exception) -> ImageError:

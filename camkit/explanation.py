@@ -23,7 +23,7 @@ from camkit.errors import InputError, OutputError, TargetError
 from camkit.images.files import write_file
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.layers.choose import UNSURE
-from camkit.methods import METHODS, WEIGHED, Method, check_weights, find_method
+from camkit.methods import METHODS, WEIGHED_IN_PASS, Method, check_weights, find_method
 from camkit.targets.scores import Scores
 from camkit.types import WHOLE_MODEL, Box, Extent, Failure, Fusion, Pixels, Scale, Status, Style, TargetLayer
 
@@ -651,7 +651,7 @@ def _weights(method: Method, maps: Features, number: int) -> Tensor:
     if method.needs == "activations":
         return method.weights(maps.activations)
     given = maps.by_target[number]
-    return given if method.needs in WEIGHED else method.weights(maps.activations, given)
+    return given if method.needs in WEIGHED_IN_PASS else method.weights(maps.activations, given)
 
 
 def existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:

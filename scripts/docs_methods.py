@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import camkit
+from camkit.methods import NEEDED
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 
@@ -19,8 +20,12 @@ _TABLE = re.compile(r"(?<=<!-- methods -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 def table() -> str:
     """Return the table as Markdown."""
-    rows = [f"| `{method.name}` | {method.summary} | {method.paper} |" for method in camkit.METHODS.values()]
-    return "\n".join(["| name | weights feature maps by | paper |", "|---|---|---|", *rows, ""])
+    rows = [
+        f"| `{method.name}` | {method.summary} | {NEEDED[method.needs]} | {method.cost} | {method.paper} |"
+        for method in camkit.METHODS.values()
+    ]
+    heading = "| name | weights feature maps by | needs, besides the maps | time in plain passes | paper |"
+    return "\n".join([heading, "|---|---|---|---|---|", *rows, ""])
 
 
 def page() -> str:

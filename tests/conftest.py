@@ -52,7 +52,7 @@ def few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let methods that need thousands of passes by default need a few; their own tests say how many they want."""
     from camkit.methods import METHODS, variant  # noqa: PLC0415 - camkit is imported after ``checked`` is installed
 
-    few = {"sscam": {"samples": 2}, "iscam": {"steps": 3}, "rise": {"masks": 100}}
+    few = {"sscam": {"samples": 1}, "iscam": {"steps": 2}, "rise": {"masks": 50}}
     for name, options in few.items():
         monkeypatch.setitem(METHODS, name, variant(name, **options))
 

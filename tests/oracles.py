@@ -17,6 +17,7 @@ from torch import Tensor
 Array = np.ndarray
 Cell = tuple[int, ...]
 Score = Callable[[Tensor], Tensor]
+ScoreOfMaps = Callable[[Array], float]
 
 
 def as_float64(values: Array | Tensor) -> Array:
@@ -137,6 +138,138 @@ def gradcam_elementwise(activations: Array | Tensor, gradients: Array | Tensor) 
     return total
 
 
+def principal_direction(matrix: Array) -> Array:
+    """Return the first right singular vector of a matrix (cells, channels), with the sign of a positive mean."""
+    _, _, right = np.linalg.svd(matrix, full_matrices=False)
+    first: Array = right[0]
+    return first if float((matrix @ first).sum()) >= 0 else -first
+
+
+def by_cell(activations: Array) -> Array:
+    """Return a matrix with a row for each cell and a column for each channel."""
+    return np.stack([[channel[cell] for channel in activations] for cell in cells_of(activations[0])])
+
+
+def on_grid(values: Array, grid: tuple[int, ...]) -> Array:
+    """Return one value per cell as a map."""
+    total = np.zeros(grid)
+    for cell, value in zip(cells_of(total), values, strict=True):
+        total[cell] = value
+    return total
+
+
+def eigencam(activations: Array | Tensor) -> Array:
+    """Eigen-CAM: M = A V_1, with A = U S V^T, A (cells, channels), Muhammad & Yeasin 2020 (IJCNN), Eq. 2 to 4."""
+    a = as_float64(activations)
+    matrix = by_cell(a)
+    return on_grid(matrix @ principal_direction(matrix), a.shape[1:])
+
+
+def eigengradcam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """EigenGrad-CAM: the same with A replaced by gradient times activation."""
+    return eigencam(as_float64(activations) * as_float64(gradients))
+
+
+def kpcacam(activations: Array | Tensor) -> Array:
+    """KPCA-CAM: the first kernel principal component of the cells, Karmani et al. 2024 (arXiv:2410.00267).
+
+    The kernel is the sigmoid, tanh(x y / C + 1), of cells less their mean.
+    """
+    a = as_float64(activations)
+    matrix = by_cell(a)
+    matrix = matrix - matrix.mean(0)
+    cells = len(matrix)
+    kernel = np.zeros((cells, cells))
+    for i in range(cells):
+        for j in range(cells):
+            kernel[i, j] = math.tanh(float(matrix[i] @ matrix[j]) / matrix.shape[1] + 1)
+    centring = np.eye(cells) - np.full((cells, cells), 1 / cells)
+    values, vectors = np.linalg.eigh(centring @ kernel @ centring)
+    projection = vectors[:, -1] * math.sqrt(max(float(values[-1]), 0.0))
+    strength = np.array([float(row.sum()) for row in matrix])
+    return on_grid(projection if float(projection @ strength) >= 0 else -projection, a.shape[1:])
+
+
+def fem(activations: Array | Tensor) -> Array:
+    """FEM: sum_k mean(A_k) where A_k > mean(A_k) + 2 std(A_k), Fuad et al. 2020 (IPTA)."""
+    a = as_float64(activations)
+    total = np.zeros(a.shape[1:])
+    for channel in a:
+        limit = channel.mean() + 2 * channel.std()
+        for cell in cells_of(channel):
+            if channel[cell] > limit:
+                total[cell] += channel.mean()
+    return total
+
+
+def ablationcam(activations: Array | Tensor, score: ScoreOfMaps) -> Array:
+    """Ablation-CAM: w_k = S - S_k with channel k set to zero, Desai & Ramaswamy 2020 (WACV), Eq. 2 without its 1/S."""
+    a = as_float64(activations)
+    weights = []
+    for k in range(len(a)):
+        without = a.copy()
+        without[k] = 0
+        weights.append(score(a) - score(without))
+    return weighted_by_channel(a, weights)
+
+
+def feature_scorecam(activations: Array | Tensor, score: ScoreOfMaps) -> Array:
+    """Score-CAM (Wang et al. 2020, Eq. 3 to 5) with the feature maps in the place of the picture.
+
+    H_k is channel k scaled to 0..1, C_k = S(A H_k) - S(0), w = softmax(C). A constant channel has no weight.
+    """
+    a = as_float64(activations)
+    increases: dict[int, float] = {}
+    for k, channel in enumerate(a):
+        low, high = float(channel.min()), float(channel.max())
+        if low == high:
+            continue
+        masked = np.stack([other * (channel - low) / (high - low) for other in a])
+        increases[k] = score(masked) - score(np.zeros_like(a))
+    total = sum(math.exp(value - max(increases.values())) for value in increases.values())
+    weights = [0.0] * len(a)
+    for k, value in increases.items():
+        weights[k] = math.exp(value - max(increases.values())) / total
+    return weighted_by_channel(a, weights)
+
+
+def reciprocam(activations: Array | Tensor, score: ScoreOfMaps) -> Array:
+    """Recipro-CAM: S of the maps times a 3 x 3 Gaussian (1/4, 1/2, 1/4 per axis) at each cell, less the lowest.
+
+    Byun & Lee 2022 (arXiv:2209.14074), Eq. 2 to 4. The division by the largest value belongs to the drawing.
+    """
+    a = as_float64(activations)
+    total = np.zeros(a.shape[1:])
+    for middle in cells_of(total):
+        masked = np.zeros_like(a)
+        for cell in cells_of(total):
+            steps = [abs(x - y) for x, y in zip(cell, middle, strict=True)]
+            if max(steps) <= 1:
+                share = math.prod(0.5 if step == 0 else 0.25 for step in steps)
+                for k in range(len(a)):
+                    masked[(k, *cell)] = a[(k, *cell)] * share
+        total[middle] = score(masked)
+    return total - total.min()
+
+
+def shapleycam(activations: Array | Tensor, score: Score) -> Array:
+    """ShapleyCAM: w_k = mean_ij (g - H A / 2)_ij, Cai 2025 (arXiv:2501.06261), H the Hessian of the score.
+
+    H A is the change of the gradient along A, by central differences of the gradient. ``score`` takes float64 maps.
+    """
+    a = torch.from_numpy(as_float64(activations))
+
+    def gradient(maps: Tensor) -> Array:
+        leaf = maps.clone().requires_grad_()
+        (found,) = torch.autograd.grad(score(leaf), leaf)
+        return as_float64(found)
+
+    step = 1e-5
+    product = (gradient(a + step * a) - gradient(a - step * a)) / (2 * step)
+    change = gradient(a) - product / 2
+    return weighted_by_channel(as_float64(a), [float(channel.mean()) for channel in change])
+
+
 ORACLES: dict[str, Callable[[Array | Tensor, Array | Tensor], Array]] = {
     "cam": cam,
     "gradcam": gradcam,
@@ -146,6 +279,33 @@ ORACLES: dict[str, Callable[[Array | Tensor, Array | Tensor], Array]] = {
     "layercam": layercam,
     "gradcam-elementwise": gradcam_elementwise,
 }
+"""The methods that weigh by gradients or class weights."""
+
+OF_ACTIVATIONS: dict[str, Callable[[Array | Tensor], Array]] = {
+    "eigencam": eigencam,
+    "fem": fem,
+    "kpcacam": kpcacam,
+}
+"""The methods that take feature maps alone."""
+
+OF_SCORES: dict[str, Callable[[Array | Tensor, ScoreOfMaps], Array]] = {
+    "ablationcam": ablationcam,
+    "feature-scorecam": feature_scorecam,
+    "reciprocam": reciprocam,
+}
+"""The methods that run the head on changed feature maps."""
+
+
+ALL_ORACLES = {
+    **ORACLES,
+    **OF_ACTIVATIONS,
+    **OF_SCORES,
+    "eigengradcam": eigengradcam,
+    "finercam": gradcam,
+    "shapleycam": shapleycam,
+    "refinecam": gradcam_plus_plus,
+}
+"""Every method. What is special about the last ones, such as Finer-CAM's score, has tests of its own."""
 
 
 def gradient_by_differences(score: Score, activations: Array | Tensor, step: float = 1e-4) -> Array:

@@ -197,3 +197,14 @@ class Network:
         maps = self.inputs[-1]
         cam = weighted_by_channel(maps, [float(weight) / maps[0].size for weight in self.linear[index]])
         return guided * enlarged(np.where(cam > 0, cam, 0), image.shape[1:])
+
+
+OF_PICTURES = {
+    "scorecam": scorecam,
+    "sscam": sscam,
+    "iscam": iscam,
+    "rise": rise,
+    "fullgrad": Network.fullgrad,
+    "guidedbackprop": Network.guided_backpropagation,
+    "guidedgradcam": Network.guided_gradcam,
+}

@@ -27,6 +27,10 @@ from camkit.targets import ClassTarget, top
 from camkit.types import LayerRef
 
 METHODS = tuple(camkit.METHODS)
+ON_PICTURES = tuple(name for name, method in camkit.METHODS.items() if method.needs == "pictures")
+WHOLE = tuple(name for name, method in camkit.METHODS.items() if method.needs in ("parts", "guided"))
+"""The methods that run the model on changed pictures, and those that differentiate the whole of it; they have tests of
+their own."""
 LAYERS = {
     "resnet18": ("relu", "layer2", "layer4"),
     "vgg11": ("features.0", "features.6", "features.18"),  # each is followed by an in-place ReLU
@@ -155,7 +159,12 @@ def test_layers_are_returned_in_the_given_order(name: str, layers: tuple[str, ..
     ("name", "method"),
     rows_represented(
         lambda name, method: name == "resnet18" or method == "gradcam",
-        [(name, method) for name in ("resnet18", "densenet121") for method in METHODS],
+        [
+            (name, method)
+            for name in ("resnet18", "densenet121")
+            for method in METHODS
+            if method not in ON_PICTURES + WHOLE
+        ],
     ),
 )
 def test_before_the_layer_there_is_no_graph(name: str, method: str) -> None:
@@ -179,7 +188,7 @@ def test_before_the_layer_there_is_no_graph(name: str, method: str) -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         camkit.explain(model, pictures(), layer, method=method)
     assert counts["trunk"] == 0
-    assert (counts["head"] > 0) == (method != "cam")
+    assert (counts["head"] > 0) == (camkit.METHODS[method].needs in ("gradients", "curvature"))
 
 
 # --- the size of the logits decides nothing
@@ -209,7 +218,12 @@ def scaled(name: str, factor: float, method: str) -> tuple[nn.Module, str]:
     """Return a network whose logits are multiplied, and its layer."""
     if method != "cam":
         nets: dict[str, tuple[Callable[[], nn.Module], str]] = {
-            "resnet18": (functools.partial(network, "resnet18"), "net.layer4"),
+            # In the four cells of layer4, none lies two standard deviations above the mean (FEM), and one picture's
+            # channels all speak against its class (Ablation-CAM).
+            "resnet18": (
+                functools.partial(network, "resnet18"),
+                "net.layer2" if method in ("fem", "ablationcam") else "net.layer4",
+            ),
             "ending in a ReLU": (ending_in_relu, "net.2"),
         }
         return Scaled(nets[name][0](), factor), nets[name][1]
@@ -224,11 +238,21 @@ CASES = [(name, method) for method in METHODS for name in ("resnet18", "ending i
 CASES.remove(("ending in a ReLU", "cam"))
 
 
-@pytest.mark.parametrize(("name", "method"), [case for case in CASES if case[1] != "gradcam++"])
+SCALED = [
+    (name, method)
+    for name, method in CASES
+    if method not in ("gradcam++", "refinecam", "feature-scorecam", *ON_PICTURES)
+]
+"""The methods whose formulas do not depend on the scale of the logits: Eq. 19 adds 2 to them, Score-CAM takes their
+softmax."""
+
+
+@pytest.mark.parametrize(("name", "method"), SCALED)
 def test_scaled_logits_do_not_change_the_heatmap(name: str, method: str) -> None:
     heatmaps = []
     for factor in (1, *SCALES):
         model, layer = scaled(name, factor, method)
+        layer = layer if camkit.METHODS[method].layer else None
         heatmaps.append(np.stack([e.heatmap for e in camkit.explain(model, pictures(), layer, method=method)]))
     assert all(picture.max() == 1 for picture in heatmaps[0])
     for heatmap in heatmaps[1:]:
@@ -257,21 +281,25 @@ def photographed(test_data: Path) -> tuple[Any, list[Path]]:
     return loaded, sorted((test_data / "coco").glob("*.jpg"))[:6]
 
 
-@pytest.mark.parametrize("method", represented_by("gradcam", among=METHODS))
+@pytest.mark.parametrize(
+    "method", represented_by("gradcam", among=[name for name in METHODS if name not in ON_PICTURES])
+)
 def test_bf16_maps_agree_with_fp32(
     method: str, photographed: tuple[Any, list[Path]], record_property: Callable[[str, object], None]
 ) -> None:
     model, photos = photographed
     target = camkit.explain(model, photos[0]).target
+    layer = "features" if camkit.METHODS[method].layer else None
     full, half = (
-        camkit.explain(model, photos, "features", method=method, target=target, precision=precision)
+        camkit.explain(model, photos, layer, method=method, target=target, precision=precision)
         for precision in ("fp32", "bf16-forced")
     )
     correlations = [
         float(np.corrcoef(one.raw.ravel(), two.raw.ravel())[0, 1]) for one, two in zip(full, half, strict=True)
     ]
     record_property("correlations", correlations)
-    assert min(correlations) > 0.99, correlations
+    # Gradients at each pixel pass through every layer, and each of these rounds them.
+    assert min(correlations) > (0.95 if method in WHOLE else 0.99), correlations
 
 
 # --- difficult networks and precisions --------------------------------------------------------------------------------

@@ -517,8 +517,8 @@ class TestInProcess:
             (["x.png", "--model", "demo-fair", "--layer", "features.99"], "did you mean 'features.4' or 'features.3'"),
             (["x.png", "--model", "demo-fair", "--method", "Grad-CAM++"], "did you mean 'gradcam++'"),
             (
-                ["x.png", "--model", "demo-fair", "--method", "score_cam"],
-                "camkit does not have the method 'score_cam' (Score-CAM); choose from cam, gradcam, ",
+                ["x.png", "--model", "demo-fair", "--method", "poly_cam"],
+                "camkit does not have the method 'poly_cam' (Poly-CAM); choose from gradcam, gradcam++, ",
             ),
             (["x.png", "--model", "demo-fair", "--style", "overly"], "did you mean 'overlay'"),
             (["x.png", "--model", "demo-fair", "--colormap", "turb"], "did you mean 'turbo'"),

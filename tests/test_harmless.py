@@ -590,11 +590,11 @@ def test_an_exception_passes_through_and_leaves_no_trace(
 @pytest.mark.parametrize("error", [MishapError, KeyboardInterrupt])
 def test_no_method_leaves_a_trace_of_an_exception(method: str, error: type[BaseException]) -> None:
     model = in_the_middle_of_training(made(Parts))
-    calls = iter(range(5))
+    calls = itertools.count()
     failing = 1 if camkit.METHODS[method].layer else 0
 
     def fail_late(module: nn.Module, args: tuple[Tensor]) -> None:
-        if next(calls) == failing:  # the pass that chooses the layer succeeds, the one that explains fails
+        if next(calls) >= failing:  # the pass that chooses the layer succeeds, the ones that explain fail
             raise error("as planned")
 
     model.head.register_forward_pre_hook(fail_late)
@@ -812,7 +812,10 @@ def test_weights_of_half_precision(method: str) -> None:
     with unchanged(model):
         found = camkit.explain(model, pictures(1), layer, method=method)
     expected = camkit.explain(trained("resnet18"), pictures(1), layer, method=method, target=found.target)
-    assert np.corrcoef(found.raw.ravel(), expected.raw.ravel())[0, 1] > 0.99
+    # FEM compares each cell with a threshold, which rounding to bf16 moves past some cells; FullGrad adds the absolute
+    # values of the rounding in every layer.
+    agreement = 0.95 if method in ("fem", "fullgrad") else 0.99
+    assert np.corrcoef(found.raw.ravel(), expected.raw.ravel())[0, 1] > agreement
 
 
 # --- abandoned streams

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 
@@ -135,7 +136,10 @@ def built(name: str) -> tuple[nn.Module, LayerRef, Layout, Tensor]:
 def head_of(model: nn.Module, ref: LayerRef, layout: Layout, image: Tensor) -> Head:
     with recording(model, ref) as recorded:
         output = model(image.clone())
-    return Head(model, ref, layout, image, recorded, lambda scores, _: scores[:, CLASS], float(output[0, CLASS]))
+    each_pass = functools.partial(quiet_pass, model, image.device, "fp32")
+    return Head(
+        model, ref, layout, image, recorded, lambda scores, _: scores[:, CLASS], float(output[0, CLASS]), each_pass
+    )
 
 
 def by_hook(model: nn.Module, ref: LayerRef, layout: Layout, image: Tensor, maps: Tensor) -> float:

@@ -54,6 +54,7 @@ def test_public_names_are_pinned() -> None:
         "feature_maps",
         "hooks",
         "load_model",
+        "metrics",
         "register_method",
         "scenes",
         "targets",

@@ -215,6 +215,18 @@ def test_several_targets_share_the_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FEW)
+def test_no_pass_keeps_a_graph(name: str) -> None:
+    model = small()
+    graphs: list[object] = []
+    model.register_forward_hook(lambda _, __, output: graphs.append(output.grad_fn))
+    camkit.explain(model, picture(), layer_of(name), method=FEW[name], target=0)  # the first call chooses the layer
+    graphs.clear()
+    camkit.explain(model, picture(), layer_of(name), method=FEW[name], target=0)
+    assert graphs
+    assert not any(graphs)
+
+
+@pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize(
     "target",
     [None, "two", contrast(1, 2), lambda logits: logits[:, 0] - logits[:, 3], top(2)],

@@ -416,7 +416,7 @@ def test_every_target_of_the_module_is_a_subclass_of_target():
     classes = {item for item in named if isinstance(item, type)} - {Scores}
 
     assert all(issubclass(item, Target) for item in classes)
-    assert len(classes) == 11
+    assert len(classes) == 12
 
 
 MAKERS = [

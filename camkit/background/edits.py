@@ -6,12 +6,13 @@ it and pasting after it give the same result.
 
 from __future__ import annotations
 
-import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
+
+from camkit.images.filling import fill_smoothly
 
 MIN_RECTANGLE = 0.02
 """Share of the picture that a rectangle beside the objects must cover. The texture of a smaller one does not stand for
@@ -19,48 +20,6 @@ the background."""
 
 _SEARCH_CELLS = 32
 """Cells along the shorter side of the grid on which that rectangle is searched."""
-
-_OPENCV_CHANNELS = 4
-"""The most channels that OpenCV resizes in one call."""
-
-_TINY_WEIGHT = 1e-12
-"""Keeps the division by a weight of zero finite; the result of that division is never used."""
-
-
-def fill_smoothly(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
-    """Fill a hole smoothly from its surroundings (push-pull: Gortler et al. 1996, The Lumigraph, 3.4).
-
-    The known pixels are averaged down, level by level, until no pixel is missing. On the way back up, each missing
-    pixel is taken from the coarser level. A picture that is all hole becomes zero.
-    """
-    known = (~hole).numpy()
-    if not known.any():
-        return torch.zeros_like(picture)
-    pixels = np.ascontiguousarray(picture.float().permute(1, 2, 0).numpy())
-    filled = _push_pull(pixels * known[..., None], known.astype(np.float32))
-    return torch.where(hole, torch.from_numpy(filled).permute(2, 0, 1).to(picture), picture)
-
-
-def _push_pull(weighted: Float[np.ndarray, "h w c"], weight: Float[np.ndarray, "h w"]) -> Float[np.ndarray, "h w c"]:
-    """Fill the pixels whose weight is zero. ``weighted`` is pixel times weight, so that means use known pixels only."""
-    height, width = weight.shape
-    means: Float[np.ndarray, "h w c"] = weighted / np.maximum(weight, _TINY_WEIGHT)[..., None]
-    if (weight > 0).all():
-        return means
-    size = ((width + 1) // 2, (height + 1) // 2)
-    coarse = _resized(weighted, size, cv2.INTER_AREA)
-    coarse_weight = cv2.resize(weight, size, interpolation=cv2.INTER_AREA).reshape(size[::-1])
-    above = _resized(_push_pull(coarse, coarse_weight), (width, height), cv2.INTER_LINEAR)
-    return np.asarray(np.where(weight[..., None] > 0, means, above))
-
-
-def _resized(
-    values: Float[np.ndarray, "h w c"], size: tuple[int, int], interpolation: int
-) -> Float[np.ndarray, "h2 w2 c"]:
-    """Resize to (width, height), with any number of channels."""
-    parts = [values[..., start : start + _OPENCV_CHANNELS] for start in range(0, values.shape[2], _OPENCV_CHANNELS)]
-    resized = [cv2.resize(part, size, interpolation=interpolation).reshape(*size[::-1], -1) for part in parts]
-    return np.concatenate(resized, 2)
 
 
 def fill_with_texture(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"] | None:

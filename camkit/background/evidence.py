@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
@@ -15,10 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from camkit.engine.heatmap import enlarge, upsample
+from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.types import Extent
-
-TOLERANCE = 15
-"""Pixels by which a maximum may miss its region in the pointing game (Zhang et al. 2016, arXiv:1608.00507)."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class HeatMeasures:
 
     Attributes:
         ceiling: the energy that a perfect map would have: the region averaged to the map's grid and upsampled again.
-        hit: whether the map's maximum lies within TOLERANCE pixels of the region.
+        hit: whether the map's maximum lies within POINTING_TOLERANCE pixels of the region.
         centre_hit: whether the picture's centre does.
         rank: of the hottest pixels, as many as the region has, the share that lies in the region (relevance rank
             accuracy; Arras et al. 2022, arXiv:2003.07258).
@@ -54,7 +51,7 @@ def measure(
     """
     pixels = int(region.sum())
     hottest = torch.topk(heat.flatten(), pixels).indices
-    near = _dilated(region, TOLERANCE)
+    near = dilated(region, POINTING_TOLERANCE)
     height, width = region.shape
     return HeatMeasures(
         ceiling=ceiling(region, grid),
@@ -70,12 +67,6 @@ def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int]) -> float:
     cells = functional.adaptive_avg_pool2d(region.float()[None], grid)
     best = upsample(cells, region.shape)[0].double()
     return float(best[region].sum() / best.sum())
-
-
-def _dilated(region: Bool[Tensor, "h w"], pixels: int) -> Bool[Tensor, "h w"]:
-    width = 2 * pixels + 1
-    near = cv2.dilate(region.numpy().view(np.uint8), np.ones((width, width), np.uint8))
-    return torch.from_numpy(near.view(np.bool_))
 
 
 def heat_in_cells(region: Bool[Tensor, "h w"], grid: tuple[int, int], extent: Extent) -> Float[np.ndarray, " cells"]:

@@ -27,6 +27,7 @@ from camkit.background import edits
 from camkit.background.statistics import MIN_GROUPS
 from camkit.background.values import Item
 from camkit.engine.streams import Task, in_order
+from camkit.images.filling import fill_smoothly
 from camkit.images.regions import Shades
 
 SAME, OTHER, REMOVED = "same", "other", "removed"
@@ -66,7 +67,7 @@ class PreparedPicture:
         """The picture without its objects, for each fill. It is kept because several pictures are pasted on it."""
         assert self.hole is not None
         unknown = self.hole | ~self.shades.view
-        smooth = edits.fill_smoothly(self.tensor, unknown)
+        smooth = fill_smoothly(self.tensor, unknown)
         filled = {fill: function(self.tensor, unknown) for fill, function in edits.FILLS.items()}
         removed = self.hole & self.shades.view
         return {
@@ -179,7 +180,7 @@ def region_edits(
         listed.append((f"{REMOVED}.{fill}", functools.partial(picture.without, fill)))
     inside = picture.region > 0.5
     view = picture.shades.view
-    listed.append((EDITED_OBJECT, functools.partial(edits.fill_smoothly, picture.tensor, inside)))
+    listed.append((EDITED_OBJECT, functools.partial(fill_smoothly, picture.tensor, inside)))
     listed.append(
         (EDITED_BACKGROUND, functools.partial(_smooth_background, picture, view & (picture.region == 0), seed))
     )
@@ -246,7 +247,7 @@ def _smooth_background(
     assert picture.region is not None
     step = max(1, min(allowed.shape) // _BLOCKS)
     chosen = edits.random_blocks(allowed, float((picture.region > 0.5).sum()), seed, step)
-    return None if chosen is None else edits.fill_smoothly(picture.tensor, chosen)
+    return None if chosen is None else fill_smoothly(picture.tensor, chosen)
 
 
 def _add_noise(picture: PreparedPicture, region: Bool[Tensor, "h w"], seed: int) -> Float[Tensor, "c h w"]:

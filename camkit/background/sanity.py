@@ -18,6 +18,7 @@ from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.methods import MethodLike
 from camkit.models.loaded import LoadedModel
+from camkit.models.shuffled import shuffle_weights
 from camkit.targets import EachTarget
 
 SANITY_PICTURES = 16
@@ -126,10 +127,5 @@ def _median_correlation(first: Sequence[np.ndarray | None], second: Sequence[np.
 def _with_random_weights(model: LoadedModel, seed: int) -> LoadedModel:
     """Return a copy with the entries of each weight tensor shuffled: the same sizes as before, but no meaning."""
     module = copy.deepcopy(model.module)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in module.parameters():  # includes the parameters from which a parametrisation computes a weight
-            if weight.dim() > 1:
-                order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
-                weight.copy_(weight.detach().flatten()[order].reshape(weight.shape))
+    shuffle_weights(module.modules(), torch.Generator().manual_seed(seed))
     return LoadedModel(module, model.name, model.preprocess, model.labels, None, model.activation)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from camkit.cli.terminal import QuietConsole
 from camkit.errors import printable
+from camkit.methods import NEEDED
 
 if TYPE_CHECKING:
     from camkit.demo.poster import DemoResult
@@ -84,10 +85,11 @@ def video(written: WrittenVideo) -> Text:
 def methods(rows: Iterable[Method]) -> Table:
     """Return the table of methods."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("method", "what it weights by", "paper"):
+    for heading in ("method", "what it weights by", "needs", "time in plain passes", "paper"):
         table.add_column(heading, no_wrap=heading == "method")
     for method in rows:
-        table.add_row(Text(method.name, "bold"), Text(method.summary), Text(method.paper))
+        needs = NEEDED[method.needs]
+        table.add_row(Text(method.name, "bold"), *map(Text, (method.summary, needs, method.cost, method.paper)))
     return table
 
 

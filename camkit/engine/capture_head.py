@@ -36,10 +36,10 @@ def capture_with_head(
         LayerError, TargetError: as for ``capture``.
         MethodError: the head cannot be run alone, or a target is not a score of the model's classes.
     """
-    with (
-        quiet_pass(model, image.device, options.precision, options.record, users_code=options.users_code),
-        ExitStack() as recordings,
-    ):
+    each_pass = functools.partial(
+        quiet_pass, model, image.device, options.precision, options.record, users_code=options.users_code
+    )
+    with each_pass(), ExitStack() as recordings:
         recorded = {ref: recordings.enter_context(recording(model, ref)) for ref in options.modules}
         with cut(options.modules, gradients=False) as tape, interruptible():
             output = model(image.clone())
@@ -47,20 +47,18 @@ def capture_with_head(
         layouts = read_layouts(tape, options, 1, tuple(image.shape[2:]))
         single = expand(targets, output, 1)
         scores = plain_scores(single, output, 1)
-        recordings.close()
-        features: list[Features] = []
-        for ref, layout in layouts.items():
-            weights: list[Tensor] = []
-            maps = features_of(tape.layers[ref], layout)
-            for target, scored in zip(single, scores, strict=True):
-                if is_absent(scored):
-                    weights.append(torch.zeros_like(maps.activations))
-                    continue
-                score = functools.partial(_values, _fixed(target, scored, output))
-                with interruptible():
-                    head = Head(model, ref, layout, image, recorded[ref], score, float(scored.values[0]))
-                    weights.append(weigh(head.activations, head))
-            features.append(replace(maps, by_target=tuple(weights)))
+    features: list[Features] = []
+    for ref, layout in layouts.items():
+        weights: list[Tensor] = []
+        maps = features_of(tape.layers[ref], layout)
+        for target, scored in zip(single, scores, strict=True):
+            if is_absent(scored):
+                weights.append(torch.zeros_like(maps.activations))
+                continue
+            score = functools.partial(_values, _fixed(target, scored, output))
+            head = Head(model, ref, layout, image, recorded[ref], score, float(scored.values[0]), each_pass)
+            weights.append(weigh(head.activations, head))
+        features.append(replace(maps, by_target=tuple(weights)))
     return Capture(tuple(features), scores, tuple(layouts.values()))
 
 

@@ -20,9 +20,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import is_out_of_memory, quiet_pass
 from camkit.engine.resizing import resizing
 from camkit.errors import MethodError
-from camkit.targets.classes import ClassTarget
-from camkit.targets.maps import SegmentTarget, predicted_cells
-from camkit.targets.outputs import maps_of
+from camkit.targets.confidence import ConfidenceTarget, fixed_target
 from camkit.targets.scores import Scores, Target
 from camkit.types import Extent, PicturesOf
 
@@ -58,7 +56,7 @@ def capture_with_pictures(
         layouts = read_layouts(tape, options, 1, resized.padded or tuple(image.shape[2:]))
         single = expand(targets, output, 1)
         scores = plain_scores(single, output, 1)
-        fixed = [fixed_target(*pair, output) for pair in zip(single, scores, strict=True) if not is_absent(pair[1])]
+        fixed = [_fixed(*pair, output) for pair in zip(single, scores, strict=True) if not is_absent(pair[1])]
     maps = [features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items()]
     features: list[Features] = []
     for explained in maps or [Features(image, ())]:
@@ -70,8 +68,8 @@ def capture_with_pictures(
     return Capture(tuple(features), scores, tuple(layouts.values()), bool(resized.padded))
 
 
-def fixed_target(target: Target, scored: Scores, output: Any) -> Target:
-    """Return the target that scores the same class, and the same part of a map, whatever the changed pictures show.
+def _fixed(target: Target, scored: Scores, output: Any) -> Target:
+    """Return the target that scores the same class, whatever the changed pictures show.
 
     Raises:
         MethodError: the target is a box, which changed pictures would move.
@@ -80,12 +78,7 @@ def fixed_target(target: Target, scored: Scores, output: Any) -> Target:
         raise MethodError(
             "methods that run the model on changed pictures explain scores, not boxes; use 'gradcam' or 'hirescam'"
         )
-    if scored.indices is None or (isinstance(target, SegmentTarget) and (target.mask is not None or target.everywhere)):
-        return target
-    maps = maps_of(output, 1)
-    if maps is None:
-        return ClassTarget(scored.indices[0], getattr(target, "activation", None))
-    return SegmentTarget(scored.indices[0], predicted_cells(maps, torch.tensor(scored.indices, device=maps.device))[0])
+    return fixed_target(target, scored, output)
 
 
 class Pictures:
@@ -143,17 +136,12 @@ class Pictures:
 
     def _run(self, pictures: Float[Tensor, "m c *size"], *, probabilities: bool) -> Float[Tensor, "t m"]:
         count = len(pictures)
+        targets = [ConfidenceTarget(target) for target in self._targets] if probabilities else self._targets
         with self._each_pass(), interruptible():
             inputs = pictures.to(self.image.dtype).contiguous(memory_format=self._options.memory_format)
             # Tensors of the caller's inference mode cannot be written to in this pass, and the model may do so.
             output = self._model(inputs.clone() if inputs.is_inference() else inputs)
-            scores = [target(output, count) for target in self._targets]
-        rows = [
-            torch.tensor(scored.probabilities, device=inputs.device)
-            if probabilities and scored.probabilities is not None
-            else scored.values.detach().float()
-            for scored in scores
-        ]
+            rows = [target(output, count).values.detach().float() for target in targets]
         for row in rows:
             if row.shape != (count,):
                 raise MethodError(f"the model returned scores of shape {tuple(row.shape)} for {count} changed pictures")

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from camkit.engine.capture import Pass, capture, capture_activations, capture_for_cam
+from camkit.engine.capture_curvature import capture_curvature
 from camkit.engine.capture_head import capture_with_head
 from camkit.engine.capture_input import capture_guided, capture_parts
 from camkit.engine.capture_pictures import capture_with_pictures
@@ -20,6 +21,9 @@ Capturing: TypeAlias = Callable[[nn.Module, Tensor, Sequence[Target], Pass, Meth
 
 CAPTURES: Mapping[Needs, Capturing] = {
     "gradients": lambda model, inputs, targets, options, _: capture(model, inputs, targets, options),
+    "curvature": lambda model, inputs, targets, options, method: capture_curvature(
+        model, inputs, targets, options, method.weights
+    ),
     "head": lambda model, inputs, targets, options, _: capture_for_cam(model, inputs, targets, options),
     "activations": lambda model, inputs, targets, options, _: capture_activations(model, inputs, targets, options),
     "scores": lambda model, inputs, targets, options, method: capture_with_head(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from camkit.engine.attach import forward_hooks
 from camkit.engine.grid import from_grid, to_grid
+from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor, mapped, with_tensor
 from camkit.errors import MethodError
 from camkit.types import LayerRef, Layout
@@ -89,13 +90,15 @@ class Head:
     """Returns the scores of changed feature maps of one picture.
 
     Args:
-        model: the model, in evaluation mode and without gradients.
+        model: the model.
         ref: the layer.
         layout: the layout of the layer's output.
         image: the picture (1, c, *size).
         recorded: the recording of a plain pass of this picture.
         score: the score to compute.
         expected: the model's own score of the picture.
+        each_pass: returns the context in which one pass is run, such as ``quiet_pass``. Each pass has one of its own,
+            so that each finds the model as the first one did.
 
     Raises:
         MethodError: the head cannot be run on changed maps.
@@ -110,9 +113,10 @@ class Head:
         recorded: Recording,
         score: Score,
         expected: float,
+        each_pass: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._model, self._ref, self._layout = model, ref, layout
-        self._image, self._recorded, self._score = image, recorded, score
+        self._image, self._recorded, self._score, self._each_pass = image, recorded, score, each_pass
         maps = feature_tensor(recorded.output)
         assert maps is not None
         self._path, self._output = maps
@@ -156,9 +160,8 @@ class Head:
         output = _copy(self._recorded.output, repeats)
         answers[layer] = [*earlier, with_tensor(output, self._path, from_grid(maps, self._output, self._layout))]
         # PyTorch's fused transformer layers do not call their submodules, unless one of these has a hook.
-        with answering(answers), forward_hooks({layer: _keep}):
-            output = self._model(image.clone())
-        scores = self._score(output, count).detach().float()
+        with self._each_pass(), answering(answers), forward_hooks({layer: _keep}), interruptible():
+            scores = self._score(self._model(image.clone()), count).detach().float()
         if scores.shape != (count,):
             raise MethodError(f"the head returned scores of shape {tuple(scores.shape)} for {count} changed maps")
         return scores

@@ -6,6 +6,7 @@ cells, and measures which of them the score depends on. No stage decides by a mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.record import ModelRecord
 from camkit.errors import LayerError, advice, listing_layers
 from camkit.layers.branches import ends_beside, shared, twins
-from camkit.layers.influence import ELSEWHERE, Influence, measure_influence, structural_verdict
+from camkit.layers.influence import ELSEWHERE, NOT_MEASURED, Influence, measure_influence, structural_verdict
 from camkit.layers.layouts import Readings, channels_of, read_layouts
 from camkit.layers.location import exchange, locate
 from camkit.layers.trace import Call, Key, LivePass, Trace, traced
@@ -28,6 +29,9 @@ _RUNNERS_UP = 3
 
 _LISTED = 6
 """How many layers an error message lists: the last ones are the likely choices, and six fit on one line."""
+
+_STAGES = 4
+"""How many sizes of grid ``Decision.stages`` returns: as many as the usual networks have blocks."""
 
 UNSURE = "; the position of its cells could not be measured"
 
@@ -110,6 +114,29 @@ class Decision:
                 + (f": {self.candidates()}" if self.candidates() else "")
             )
         return self.layer
+
+    def stages(self) -> tuple[TargetLayer, ...]:
+        """Return the last layers of the four coarsest grids, the layer to explain among them, in execution order.
+
+        Of the layers with one grid, those with the shortest names count, which are the model's own blocks.
+
+        Raises:
+            LayerError: as for ``chosen``.
+        """
+        chosen = self.chosen()
+        last = self.row_of(chosen.ref)
+        assert last is not None
+        by_grid: dict[tuple[int, ...], LayerRef] = {}
+        for row in self.rows[: self.rows.index(last)]:
+            usable = row.verdict in ("", NOT_MEASURED) and row.ref.name and not row.unsure
+            if not usable or row.layout is None or chosen.layout is None or row.layout.grid == chosen.layout.grid:
+                continue
+            kept = by_grid.get(row.layout.grid)
+            if kept is None or row.ref.name.count(".") <= kept.name.count("."):
+                by_grid[row.layout.grid] = row.ref
+        reason = f"the last layer of its grid; {chosen.reason}"
+        earlier = sorted(by_grid.items(), key=lambda item: -math.prod(item[0]))[-_STAGES + 1 :]
+        return (*(self.named(ref, chosen.size, reason) for _, ref in earlier), chosen)
 
     def named(self, ref: LayerRef, size: tuple[int, ...], reason: str) -> TargetLayer:
         """Return the target layer for a layer that the caller named.

@@ -9,8 +9,9 @@ import importlib
 
 from camkit.methods.registry import (
     METHODS,
+    NEEDED,
     ONE_BY_ONE,
-    WEIGHED,
+    WEIGHED_IN_PASS,
     Method,
     MethodLike,
     WeightFunction,
@@ -22,8 +23,9 @@ from camkit.methods.registry import (
 
 __all__ = [
     "METHODS",
+    "NEEDED",
     "ONE_BY_ONE",
-    "WEIGHED",
+    "WEIGHED_IN_PASS",
     "Method",
     "MethodLike",
     "WeightFunction",

@@ -79,3 +79,30 @@ def fem(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
     means = maps.mean(cells, keepdim=True)
     deviations = maps.std(cells, correction=0, keepdim=True)
     return ((maps > means + 2 * deviations) * means).sum(1)
+
+
+@register_method(
+    "kpcacam",
+    title="KPCA-CAM",
+    summary="the first kernel principal component of the cells; the same for every class",
+    paper="Karmani et al. 2024, KPCA-CAM, arXiv:2410.00267, with the sigmoid kernel",
+    needs="activations",
+    cost="1",
+)
+def kpcacam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
+    """Project the cells on their first kernel principal component, with the kernel tanh(x y / C + 1).
+
+    x and y are the channels of two cells, less their mean over all cells, and C is the number of channels. A component
+    has no sign of its own. It gets the sign with which it rises with the sum of a cell's channels.
+    """
+    import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
+
+    cells = activations.float().flatten(2).mT
+    cells = cells - cells.mean(1, keepdim=True)
+    kernel = torch.tanh(cells @ cells.mT / cells.shape[2] + 1)
+    centred = kernel - kernel.mean(1, keepdim=True) - kernel.mean(2, keepdim=True) + kernel.mean((1, 2), keepdim=True)
+    values, vectors = torch.linalg.eigh(centred)
+    projection = vectors[:, :, -1] * values[:, -1:].clamp(min=0).sqrt()
+    falls = (projection * cells.sum(2)).sum(1, keepdim=True) < 0
+    signed: Tensor = torch.where(falls, -projection, projection)
+    return signed.reshape(len(signed), *activations.shape[2:])

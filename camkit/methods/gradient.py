@@ -122,3 +122,52 @@ def gradcam_elementwise(
     """Weight each cell of channel k by G_kij if G_kij A_kij > 0, else by 0: the map then sums ReLU(G_kij A_kij)."""
     weights = gradients.float()
     return weights.masked_fill(weights * activations.float() <= 0, 0)
+
+
+@register_method(
+    "finercam",
+    title="Finer-CAM",
+    summary="Grad-CAM of what tells the class from its three nearest classes",
+    paper="Zhang et al. 2025, Finer-CAM, arXiv:2501.11309, with the paper's weight 0.6",
+    finer=True,
+)
+def finercam(
+    activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
+) -> Float[Tensor, "n c *ones"]:
+    """Weight channel k as Grad-CAM does, with S less 0.6 times the mean score of the three nearest classes."""
+    return gradcam(activations, gradients)
+
+
+@register_method(
+    "shapleycam",
+    title="ShapleyCAM",
+    summary="the mean gradient, corrected by the curvature of the score",
+    paper="Cai 2025, CAMs as Shapley Value-based Explainers, arXiv:2501.06261",
+    needs="curvature",
+    cost="1, and back through the head twice",
+)
+def shapleycam(
+    activations: Float[Tensor, "n c *grid"],  # noqa: ARG001 - the first argument of every method
+    gradients: Float[Tensor, "n c *grid"],
+    products: Float[Tensor, "n c *grid"],
+) -> Float[Tensor, "n c *ones"]:
+    """Weight channel k by the mean of G_kij - (H A)_kij / 2, with H the second derivatives of S.
+
+    This is Grad-CAM where the head is piecewise linear in A, as a mean and one linear layer are.
+    """
+    return (gradients.float() - products.float() / 2).mean(_cells(gradients), keepdim=True)
+
+
+@register_method(
+    "refinecam",
+    title="RefineCAM",
+    summary="Grad-CAM++ at the last layer of each size of grid, multiplied; sharp",
+    paper="Domeniconi et al. 2026, How to Evaluate and Refine your CAM, arXiv:2605.14641",
+    cost="1, and back through most of the model",
+    stages=True,
+)
+def refinecam(
+    activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
+) -> Float[Tensor, "n c *ones"]:
+    """Weight channel k of each layer as Grad-CAM++ does; the positive maps, each scaled to 1, are multiplied."""
+    return gradcam_plus_plus(activations, gradients)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from camkit.errors import MethodError, did_you_mean
@@ -20,13 +21,25 @@ else:
     Tensor = Any
 
 WeightFunction: TypeAlias = Callable[..., Tensor]
-Needs: TypeAlias = Literal["gradients", "head", "activations", "scores", "pictures", "parts", "guided"]
+Needs: TypeAlias = Literal["gradients", "curvature", "head", "activations", "scores", "pictures", "parts", "guided"]
+
+NEEDED: Mapping[Needs, str] = {
+    "gradients": "the score's gradients",
+    "curvature": "the score's second derivatives",
+    "head": "pooling and one linear layer after it",
+    "activations": "nothing else; reads no score",
+    "scores": "the part of the model after it, run alone",
+    "pictures": "the whole model, run on changed pictures",
+    "parts": "gradients through the whole model",
+    "guided": "gradients through the whole model, and ReLUs",
+}
+"""What a method needs besides the feature maps of a layer, for lists of methods."""
 
 ONE_BY_ONE = frozenset({"scores", "pictures"})
-"""The needs of methods that take one picture at a time, since they run the model again for each."""
+"""The needs of methods that take one picture at a time."""
 
-WEIGHED = ONE_BY_ONE | {"parts", "guided"}
-"""The needs of methods that are called while the model runs, and not with what a pass captured."""
+WEIGHED_IN_PASS = ONE_BY_ONE | {"curvature", "parts", "guided"}
+"""The needs of methods that are called while the model's graph is there, or while it may run again."""
 
 _NAME = re.compile(r"[\w+-][\w+.-]*")
 """What a name may look like: it is typed after ``--method`` and becomes part of a file name."""
@@ -38,11 +51,14 @@ class Method:
 
     ``weights(activations, gradients)`` takes two tensors (N, C, *grid) and returns one that broadcasts against them:
     one weight per channel (N, C, 1, 1), or one per cell; or the signed map (N, *grid) itself. ``needs`` tells what it
-    gets besides the activations: the "gradients"; the class weights (N, C) of a linear "head" in their place; nothing
+    gets besides the activations: the "gradients"; these, and the product of the score's second derivatives with the
+    activations ("curvature"); the class weights (N, C) of a linear "head" in their place; nothing
     ("activations"); for one picture at a time, a function from changed feature maps to "scores", or one from changed
     "pictures" (``camkit.types.ScoresOfPictures``, whose T targets give T rows of weights); the "parts" of the score
     (``PartsOfScore``); or "guided" gradients (``GuidedGradients``). ``cost`` is the time it takes, in plain passes of
     the model. ``layer`` is False if it reads the whole model and not one layer: the activations are the input then.
+    With ``stages``, the maps of the last layer of each size of grid are multiplied. With ``finer``, a class is compared
+    with its nearest ones.
     """
 
     name: str
@@ -53,6 +69,8 @@ class Method:
     weights: WeightFunction
     cost: str = "1, and back through the head"
     layer: bool = True
+    stages: bool = False
+    finer: bool = False
 
 
 MethodLike: TypeAlias = str | WeightFunction | Method
@@ -71,6 +89,8 @@ def register_method(
     needs: Needs = "gradients",
     cost: str = "1, and back through the head",
     layer: bool = True,
+    stages: bool = False,
+    finer: bool = False,
     replace: bool = False,
 ) -> Callable[[WeightFunction], WeightFunction]:
     """Add a weight function to ``camkit.METHODS`` under a name, as a decorator.
@@ -83,12 +103,15 @@ def register_method(
         title: the name as people write it; the name itself if not given.
         summary: one line for ``camkit methods``.
         paper: where the formula comes from.
-        needs: "gradients"; "head", and the function gets the class weights (N, C) of a linear head instead;
-            "activations", and it gets the activations alone; "scores", and it gets the activations (1, C, *grid) of
+        needs: "gradients"; "curvature", and the function gets the product of the score's second derivatives with the
+            activations as a third tensor; "head", and it gets the class weights (N, C) of a linear head in place of the
+            gradients; "activations", and it gets these alone; "scores", and it gets the activations (1, C, *grid) of
             one picture and a function from changed activations (M, C, *grid) to their scores (M,); or "pictures",
             "parts" or "guided", which ``camkit.methods.Method`` explains.
         cost: the time it takes, in plain passes of the model; words for ``camkit methods``.
         layer: False if it reads the whole model, and no target layer.
+        stages: True to multiply the maps of the last layer of each size of grid, unless the caller names layers.
+        finer: True to compare a class with its nearest ones, as ``camkit.targets.finer`` does.
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
@@ -112,7 +135,7 @@ def register_method(
         raise MethodError(f"there is already a method {name!r}; choose another name, or pass replace=True")
 
     def add(function: WeightFunction) -> WeightFunction:
-        METHODS[name] = Method(name, title or name, summary, paper, needs, function, cost, layer)
+        METHODS[name] = Method(name, title or name, summary, paper, needs, function, cost, layer, stages, finer)
         return function
 
     return add
@@ -205,7 +228,7 @@ def variant(method: MethodLike, **options: Any) -> Method:
     if unknown:
         choice = f"it has {', '.join(known)}" if known else "it has none"
         raise MethodError(f"method {found.name!r} has no parameter {unknown[0]!r}; {choice}")
-    return replace(found, weights=functools.partial(found.weights, **options))
+    return changed(found, weights=functools.partial(found.weights, **options))
 
 
 def check_weights(method: Method, weights: Any, activations: Tensor) -> None:

@@ -63,7 +63,7 @@ class SceneNet(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Linear(64, len(LABELS))
 
-    def forward(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n 4"]:
+    def forward(self, images: Float[Tensor, "_ 3 h w"]) -> Float[Tensor, "_ 4"]:
         """Return the logits of a batch of preprocessed pictures."""
         logits: Tensor = self.head(self.pool(self.features(images)).flatten(1))
         return logits

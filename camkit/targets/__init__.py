@@ -26,6 +26,7 @@ from camkit.targets.classes import (
     ContrastTarget,
     DirectionTarget,
     EachTarget,
+    FinerTarget,
     FunctionTarget,
     TargetFunction,
     TopTarget,
@@ -33,6 +34,7 @@ from camkit.targets.classes import (
     contrast,
     direction,
     each,
+    finer,
     top,
 )
 from camkit.targets.embeddings import SimilarTarget, similar_to
@@ -49,6 +51,7 @@ __all__ = [
     "ContrastTarget",
     "DirectionTarget",
     "EachTarget",
+    "FinerTarget",
     "FunctionTarget",
     "Scores",
     "SegmentTarget",
@@ -62,6 +65,7 @@ __all__ = [
     "describe",
     "direction",
     "each",
+    "finer",
     "logits_of",
     "segment",
     "similar_to",
@@ -71,7 +75,7 @@ __all__ = [
 Labels: TypeAlias = "Sequence[str] | None"
 TargetLike: TypeAlias = "int | str | Target | TargetFunction"
 
-_MAKERS = (above, box, contrast, direction, each, segment, similar_to, top)
+_MAKERS = (above, box, contrast, direction, each, finer, segment, similar_to, top)
 """The functions that make targets; passing one of them instead of its result is a common mistake."""
 
 

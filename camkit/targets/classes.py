@@ -20,6 +20,9 @@ from camkit.targets.probabilities import final_activation, given_probabilities
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import Activation
 
+FINER_WEIGHT, FINER_NEAREST = 0.6, 3
+"""The share of the nearest classes' mean that is subtracted, and how many classes that are: those of the paper."""
+
 TargetFunction: TypeAlias = Callable[[Any], Tensor]
 
 
@@ -263,6 +266,58 @@ class ContrastTarget(Target):
 
 
 @dataclass(frozen=True)
+class FinerTarget(Target):
+    """What tells a class from its nearest ones: its logit less a share of the mean of theirs (Finer-CAM).
+
+    The nearest classes of a picture are those whose logits differ least from that of the class.
+    """
+
+    of: Target
+    weight: float = FINER_WEIGHT
+    nearest: int = FINER_NEAREST
+
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> FinerTarget:
+        """Return the target with the labels of its class looked up."""
+        return replace(self, of=self.of.bind(labels, activation))
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the logit of each image's class less the weighted mean of its nearest classes."""
+        scored = self.of(output, batch)
+        if scored.indices is None or scored.boxes is not None or maps_of(output, batch) is not None:
+            raise TargetError("finer compares a class with its nearest ones, so it needs a classifier's class")
+        logits = logits_of(output, batch)
+        if logits.shape[1] < 2:
+            raise TargetError("finer compares a class with its nearest ones, but the model has one output")
+        count = min(self.nearest, logits.shape[1] - 1)
+        own = torch.tensor(scored.indices, device=logits.device)[:, None]
+        values = logits.detach().float()
+        distance = (values - values.gather(1, own)).abs().scatter(1, own, torch.inf)
+        others = logits.gather(1, distance.topk(count, largest=False).indices)
+        # A model may return probabilities; their gradients pass through the softmax for all classes alike.
+        return replace(
+            scored,
+            values=logits.gather(1, own)[:, 0] - self.weight * others.mean(1),
+            quantity=f"logit less {self.weight:g} of the mean of its {count} nearest",
+        )
+
+
+@dataclass(frozen=True)
+class EachFiner(Expands):
+    """Compares each class that a target stands for with its nearest ones."""
+
+    of: Target
+
+    def expand(self, output: Any, batch: int) -> list[FinerTarget]:
+        """Return one target for each class."""
+        single = self.of.expand(output, batch) if isinstance(self.of, Expands) else [self.of]
+        return [FinerTarget(target) for target in single]
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the scores of the first class."""
+        return self.expand(output, batch)[0](output, batch)
+
+
+@dataclass(frozen=True)
 class FunctionTarget(Target):
     """Any score that the caller computes from the model's output."""
 
@@ -345,3 +400,42 @@ def direction(sign: Literal["+", "-"], index: int = 0) -> DirectionTarget:
 def contrast(target: int | str, rather_than: int | str) -> ContrastTarget:
     """Return a target for one class rather than another: the difference of their logits (Prabhushankar et al. 2020)."""
     return ContrastTarget(target, rather_than)
+
+
+def finer(target: int | str | None = None, weight: float = FINER_WEIGHT, nearest: int = FINER_NEAREST) -> FinerTarget:
+    """Return a target for what tells a class from its nearest ones (Zhang et al. 2025, Finer-CAM, arXiv:2501.11309).
+
+    The score is the class's logit less ``weight`` times the mean logit of the ``nearest`` classes whose logits differ
+    least from it. What the classes share leaves the map, and what only this class has stays.
+
+    Args:
+        target: an index or a label; None for each picture's best class.
+        weight: 0 explains the class alone, 1 what it has beyond its neighbours.
+        nearest: how many classes; all others if the model has fewer.
+
+    Raises:
+        TargetError: the weight is no number of at least 0, or ``nearest`` is no whole number of at least 1.
+    """
+    if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= float(weight) < float("inf"):
+        raise TargetError(f"the weight of the nearest classes is a number of at least 0, not {weight!r}")
+    nearest = whole_number(nearest, "the number of nearest classes")
+    if nearest < 1:
+        raise TargetError(f"the number of nearest classes must be at least 1, not {nearest}")
+    return FinerTarget(_NamedTarget(target), float(weight), nearest)
+
+
+@dataclass(frozen=True)
+class _NamedTarget(Target):
+    """A class by its index or label, or each image's best class."""
+
+    name: int | str | None
+
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Target:
+        """Return the target with its label looked up."""
+        if self.name is None:
+            return TopTarget().bind(labels, activation)
+        return ClassTarget(class_of(self.name, labels)).bind(labels, activation)
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the scores of the class."""
+        return self.bind(None, None)(output, batch)

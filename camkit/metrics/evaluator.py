@@ -1,0 +1,261 @@
+"""The Evaluator: one picture and one target, for which maps are judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from camkit.errors import InputError
+from camkit.explainer import Explainer
+from camkit.explanation import Explanation
+from camkit.metrics.curves import Curve, distinct, even_shares, hot_sets, shares_of
+from camkit.metrics.fills import FILLS, Remove, check_fill
+from camkit.metrics.heat import Heat, MapLike, as_heat
+from camkit.metrics.reference_maps import reference_maps
+from camkit.metrics.registry import Metric, find_metric
+from camkit.metrics.values import Table, UndefinedError, Value, Values
+from camkit.types import ImageLike
+
+if TYPE_CHECKING:
+    from camkit.models.loaded import LoadedModel
+    from camkit.targets import Target, TargetLike
+    from camkit.types import TargetLayer
+
+ModelLike: TypeAlias = "Explainer | nn.Module | str | LoadedModel"
+
+STEPS = 20
+"""Steps of a curve: 5 % of the picture each. docs/metrics.md has how far the areas are from those of 224 steps."""
+
+DEFAULTS = ("srg", "insertion", "deletion", "average-drop", "increase", "complexity", "feature-srg")
+"""The metrics of a call that names none: those that need neither a region nor the map of another picture."""
+
+
+class Evaluator:
+    """Judges maps of one picture for one target.
+
+    The picture is prepared, scored and filled once, and all maps share this. The model comes back from each call
+    exactly as it went in. Every score is the probability of the target's class; a target without probabilities, such as
+    a function, is judged by its own score.
+
+    Args:
+        model: an ``Explainer``, or what it takes as a model. Its preprocessing, precision and labels are used, and its
+            layer for metrics in feature space.
+        picture: what ``explainer(picture)`` takes.
+        target: None for the picture's best class, or what ``explainer(picture, target)`` takes. The class that it is
+            for the unchanged picture is judged in all changed ones.
+        region: the pixels of the object, for metrics that compare the map with it: (H, W), True or above 0.5 inside,
+            at the size of the model's input.
+        fill: what takes the place of removed pixels: "blur", "mean", "noise", "inpaint" (as the background check fills)
+            or "linear" (as ROAD fills); None for each metric's own.
+        steps: into how many steps an order of cells is divided.
+        layer: the layer of the metrics in feature space; None for the Explainer's.
+        seed: of all random draws; equal calls give equal numbers.
+        batch_size: pictures per pass; halved if memory runs out.
+
+    Raises:
+        InputError: an argument, the model or the picture is wrong.
+
+    Attributes:
+        scores: the model as a function from changed pictures to their scores.
+
+    Examples:
+        >>> import camkit
+        >>> explainer = camkit.Explainer("demo-fair")
+        >>> plane = camkit.scenes.scene_paths()["plane-sky"]
+        >>> evaluator = camkit.metrics.Evaluator(explainer, plane)
+        >>> values = evaluator(explainer(plane), ["srg", "complexity"])
+        >>> values["srg"].number > 0.1
+        True
+    """
+
+    def __init__(
+        self,
+        model: ModelLike,
+        picture: ImageLike,
+        target: TargetLike | None = None,
+        *,
+        region: np.ndarray | Tensor | None = None,
+        fill: str | None = None,
+        steps: int = STEPS,
+        layer: str | TargetLayer | None = None,
+        seed: int = 0,
+        batch_size: int = 32,
+    ) -> None:
+        check_fill(fill)
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise InputError(f"steps is a whole number from 1, not {steps!r}")
+        self.explainer = model if isinstance(model, Explainer) else Explainer(model)
+        self.scores = self.explainer.scores_of(picture, target, batch_size=batch_size)
+        self.picture: Float[Tensor, "c *size"] = self.scores.picture.to("cpu", torch.float32)
+        self.fill, self.steps, self.layer, self.seed = fill, steps, layer, seed
+        self.region = None if region is None else _region(region, self.size)
+        self._fills: dict[str, Remove] = {}
+        self._emptied: dict[str, float] = {}
+        self.emptied_features: dict[str, Tensor] = {}
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The size of the model's input: (H, W), (L,) or (D, H, W)."""
+        return tuple(self.picture.shape[1:])
+
+    @property
+    def target(self) -> Target:
+        """The target, fixed."""
+        return self.scores.target
+
+    @property
+    def confidence(self) -> float:
+        """The score of the unchanged picture.
+
+        Raises:
+            UndefinedError: it is NaN or infinite.
+        """
+        if not math.isfinite(self.scores.confidence):
+            raise UndefinedError("non_finite", "the model's score of the unchanged picture is NaN or infinite")
+        return self.scores.confidence
+
+    def __call__(self, given: MapLike, metrics: str | Iterable[str] | None = None) -> Values:
+        """Judge one map.
+
+        Args:
+            given: an explanation of this picture, or an array: at the size of the model's input, or coarser, which is
+                enlarged bilinearly.
+            metrics: names from ``camkit.metrics.METRICS``; None for ``camkit.metrics.DEFAULTS``.
+
+        Returns:
+            A ``Value`` for each metric. A metric that has no value says so in its ``status``.
+
+        Raises:
+            InputError: a name is unknown, or the map is not one of this picture.
+        """
+        chosen = [find_metric(name) for name in _names(metrics)]
+        heat = self.heat(given)
+        return Values({metric.name: self._value(metric, heat) for metric in chosen})
+
+    def table(self, maps: Mapping[str, MapLike], metrics: str | Iterable[str] | None = None) -> Table:
+        """Judge several maps and the reference maps: a random one, a centred blob, and the best single colour.
+
+        Args:
+            maps: the maps by the names of their rows.
+            metrics: as for one map.
+
+        Raises:
+            InputError: as for one map.
+        """
+        named = list(_names(metrics))
+        rows = {name: self(given, named) for name, given in maps.items()}
+        known = {f"{name} map" if name in rows else name: heat for name, heat in self.references().items()}
+        return Table(rows | {name: self(heat, named) for name, heat in known.items()}, tuple(known))
+
+    def references(self) -> dict[str, Heat]:
+        """Return the reference maps of the picture: "random", "centre" and "colour", as ``references`` describes."""
+        return reference_maps(self)
+
+    def heat(self, given: MapLike) -> Heat:
+        """Return a map as metrics read it.
+
+        Raises:
+            InputError: the map is not one of this picture and target.
+        """
+        if isinstance(given, Explanation):
+            mine = getattr(self.target, "index", None)
+            if given.target is not None and mine is not None and given.target != mine:
+                raise InputError(f"the explanation is of class {given.target}, and class {mine} is judged; pass target")
+        return as_heat(given, self.explainer, self.target, self.size)
+
+    def _value(self, metric: Metric, heat: Heat) -> Value:
+        fill = metric.fill and (self.fill or metric.fill)
+        try:
+            if heat.problem is not None:
+                raise heat.problem
+            number = float(metric.measure(self, heat))
+        except UndefinedError as error:
+            return Value(metric.name, None, error.status, str(error), fill)
+        if not math.isfinite(number):
+            return Value(metric.name, None, "non_finite", f"{metric.title} is {number} for this map", fill)
+        return Value(metric.name, number, fill=fill)
+
+    # --- what metrics use
+
+    def without(self, removed: Bool[Tensor, "m *size"], fill: str) -> Float[np.ndarray, " m"]:
+        """Return the scores of the picture without the pixels of each mask, filled one pass at a time.
+
+        Args:
+            removed: the masks, True where pixels are removed.
+            fill: what takes their place.
+
+        Raises:
+            UndefinedError: a score is NaN or infinite.
+        """
+        parts = removed.split(self.scores.at_once)
+        return np.concatenate([np.zeros(0), *(self.scored(self._filled(part, fill)) for part in parts)])
+
+    def _filled(self, removed: Bool[Tensor, "m *size"], fill: str) -> Float[Tensor, "m c *size"]:
+        if fill not in self._fills:
+            self._fills[fill] = FILLS[fill](self.picture, self.seed)
+        return self._fills[fill](removed)
+
+    def scored(self, pictures: Float[Tensor, "m c *size"]) -> Float[np.ndarray, " m"]:
+        """Return the scores of changed pictures, as float64.
+
+        Raises:
+            UndefinedError: a score is NaN or infinite.
+        """
+        scores = self.scores(pictures).double().numpy()
+        if not np.isfinite(scores).all():
+            raise UndefinedError("non_finite", "the model's score of a changed picture is NaN or infinite")
+        return np.asarray(scores)
+
+    def emptied_picture(self, fill: str) -> Float[Tensor, "c *size"]:
+        """Return the picture with all pixels removed."""
+        return self._filled(torch.ones(1, *self.size, dtype=torch.bool), fill)[0]
+
+    def emptied(self, fill: str) -> float:
+        """Return the score of the picture with all pixels removed."""
+        if fill not in self._emptied:
+            self._emptied[fill] = float(self.scored(self.emptied_picture(fill)[None])[0])
+        return self._emptied[fill]
+
+    def curve(self, heat: Heat, usual_fill: str, *, kept: bool) -> Curve:
+        """Return the score along the hot sets: of what the sets hold (``kept``), or of the picture without them.
+
+        Args:
+            heat: the map; it keeps the curve, which several metrics share.
+            usual_fill: what takes the place of removed pixels, unless the Evaluator has a fill for all metrics.
+            kept: which of the two curves.
+
+        Raises:
+            UndefinedError: all cells of the map are equal, or a score is not finite.
+        """
+        fill = self.fill or usual_fill
+        key = (self, fill, kept)
+        if key not in heat.curves:
+            heat.check_order()
+            sets = distinct(hot_sets(heat.values, even_shares(self.steps)))
+            between = self.without(~sets if kept else sets, fill)
+            ends = (self.emptied(fill), self.confidence)
+            first, last = ends if kept else ends[::-1]
+            shares = np.concatenate([[0.0], shares_of(sets), [1.0]])
+            heat.curves[key] = Curve(shares, np.concatenate([[first], between, [last]]))
+        return heat.curves[key]
+
+
+def _names(metrics: str | Iterable[str] | None) -> Iterable[str]:
+    if metrics is None:
+        return DEFAULTS
+    return (metrics,) if isinstance(metrics, str) else tuple(metrics)
+
+
+def _region(given: np.ndarray | Tensor, size: tuple[int, ...]) -> Bool[Tensor, "*size"]:
+    region = torch.as_tensor(given).detach().cpu()
+    if tuple(region.shape) != size:
+        raise InputError(
+            f"the region has shape {tuple(region.shape)}; it must have the size of the model's input, {size}"
+        )
+    return region if region.dtype == torch.bool else region > 0.5

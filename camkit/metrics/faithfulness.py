@@ -1,0 +1,93 @@
+"""Metrics that remove pixels in the order of the map: insertion, deletion, SRG, ROAD.
+
+H(a) is the hot set of share a (``curves.py``), K(a) the score of the picture with only H(a) kept, R(a) its score with
+H(a) removed. The picture itself has the score R(0) = K(1), the filled picture R(1) = K(0).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from camkit.metrics.curves import hot_sets
+from camkit.metrics.evaluator import Evaluator
+from camkit.metrics.heat import Heat
+from camkit.metrics.registry import register_metric
+
+ROAD_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Shares of the pixels that ROAD keeps and removes. They lie symmetrically, so that the pictures without the coldest
+pixels are those that keep the hottest: 10 passes. The authors take 7 shares from 0.1 to 0.9."""
+
+
+@register_metric(
+    "insertion",
+    title="Insertion",
+    summary="area under the score while the hottest pixels come back into a blurred picture",
+    paper="Petsiuk et al. 2018, RISE, arXiv:1806.07421, 3.3",
+    better="higher",
+    space="input",
+    cost="one for each step",
+    faithful=True,
+    fill="blur",
+)
+def insertion(evaluator: Evaluator, heat: Heat) -> float:
+    """Return the area under K(a) from a = 0 to 1: between 0 and 1 for probabilities, and higher is better."""
+    return evaluator.curve(heat, "blur", kept=True).area
+
+
+@register_metric(
+    "deletion",
+    title="Deletion",
+    summary="area under the score while the hottest pixels are removed",
+    paper="Petsiuk et al. 2018, RISE, arXiv:1806.07421, 3.3",
+    better="lower",
+    space="input",
+    cost="one for each step",
+    faithful=True,
+    fill="mean",
+)
+def deletion(evaluator: Evaluator, heat: Heat) -> float:
+    """Return the area under R(a) from a = 0 to 1: between 0 and 1 for probabilities, and lower is better."""
+    return evaluator.curve(heat, "mean", kept=False).area
+
+
+@register_metric(
+    "srg",
+    title="SRG",
+    summary="symmetric relevance gain: area while the coldest pixels go first, minus area while the hottest go first",
+    paper="Bluecher et al. 2024, Decoupling Pixel Flipping and Occlusion Strategy, TMLR, arXiv:2401.06654",
+    better="higher",
+    space="input",
+    cost="two for each step",
+    faithful=True,
+    fill="blur",
+)
+def srg(evaluator: Evaluator, heat: Heat) -> float:
+    """Return the area under K(a) - R(a): between -1 and 1 for probabilities; a map without meaning has about 0.
+
+    What the fill does to the network cancels out, since both curves use it.
+    """
+    return evaluator.curve(heat, "blur", kept=True).area - evaluator.curve(heat, "blur", kept=False).area
+
+
+@register_metric(
+    "road",
+    title="ROAD",
+    summary="score without the coldest minus score without the hottest pixels, which are imputed from their neighbours",
+    paper="Rong et al. 2022, A Consistent and Efficient Evaluation Strategy for Attribution Methods, arXiv:2202.00449",
+    better="higher",
+    space="input",
+    cost="10, and the time of the imputation",
+    faithful=True,
+    fill="linear",
+)
+def road(evaluator: Evaluator, heat: Heat) -> float:
+    """Return the mean of K(a) - R(a) over a in ROAD_SHARES, with ROAD's noisy linear imputation.
+
+    K(a) is the picture without its coldest 1 - a, so this is LeRF - MoRF over removed shares that lie symmetrically.
+    Between -1 and 1 for probabilities; a map without meaning has about 0.
+    """
+    heat.check_order()
+    sets = hot_sets(heat.values, ROAD_SHARES)
+    fill = evaluator.fill or "linear"
+    kept, removed = evaluator.without(~sets, fill), evaluator.without(sets, fill)
+    return float(np.mean(kept - removed))

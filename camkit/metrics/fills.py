@@ -1,0 +1,123 @@
+"""What takes the place of removed pixels: one function for each fill.
+
+A fill is prepared once for a picture: ``FILLS[name](picture, seed)`` returns a function from masks (M, *size), True
+where pixels are removed, to the changed pictures (M, C, *size).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional
+
+from camkit.errors import InputError
+from camkit.images.filling import fill_linearly, fill_smoothly
+
+Remove: TypeAlias = Callable[[Tensor], Tensor]
+
+BLUR = 0.05
+"""Standard deviation of the Gaussian blur as a share of each side: 11 pixels of 224. Petsiuk et al. blur with 5 pixels
+and a window of 11, after which networks still recognise large objects."""
+
+ROAD_NOISE = 0.01
+"""Standard deviation of ROAD's noise, as a share of the picture's: the authors' code adds 0.01 to pictures whose
+standard deviation is 1."""
+
+
+def _replaced(picture: Float[Tensor, "c *size"], other: Float[Tensor, "c *size"]) -> Remove:
+    return functools.partial(_where, picture, other)
+
+
+def _where(
+    picture: Float[Tensor, "c *size"], other: Float[Tensor, "c *size"], removed: Bool[Tensor, "m *size"]
+) -> Float[Tensor, "m c *size"]:
+    return torch.where(removed[:, None], other, picture)
+
+
+def _draws(picture: Float[Tensor, "c *size"], seed: int) -> Float[Tensor, "c *size"]:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(tuple(picture.shape), np.float32))
+
+
+def blurred(picture: Float[Tensor, "c *size"], share: float = BLUR) -> Float[Tensor, "c *size"]:
+    """Return a picture after a Gaussian blur along each axis; beyond its edges, the nearest pixel repeats.
+
+    The window reaches three standard deviations to each side.
+    """
+    for axis in range(1, picture.dim()):
+        deviation = share * picture.shape[axis]
+        reach = max(1, round(3 * deviation))
+        weights = torch.exp(-((torch.arange(-reach, reach + 1) / max(deviation, 1e-3)) ** 2) / 2)
+        lines = picture.movedim(axis, -1)
+        padded = functional.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="replicate")
+        mean = functional.conv1d(padded, (weights / weights.sum())[None, None].to(picture))
+        picture = mean.reshape(lines.shape).movedim(-1, axis)
+    return picture.contiguous()
+
+
+def blur(picture: Float[Tensor, "c *size"], seed: int) -> Remove:  # noqa: ARG001 - nothing is drawn
+    """Removed pixels come from the blurred picture."""
+    return _replaced(picture, blurred(picture))
+
+
+def mean(picture: Float[Tensor, "c *size"], seed: int) -> Remove:  # noqa: ARG001 - nothing is drawn
+    """Removed pixels take the picture's mean colour."""
+    return _replaced(picture, _channel(picture.flatten(1).mean(1), picture).expand_as(picture))
+
+
+def noise(picture: Float[Tensor, "c *size"], seed: int) -> Remove:
+    """Removed pixels are normal noise with the mean and the standard deviation of each channel of the picture."""
+    middle, spread = picture.flatten(1).mean(1), picture.flatten(1).std(1, unbiased=False)
+    return _replaced(picture, _channel(middle, picture) + _channel(spread, picture) * _draws(picture, seed))
+
+
+def inpaint(picture: Float[Tensor, "c *size"], seed: int) -> Remove:  # noqa: ARG001 - nothing is drawn
+    """Removed pixels are filled smoothly from what remains, as the background check does (Gortler et al. 1996, 3.4)."""
+    if picture.dim() > 3:
+        raise InputError("the fill 'inpaint' works on pictures and signals; choose 'blur', 'mean' or 'noise'")
+    flat = picture if picture.dim() == 3 else picture[:, None]
+
+    def filled(removed: Bool[Tensor, "m *size"]) -> Float[Tensor, "m c *size"]:
+        made = [fill_smoothly(flat, hole.reshape(flat.shape[1:])).reshape(picture.shape) for hole in removed]
+        return torch.stack(made)
+
+    return filled
+
+
+def linear(picture: Float[Tensor, "c *size"], seed: int) -> Remove:
+    """Removed pixels are ROAD's noisy linear imputation: the weighted mean of their neighbours, and a little noise."""
+    added = ROAD_NOISE * float(picture.std(unbiased=False)) * _draws(picture, seed)
+
+    def filled(removed: Bool[Tensor, "m *size"]) -> Float[Tensor, "m c *size"]:
+        return torch.stack([fill_linearly(picture, hole) + hole * added for hole in removed])
+
+    return filled
+
+
+def _channel(values: Float[Tensor, " c"], picture: Float[Tensor, "c *size"]) -> Tensor:
+    return values.reshape(-1, *[1] * (picture.dim() - 1))
+
+
+FILLS: Mapping[str, Callable[[Tensor, int], Remove]] = {
+    "blur": blur,
+    "mean": mean,
+    "noise": noise,
+    "inpaint": inpaint,
+    "linear": linear,
+}
+"""The fills by name: ``fill=`` takes one of them."""
+
+
+def check_fill(name: object) -> None:
+    """Refuse a fill that does not exist.
+
+    Raises:
+        InputError: there is no such fill.
+    """
+    if name is not None and name not in FILLS:
+        raise InputError(f"fill is one of {', '.join(FILLS)}, not {name!r}")

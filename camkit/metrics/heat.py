@@ -1,0 +1,189 @@
+"""A map to be judged: its values at the size of the input, and how it is made for another picture or model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from camkit.engine.heatmap import enlarge
+from camkit.errors import InputError, LayerError
+from camkit.explainer import Explainer
+from camkit.explanation import Explanation
+from camkit.methods import METHODS
+from camkit.metrics.curves import Curve
+from camkit.metrics.values import UndefinedError
+from camkit.targets import Target
+from camkit.types import WHOLE_MODEL, TargetLayer
+
+Remake: TypeAlias = "Callable[[Tensor, nn.Module | None], Sequence[Tensor]]"
+"""``remake(pictures, model)`` makes the maps of pictures (N, C, *size); None is the Evaluator's own model."""
+
+MapLike: TypeAlias = "Explanation | Heat | np.ndarray | Tensor"
+"""What is judged: an explanation; or an array of the input's size, or a coarser one that is enlarged bilinearly."""
+
+
+@dataclass(frozen=True, eq=False)
+class Heat:
+    """A map to be judged.
+
+    Attributes:
+        values: the map at the size of the input, float32 on the CPU. An explanation's heatmap is 0..1; an array may
+            have any sign and scale, of which metrics that order cells read the order only.
+        name: the name of the method or of the reference map.
+        cells: the map on the grid of the layer ``layer``, without negative values; None for a map of no single layer.
+        layer: the name of that layer.
+        remake: makes the map for other pictures, and with another model; None if it is not known how.
+        problem: why the map cannot be judged; None if it can.
+        curves: the curves that were already measured for this map.
+    """
+
+    values: Float[Tensor, "*size"]
+    name: str = "array"
+    cells: Float[Tensor, "*grid"] | None = None
+    layer: str = ""
+    remake: Remake | None = None
+    problem: UndefinedError | None = None
+    curves: dict[object, Curve] = field(default_factory=dict, repr=False)
+
+    @property
+    def unit(self) -> Float[Tensor, "*size"]:
+        """The map's positive part divided by its maximum, 0..1: an explanation's heatmap as it is.
+
+        Raises:
+            UndefinedError: no cell is positive.
+        """
+        positive = self.values.relu()
+        largest = float(positive.max())
+        if not largest > 0:
+            raise UndefinedError("empty_map", "the map has no positive value")
+        return positive / largest
+
+    def check_order(self) -> None:
+        """Refuse a map whose cells have no order.
+
+        Raises:
+            UndefinedError: all cells are equal.
+        """
+        if bool((self.values == self.values.flatten()[0]).all()):
+            raise UndefinedError("constant_map", "all cells of the map are equal, so they have no order")
+
+    def made_anew(self, pictures: Float[Tensor, "n c *size"], model: nn.Module | None = None) -> list[Tensor]:
+        """Return the maps of other pictures, float32 on the CPU.
+
+        Raises:
+            UndefinedError: it is not known how the map was made.
+        """
+        if self.remake is None:
+            raise UndefinedError(
+                "needs_method",
+                "the metric makes the map again, and a plain array does not say how; pass an explanation",
+            )
+        return [made.detach().to("cpu", torch.float32) for made in self.remake(pictures, model)]
+
+
+def as_heat(given: MapLike, explainer: Explainer, target: Target, size: tuple[int, ...]) -> Heat:
+    """Return what was passed as a map to be judged.
+
+    Args:
+        given: the map.
+        explainer: explains pictures with the model.
+        target: the target of the map, fixed.
+        size: the size of the model's input.
+
+    Raises:
+        InputError: it is no map, or has another number of axes than the input.
+    """
+    if isinstance(given, Heat):
+        return given
+    if isinstance(given, Explanation):
+        return _of_explanation(given, explainer, target, size)
+    if not isinstance(given, (np.ndarray, Tensor)):
+        raise InputError(f"a map is an explanation or an array, not {type(given).__name__}")
+    values = torch.as_tensor(given).detach().to("cpu", torch.float32)
+    if values.dim() != len(size) or not values.numel():
+        raise InputError(
+            f"the map has shape {tuple(values.shape)}, and the model's input has size {'x'.join(map(str, size))}; pass "
+            f"a map with {len(size)} axes"
+        )
+    return Heat(enlarged(values, size), problem=_problem(values))
+
+
+def enlarged(cells: Float[Tensor, "*grid"], size: tuple[int, ...]) -> Float[Tensor, "*size"]:
+    """Interpolate a map to the size of the input."""
+    return cells if tuple(cells.shape) == size else enlarge(cells[None], size)[0]
+
+
+def pooled(values: Float[Tensor, "*size"], grid: tuple[int, ...]) -> Float[Tensor, "*grid"]:
+    """Return the means of a map's pixels over the cells of a grid."""
+    pool: Any = {
+        1: functional.adaptive_avg_pool1d,
+        2: functional.adaptive_avg_pool2d,
+        3: functional.adaptive_avg_pool3d,
+    }
+    return torch.as_tensor(pool[len(grid)](values[None, None], grid)[0, 0])
+
+
+def _problem(values: Tensor) -> UndefinedError | None:
+    if not bool(torch.isfinite(values).all()):
+        return UndefinedError("non_finite", "the map contains NaN or infinity")
+    return None if bool(values.any()) else UndefinedError("empty_map", "the map is zero everywhere")
+
+
+def _of_explanation(explanation: Explanation, explainer: Explainer, target: Target, size: tuple[int, ...]) -> Heat:
+    if explanation.maps.size != size:
+        raise InputError(
+            f"the explanation is of an input of {'x'.join(map(str, explanation.maps.size))} and the picture of one of "
+            f"{'x'.join(map(str, size))}; pass the picture that was explained"
+        )
+    values = torch.from_numpy(np.asarray(explanation.heatmap, np.float32))
+    problem = None
+    if explanation.status == "non_finite":
+        problem = UndefinedError("non_finite", "the map contains NaN or infinity")
+    elif explanation.status != "ok":
+        problem = UndefinedError("empty_map", f"the map is empty ({explanation.status})")
+    single = len(explanation.maps.raws) == 1 and not explanation.extent and explanation.layer != str(WHOLE_MODEL)
+    cells = torch.from_numpy(np.maximum(explanation.raw, 0)) if single else None
+    return Heat(
+        values, explanation.method, cells, explanation.layer, _remake_by(explanation, explainer, target), problem
+    )
+
+
+def _remake_by(explanation: Explanation, explainer: Explainer, target: Target) -> Remake | None:
+    """Return how a method makes its map; None if the method is a function that nothing here knows."""
+    own = explainer.method
+    method = own if own is not None and own.name == explanation.method else METHODS.get(explanation.method)
+    if method is None:
+        return None
+    layers = tuple(explanation.layer.split("+")) if method.layer else None
+    return _ByMethod(explainer.using(method, layers, fuse=explanation.maps.fuse), target)
+
+
+@dataclass(frozen=True, eq=False)
+class _ByMethod:
+    """Makes the maps of a method for other pictures."""
+
+    explainer: Explainer
+    target: Target
+
+    def __call__(self, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:
+        """Return the heatmaps; with another model, at the same layers."""
+        explainer = self.explainer
+        if model is not None:
+            layers = self._layers(pictures[0]) if explainer.method is None or explainer.method.layer else None
+            explainer = explainer.using(target_layer=layers, model=model)
+        return [torch.from_numpy(made.heatmap) for made in explainer.batch(list(pictures), self.target)]
+
+    def _layers(self, picture: Tensor) -> tuple[TargetLayer, ...]:
+        """Return the layers as they are read on the model itself: weights without meaning must not decide on them."""
+        with contextlib.suppress(LayerError):
+            return self.explainer.layers
+        self.explainer(picture, self.target)
+        return self.explainer.layers

@@ -1,0 +1,47 @@
+"""The confidence of a model: the probability of a target's class, as a score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from camkit.targets.classes import ClassTarget
+from camkit.targets.maps import SegmentTarget, predicted_cells
+from camkit.targets.outputs import maps_of
+from camkit.targets.scores import Scores, Target
+
+
+@dataclass(frozen=True)
+class ConfidenceTarget(Target):
+    """The probability of a target's class; for a target without probabilities, its own score. It has no gradients."""
+
+    of: Target
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the probability for each image."""
+        scored = self.of(output, batch)
+        values = scored.values.detach().float()
+        if scored.probabilities is not None:
+            values = torch.tensor(scored.probabilities, dtype=torch.float32, device=values.device)
+        quantity = scored.quantity if scored.probabilities is None else "probability"
+        return replace(scored, values=values, indices=None, probabilities=None, quantity=quantity, activation=None)
+
+
+def fixed_target(target: Target, scored: Scores, output: Any) -> Target:
+    """Return the target that scores the class of a picture, whatever a change of this picture does to other classes.
+
+    On a map, the cells stay those where the class is predicted in the unchanged picture.
+
+    Args:
+        target: a target for one picture.
+        scored: its score of the picture.
+        output: the model's output for the picture.
+    """
+    if scored.indices is None or (isinstance(target, SegmentTarget) and (target.everywhere or target.mask is not None)):
+        return target
+    maps = maps_of(output, 1)
+    if maps is None:
+        return ClassTarget(scored.indices[0], getattr(target, "activation", None))
+    return SegmentTarget(scored.indices[0], predicted_cells(maps, torch.tensor(scored.indices, device=maps.device))[0])

@@ -1,0 +1,307 @@
+"""The methods that need more than gradients: feature maps alone, the head, second derivatives, several layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from oracles import (
+    OF_ACTIVATIONS,
+    OF_SCORES,
+    as_float64,
+    eigengradcam,
+    gradcam,
+    gradcam_plus_plus,
+    gradient_by_differences,
+    heatmap_oracle,
+    shapleycam,
+)
+from test_methods import SmallNet, small_picture
+from torch import Tensor, nn
+
+import camkit
+from camkit.errors import MethodError, TargetError
+from camkit.methods import METHODS
+from camkit.targets import finer
+
+CLASS = 2
+
+
+def explained(model: nn.Module, method: str, layer: str | list[str] = "relu1", target: object = CLASS) -> np.ndarray:
+    """Return the signed map (h, w) that camkit's public door gives."""
+    found = camkit.explain(model, small_picture(), layer, method=method, target=target)
+    assert isinstance(found, camkit.Explanation)
+    return as_float64(found.raw)
+
+
+def score_of_maps(model: SmallNet) -> Callable[[np.ndarray], float]:
+    """Return the score of the class as a function of the feature maps, in float64."""
+    exact = deepcopy(model).double()
+    return lambda maps: float(exact.head(torch.from_numpy(maps)[None])[0, CLASS].detach())
+
+
+def maps_of(model: SmallNet) -> Tensor:
+    return deepcopy(model).double().trunk(small_picture().double())[0].detach()
+
+
+def assert_equal(found: np.ndarray, expected: np.ndarray, tolerance: float = 1e-5) -> None:
+    assert np.abs(expected).max() > 0
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+# --- the formulas
+
+
+@pytest.mark.parametrize("name", OF_SCORES)
+def test_a_method_of_the_head_equals_its_formula(name: str) -> None:
+    model = SmallNet(activation=nn.GELU)
+    assert_equal(explained(model, name), OF_SCORES[name](maps_of(model), score_of_maps(model)))
+
+
+@pytest.mark.parametrize("name", OF_ACTIVATIONS)
+def test_a_method_of_the_maps_alone_equals_its_formula(name: str) -> None:
+    model = SmallNet()
+    assert_equal(explained(model, name, "conv1"), OF_ACTIVATIONS[name](model.conv1(small_picture())[0]), 1e-4)
+
+
+@pytest.mark.parametrize("name", OF_ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(2, 5, 3, 4), (2, 3, 6, 6), (1, 4, 7), (2, 5, 2, 3, 4), (2, 1, 3, 3)])
+def test_methods_of_the_maps_take_grids_of_any_shape(name: str, shape: tuple[int, ...]) -> None:
+    maps = torch.randn(shape, generator=torch.Generator().manual_seed(3)) + 0.5
+    weights = METHODS[name].weights(maps)
+    found = weights if weights.dim() < maps.dim() else (weights * maps).sum(1)
+    for one, of_picture in zip(found, maps, strict=True):
+        expected = OF_ACTIVATIONS[name](of_picture)
+        np.testing.assert_allclose(one, expected, rtol=0, atol=2e-4 * max(np.abs(expected).max(), 1e-6))
+
+
+def test_eigengradcam_equals_its_formula() -> None:
+    model = SmallNet(activation=nn.GELU)
+    exact, maps = deepcopy(model).double(), maps_of(model)
+    gradients = gradient_by_differences(lambda a: exact.head(a[None])[0, CLASS], maps)
+    assert_equal(explained(model, "eigengradcam"), eigengradcam(maps, gradients), 1e-4)
+
+
+def test_shapleycam_equals_its_formula() -> None:
+    model = SmallNet(activation=nn.GELU)
+    exact, maps = deepcopy(model).double(), maps_of(model)
+
+    def score(a: Tensor) -> Tensor:
+        return exact.head(a[None])[0, CLASS]
+
+    found, expected = explained(model, "shapleycam"), shapleycam(maps, score)
+    assert_equal(found, expected, 1e-4)
+    plain = gradcam(maps, gradient_by_differences(score, maps))
+    assert np.abs(found - plain).max() > 1e-2 * np.abs(plain).max()  # the second derivatives matter
+
+
+def test_shapleycam_of_a_linear_head_is_gradcam() -> None:
+    model = SmallNet(cam_head=True)
+    np.testing.assert_array_equal(explained(model, "shapleycam"), explained(model, "gradcam"))
+
+
+class Attending(SmallNet):
+    """Attends over the cells with PyTorch's fused attention."""
+
+    def head(self, features: Tensor) -> Tensor:
+        tokens = features.flatten(2).mT
+        tokens = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
+        return self.fc(tokens.mean(1))
+
+
+def test_shapleycam_differentiates_attention_twice() -> None:
+    model = Attending(cam_head=True)
+    exact, maps = deepcopy(model).double(), maps_of(model)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = shapleycam(maps, lambda a: exact.head(a[None])[0, CLASS])
+    assert_equal(explained(model, "shapleycam"), expected, 1e-4)
+
+
+class OnceOnly(torch.autograd.Function):
+    """A function that has no second derivative."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+class Once(SmallNet):
+    """Has a head without a second derivative."""
+
+    def head(self, features: Tensor) -> Tensor:
+        return super().head(OnceOnly.apply(features)).square()
+
+
+def test_a_head_without_second_derivatives_is_refused() -> None:
+    with pytest.raises(MethodError, match="no second derivative, which 'shapleycam' needs; use 'gradcam'"):
+        explained(Once(), "shapleycam")
+
+
+def test_second_derivatives_of_several_layers_are_refused() -> None:
+    with pytest.raises(MethodError, match="explain one layer; name one"):
+        explained(SmallNet(), "shapleycam", ["conv1", "conv2"])
+
+
+# --- Finer-CAM
+
+
+def finer_by_hand(logits: np.ndarray, index: int, weight: float, nearest: int) -> float:
+    """Return the class's logit less a share of the mean of its nearest, with explicit loops."""
+    others = sorted((abs(logits[k] - logits[index]), k) for k in range(len(logits)) if k != index)[:nearest]
+    return float(logits[index] - weight * sum(logits[k] for _, k in others) / len(others))
+
+
+@pytest.mark.parametrize(("weight", "nearest"), [(0.6, 3), (1.0, 1), (0.0, 2), (0.5, 9)])
+@pytest.mark.parametrize("index", range(4))
+def test_finer_compares_with_the_nearest_classes(index: int, weight: float, nearest: int) -> None:
+    model = SmallNet()
+    found = camkit.explain(model, small_picture(), "relu1", target=finer(index, weight, nearest))
+    assert isinstance(found, camkit.Explanation)
+    logits = as_float64(model(small_picture())[0])
+    assert found.score == pytest.approx(finer_by_hand(logits, index, weight, nearest), rel=1e-5)
+    assert found.target == index
+    assert found.quantity == f"logit less {weight:g} of the mean of its {min(nearest, 3)} nearest"
+
+
+def test_finercam_is_gradcam_of_the_finer_target() -> None:
+    model = SmallNet()
+    np.testing.assert_array_equal(
+        explained(model, "finercam"), explained(model, "gradcam", target=finer(CLASS, weight=0.6, nearest=3))
+    )
+    exact, maps = deepcopy(model).double(), maps_of(model)
+
+    def score(a: Tensor) -> Tensor:
+        logits = exact.head(a[None])[0]
+        others = [k for _, k in sorted((abs(float(logits[k] - logits[CLASS])), k) for k in range(4) if k != CLASS)]
+        return logits[CLASS] - 0.6 * logits[others[:3]].mean()
+
+    assert_equal(explained(model, "finercam"), gradcam(maps, gradient_by_differences(score, maps, step=1e-6)))
+
+
+def test_finercam_takes_labels_lists_and_each_picture_its_best() -> None:
+    model, pictures = SmallNet(), torch.cat([small_picture(), -small_picture()])
+    labels = ["fox", "wolf", "dog", "cat"]
+    found = camkit.explain(model, pictures, "relu1", method="finercam", labels=labels, target=[None, "dog"])
+    assert isinstance(found, list)
+    assert [row.label for row in found[1::2]] == ["dog", "dog"]
+    assert [row.target for row in found[::2]] == model(pictures).argmax(1).tolist()
+    single = camkit.explain(model, small_picture(), "relu1", target=finer("dog"), labels=labels)
+    assert isinstance(single, camkit.Explanation)
+    np.testing.assert_allclose(single.raw, found[1].raw, atol=1e-6)
+
+
+def test_what_is_no_class_cannot_be_compared() -> None:
+    with pytest.raises(TargetError, match="so it needs a classifier's class"):
+        explained(SmallNet(), "finercam", target=lambda output: output.sum(1))
+    for wrong in ({"weight": -1.0}, {"nearest": 0}):
+        with pytest.raises(TargetError, match=r"the (weight|number) of (the )?nearest classes"):
+            finer(CLASS, **wrong)
+
+
+# --- RefineCAM
+
+SEED = 3
+
+
+class Stages(nn.Module):
+    """Three blocks, each of half the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(SEED)
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.one = nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), nn.ReLU())
+        self.two = nn.Sequential(nn.Conv2d(6, 6, 3, 2, 1), nn.ReLU())
+        self.three = nn.Sequential(nn.Conv2d(6, 6, 3, 1, 1), nn.ReLU())
+        self.fc = nn.Linear(6, 3)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.three(self.two(self.one(self.stem(x).relu()))).mean((2, 3)))
+
+
+def test_refinecam_multiplies_the_maps_of_the_last_layer_of_each_grid() -> None:
+    model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
+    found = camkit.explain(model, picture, method="refinecam", target=1)
+    assert isinstance(found, camkit.Explanation)
+    assert found.layer == "stem+one+three"
+    product = np.ones((16, 24))
+    for layer in ("stem", "one", "three"):
+        kept: list[Tensor] = []
+
+        def keep(_: object, __: object, output: Tensor, kept: list[Tensor] = kept) -> None:
+            output.retain_grad()
+            kept.append(output)
+
+        handle = model.get_submodule(layer).register_forward_hook(keep)
+        model(picture)[0, 1].backward()
+        handle.remove()
+        assert kept[0].grad is not None
+        product *= heatmap_oracle(gradcam_plus_plus(kept[0][0], kept[0].grad[0]), (16, 24))
+    assert_equal(as_float64(found.heatmap), product / product.max(), 1e-4)
+
+
+def test_refinecam_takes_named_layers() -> None:
+    model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
+    found = camkit.explain(model, picture, ["one", "two"], method="refinecam", target=1)
+    same = camkit.explain(model, picture, ["one", "two"], method="gradcam++", fuse="product", target=1)
+    assert isinstance(found, camkit.Explanation)
+    assert isinstance(same, camkit.Explanation)
+    np.testing.assert_array_equal(found.heatmap, same.heatmap)
+
+
+# --- a planted truth: where and what the network looks at is known by construction
+
+
+class Planted(nn.Module):
+    """Its class 1 is the sum of one channel of the picture over some places; the other channels change nothing."""
+
+    def __init__(self, *places: tuple[int, int]) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 1, bias=False)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.eye(4, 3)[:, :, None, None])
+        self.register_buffer("where", torch.zeros(8, 8))
+        for row, column in places:
+            self.where[row, column] = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.layer(x)
+        seen = (maps[:, 1] * self.where).sum((1, 2))
+        return torch.stack([-seen, seen], 1)
+
+
+def planted_picture() -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.rand(1, 3, 8, 8, generator=generator) * 0.2 + 0.4
+
+
+CELL_BY_CELL = ("hirescam", "layercam", "gradcam-elementwise", "reciprocam")
+"""The methods that tell cells apart whatever the maps are; the others weigh whole channels."""
+
+
+@pytest.mark.parametrize("places", [((2, 5),), ((1, 1), (6, 4))], ids=["one place", "two places"])
+@pytest.mark.parametrize("name", CELL_BY_CELL)
+def test_a_faithful_method_finds_the_places(name: str, places: tuple[tuple[int, int], ...]) -> None:
+    found = camkit.explain(Planted(*places), planted_picture(), "layer", method=name, target=1)
+    assert isinstance(found, camkit.Explanation)
+    best = np.argsort(found.raw.ravel())[-len(places) :]
+    assert {tuple(np.unravel_index(index, (8, 8))) for index in best} == set(places)
+
+
+@pytest.mark.parametrize("name", ["gradcam", "ablationcam", "xgradcam", "shapleycam", "finercam", "feature-scorecam"])
+def test_a_faithful_method_finds_the_channel(name: str) -> None:
+    picture = planted_picture()
+    picture[0, 0, 7, 7] = picture[0, 2, 0, 0] = 9  # strong, in channels that the class does not read
+    picture[0, 1, 2, 5] = 3
+    found = camkit.explain(Planted((2, 5)), picture, "layer", method=name, target=1)
+    assert isinstance(found, camkit.Explanation)
+    assert np.unravel_index(found.raw.argmax(), (8, 8)) == (2, 5)
