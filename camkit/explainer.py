@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from camkit.engine.capture import NotRunError, Pass
-from camkit.engine.capture_pictures import AT_ONCE
+from camkit.engine.capture_pictures import at_once
 from camkit.engine.captures import CAPTURES
 from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
@@ -665,7 +665,8 @@ class Explainer:
         module, memory = self.model, self._memory
         modules = self._refs() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
         method = self._method or find_method("gradcam")
-        batch = inputs.expand(AT_ONCE, *inputs.shape[1:]) if method.needs == "pictures" else inputs
+        many = method.needs == "pictures"
+        batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if many else inputs
         options = Pass(
             modules,
             {layer.ref: layer.layout for layer in layers if layer.size},

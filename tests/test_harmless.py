@@ -936,7 +936,8 @@ def test_plain_passes_in_another_thread_are_undisturbed() -> None:
 
     def explaining() -> None:
         for method in 3 * METHODS:
-            layer = None if not camkit.METHODS[method].layer else "layer4" if method == "cam" else "layer1"
+            chosen = camkit.METHODS[method]
+            layer = None if not chosen.layer else "layer1" if chosen.needs == "pictures" else "layer4"
             camkit.explain(model, x, layer, method=method)
         done.set()
 

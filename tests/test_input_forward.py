@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.engine.capture_pictures import AT_ONCE
+from camkit.engine.capture_pictures import at_once
 from camkit.errors import MethodError
 from camkit.methods import METHODS, Method, variant
 from camkit.targets import above, box, contrast, segment, top
@@ -384,7 +384,7 @@ def test_progress_counts_the_pictures() -> None:
     told: list[tuple[int, int]] = []
     options: dict[str, Any] = {"target": 1, "progress": lambda *numbers: told.append(numbers)}
     camkit.explain(small(), picture(), method=variant("rise", masks=70), **options)
-    assert told == [(done, 70) for done in [*range(0, 70, AT_ONCE), 70]]
+    assert told == [(done, 70) for done in [*range(0, 70, at_once(torch.device("cpu"))), 70]]
     told.clear()
     camkit.explain(small(), picture(), "1", **options)
     assert told == []

@@ -27,8 +27,14 @@ from camkit.types import Extent, PicturesOf
 Weigh: TypeAlias = Callable[..., Tensor]
 """``weigh(activations, scores)`` returns a row of weights for each target."""
 
-AT_ONCE = 32
-"""Changed pictures per pass, as many as ``explain`` takes at once by default; halved if memory runs out."""
+_AT_ONCE_CPU, _AT_ONCE = 16, 64
+"""Changed pictures per pass on a CPU and elsewhere; halved if memory runs out. On two cores, MobileNetV2 and ResNet-18
+are fastest with 8 to 16 pictures, whose feature maps stay in the cache."""
+
+
+def at_once(device: torch.device) -> int:
+    """Return how many changed pictures one pass takes."""
+    return _AT_ONCE_CPU if device.type == "cpu" else _AT_ONCE
 
 
 def capture_with_pictures(
@@ -106,7 +112,7 @@ class Pictures:
         self.image = image.detach()
         self._model, self._targets, self._options = model, targets, options
         self._each_pass, self._extent = each_pass, extent
-        self._at_once = AT_ONCE
+        self._at_once = at_once(image.device)
 
     def enlarge(self, maps: Float[Tensor, "m *grid"], size: tuple[int, ...] | None = None) -> Float[Tensor, "m *size"]:
         """Interpolate maps to another size; None stands for the picture's."""
