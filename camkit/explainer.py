@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from camkit.engine.capture import NotRunError, Pass
+from camkit.engine.capture_pictures import at_once
 from camkit.engine.captures import CAPTURES
 from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
@@ -74,6 +75,7 @@ from camkit.types import (
     Layout,
     Precision,
     Preprocess,
+    Progress,
     TargetLayer,
 )
 
@@ -136,6 +138,7 @@ class Explainer:
         config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` says how a model is loaded that is
             given by name, or not at all; its table ``explain`` gives the layer, method, precision and fusion where
             they are None here.
+        progress: called as ``progress(done, of)`` while a method runs the model on many pictures, such as Score-CAM.
 
     Raises:
         InputError: an argument is wrong; see ``camkit.errors`` for the kinds.
@@ -160,6 +163,7 @@ class Explainer:
         precision: Precision | None = None,
         fuse: Fusion | None = None,
         config: Config | None = None,
+        progress: Progress | None = None,
     ) -> None:
         options: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse}
         if config is not None:
@@ -169,7 +173,7 @@ class Explainer:
             usual = {name: getattr(settings.explain, name) for name in options}
             options = usual | {name: value for name, value in options.items() if value is not None}
         loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
-        self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), target_layer, **options)
+        self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), target_layer, progress=progress, **options)
 
     @classmethod
     def _sharing(cls, memory: ModelMemory, boxes: CropBoxes, loaded: LoadedModel, *arguments: Any) -> Explainer:
@@ -187,6 +191,7 @@ class Explainer:
         method: MethodLike | None,
         precision: Precision | None,
         fuse: Fusion | None,
+        progress: Progress | None = None,
     ) -> None:
         self._method = None if method is None else find_method(method)
         stages = self._method is not None and self._method.stages
@@ -199,6 +204,7 @@ class Explainer:
         self._memory = memory
         self._boxes = boxes
         self._fuse: Fusion = fuse
+        self._progress = progress
         self._precision, note = usable_precision(precision, device_of(loaded.module))
         if note:
             warnings.warn(note, stacklevel=3)
@@ -317,7 +323,8 @@ class Explainer:
         layers = self._selectors if target_layer is None and reads_layer else target_layer
         # Whether bf16 can be used was decided when this Explainer was made.
         precision: Precision = "bf16-forced" if self._precision == "bf16" else self._precision
-        return Explainer._sharing(memory, self._boxes, loaded, layers, chosen, precision, fuse or self._fuse)
+        options = (chosen, precision, fuse or self._fuse, self._progress)
+        return Explainer._sharing(memory, self._boxes, loaded, layers, *options)
 
     def scores_of(self, img: ImageLike, target: TargetLike | None = None, *, batch_size: int = 32) -> PictureScores:
         """Return the model as a function from changed versions of a picture to their scores, as metrics need it.
@@ -682,17 +689,20 @@ class Explainer:
     ) -> Capture:
         module, memory = self.model, self._memory
         modules = self._refs() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
+        method = self._method or find_method("gradcam")
+        many = method.needs == "pictures"
+        batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if many else inputs
         options = Pass(
             modules,
             {layer.ref: layer.layout for layer in layers if layer.size},
             read_layout,
             self._precision,
-            faster_format(module, inputs, self._precision, memory.answers_alike),
+            faster_format(module, batch, self._precision, memory.answers_alike),
             memory.record,
             memory.may_resize,
             any(not isinstance(target, (ClassTarget, TopTarget)) for target in targets),
+            self._progress,
         )
-        method = self._method or find_method("gradcam")
         captured = CAPTURES[method.needs](module, inputs, targets, options, method)
         memory.may_resize = captured.resized
         memory.note_changes_by_passes()
@@ -724,9 +734,9 @@ def _plain_or_not(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> 
 
 
 def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:
-    """Tell whether the layers returned grids of the size that was decided on."""
+    """Tell whether the layers returned grids of the size that was decided on, or the maps have the input's size."""
     return all(
-        layer.layout is None or tuple(maps.activations.shape[2:]) == layer.layout.grid
+        layer.layout is None or tuple(maps.activations.shape[2:]) in (layer.layout.grid, layer.size)
         for layer, maps in zip(layers, captured.features, strict=True)
     )
 
@@ -839,6 +849,7 @@ class Options(TypedDict, total=False):
     batch_size: int
     fuse: Fusion
     config: Config | None
+    progress: Progress | None
 
 
 class _Shell:
@@ -872,6 +883,7 @@ class _Shell:
             options.get("method"),
             options.get("precision"),
             options.get("fuse"),
+            options.get("progress"),
         )
 
     def configured(
@@ -937,10 +949,10 @@ def explain(
         img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
             or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
         target_layer: None to have it chosen, a name, a pattern, a type, a module or a TargetLayer; several are fused.
-        **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse`` and ``config`` as for
-            ``Explainer``;
-            ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is None for each picture's best class,
-            a class index, a label's text, a function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
+        **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``config`` and
+            ``progress`` as for ``Explainer``; ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is
+            None for each picture's best class, a class index, a label's text, a function ``output -> (N,)``, one of
+            ``camkit.targets``, or a list of these.
 
     Returns:
         One Explanation for one picture and one target; otherwise a list, ``Explanations``, picture by picture, target

@@ -128,6 +128,57 @@ class ScoresOfMaps(Protocol):
         """Return the scores (M,) for changed feature maps (M, C, *grid), which may be overwritten."""
 
 
+class ScoresOfPictures(Protocol):
+    """A model as a function from changed pictures to the scores of T targets, for one picture."""
+
+    image: Tensor
+    """The picture as the model receives it, (1, c, *size)."""
+
+    def enlarge(self, maps: Tensor, size: tuple[int, ...] | None = None) -> Tensor:
+        """Interpolate maps (M, *grid) to another size; None stands for the picture's."""
+
+    def __call__(self, count: int, pictures: PicturesOf, *, probabilities: bool = False) -> Tensor:
+        """Return the scores (T, count) of changed pictures, or their probabilities where the targets have any.
+
+        ``pictures(part)`` makes those with the numbers in ``part``, (M, c, *size); the model may overwrite them.
+        """
+
+
+PicturesOf: TypeAlias = Callable[[range], Tensor]
+"""``pictures(part)`` makes the changed pictures with the numbers in ``part``."""
+
+Enlarge: TypeAlias = Callable[[Tensor], Tensor]
+"""``enlarge(maps)`` interpolates maps (N, *grid) to the input's size (N, *size)."""
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""``progress(done, of)`` is told how many of a method's many pictures the model has seen."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartsOfScore:
+    r"""The parts whose sum is the score, each (N, C, \*grid): gradient times input, and gradient times each bias.
+
+    ``rest`` (N,) is the sum of the parts without a place, such as the last linear layer's. ``enlarge`` interpolates
+    maps (N, \*grid) to the input's size.
+    """
+
+    parts: tuple[Tensor, ...]
+    rest: Tensor
+    enlarge: Enlarge
+
+
+@dataclass(frozen=True, eq=False)
+class GuidedGradients:
+    r"""The guided gradients (N, c, \*size) at the input; if there is a layer, also its ordinary ones (N, C, \*grid).
+
+    ``enlarge`` interpolates maps on the layer's grid (N, \*grid) to the input's size.
+    """
+
+    at_input: Tensor
+    at_layer: Tensor | None
+    enlarge: Enlarge
+
+
 @dataclass(frozen=True, eq=False)
 class Failure:
     """Takes the place of an explanation in the results if a picture could not be explained."""

@@ -47,6 +47,16 @@ def fixed_seeds() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let methods that need thousands of passes by default need a few; their own tests say how many they want."""
+    from camkit.methods import METHODS, variant  # noqa: PLC0415 - camkit is imported after ``checked`` is installed
+
+    few = {"sscam": {"samples": 1}, "iscam": {"steps": 2}, "rise": {"masks": 50}}
+    for name, options in few.items():
+        monkeypatch.setitem(METHODS, name, variant(name, **options))
+
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",

@@ -28,6 +28,10 @@ from camkit.targets import ClassTarget, top
 from camkit.types import LayerRef
 
 METHODS = tuple(name for name, method in camkit.METHODS.items() if method.needs not in ATTENTION)
+ON_PICTURES = tuple(name for name, method in camkit.METHODS.items() if method.needs == "pictures")
+WHOLE = tuple(name for name, method in camkit.METHODS.items() if method.needs in ("parts", "guided"))
+"""The methods that run the model on changed pictures, and those that differentiate the whole of it; they have tests of
+their own."""
 LAYERS = {
     "resnet18": ("relu", "layer2", "layer4"),
     "vgg11": ("features.0", "features.6", "features.18"),  # each is followed by an in-place ReLU
@@ -156,7 +160,12 @@ def test_layers_are_returned_in_the_given_order(name: str, layers: tuple[str, ..
     ("name", "method"),
     rows_represented(
         lambda name, method: name == "resnet18" or method == "gradcam",
-        [(name, method) for name in ("resnet18", "densenet121") for method in METHODS],
+        [
+            (name, method)
+            for name in ("resnet18", "densenet121")
+            for method in METHODS
+            if method not in ON_PICTURES + WHOLE
+        ],
     ),
 )
 def test_before_the_layer_there_is_no_graph(name: str, method: str) -> None:
@@ -230,7 +239,11 @@ CASES = [(name, method) for method in METHODS for name in ("resnet18", "ending i
 CASES.remove(("ending in a ReLU", "cam"))
 
 
-SCALED = [(name, method) for name, method in CASES if method not in ("gradcam++", "refinecam", "feature-scorecam")]
+SCALED = [
+    (name, method)
+    for name, method in CASES
+    if method not in ("gradcam++", "refinecam", "feature-scorecam", *ON_PICTURES)
+]
 """The methods whose formulas do not depend on the scale of the logits: Eq. 19 adds 2 to them, Score-CAM takes their
 softmax."""
 
@@ -240,6 +253,7 @@ def test_scaled_logits_do_not_change_the_heatmap(name: str, method: str) -> None
     heatmaps = []
     for factor in (1, *SCALES):
         model, layer = scaled(name, factor, method)
+        layer = layer if camkit.METHODS[method].layer else None
         heatmaps.append(np.stack([e.heatmap for e in camkit.explain(model, pictures(), layer, method=method)]))
     assert all(picture.max() == 1 for picture in heatmaps[0])
     for heatmap in heatmaps[1:]:
@@ -268,21 +282,25 @@ def photographed(test_data: Path) -> tuple[Any, list[Path]]:
     return loaded, sorted((test_data / "coco").glob("*.jpg"))[:6]
 
 
-@pytest.mark.parametrize("method", represented_by("gradcam", among=METHODS))
+@pytest.mark.parametrize(
+    "method", represented_by("gradcam", among=[name for name in METHODS if name not in ON_PICTURES])
+)
 def test_bf16_maps_agree_with_fp32(
     method: str, photographed: tuple[Any, list[Path]], record_property: Callable[[str, object], None]
 ) -> None:
     model, photos = photographed
     target = camkit.explain(model, photos[0]).target
+    layer = "features" if camkit.METHODS[method].layer else None
     full, half = (
-        camkit.explain(model, photos, "features", method=method, target=target, precision=precision)
+        camkit.explain(model, photos, layer, method=method, target=target, precision=precision)
         for precision in ("fp32", "bf16-forced")
     )
     correlations = [
         float(np.corrcoef(one.raw.ravel(), two.raw.ravel())[0, 1]) for one, two in zip(full, half, strict=True)
     ]
     record_property("correlations", correlations)
-    assert min(correlations) > 0.99, correlations
+    # Gradients at each pixel pass through every layer, and each of these rounds them.
+    assert min(correlations) > (0.95 if method in WHOLE else 0.99), correlations
 
 
 # --- difficult networks and precisions --------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from oracles import (
     gradient_by_differences,
     heatmap_oracle,
 )
+from oracles_pictures import OF_PICTURES
 from torch import Tensor, nn
 
 import camkit
@@ -135,7 +136,7 @@ def test_every_oracle_has_a_method_that_says_what_it_is() -> None:
 
 
 def test_every_method_has_an_oracle() -> None:
-    missing = [name for name in METHODS if name not in {*ALL_ORACLES, *ATTENTION_ORACLES}]
+    missing = [name for name in METHODS if name not in {*ALL_ORACLES, *OF_PICTURES, *ATTENTION_ORACLES}]
     assert not missing, f"{', '.join(missing)}: write the slow reference into tests/oracles.py and list it there"
 
 
@@ -674,7 +675,7 @@ class TestOfTheUser:
 
     def test_unknown_needs_are_refused(self) -> None:
         with pytest.raises(
-            MethodError, match="needs is one of gradients, curvature, head, activations, scores, attention, "
+            MethodError, match="needs is one of gradients, curvature, head, activations, scores, pictures, "
         ):
             camkit.register_method.__wrapped__("new", needs="all")
 

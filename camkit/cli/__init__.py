@@ -17,7 +17,7 @@ from camkit.cli.check import checks, demo_check
 from camkit.cli.configured import fill_in
 from camkit.cli.diagnose import diagnose, features
 from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, Source, events_into
-from camkit.cli.rows import Form, report
+from camkit.cli.rows import Bars, Form, report
 from camkit.cli.targets import TargetOptions
 from camkit.cli.terminal import (
     TALK,
@@ -141,6 +141,7 @@ def explain(
     precision, precision_note = usable_precision(precision, device_of(loaded.module))
     if precision_note:
         say(precision_note)
+    bars = Bars(len(files))
     rows = explain_files(
         loaded,
         files,
@@ -157,11 +158,12 @@ def explain(
         overwrite=overwrite,
         one_scale=scale == "shared",
         every=every,
+        progress=bars.passes,
     )
     form: Form = "json" if json else "csv" if csv else "text"
     with events_into(tensorboard) as events:
         rows = rows if events is None else _with_events(rows, events)
-        return report(rows, len(files), form, with_raw=raw)
+        return report(rows, bars, form, with_raw=raw)
 
 
 def _with_events(rows: Iterator[Row], events: Any) -> Iterator[Row]:

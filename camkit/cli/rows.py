@@ -89,21 +89,51 @@ class _Lines:
         emit(row)
 
 
-def report(rows: Iterator[Row], pictures: int, form: Form, *, with_raw: bool = False) -> int:
+class Bars:
+    """The progress bars of a command on a terminal: finished pictures, and the many passes that some methods need.
+
+    Each begins when it is needed: a few pictures are explained before a bar would be read.
+    """
+
+    def __init__(self, pictures: int) -> None:
+        from rich.progress import Progress
+
+        console = QuietConsole(stderr=True)
+        self._many = pictures > _MOST_WITHOUT_BAR
+        self._bars = Progress(console=console, transient=True, disable=TALK.quiet or not console.is_terminal)
+        self._pictures = self._bars.add_task("explaining", total=pictures, visible=self._many)
+        self._passes = self._bars.add_task("changed pictures", visible=False)
+
+    def __enter__(self) -> Bars:
+        """Show the bar of the pictures, if there are many."""
+        if self._many:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the bars."""
+        self._bars.stop()
+
+    def finished(self, pictures: int) -> None:
+        """Show how many pictures are finished."""
+        self._bars.update(self._pictures, completed=pictures)
+
+    def passes(self, done: int, of: int) -> None:
+        """Show how many changed pictures the model has seen for one picture."""
+        self._bars.start()
+        self._bars.update(self._passes, completed=done, total=of, visible=done < of)
+
+
+def report(rows: Iterator[Row], bars: Bars, form: Form, *, with_raw: bool = False) -> int:
     """Print each row when it is finished, above a progress bar if there are many; return the exit code.
 
     As text, an error that several pictures have is printed once and counted below the rows. A summary follows.
     """
-    from rich.progress import Progress
-
     tally, started = _Tally(), time.perf_counter()
-    bar = QuietConsole(stderr=True)
-    without_bar = pictures <= _MOST_WITHOUT_BAR or TALK.quiet or not bar.is_terminal
     table = csv.DictWriter(_Lines(), _COLUMNS, extrasaction="ignore", lineterminator="")
     if form == "csv":
         table.writeheader()
-    with Progress(console=bar, transient=True, disable=without_bar) as progress:
-        task = progress.add_task("explaining", total=pictures)
+    with bars:
         for row in rows:
             is_repeated = tally.add(row)
             if form == "json":
@@ -112,7 +142,7 @@ def report(rows: Iterator[Row], pictures: int, form: Form, *, with_raw: bool = F
                 table.writerow(_cells(row.to_dict()))
             elif TALK.verbose or not is_repeated:
                 _print_row(row)
-            progress.update(task, completed=tally.finished)
+            bars.finished(tally.finished)
     if form == "text" and not TALK.verbose:
         _print_repeated(tally)
     _print_summary(tally, time.perf_counter() - started, form)

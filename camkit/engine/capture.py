@@ -22,7 +22,7 @@ from camkit.engine.resizing import resizing
 from camkit.errors import LayerError, MethodError, TargetError, listing_layers
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Expands, Scores, Target
-from camkit.types import Extent, LayerRef, Layout, Precision
+from camkit.types import Extent, LayerRef, Layout, Precision, Progress
 
 _SAME_FP32, _SAME_AUTOCAST = 1e-4, 2e-2
 """How far a linear layer's input may differ from the mean of the feature maps, as a share of the largest mean: several
@@ -45,6 +45,7 @@ class Pass:
         memory_format: the memory format in which the model receives the inputs.
         record: the model's record, if it is already prepared.
         users_code: True if functions of the user run in the pass, besides the model.
+        progress: told how many pictures the model has seen, for methods that need many.
         may_resize: True if the model may resize and pad its input itself, as detectors do.
     """
 
@@ -56,6 +57,7 @@ class Pass:
     record: ModelRecord | None = None
     may_resize: bool = True
     users_code: bool = True
+    progress: Progress | None = None
 
 
 def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass) -> Capture:

@@ -11,6 +11,8 @@ from camkit.engine.capture import Pass, capture, capture_activations, capture_fo
 from camkit.engine.capture_attention import capture_attention
 from camkit.engine.capture_curvature import capture_curvature
 from camkit.engine.capture_head import capture_with_head
+from camkit.engine.capture_input import capture_guided, capture_parts
+from camkit.engine.capture_pictures import capture_with_pictures
 from camkit.engine.features import Capture
 from camkit.methods.registry import Method, Needs
 from camkit.targets.scores import Target
@@ -31,5 +33,14 @@ CAPTURES: Mapping[Needs, Capturing] = {
     "attention": capture_attention,
     "attention-gradients": capture_attention,
     "attention-by-layer": capture_attention,
+    "pictures": lambda model, inputs, targets, options, method: capture_with_pictures(
+        model, inputs, targets, options, method.weights
+    ),
+    "parts": lambda model, inputs, targets, options, method: capture_parts(
+        model, inputs, targets, options, method.weights
+    ),
+    "guided": lambda model, inputs, targets, options, method: capture_guided(
+        model, inputs, targets, options, method.weights
+    ),
 }
 """How a model is run for a method, by what the method needs."""

@@ -19,6 +19,7 @@ from camkit.methods.registry import (
     check_weights,
     find_method,
     register_method,
+    variant,
 )
 
 __all__ = [
@@ -33,9 +34,10 @@ __all__ = [
     "check_weights",
     "find_method",
     "register_method",
+    "variant",
 ]
 
-_FAMILIES = ("gradient", "cam", "activations", "head_forward", "attention")
+_FAMILIES = ("gradient", "cam", "activations", "head_forward", "input_forward", "full_gradient", "attention")
 """The modules of this package that register methods, in the order in which lists name them."""
 
 for _family in _FAMILIES:

@@ -5,9 +5,12 @@ This module and the families import PyTorch only while they compute, so that ``c
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from camkit.errors import MethodError, did_you_mean
@@ -24,6 +27,9 @@ Needs: TypeAlias = Literal[
     "head",
     "activations",
     "scores",
+    "pictures",
+    "parts",
+    "guided",
     "attention",
     "attention-gradients",
     "attention-by-layer",
@@ -38,16 +44,19 @@ NEEDED: Mapping[Needs, str] = {
     "attention": "attention over all tokens; reads no score",
     "attention-gradients": "attention over all tokens, and its gradients",
     "attention-by-layer": "attention over all tokens, and each block's own score",
+    "pictures": "the whole model, run on changed pictures",
+    "parts": "gradients through the whole model",
+    "guided": "gradients through the whole model, and ReLUs",
 }
 """What a method needs besides the feature maps of a layer, for lists of methods."""
 
-ONE_BY_ONE = frozenset({"scores"})
+ONE_BY_ONE = frozenset({"scores", "pictures"})
 """The needs of methods that take one picture at a time."""
 
 ATTENTION = frozenset({"attention", "attention-gradients", "attention-by-layer"})
 """The needs of methods that read the attention maps of a transformer."""
 
-WEIGHED_IN_PASS = ONE_BY_ONE | ATTENTION | {"curvature"}
+WEIGHED_IN_PASS = ONE_BY_ONE | ATTENTION | {"curvature", "parts", "guided"}
 """The needs of methods that are called while the model's graph is there, or while it may run again."""
 
 _NAME = re.compile(r"[\w+-][\w+.-]*")
@@ -62,9 +71,11 @@ class Method:
     one weight per channel (N, C, 1, 1), or one per cell; or the signed map (N, *grid) itself. ``needs`` tells what it
     gets besides the activations: the "gradients"; these, and the product of the score's second derivatives with the
     activations ("curvature"); the class weights (N, C) of a linear "head" in their place; nothing
-    ("activations"); or, for one picture at a time, a function from changed feature maps to "scores". Methods that need
-    "attention" take the attention maps of all layers instead; see ``register_method``. ``cost`` is the time it takes,
-    in plain passes of the model. ``layer`` is False if it reads the whole model and not one layer.
+    ("activations"); for one picture at a time, a function from changed feature maps to "scores", or one from changed
+    "pictures" (``camkit.types.ScoresOfPictures``, whose T targets give T rows of weights); the "parts" of the score
+    (``PartsOfScore``); or "guided" gradients (``GuidedGradients``). Methods that need "attention" take the attention
+    maps of all layers instead; see ``register_method``. ``cost`` is the time it takes, in plain passes of the model.
+    ``layer`` is False if it reads the whole model and not one layer: the activations are the input then.
     With ``stages``, the maps of the last layer of each size of grid are multiplied. With ``finer``, a class is compared
     with its nearest ones.
     """
@@ -113,11 +124,12 @@ def register_method(
         paper: where the formula comes from.
         needs: "gradients"; "curvature", and the function gets the product of the score's second derivatives with the
             activations as a third tensor; "head", and it gets the class weights (N, C) of a linear head in place of the
-            gradients; "activations", and it gets these alone; or "scores", and it gets the activations (1, C, *grid) of
-            one picture and a function from changed activations (M, C, *grid) to their scores (M,). Three more are for
-            transformers, with layer=False; the function returns a value for each token (N, tokens) then. "attention":
-            it gets a list of the layers' attention maps (N, heads, queries, keys), and the weights (N, queries) of the
-            queries that the score is computed from; "attention-gradients": the maps, their gradients, and the weights;
+            gradients; "activations", and it gets these alone; "scores", and it gets the activations (1, C, *grid) of
+            one picture and a function from changed activations (M, C, *grid) to their scores (M,); or "pictures",
+            "parts" or "guided", which ``camkit.methods.Method`` explains. Three more are for transformers, with
+            layer=False; the function returns a value for each token (N, tokens) then. "attention": it gets a list of
+            the layers' attention maps (N, heads, queries, keys), and the weights (N, queries) of the queries that the
+            score is computed from; "attention-gradients": the maps, their gradients, and the weights;
             "attention-by-layer": the gradients of each layer's own score, as LeGrad defines it.
         cost: the time it takes, in plain passes of the model; words for ``camkit methods``.
         layer: False if it reads the whole model, and no target layer.
@@ -212,6 +224,34 @@ def find_method(method: MethodLike) -> Method:
             return registered
     name = getattr(method, "__name__", type(method).__name__)
     return Method(name, title=name, summary="", paper="", needs="gradients", weights=method)
+
+
+def variant(method: MethodLike, **options: Any) -> Method:
+    """Return a method with other parameters, for ``method=``.
+
+    Args:
+        method: a method whose function takes keyword arguments, such as "rise".
+        **options: the arguments, such as ``masks=1000``.
+
+    Raises:
+        MethodError: the method has no such parameter.
+
+    Examples:
+        >>> from camkit.methods import variant
+        >>> variant("rise", masks=1000).name
+        'rise'
+    """
+    found = find_method(method)
+    known = [
+        name
+        for name, parameter in inspect.signature(found.weights).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        choice = f"it has {', '.join(known)}" if known else "it has none"
+        raise MethodError(f"method {found.name!r} has no parameter {unknown[0]!r}; {choice}")
+    return changed(found, weights=functools.partial(found.weights, **options))
 
 
 def check_weights(method: Method, weights: Any, activations: Tensor) -> None:

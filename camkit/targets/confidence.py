@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from camkit.targets.classes import ClassTarget
+from camkit.targets.maps import SegmentTarget, predicted_cells
 from camkit.targets.outputs import maps_of
 from camkit.targets.scores import Scores, Target
 
@@ -54,11 +55,16 @@ def given_by(scored: Scores) -> Given:
 def fixed_target(target: Target, scored: Scores, output: Any) -> Target:
     """Return the target that scores the class of a picture, whatever a change of this picture does to other classes.
 
+    On a map, the cells stay those where the class is predicted in the unchanged picture.
+
     Args:
         target: a target for one picture.
         scored: its score of the picture.
         output: the model's output for the picture.
     """
-    if scored.indices is None or maps_of(output, 1) is not None:
+    if scored.indices is None or (isinstance(target, SegmentTarget) and (target.everywhere or target.mask is not None)):
         return target
-    return ClassTarget(scored.indices[0], getattr(target, "activation", None))
+    maps = maps_of(output, 1)
+    if maps is None:
+        return ClassTarget(scored.indices[0], getattr(target, "activation", None))
+    return SegmentTarget(scored.indices[0], predicted_cells(maps, torch.tensor(scored.indices, device=maps.device))[0])

@@ -44,13 +44,10 @@ def class_on_map(
     """
     images = torch.arange(len(maps), device=maps.device)
     class_maps = maps[images, indices].float()  # in fp16 the sum over the cells would overflow
-    is_binary = maps.shape[1] == 1  # one map of logits: positive means the class, negative means none
-    logits, probabilities = maps.detach().float(), given_probabilities(maps)
-    if probabilities is None:
-        probabilities = logits.sigmoid() if is_binary else logits.softmax(1)
+    probabilities = _probabilities(maps)
     quantity: str | tuple[str, ...] = _INSIDE_MASK
     if mask is None:
-        inside = probabilities[:, 0] > _PREDICTED if is_binary else maps.detach().argmax(1) == indices[:, None, None]
+        inside = _predicted(maps, probabilities, indices)
         predicted = inside.any((1, 2), keepdim=True)
         inside = inside | ~predicted
         quantity = tuple(_WHERE_PREDICTED if found else _PREDICTED_NOWHERE for found in predicted.flatten().tolist())
@@ -69,6 +66,31 @@ def class_on_map(
         quantity=quantity,
         activation=final_activation(maps),
     )
+
+
+def predicted_cells(maps: Float[Tensor, "n k h w"], indices: Int[Tensor, " n"]) -> Bool[Tensor, "n h w"]:
+    """Return where each image's class is predicted; everywhere if it is predicted nowhere."""
+    inside = _predicted(maps, _probabilities(maps), indices)
+    return inside | ~inside.any((1, 2), keepdim=True)
+
+
+def _probabilities(maps: Float[Tensor, "n k h w"]) -> Float[Tensor, "n k h w"]:
+    given = given_probabilities(maps)
+    if given is not None:
+        return given
+    logits = maps.detach().float()
+    return logits.sigmoid() if _is_binary(maps) else logits.softmax(1)
+
+
+def _is_binary(maps: Tensor) -> bool:
+    """Tell whether there is one map of logits: positive means the class, negative means none."""
+    return maps.shape[1] == 1
+
+
+def _predicted(maps: Tensor, probabilities: Tensor, indices: Tensor) -> Bool[Tensor, "n h w"]:
+    if _is_binary(maps):
+        return probabilities[:, 0] > _PREDICTED
+    return maps.detach().argmax(1) == indices[:, None, None]
 
 
 def class_by_area(maps: Float[Tensor, "n k h w"], rank: int, *, skip_first: bool) -> Scores:

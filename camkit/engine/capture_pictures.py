@@ -1,0 +1,154 @@
+"""Run the model once for one picture, and then many times on changed pictures."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from camkit.engine.capture import Pass, check_all_ran, expand, features_of, is_absent, plain_scores, read_layouts
+from camkit.engine.cut import cut
+from camkit.engine.features import Capture, Features
+from camkit.engine.heatmap import enlarge, upsample
+from camkit.engine.interrupts import interruptible
+from camkit.engine.passes import is_out_of_memory, quiet_pass
+from camkit.engine.resizing import resizing
+from camkit.errors import MethodError
+from camkit.targets.confidence import ConfidenceTarget, fixed_target
+from camkit.targets.scores import Scores, Target
+from camkit.types import Extent, PicturesOf
+
+Weigh: TypeAlias = Callable[..., Tensor]
+"""``weigh(activations, scores)`` returns a row of weights for each target."""
+
+_AT_ONCE_CPU, _AT_ONCE = 16, 64
+"""Changed pictures per pass on a CPU and elsewhere; halved if memory runs out. On two cores, MobileNetV2 and ResNet-18
+are fastest with 8 to 16 pictures, whose feature maps stay in the cache."""
+
+
+def at_once(device: torch.device) -> int:
+    """Return how many changed pictures one pass takes."""
+    return _AT_ONCE_CPU if device.type == "cpu" else _AT_ONCE
+
+
+def capture_with_pictures(
+    model: nn.Module, image: Float[Tensor, "1 c *size"], targets: Sequence[Target], options: Pass, weigh: Weigh
+) -> Capture:
+    """Run the model once for one picture, and then on the changed pictures that ``weigh`` makes.
+
+    Without layers, ``weigh`` gets the picture in place of feature maps.
+
+    Raises:
+        LayerError, TargetError: as for ``capture``.
+        MethodError: a target is a box, which changed pictures would move.
+    """
+    each_pass = functools.partial(
+        quiet_pass, model, image.device, options.precision, options.record, users_code=options.users_code
+    )
+    with (
+        each_pass(),
+        cut(options.modules, gradients=False) as tape,
+        resizing(model if options.may_resize else None) as resized,
+        interruptible(),
+    ):
+        output = model(image.clone())
+        check_all_ran(tape, options.modules)
+        layouts = read_layouts(tape, options, 1, resized.padded or tuple(image.shape[2:]))
+        single = expand(targets, output, 1)
+        scores = plain_scores(single, output, 1)
+        fixed = [_fixed(*pair, output) for pair in zip(single, scores, strict=True) if not is_absent(pair[1])]
+    maps = [features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items()]
+    features: list[Features] = []
+    for explained in maps or [Features(image, ())]:
+        pictures = Pictures(model, image, fixed, options, each_pass, explained.extent)
+        rows = iter(weigh(explained.activations, pictures).split(1) if fixed else ())
+        none = torch.zeros_like(explained.activations)
+        weights = tuple(none if is_absent(scored) else next(rows) for scored in scores)
+        features.append(replace(explained, by_target=weights))
+    return Capture(tuple(features), scores, tuple(layouts.values()), bool(resized.padded))
+
+
+def _fixed(target: Target, scored: Scores, output: Any) -> Target:
+    """Return the target that scores the same class, whatever the changed pictures show.
+
+    Raises:
+        MethodError: the target is a box, which changed pictures would move.
+    """
+    if scored.boxes is not None:
+        raise MethodError(
+            "methods that run the model on changed pictures explain scores, not boxes; use 'gradcam' or 'hirescam'"
+        )
+    return fixed_target(target, scored, output)
+
+
+class Pictures:
+    """Returns the scores of changed pictures; ``camkit.types.ScoresOfPictures`` says what methods may use.
+
+    Args:
+        model: the model.
+        image: the picture.
+        targets: what to score; each has one score per picture.
+        options: how the passes are run.
+        each_pass: returns the context in which one pass is run. Each pass has one of its own, so that each finds the
+            model as the first one did.
+        extent: the part of the layer's grid that lies on the picture.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        image: Float[Tensor, "1 c *size"],
+        targets: Sequence[Target],
+        options: Pass,
+        each_pass: Callable[[], AbstractContextManager[None]],
+        extent: Extent,
+    ) -> None:
+        self.image = image.detach()
+        self._model, self._targets, self._options = model, targets, options
+        self._each_pass, self._extent = each_pass, extent
+        self._at_once = at_once(image.device)
+
+    def enlarge(self, maps: Float[Tensor, "m *grid"], size: tuple[int, ...] | None = None) -> Float[Tensor, "m *size"]:
+        """Interpolate maps to another size; None stands for the picture's."""
+        return enlarge(maps, tuple(self.image.shape[2:]), self._extent) if size is None else upsample(maps, size)
+
+    def __call__(self, count: int, pictures: PicturesOf, *, probabilities: bool = False) -> Float[Tensor, "t m"]:
+        """Return the scores of changed pictures, or their probabilities where the targets have any."""
+        found = [self.image.new_zeros(len(self._targets), 0, dtype=torch.float32)]
+        done = 0
+        while done < count:
+            self._tell(done, count)
+            part = range(done, min(done + self._at_once, count))
+            try:
+                found.append(self._run(pictures(part), probabilities=probabilities))
+            except RuntimeError as error:
+                if len(part) == 1 or not is_out_of_memory(error):
+                    raise
+                self._at_once = len(part) // 2
+                continue
+            done = part.stop
+        self._tell(done, count)
+        return torch.cat(found, 1)
+
+    def _tell(self, done: int, count: int) -> None:
+        if self._options.progress is not None:
+            self._options.progress(done, count)
+
+    def _run(self, pictures: Float[Tensor, "m c *size"], *, probabilities: bool) -> Float[Tensor, "t m"]:
+        count = len(pictures)
+        targets = [ConfidenceTarget(target) for target in self._targets] if probabilities else self._targets
+        with self._each_pass(), interruptible():
+            inputs = pictures.to(self.image.dtype).contiguous(memory_format=self._options.memory_format)
+            # Tensors of the caller's inference mode cannot be written to in this pass, and the model may do so.
+            output = self._model(inputs.clone() if inputs.is_inference() else inputs)
+            rows = [target(output, count).values.detach().float() for target in targets]
+        for row in rows:
+            if row.shape != (count,):
+                raise MethodError(f"the model returned scores of shape {tuple(row.shape)} for {count} changed pictures")
+        return torch.stack(rows)

@@ -1,0 +1,194 @@
+"""The methods that run the whole model on changed pictures.
+
+Each takes the feature maps of one picture (1, C, *grid), or for RISE the picture itself, and a function that returns
+the scores (T, M) of changed pictures for T targets. Each returns a row for each target. A picture is masked by
+multiplying the model's input, as in all four papers. So what is masked becomes the zero of the normalised input, which
+for most preprocessings is the mean colour of the training pictures.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Bool, Float
+
+from camkit.methods.registry import register_method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from camkit.types import ScoresOfPictures
+else:
+    Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
+    ScoresOfPictures = Any
+
+
+@register_method(
+    "scorecam",
+    title="Score-CAM",
+    summary="the score if the picture is multiplied by one channel, for every channel",
+    paper="Wang et al. 2020, Score-CAM, arXiv:1910.01279",
+    needs="pictures",
+    cost="1, and 1 for each channel",
+)
+def scorecam(activations: Float[Tensor, "1 c *grid"], scores: ScoresOfPictures) -> Float[Tensor, "t c *ones"]:
+    """Weight channel k by softmax_k(S(X H_k) - S(X_b)), where H_k is channel k enlarged, and then scaled to 0..1.
+
+    S is the score before the softmax, as in the paper's Algorithm 1. The score of the baseline X_b is the same for all
+    channels and drops out of the softmax, so no baseline is run. A channel that is the same everywhere masks nothing
+    and has no weight.
+    """
+    varying = _varying(activations)
+    maps = activations[0, varying]
+    gained = scores(len(maps), lambda part: scores.image * _masks(maps[part.start : part.stop], scores)[:, None])
+    return _softmax(gained, varying, activations)
+
+
+@register_method(
+    "sscam",
+    title="SS-CAM",
+    summary="Score-CAM, averaged over masks with noise",
+    paper="Wang et al. 2020, SS-CAM, arXiv:2006.14255",
+    needs="pictures",
+    cost="1, and 35 for each channel",
+)
+def sscam(
+    activations: Float[Tensor, "1 c *grid"], scores: ScoresOfPictures, *, samples: int = 35, sigma: float = 2.0
+) -> Float[Tensor, "t c *ones"]:
+    """Weight channel k by softmax_k(mean_i S(X (H_k + e_i))), where e_i is Gaussian noise with deviation ``sigma``.
+
+    This is the paper's second form, with noise on the normalised mask of the input. The noise depends on the number of
+    the picture alone, so the map is the same in every run.
+    """
+    import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
+
+    varying = _varying(activations)
+    maps, size = activations[0, varying], scores.image.shape[2:]
+
+    def pictures(part: range) -> Tensor:
+        first, last = part.start // samples, (part.stop - 1) // samples
+        channels = torch.tensor([number // samples - first for number in part], device=maps.device)
+        generator = torch.Generator(maps.device)
+        noise = [torch.randn(size, generator=generator.manual_seed(number), device=maps.device) for number in part]
+        masks = _masks(maps[first : last + 1], scores)[channels] + sigma * torch.stack(noise)
+        return scores.image * masks[:, None]
+
+    gained = scores(samples * len(maps), pictures)
+    return _softmax(gained.reshape(len(gained), -1, samples).mean(2), varying, activations)
+
+
+@register_method(
+    "iscam",
+    title="IS-CAM",
+    summary="Score-CAM, averaged over masks of growing strength",
+    paper="Naidu et al. 2020, IS-CAM, arXiv:2010.03023",
+    needs="pictures",
+    cost="1, and 9 for each channel",
+)
+def iscam(
+    activations: Float[Tensor, "1 c *grid"], scores: ScoresOfPictures, *, steps: int = 10
+) -> Float[Tensor, "t c *ones"]:
+    """Weight channel k by softmax_k(mean_i S(M_i)), where M_i is the sum of X H_k j / N over j = 0..i-1, for i = 1..N.
+
+    The steps add up, so the last pictures of the published N = 10 are 4.5 times as strong as X H_k. The first is black
+    for every channel and drops out of the softmax, so it is not run.
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    varying = _varying(activations)
+    maps = activations[0, varying]
+    strengths = torch.arange(1, steps, device=maps.device).cumsum(0) / steps
+
+    def pictures(part: range) -> Tensor:
+        numbers = torch.tensor(list(part), device=maps.device)
+        channels, step = numbers // len(strengths), numbers % len(strengths)
+        first, last = int(channels[0]), int(channels[-1])
+        masks = _masks(maps[first : last + 1], scores)[channels - first]
+        return scores.image * (masks * strengths[step].reshape(-1, *[1] * (masks.dim() - 1)))[:, None]
+
+    gained = scores(len(strengths) * len(maps), pictures)
+    return _softmax(gained.reshape(len(gained), len(maps), -1).sum(2) / steps, varying, activations)
+
+
+@register_method(
+    "rise",
+    title="RISE",
+    summary="the mean probability of random masks that show a pixel; needs neither layers nor gradients",
+    paper="Petsiuk et al. 2018, RISE, arXiv:1806.07421",
+    needs="pictures",
+    cost="4001",
+    layer=False,
+)
+def rise(
+    image: Float[Tensor, "1 c *size"],
+    scores: ScoresOfPictures,
+    *,
+    masks: int = 4000,
+    cells: int = 7,
+    kept: float = 0.5,
+) -> Float[Tensor, "t *size"]:
+    """Give pixel x the value sum_i (P_i - mean P) M_i(x) / (N p), where P_i is the probability if mask M_i is applied.
+
+    Eq. 6 of the paper has P_i instead of P_i - mean P, so that a pixel without influence has the mean probability. Here
+    it has 0, and a pixel that lowers the probability is negative. A target without a probability has its score
+    instead. A mask is a grid of ``cells`` along each axis, each 1 with probability p = ``kept``, else 0; it is enlarged
+    to one cell more than the picture and cut out at a random place (section 3.2). Mask i depends on i alone, so the
+    map is the same in every run.
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    size = image.shape[2:]
+    sides = [-(-side // cells) for side in size]
+    larger = tuple((cells + 1) * side for side in sides)
+
+    def made(part: range) -> Tensor:
+        grids: list[Tensor] = []
+        corners: list[list[int]] = []
+        for number in part:
+            generator = torch.Generator().manual_seed(number)
+            grids.append((torch.rand([cells] * len(size), generator=generator) < kept).float())
+            corners.append([int(torch.randint(side, (), generator=generator)) for side in sides])
+        enlarged = scores.enlarge(torch.stack(grids).to(image.device), larger)
+        crops = zip(enlarged, corners, strict=True)
+        return torch.stack([whole[tuple(map(_slice, corner, size))] for whole, corner in crops])
+
+    found = scores(masks, lambda part: image * made(part)[:, None], probabilities=True)
+    total = torch.zeros(len(found), *size, device=image.device)
+    changes = found - found.mean(1, keepdim=True)
+    for start in range(0, masks, _MASKS_AT_ONCE):
+        part = range(start, min(start + _MASKS_AT_ONCE, masks))
+        total += torch.tensordot(changes[:, part.start : part.stop], made(part), 1)
+    return total / (masks * kept)
+
+
+_MASKS_AT_ONCE = 64
+"""Masks that are added up at once: 64 of 224 x 224 pixels take 13 MB."""
+
+
+def _slice(start: int, length: int) -> slice:
+    return slice(start, start + length)
+
+
+def _varying(activations: Float[Tensor, "1 c *grid"]) -> Bool[Tensor, " c"]:
+    """Tell for each channel whether its cells differ."""
+    cells = activations[0].flatten(1)
+    return cells.amax(1) > cells.amin(1)
+
+
+def _masks(maps: Float[Tensor, "m *grid"], scores: ScoresOfPictures) -> Float[Tensor, "m *size"]:
+    """Enlarge channels to the picture's size, and scale each to 0..1."""
+    import torch  # noqa: PLC0415 - as above
+
+    masks = scores.enlarge(maps.float())
+    pixels = tuple(range(1, masks.dim()))
+    low, high = masks.amin(pixels, keepdim=True), masks.amax(pixels, keepdim=True)
+    return (masks - low) / torch.where(high > low, high - low, 1)
+
+
+def _softmax(
+    gained: Float[Tensor, "t k"], varying: Bool[Tensor, " c"], activations: Float[Tensor, "1 c *grid"]
+) -> Float[Tensor, "t c *ones"]:
+    """Return the softmax over the channels that vary; the others have no weight."""
+    weights = gained.new_zeros(len(gained), len(varying))
+    weights[:, varying] = gained.softmax(1)
+    return weights.reshape(*weights.shape, *[1] * (activations.dim() - 2))
