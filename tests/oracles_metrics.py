@@ -16,11 +16,34 @@ Array = np.ndarray
 Score = Callable[[Array], float]
 
 
-def hot_set(heat: Array, share: float) -> set[tuple[int, ...]]:
-    """Return the cells of which fewer than ceil(share x cells) cells are hotter: ties are in it together."""
-    wanted = math.ceil(round(share * heat.size, 6))
+def _levels(heat: Array) -> list[set[tuple[int, ...]]]:
+    """Return all sets of cells that are hotter than some level, from the empty one to that of all cells."""
     cells = list(np.ndindex(*heat.shape))
-    return {cell for cell in cells if sum(float(heat[other]) > float(heat[cell]) for other in cells) < wanted}
+    return [{cell for cell in cells if heat[cell] > level} for level in sorted(set(heat.ravel()), reverse=True)] + [
+        set(cells)
+    ]
+
+
+def hot_set(heat: Array, share: float) -> set[tuple[int, ...]]:
+    """Return the set of all cells hotter than some level whose number is nearest to share x cells, and not zero.
+
+    Of two that are equally near, the larger one.
+    """
+    wanted = math.ceil(round(share * heat.size, 6))
+    return min(_levels(heat)[1:], key=lambda hot: (abs(len(hot) - wanted), -len(hot)))
+
+
+def sets_of_a_curve(heat: Array, steps: int) -> list[set[tuple[int, ...]]]:
+    """Return for each step the smallest such set with at least its number of cells; if larger, also the one before."""
+    levels = _levels(heat)
+    found = {0: levels[0], heat.size: levels[-1]}
+    for step in range(1, steps + 1):
+        wanted = math.ceil(round(step / steps * heat.size, 6))
+        place = next(place for place, hot in enumerate(levels) if len(hot) >= wanted)
+        found[len(levels[place])] = levels[place]
+        if len(levels[place]) > wanted:
+            found[len(levels[place - 1])] = levels[place - 1]
+    return [found[count] for count in sorted(found)]
 
 
 def changed(picture: Array, filled: Array, removed: set[tuple[int, ...]]) -> Array:
@@ -39,11 +62,7 @@ def trapezoids(points: Sequence[tuple[float, float]]) -> float:
 
 def _points(score: Score, picture: Array, filled: Array, heat: Array, steps: int, kept: bool) -> float:
     cells = set(np.ndindex(*heat.shape))
-    sets: list[set[tuple[int, ...]]] = [set()]
-    for step in range(1, steps + 1):
-        hot = hot_set(heat, step / steps)
-        if hot != sets[-1]:
-            sets.append(hot)
+    sets = sets_of_a_curve(heat, steps)
     points = []
     for hot in sets:
         value = score(changed(picture, filled, cells - hot if kept else hot))
@@ -67,7 +86,7 @@ def srg(score: Score, picture: Array, filled: Array, heat: Array, steps: int) ->
     Least relevant first is written as published: the coldest cells go, over the share that has gone.
     """
     cells = set(np.ndindex(*heat.shape))
-    sets = [set(), *(hot_set(heat, step / steps) for step in range(1, steps + 1))]
+    sets = sets_of_a_curve(heat, steps)
     least = sorted({len(cells - hot) / heat.size: score(changed(picture, filled, cells - hot)) for hot in sets}.items())
     most = sorted({len(hot) / heat.size: score(changed(picture, filled, hot)) for hot in sets}.items())
     return trapezoids(least) - trapezoids(most)

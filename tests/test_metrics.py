@@ -24,7 +24,7 @@ from camkit.engine.heatmap import enlarge
 from camkit.errors import ImageError, InputError, TargetError
 from camkit.images.filling import dilated, fill_linearly, fill_smoothly
 from camkit.metrics import METRICS, Evaluator, Heat, evaluate
-from camkit.metrics.curves import even_shares, hot_sets
+from camkit.metrics.curves import curve_sets, even_shares, hot_sets
 from camkit.metrics.evaluator import DEFAULTS
 from camkit.metrics.faithfulness import ROAD_SHARES
 from camkit.metrics.fills import BLUR, FILLS, ROAD_NOISE
@@ -291,6 +291,14 @@ def test_shares_are_met_exactly_without_ties() -> None:
     heat = torch.randperm(100).reshape(10, 10).float()
     assert hot_sets(heat, even_shares(10)).flatten(1).sum(1).tolist() == list(range(10, 101, 10))
     assert hot_sets(heat, (0.1, 0.3, 0.7)).flatten(1).sum(1).tolist() == [10, 30, 70]
+
+
+def test_the_few_cells_of_a_sparse_map_are_judged_by_themselves() -> None:
+    heat = torch.zeros(10, 10)
+    heat[2, 3], heat[7, 1] = 1.0, 0.5
+    assert curve_sets(heat, even_shares(10)).flatten(1).sum(1).tolist() == [2]
+    assert hot_sets(heat, (0.2, 0.9)).flatten(1).sum(1).tolist() == [2, 100]
+    assert hot_sets(torch.ones(10, 10), (0.2,)).all()
 
 
 def test_a_map_and_its_multiple_have_the_same_order() -> None:

@@ -2,8 +2,9 @@
 
 All metrics that remove cells share one family of sets. The hot set H(a) holds the cells that are at least as hot as the
 one at share a of the order. Cells of equal heat are never separated, so the order of equal cells, such as those without
-any evidence, cannot matter, and no random draw decides. H(a) may therefore be larger than a: its own share is returned,
-and areas are taken over these shares.
+any evidence, cannot matter, and no random draw decides. If equal cells make H(a) larger than a, the set of the hotter
+cells alone is used as well: the few hot cells of a sparse map are judged by themselves. Areas are taken over the sets'
+own shares.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -41,30 +43,45 @@ def even_shares(steps: int) -> tuple[float, ...]:
 
 
 def hot_sets(heat: Float[Tensor, "*size"], shares: Sequence[float]) -> Bool[Tensor, "k *size"]:
-    """Return the hot set of each share: the cells that are at least as hot as the ceil(share x cells)-th hottest.
+    """Return the set of the hottest cells for each share, as near to it in size as equal cells allow.
 
     Args:
         heat: the map; it may have any sign.
         shares: ascending, above 0 and up to 1.
     """
+    wanted, sets, hotter = _sets(heat, shares)
+    counts, fewer = sets.flatten(1).sum(1), hotter.flatten(1).sum(1)
+    nearer = (wanted - fewer < counts - wanted) & (fewer > 0)
+    return torch.where(nearer.reshape(-1, *[1] * heat.dim()), hotter, sets)
+
+
+def curve_sets(heat: Float[Tensor, "*size"], shares: Sequence[float]) -> Bool[Tensor, "m *size"]:
+    """Return the sets of a curve, from the smallest to the largest, without the empty set and that of all cells.
+
+    Args:
+        heat, shares: as for ``hot_sets``.
+    """
+    wanted, sets, hotter = _sets(heat, shares)
+    tied = sets.flatten(1).sum(1) > wanted
+    both = torch.cat([sets, hotter[tied]])
+    counts = both.flatten(1).sum(1)
+    order = [number for number in counts.argsort(stable=True).tolist() if 0 < counts[number] < heat.numel()]
+    kept = [number for place, number in enumerate(order) if not place or counts[number] != counts[order[place - 1]]]
+    return both[kept]
+
+
+def _sets(
+    heat: Float[Tensor, "*size"], shares: Sequence[float]
+) -> tuple[Int[Tensor, " k"], Bool[Tensor, "k *size"], Bool[Tensor, "k *size"]]:
+    """Return for each share its number of cells, the cells at least as hot as the last of them, and the hotter ones."""
     ordered = heat.flatten().sort(descending=True).values
-    places = [min(len(ordered), max(1, math.ceil(share * len(ordered) - _ROUNDING))) - 1 for share in shares]
-    return heat[None] >= ordered[places].reshape(-1, *[1] * heat.dim())
+    wanted = [min(len(ordered), max(1, math.ceil(share * len(ordered) - _ROUNDING))) for share in shares]
+    limits = ordered[[count - 1 for count in wanted]].reshape(-1, *[1] * heat.dim())
+    return torch.tensor(wanted), heat[None] >= limits, heat[None] > limits
 
 
 _ROUNDING = 1e-6
 """Cells by which a share times the number of cells may exceed a whole number by rounding."""
-
-
-def distinct(sets: Bool[Tensor, "k *size"]) -> Bool[Tensor, "m *size"]:
-    """Return nested sets in ascending order without repetitions, without the one that holds all cells."""
-    counts = sets.flatten(1).sum(1)
-    keep = [
-        number
-        for number, count in enumerate(counts.tolist())
-        if count < sets[0].numel() and (not number or count != counts[number - 1])
-    ]
-    return sets[keep]
 
 
 def shares_of(sets: Bool[Tensor, "k *size"]) -> Float[np.ndarray, " k"]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from camkit.errors import InputError
 from camkit.explainer import Explainer
 from camkit.explanation import Explanation
-from camkit.metrics.curves import Curve, distinct, even_shares, hot_sets, shares_of
+from camkit.metrics.curves import Curve, curve_sets, even_shares, shares_of
 from camkit.metrics.fills import FILLS, Remove, check_fill
 from camkit.metrics.heat import Heat, as_heat
 from camkit.metrics.reference_maps import reference_maps
@@ -238,7 +238,7 @@ class Evaluator:
         key = (self, fill, kept)
         if key not in heat.curves:
             heat.check_order()
-            sets = distinct(hot_sets(heat.values, even_shares(self.steps)))
+            sets = curve_sets(heat.values, even_shares(self.steps))
             between = self.without(~sets if kept else sets, fill)
             ends = (self.emptied(fill), self.confidence)
             first, last = ends if kept else ends[::-1]

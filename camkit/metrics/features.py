@@ -18,7 +18,7 @@ from torch import Tensor
 from camkit.errors import LayerError, MethodError
 from camkit.methods import Method, WeightFunction
 from camkit.methods.registry import Needs
-from camkit.metrics.curves import Curve, distinct, even_shares, hot_sets, shares_of
+from camkit.metrics.curves import Curve, curve_sets, even_shares, shares_of
 from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat, pooled
 from camkit.metrics.registry import register_metric
@@ -153,7 +153,7 @@ class _Changing:
     def __call__(self, activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 *grid"]:
         """Measure the curves of a layer; the map that is returned has no meaning."""
         cells = self._cells(tuple(activations.shape[2:]))
-        sets = distinct(hot_sets(cells, even_shares(self.steps)))
+        sets = curve_sets(cells, even_shares(self.steps))
         empty = torch.zeros(1, *cells.shape, dtype=torch.bool)
         shares = np.concatenate([[0.0], shares_of(sets), [1.0]])
         scores = self._scores(activations, head, torch.cat([empty, sets, ~empty, ~sets]).to(activations.device))
