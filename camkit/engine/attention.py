@@ -29,8 +29,6 @@ _SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax, torch.special.sof
 class AttentionRecorder(TorchFunctionMode):
     """Keeps the attention maps of one pass, as tensors (N, heads, queries, keys) that can be differentiated.
 
-    Gradients are switched on at the first map. So the part of the model before it builds no graph.
-
     Args:
         pictures: the number N of pictures in the batch.
 

@@ -108,7 +108,7 @@ def capture_attention(
     nothing: AbstractContextManager[dict[int, Block]] = nullcontext({})
     with (
         quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
-        torch.enable_grad(),
+        torch.enable_grad(),  # from the start: the end of a no_grad block of the model restores this mode
         AttentionRecorder(len(inputs)) as attention,
         interruptible(),
     ):
