@@ -2,6 +2,7 @@
 
     python scripts/bench_methods.py
     python scripts/bench_methods.py --only scorecam --rounds 5 --device cuda
+    python scripts/bench_methods.py --busy
 
 Each row compares two calls, which take turns, so that a slow moment of the machine affects both. A new row is an entry
 of ``ROWS``.
@@ -93,7 +94,9 @@ ROWS = {
 }
 
 
-def measure(row: Row, device: torch.device, rounds: int) -> tuple[float, float, list[float]]:
+def measure(
+    row: Row, device: torch.device, rounds: int, clock: Callable[[], float]
+) -> tuple[float, float, list[float]]:
     """Return the median seconds of both calls, and their ratio in each round."""
     wait: Run = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     calls = row.prepare(device)
@@ -102,10 +105,10 @@ def measure(row: Row, device: torch.device, rounds: int) -> tuple[float, float, 
         taken = [0.0, 0.0]
         for which in (0, 1) if number % 2 else (1, 0):
             wait()
-            begin = time.perf_counter()
+            begin = clock()
             calls[which]()
             wait()
-            taken[which] = time.perf_counter() - begin
+            taken[which] = clock() - begin
         seconds.append(tuple(taken))
     del seconds[0]  # the warm-up
     first, second = (statistics.median(column) for column in zip(*seconds, strict=True))
@@ -118,10 +121,16 @@ def main() -> None:
     parser.add_argument("--only", choices=ROWS, nargs="*", default=[], help="rows; all if none is named")
     parser.add_argument("--rounds", type=int, default=7, help="rounds that are measured, after one that is not")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--busy", action="store_true", help="count processor time on one thread, on a machine that does other work"
+    )
     arguments = parser.parse_args()
+    if arguments.busy:
+        torch.set_num_threads(1)
+    clock = time.process_time if arguments.busy else time.perf_counter
     for name in arguments.only or ROWS:
         row = ROWS[name]
-        first, second, ratios = measure(row, torch.device(arguments.device), arguments.rounds)
+        first, second, ratios = measure(row, torch.device(arguments.device), arguments.rounds, clock)
         promised = "" if row.most is None else f", promised {row.most:g}"
         print(
             f"{row.title}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}{promised}); "
