@@ -4,8 +4,9 @@
 
 The passes of each metric are recorded once: how many pictures each had, and in which memory format. Each round runs
 every metric, the same passes alone under ``inference_mode``, and one plain pass of one picture, in random order. The
-table shows medians of the rounds' ratios. Each metric starts with a new Evaluator, so preparing the picture counts as
-well. The networks have random weights, since the cost does not depend on them.
+table shows ratios of the median processor times, which other programs on the machine disturb less than the clock. Each
+metric starts with a new Evaluator, so preparing the picture counts as well. The networks have random weights, since the
+cost does not depend on them.
 """
 
 from __future__ import annotations
@@ -96,30 +97,29 @@ class _Bench:
 
 
 def _timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     work()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def measure(name: str, rounds: int) -> dict[str, dict[str, float]]:
     """Return for each variant its pictures, its ratio to its own passes and its ratio to one plain pass."""
     bench = _Bench(name)
-    own: dict[str, list[float]] = {variant: [] for variant in bench.variants}
-    in_plain: dict[str, list[float]] = {variant: [] for variant in bench.variants}
+    plain: list[float] = []
+    alone: dict[str, list[float]] = {variant: [] for variant in bench.variants}
+    taken: dict[str, list[float]] = {variant: [] for variant in bench.variants}
     order, shuffled = list(bench.variants), random.Random(0)
     for _ in range(rounds):
         shuffled.shuffle(order)
         for variant in order:
-            plain = min(_timed(bench.plain) for _ in range(3))
-            alone = _timed(lambda chosen=variant: bench.replay(chosen))  # type: ignore[misc]
-            taken = _timed(bench.variants[variant])
-            own[variant].append(taken / alone)
-            in_plain[variant].append(taken / plain)
+            plain.append(_timed(bench.plain))
+            alone[variant].append(_timed(lambda chosen=variant: bench.replay(chosen)))  # type: ignore[misc]
+            taken[variant].append(_timed(bench.variants[variant]))
     return {
         variant: {
             "pictures": float(sum(len(inputs) for inputs in bench.passes[variant])),
-            "own": statistics.median(own[variant]),
-            "plain": statistics.median(in_plain[variant]),
+            "own": statistics.median(taken[variant]) / statistics.median(alone[variant]),
+            "plain": statistics.median(taken[variant]) / statistics.median(plain),
         }
         for variant in bench.variants
     }
@@ -139,7 +139,7 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=1, help="more count the time in which threads wait, too")
     parser.add_argument("--networks", nargs="+", default=["resnet18", "mobilenet_v2"], choices=list(NETWORKS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
