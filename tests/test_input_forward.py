@@ -215,15 +215,15 @@ def test_several_targets_share_the_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_no_pass_keeps_a_graph(name: str) -> None:
+def test_only_the_first_pass_has_a_graph(name: str) -> None:
     model = small()
     graphs: list[object] = []
     model.register_forward_hook(lambda _, __, output: graphs.append(output.grad_fn))
     camkit.explain(model, picture(), layer_of(name), method=FEW[name], target=0)  # the first call chooses the layer
     graphs.clear()
     camkit.explain(model, picture(), layer_of(name), method=FEW[name], target=0)
-    assert graphs
-    assert not any(graphs)
+    assert len(graphs) > 1
+    assert not any(graphs[1:])  # the first one shows whether the model ends in a softmax or sigmoid
 
 
 @pytest.mark.parametrize("name", FEW)

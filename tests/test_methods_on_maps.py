@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.errors import MethodError, TargetError
-from camkit.methods import METHODS
+from camkit.methods import ATTENTION, METHODS
 from camkit.targets import finer
 
 CLASS = 2
@@ -305,3 +305,20 @@ def test_a_faithful_method_finds_the_channel(name: str) -> None:
     found = camkit.explain(Planted((2, 5)), picture, "layer", method=name, target=1)
     assert isinstance(found, camkit.Explanation)
     assert np.unravel_index(found.raw.argmax(), (8, 8)) == (2, 5)
+
+
+class Sigmoids(SmallNet):
+    """Returns probabilities of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sigmoid()
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.needs not in {*ATTENTION, "head"}])
+def test_probabilities_are_shown_as_the_model_returns_them(name: str) -> None:
+    model = Sigmoids()
+    layer = "relu1" if METHODS[name].layer else None
+    found = camkit.explain(model, small_picture(), layer, method=name, target=CLASS)
+    assert isinstance(found, camkit.Explanation)
+    expected = float(model(small_picture())[0, CLASS].detach())
+    assert found.probability == pytest.approx(expected, abs=1e-5)

@@ -121,7 +121,7 @@ class Bars:
     def passes(self, done: int, of: int) -> None:
         """Show how many changed pictures the model has seen for one picture."""
         self._bars.start()
-        self._bars.update(self._passes, completed=done, total=of, visible=done < of)
+        self._bars.update(self._passes, completed=done, total=of, visible=done < of, refresh=not done)
 
 
 def report(rows: Iterator[Row], bars: Bars, form: Form, *, with_raw: bool = False) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -234,14 +234,24 @@ def capture_for_cam(
 def capture_activations(
     model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass
 ) -> Capture:
-    """Run the model once without gradients, and return feature maps and scores alone.
+    """Run the model once, and return feature maps and scores alone.
+
+    The head has a graph if it can have one: it shows whether the model ends in a softmax or sigmoid.
 
     Raises:
         LayerError, TargetError: as for ``capture``.
     """
+    with suppress(EntangledError):
+        return _capture_activations(model, inputs, targets, options, graph=True)
+    return _capture_activations(model, inputs, targets, options, graph=False)
+
+
+def _capture_activations(
+    model: nn.Module, inputs: Tensor, targets: Sequence[Target], options: Pass, *, graph: bool
+) -> Capture:
     with (
         quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
-        cut(options.modules, gradients=False) as tape,
+        cut(options.modules, gradients=graph) as tape,
         resizing(model if options.may_resize else None) as resized,
         interruptible(),
     ):
@@ -251,6 +261,17 @@ def capture_activations(
         scores = plain_scores(expand(targets, output, len(inputs)), output, len(inputs))
         features = tuple(features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items())
     return Capture(features, scores, tuple(layouts.values()), bool(resized.padded))
+
+
+@contextmanager
+def whole_graph(image: Float[Tensor, "1 c *size"]) -> Iterator[Tensor]:
+    """Keep the graph of one pass; yield a copy of the picture that all operations depend on.
+
+    The graph of the output shows whether the model ends in a softmax or sigmoid. It takes the memory of a training step
+    on one picture, until the output is dropped.
+    """
+    with torch.enable_grad():
+        yield image.clone().requires_grad_().clone()
 
 
 def plain_scores(targets: Sequence[Target], output: Any, batch: int) -> tuple[Scores, ...]:

@@ -12,15 +12,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.capture import Pass, check_all_ran, expand, features_of, is_absent, plain_scores, read_layouts
+from camkit.engine.capture import (
+    Pass,
+    check_all_ran,
+    expand,
+    features_of,
+    is_absent,
+    plain_scores,
+    read_layouts,
+    whole_graph,
+)
 from camkit.engine.cut import cut
 from camkit.engine.features import Capture, Features
 from camkit.engine.head import Head, recording
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.errors import MethodError
-from camkit.targets.classes import ClassTarget
-from camkit.targets.outputs import maps_of
+from camkit.targets.confidence import fixed_target
 from camkit.targets.scores import Scores, Target
 
 Weigh: TypeAlias = Callable[[Tensor, Head], Tensor]
@@ -41,21 +49,23 @@ def capture_with_head(
     )
     with each_pass(), ExitStack() as recordings:
         recorded = {ref: recordings.enter_context(recording(model, ref)) for ref in options.modules}
-        with cut(options.modules, gradients=False) as tape, interruptible():
-            output = model(image.clone())
+        with cut(options.modules, gradients=False) as tape, whole_graph(image) as copy, interruptible():
+            output = model(copy)
         check_all_ran(tape, options.modules)
         layouts = read_layouts(tape, options, 1, tuple(image.shape[2:]))
         single = expand(targets, output, 1)
         scores = plain_scores(single, output, 1)
+        fixed = [_fixed(*pair, output) for pair in zip(single, scores, strict=True)]
+        del output  # frees the graph
     features: list[Features] = []
     for ref, layout in layouts.items():
         weights: list[Tensor] = []
         maps = features_of(tape.layers[ref], layout)
-        for target, scored in zip(single, scores, strict=True):
+        for target, scored in zip(fixed, scores, strict=True):
             if is_absent(scored):
                 weights.append(torch.zeros_like(maps.activations))
                 continue
-            score = functools.partial(_values, _fixed(target, scored, output))
+            score = functools.partial(_values, target)
             head = Head(model, ref, layout, image, recorded[ref], score, float(scored.values[0]), each_pass)
             weights.append(weigh(head.activations, head))
         features.append(replace(maps, by_target=tuple(weights)))
@@ -73,7 +83,7 @@ def _fixed(target: Target, scored: Scores, output: Any) -> Target:
             "methods that run the model's head on changed feature maps explain scores, not boxes; use 'gradcam' or "
             "'hirescam'"
         )
-    return target if scored.indices is None or maps_of(output, 1) is not None else ClassTarget(scored.indices[0])
+    return fixed_target(target, scored, output) if not is_absent(scored) else target
 
 
 def _values(target: Target, output: Any, batch: int) -> Tensor:

@@ -12,7 +12,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.capture import Pass, check_all_ran, expand, features_of, is_absent, plain_scores, read_layouts
+from camkit.engine.capture import (
+    Pass,
+    check_all_ran,
+    expand,
+    features_of,
+    is_absent,
+    plain_scores,
+    read_layouts,
+    whole_graph,
+)
 from camkit.engine.cut import cut
 from camkit.engine.features import Capture, Features
 from camkit.engine.heatmap import enlarge, upsample
@@ -20,7 +29,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import is_out_of_memory, quiet_pass
 from camkit.engine.resizing import resizing
 from camkit.errors import MethodError
-from camkit.targets.confidence import ConfidenceTarget, fixed_target
+from camkit.targets.confidence import ConfidenceTarget, fixed_target, given_by
 from camkit.targets.scores import Scores, Target
 from camkit.types import Extent, PicturesOf
 
@@ -55,14 +64,21 @@ def capture_with_pictures(
         each_pass(),
         cut(options.modules, gradients=False) as tape,
         resizing(model if options.may_resize else None) as resized,
+        whole_graph(image) as copy,
         interruptible(),
     ):
-        output = model(image.clone())
+        output = model(copy)
         check_all_ran(tape, options.modules)
         layouts = read_layouts(tape, options, 1, resized.padded or tuple(image.shape[2:]))
         single = expand(targets, output, 1)
+        given = [given_by(target(output, 1)) for target in single]
         scores = plain_scores(single, output, 1)
-        fixed = [_fixed(*pair, output) for pair in zip(single, scores, strict=True) if not is_absent(pair[1])]
+        fixed = [
+            ConfidenceTarget(_fixed(target, scored, output), already)
+            for target, scored, already in zip(single, scores, given, strict=True)
+            if not is_absent(scored)
+        ]
+        del output  # frees the graph
     maps = [features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items()]
     features: list[Features] = []
     for explained in maps or [Features(image, ())]:
@@ -93,7 +109,7 @@ class Pictures:
     Args:
         model: the model.
         image: the picture.
-        targets: what to score; each has one score per picture.
+        targets: what to score; each has one score, and one confidence, per picture.
         options: how the passes are run.
         each_pass: returns the context in which one pass is run. Each pass has one of its own, so that each finds the
             model as the first one did.
@@ -104,7 +120,7 @@ class Pictures:
         self,
         model: nn.Module,
         image: Float[Tensor, "1 c *size"],
-        targets: Sequence[Target],
+        targets: Sequence[ConfidenceTarget],
         options: Pass,
         each_pass: Callable[[], AbstractContextManager[None]],
         extent: Extent,
@@ -142,7 +158,7 @@ class Pictures:
 
     def _run(self, pictures: Float[Tensor, "m c *size"], *, probabilities: bool) -> Float[Tensor, "t m"]:
         count = len(pictures)
-        targets = [ConfidenceTarget(target) for target in self._targets] if probabilities else self._targets
+        targets = self._targets if probabilities else [target.of for target in self._targets]
         with self._each_pass(), interruptible():
             inputs = pictures.to(self.image.dtype).contiguous(memory_format=self._options.memory_format)
             # Tensors of the caller's inference mode cannot be written to in this pass, and the model may do so.
