@@ -289,11 +289,11 @@ def test_grad_cams_epsilon_changes_real_maps_and_camkits_have_none(model, folder
 def test_the_newer_methods_agree_with_grad_cam_or_differ_as_documented(test_data, name, comparison):
     model, images = peer_agreement.load(test_data, name)
 
-    found = peer_agreement.compare(model, images, comparison)
+    found = peer_agreement.compare(model, images[1:4:2], comparison)  # two photos that differ; the script takes all
 
     if comparison.centres:
         assert min(found.undone) > 0.999
-        assert min(found.published) < 0.9
+        assert min(found.published) < 0.95
     elif comparison.method == "fem":
         assert 0.85 < min(found.published) < 0.99
     else:
