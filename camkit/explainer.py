@@ -29,6 +29,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import autocasting, faster_format, is_out_of_memory, quiet_pass, usable_precision
 from camkit.engine.picture_scores import PictureScores
 from camkit.engine.record import ModelRecord
+from camkit.engine.smoothing import CHANGES, averages, changed, check_mirrors
 from camkit.engine.streams import Task, in_order
 from camkit.errors import (
     CamkitError,
@@ -41,7 +42,16 @@ from camkit.errors import (
     advice,
     refuse_unknown_options,
 )
-from camkit.explanation import Explanation, Explanations, existing, explanations, sharing_scale, shown_pictures
+from camkit.explanation import (
+    Explanation,
+    Explanations,
+    SignedMaps,
+    existing,
+    explanations,
+    sharing_scale,
+    shown_pictures,
+    signed_maps,
+)
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
 from camkit.layers.choose import UNSURE, Decision
@@ -64,7 +74,7 @@ from camkit.models import (
 from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
 from camkit.targets import ClassTarget, EachTarget, SimilarTarget, TargetLike, TopTarget, as_targets
-from camkit.targets.classes import EachFiner
+from camkit.targets.classes import EachFiner, of_changed_picture
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import (
     WHOLE_MODEL,
@@ -76,6 +86,7 @@ from camkit.types import (
     Precision,
     Preprocess,
     Progress,
+    Smoothing,
     TargetLayer,
 )
 
@@ -135,9 +146,12 @@ class Explainer:
         precision: "fp32" (None), or "bf16" and "fp16" under autocast. On a CPU without units for bf16, where it would
             take several times as long, "bf16" warns and runs in fp32; "bf16-forced" does not.
         fuse: how several layers become one map: their "mean" (None), "max", or "product" after scaling.
+        smooth: "augment" averages the maps of one class over the picture and its mirror image, each at 0.9, 1 and 1.1
+            times its normalised values, in six passes; "eigen" keeps the first principal component of the weighted
+            feature maps; "augment+eigen" does both. None leaves the maps as they are.
         config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` says how a model is loaded that is
-            given by name, or not at all; its table ``explain`` gives the layer, method, precision and fusion where
-            they are None here.
+            given by name, or not at all; its table ``explain`` gives the layer, method, precision, fusion and
+            smoothing where they are None here.
         progress: called as ``progress(done, of)`` while a method runs the model on many pictures, such as Score-CAM.
 
     Raises:
@@ -162,10 +176,11 @@ class Explainer:
         device: str | torch.device | None = None,
         precision: Precision | None = None,
         fuse: Fusion | None = None,
+        smooth: Smoothing | None = None,
         config: Config | None = None,
         progress: Progress | None = None,
     ) -> None:
-        options: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse}
+        options: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth}
         if config is not None:
             settings = _settings(config)
             model = _configured_model(model, settings, device)
@@ -191,6 +206,7 @@ class Explainer:
         method: MethodLike | None,
         precision: Precision | None,
         fuse: Fusion | None,
+        smooth: Smoothing | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._method = None if method is None else find_method(method)
@@ -200,10 +216,13 @@ class Explainer:
             raise InputError(f"fuse is one of {', '.join(get_args(Fusion))}, not {fuse!r}")
         if precision not in get_args(Precision):
             raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
+        if smooth is not None and smooth not in get_args(Smoothing):
+            raise InputError(f"smooth is one of {', '.join(get_args(Smoothing))}, not {smooth!r}")
         self._loaded = loaded
         self._memory = memory
         self._boxes = boxes
         self._fuse: Fusion = fuse
+        self._smooth = smooth
         self._progress = progress
         self._precision, note = usable_precision(precision, device_of(loaded.module))
         if note:
@@ -323,7 +342,7 @@ class Explainer:
         layers = self._selectors if target_layer is None and reads_layer else target_layer
         # Whether bf16 can be used was decided when this Explainer was made.
         precision: Precision = "bf16-forced" if self._precision == "bf16" else self._precision
-        options = (chosen, precision, fuse or self._fuse, self._progress)
+        options = (chosen, precision, fuse or self._fuse, self._smooth, self._progress)
         return Explainer._sharing(memory, self._boxes, loaded, layers, *options)
 
     def scores_of(self, img: ImageLike, target: TargetLike | None = None, *, batch_size: int = 32) -> PictureScores:
@@ -515,7 +534,7 @@ class Explainer:
         shown = shown_pictures(batch, inputs)
         rows: list[list[Explanation | Failure]] = [[] for _ in batch]
         scores: list[Scores] = []
-        for part in _parts(request):
+        for part in _parts(request, apart=averages(self._smooth)):
             try:
                 captured, layers = self._captured(part, batch, inputs)
             except RuntimeError as error:
@@ -528,12 +547,51 @@ class Explainer:
                     return [Failure(item.source, _caused(ImageError(str(sentence)), error)) for item in batch]
                 raise sentence from error
             self._used = layers
-            new = explanations(captured, batch, shown, layers, self._method, self._fuse, self._loaded.labels)
+            maps = signed_maps(captured, self._method, self._smooth)
+            if averages(self._smooth):
+                maps = self._averaged(maps, part, captured, layers, batch, inputs)
+            new = explanations(maps, captured, batch, shown, layers, self._fuse, self._smooth, self._loaded.labels)
             for of_picture, more in zip(rows, new, strict=True):
                 of_picture.extend(more)
             scores += captured.scores
             del captured  # frees the gradients before the next pass
         return [row for of_picture in rows for row in sharing_scale(existing(of_picture, scores))]
+
+    def _averaged(
+        self,
+        maps: list[SignedMaps],
+        request: _Request,
+        captured: Capture,
+        layers: tuple[TargetLayer, ...],
+        batch: Sequence[Prepared],
+        inputs: Tensor,
+    ) -> list[SignedMaps]:
+        """Return the mean of the pictures' maps and those of their changed versions, for the same classes.
+
+        Raises:
+            TargetError: a target is a box.
+            LayerError: the layer's cells lie elsewhere in a mirrored picture, or another layer runs for it.
+        """
+        check_mirrors(captured.features)
+        versions = [maps]
+        targets = _targets(request, batch)
+        several = targets * len(captured.scores) if len(targets) == 1 else targets
+        for mirrored, factor in CHANGES:
+            again = tuple(
+                of_changed_picture(target, scored, mirrored=mirrored)
+                for target, scored in zip(several, captured.scores, strict=True)
+            )
+            version, others = self._captured(
+                replace(request, targets=again), batch, changed(inputs, factor, mirrored=mirrored)
+            )
+            if [layer.ref for layer in others] != [layer.ref for layer in layers]:
+                raise LayerError(
+                    f"the model is explained at {others[0]} for a changed picture, but at {layers[0]} for the picture; "
+                    "name the layer"
+                )
+            of_version = signed_maps(version, self._method, self._smooth)
+            versions.append([signed.mirrored() if mirrored else signed for signed in of_version])
+        return [SignedMaps.averaged(of_target) for of_target in zip(*versions, strict=True)]
 
     def _explain_finite(
         self, request: _Request, batch: list[Prepared], finite: Sequence[bool]
@@ -741,8 +799,13 @@ def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:
     )
 
 
-def _parts(request: _Request) -> list[_Request]:
-    """Split a request into several, each with few enough targets for one pass."""
+def _parts(request: _Request, *, apart: bool) -> list[_Request]:
+    """Split a request into several, each with few enough targets for one pass.
+
+    With ``apart``, a target that stands for several has a part of its own, so that its scores are known as its own.
+    """
+    if apart and any(isinstance(target, Expands) for target in request.targets):
+        return [replace(request, targets=(target,)) for target in request.targets]
     starts = range(0, len(request.targets), _MOST_TARGETS)
     return [replace(request, targets=request.targets[start : start + _MOST_TARGETS]) for start in starts]
 
@@ -848,6 +911,7 @@ class Options(TypedDict, total=False):
     precision: Precision
     batch_size: int
     fuse: Fusion
+    smooth: Smoothing | None
     config: Config | None
     progress: Progress | None
 
@@ -883,6 +947,7 @@ class _Shell:
             options.get("method"),
             options.get("precision"),
             options.get("fuse"),
+            options.get("smooth"),
             options.get("progress"),
         )
 
@@ -891,7 +956,7 @@ class _Shell:
     ) -> tuple[nn.Module | LoadedModel, Layers | None]:
         """Return the model and the layer of a call with a config, and complete its options from the config."""
         settings = _settings(options.pop("config"))
-        for name in ("method", "precision", "fuse", "batch_size"):
+        for name in ("method", "precision", "fuse", "smooth", "batch_size"):
             usual = getattr(settings.explain, name)
             if usual is not None and options.get(name) is None:
                 options[name] = usual
@@ -949,9 +1014,9 @@ def explain(
         img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
             or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
         target_layer: None to have it chosen, a name, a pattern, a type, a module or a TargetLayer; several are fused.
-        **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``config`` and
-            ``progress`` as for ``Explainer``; ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target`` is
-            None for each picture's best class, a class index, a label's text, a function ``output -> (N,)``, one of
+        **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``smooth``, ``config``
+            and ``progress`` as for ``Explainer``; ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target``
+            is None for each picture's best class, a class index, a label's text, a function ``output -> (N,)``, one of
             ``camkit.targets``, or a list of these.
 
     Returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeAlias, get_args, overload
@@ -19,13 +19,26 @@ from camkit.drawing.encode import as_html, encode, shrink
 from camkit.drawing.slices import draw_slices
 from camkit.engine import heatmap as heat
 from camkit.engine.features import Capture, Features
+from camkit.engine.smoothing import CHANGES, component_weights, takes_component
 from camkit.errors import InputError, OutputError, TargetError
 from camkit.images.files import write_file
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.layers.choose import UNSURE
 from camkit.methods import METHODS, WEIGHED_IN_PASS, Method, check_weights, find_method
 from camkit.targets.scores import Scores
-from camkit.types import WHOLE_MODEL, Box, Extent, Failure, Fusion, Pixels, Scale, Status, Style, TargetLayer
+from camkit.types import (
+    WHOLE_MODEL,
+    Box,
+    Extent,
+    Failure,
+    Fusion,
+    Pixels,
+    Scale,
+    Smoothing,
+    Status,
+    Style,
+    TargetLayer,
+)
 
 _NOTEBOOK_SIDE = 480
 """The longest side of a picture shown in a notebook, in pixels: it fits beside the code."""
@@ -43,6 +56,15 @@ _STATUS_NOTES = {
     "no_influence": "Empty map: the target's gradient is zero at this layer.",
     "non_finite": "No map: it contains NaN or infinity.",
 }
+
+_AVERAGED = f", mean over {1 + len(CHANGES)} versions of the picture"
+_SMOOTHED: Mapping[Smoothing | None, str] = {
+    None: "",
+    "augment": _AVERAGED,
+    "eigen": ", first principal component",
+    "augment+eigen": f", first principal component{_AVERAGED}",
+}
+"""How a caption says that a map is smoothed."""
 
 
 def _or_none(number: float) -> float | None:
@@ -139,6 +161,7 @@ class Explanation:
         layer: the layer's name; several names are joined by "+".
         layer_reason: why this layer was chosen.
         method: the method's name.
+        smooth: how the map is smoothed; None if it is not.
         status: "ok", or the reason why the heatmap is zero everywhere: "no_positive_evidence" if no cell supports the
             target, "no_influence" if the target's gradient at the layer is zero (it does not depend on the layer, or is
             a saturated probability), "non_finite" if the map contains NaN or infinity.
@@ -172,6 +195,7 @@ class Explanation:
     detection: Box | None = None
     extent: Extent = ()
     quantity: str = "score"
+    smooth: Smoothing | None = None
     together: tuple[LayerMaps, ...] = field(default=(), repr=False)
 
     @functools.cached_property
@@ -227,8 +251,13 @@ class Explanation:
                 raise InputError(f"scale is 'shared', 'each' or a list of explanations, not {scale!r}")
             others = self.together if scale == "shared" else ()
         else:
-            others = tuple(row.maps for row in scale if (row.layer, row.method) == (self.layer, self.method))
+            others = tuple(row.maps for row in scale if row._units == self._units)
         return ColourScale.of(list({id(maps): maps for maps in (self.maps, *others)}.values()))
+
+    @property
+    def _units(self) -> tuple[str, str, Smoothing | None]:
+        """Maps of another layer, method or smoothing have other units."""
+        return self.layer, self.method, self.smooth
 
     def overlay(
         self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5, scale: ScaleLike = "shared"
@@ -329,7 +358,7 @@ class Explanation:
         value = f"{'probability, as the model returns it' if given else self.quantity}: {figure.number(self.score)}"
         return figure.Caption(
             title=self.name if self.probability is None else f"{self.name}: {figure.percent(self.probability)}",
-            lines=(f"{method} at {where}", f"{value} · {Path(self.source).name}"),
+            lines=(f"{method} at {where}{_SMOOTHED[self.smooth]}", f"{value} · {Path(self.source).name}"),
             warnings=tuple(self._warnings(scale)),
             remarks=tuple(self._remarks()),
         )
@@ -403,6 +432,7 @@ class Explanation:
             "layer": self.layer,
             "layer_reason": self.layer_reason,
             "method": self.method,
+            "smooth": self.smooth,
             "status": self.status,
             "box": None if self.box is None else list(self.box),
             "detection": None if self.detection is None else list(self.detection),
@@ -541,24 +571,66 @@ def sharing_scale(rows: Sequence[Explanation | Failure]) -> list[Explanation | F
     return [replace(row, together=together) if isinstance(row, Explanation) else row for row in rows]
 
 
+@dataclass(frozen=True, eq=False)
+class SignedMaps:
+    """The signed maps of a batch for one target.
+
+    Attributes:
+        method: the name of the method that weighted them.
+        raws: (N, *grid) for each layer.
+        influenced: for each picture, whether the target depends on any of the layers.
+    """
+
+    method: str
+    raws: tuple[Tensor, ...]
+    influenced: Tensor
+
+    def mirrored(self) -> SignedMaps:
+        """Return the maps mirrored along their last axis."""
+        return replace(self, raws=tuple(raw.flip(-1) for raw in self.raws))
+
+    @classmethod
+    def averaged(cls, versions: Sequence[SignedMaps]) -> SignedMaps:
+        """Return the mean maps over several versions of the pictures."""
+        raws = tuple(torch.stack(raws).mean(0) for raws in zip(*(maps.raws for maps in versions), strict=True))
+        influenced = torch.stack([maps.influenced for maps in versions]).any(0)
+        return cls(versions[0].method, raws, influenced)
+
+
+def signed_maps(captured: Capture, method: Method | None, smooth: Smoothing | None = None) -> list[SignedMaps]:
+    """Weight what one pass captured, and return the signed maps of each target.
+
+    Args:
+        captured: the feature maps, gradients and scores of the pass.
+        method: how the maps are weighted; None for the target's own default.
+        smooth: how each map is smoothed; a mean over several passes is up to the caller.
+    """
+    return [
+        _weigh(captured.features, number, scores, method or _default_method(scores), smooth)
+        for number, scores in enumerate(captured.scores)
+    ]
+
+
 def explanations(
+    maps_by_target: Sequence[SignedMaps],
     captured: Capture,
     pictures: Sequence[Prepared],
     shown: Sequence[Pixels | Tensor | None],
     layers: Sequence[TargetLayer],
-    method: Method | None,
     fuse: Fusion,
+    smooth: Smoothing | None,
     labels: tuple[str, ...] | None,
 ) -> list[list[Explanation | Failure]]:
-    """Turn what one pass captured into an Explanation for each picture and target.
+    """Turn signed maps into an Explanation for each picture and target.
 
     Args:
-        captured: the feature maps, gradients and scores of the pass.
+        maps_by_target: the signed maps of each target.
+        captured: the pass whose scores are explained.
         pictures: the N pictures.
         shown: the pictures to draw on, each shared by all its targets; see ``shown_pictures``.
         layers: the layers that the feature maps come from.
-        method: how the maps are weighted; None for the target's own default.
         fuse: how the maps of several layers are combined.
+        smooth: how the maps are smoothed.
         labels: the names of the classes, if they are known.
 
     Returns:
@@ -568,10 +640,7 @@ def explanations(
     extents = tuple(maps.extent for maps in captured.features)
     names = "+".join(map(str, layers))
     reason = max((layer.reason for layer in layers), key=len)
-    by_target = [
-        _weigh(captured.features, number, scores, method or _default_method(scores), fuse)
-        for number, scores in enumerate(captured.scores)
-    ]
+    by_target = [_Weighed.of(maps, fuse, scores) for maps, scores in zip(maps_by_target, captured.scores, strict=True)]
     rows: list[list[Explanation | Failure]] = []
     for place, picture in enumerate(pictures):
         of_picture: list[Explanation | Failure] = []
@@ -601,6 +670,7 @@ def explanations(
                 detection=_detection(scores, place, picture, size),
                 extent=extents[0] if len(extents) == 1 else (),
                 quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
+                smooth=smooth,
             )
             of_picture.append(explanation)
     return rows
@@ -613,7 +683,7 @@ def _default_method(scores: Scores) -> Method:
 
 @dataclass(frozen=True)
 class _Weighed:
-    """The signed maps of a batch for one target.
+    """The signed maps of a batch for one target, on the CPU.
 
     Attributes:
         method: the name of the method that weighted them.
@@ -629,21 +699,31 @@ class _Weighed:
     influenced: list[bool]
     scores: list[float]
 
+    @classmethod
+    def of(cls, maps: SignedMaps, fuse: Fusion, scores: Scores) -> _Weighed:
+        """Fuse the maps of the layers."""
+        fused = heat.fuse(maps.raws, fuse).cpu().numpy()
+        raws = tuple(raw.cpu() for raw in maps.raws)
+        return cls(maps.method, raws, fused, maps.influenced.tolist(), scores.values.tolist())
 
-def _weigh(features: Sequence[Features], number: int, scores: Scores, method: Method, fuse: Fusion) -> _Weighed:
+
+def _weigh(
+    features: Sequence[Features], number: int, scores: Scores, method: Method, smooth: Smoothing | None
+) -> SignedMaps:
     """Weight and sum the feature maps of each layer for the target with this number."""
     raws = []
     for maps in features:
         weights = _weights(method, maps, number)
         check_weights(method, weights, maps.activations)
+        if takes_component(smooth):
+            weights = component_weights(method.name, weights, maps.activations)
         raws.append(heat.weighted_sum(weights, maps.activations))
     if method.needs == "activations":  # nothing tells whether the score depends on the layer
-        influenced = [True] * len(scores.values)
+        influenced = torch.ones(len(scores.values), dtype=torch.bool)
     else:
         influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
-        influenced = functools.reduce(torch.logical_or, influences).tolist()
-    fused = heat.fuse(raws, fuse).cpu().numpy()
-    return _Weighed(method.name, tuple(raw.cpu() for raw in raws), fused, influenced, scores.values.tolist())
+        influenced = functools.reduce(torch.logical_or, influences)
+    return SignedMaps(method.name, tuple(raws), influenced)
 
 
 def _weights(method: Method, maps: Features, number: int) -> Tensor:

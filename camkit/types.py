@@ -23,6 +23,8 @@ Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "bf16-forced"]
 Status: TypeAlias = Literal["ok", "no_positive_evidence", "no_influence", "non_finite"]
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 Fusion: TypeAlias = Literal["mean", "max", "product"]
+Smoothing: TypeAlias = Literal["augment", "eigen", "augment+eigen"]
+"""How a map is smoothed: the mean over changed versions of the picture, the first principal component, or both."""
 Extent: TypeAlias = tuple[tuple[float, float], ...]
 """Where the input starts and ends along each axis of a grid, as shares of the axis; empty if it covers the whole
 grid."""

@@ -392,3 +392,30 @@ def heatmap_oracle(raw: Array | Tensor, size: tuple[int, int]) -> Array:
             picture[y, x] = (1 - down) * upper + down * lower
     largest = picture.max()
     return picture / largest if largest > 0 else np.zeros(size)
+
+
+def mean_over_versions(signed_map: Callable[[Tensor], Array], image: Tensor) -> Array:
+    """Test-time augmentation: the mean of the maps of a picture and its mirror image, each times 0.9, 1 and 1.1.
+
+    ``signed_map(image)`` returns the map of one picture (c, \\*size). The maps of mirror images are mirrored back.
+    """
+    total: Array | None = None
+    for factor in (0.9, 1.0, 1.1):
+        for mirrored in (False, True):
+            version = torch.flip(image, [-1]) if mirrored else image
+            found = signed_map(version * factor)
+            found = found[..., ::-1] if mirrored else found
+            total = found.copy() if total is None else total + found
+    assert total is not None
+    return total / 6
+
+
+def principal_map(weighted: Array) -> Array:
+    """Return the projection of weighted maps (C, \\*grid) on their first right singular vector.
+
+    The vector gets the sign with which the projection agrees with the sum of the maps over the channels.
+    """
+    matrix = by_cell(weighted)
+    projection = matrix @ np.linalg.svd(matrix, full_matrices=False)[2][0]
+    agrees = float(projection @ matrix.sum(1)) >= 0
+    return on_grid(projection if agrees else -projection, weighted.shape[1:])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "bench_peers.py"
@@ -121,4 +122,20 @@ def test_columns_line_up(script: ModuleType) -> None:
         "| ----- | ---: |",
         "| plain |  1.0 |",
         "| b     | 12.5 |",
+    ]
+
+
+@pytest.mark.extended
+def test_the_benchmark_of_methods_writes_a_row_for_each_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = import_module("bench_methods")
+    threads = torch.get_num_threads()
+    page = tmp_path / "methods.md"
+    monkeypatch.setattr(sys, "argv", ["bench_methods.py", "--rounds", "1", "--only", ", all", "--markdown", str(page)])
+    try:
+        methods.main()
+    finally:
+        torch.set_num_threads(threads)
+    lines = page.read_text().splitlines()[2:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == [
+        row.name for row in methods.rows() if ", all" in row.name
     ]

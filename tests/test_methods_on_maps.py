@@ -78,6 +78,26 @@ def test_methods_of_the_maps_take_grids_of_any_shape(name: str, shape: tuple[int
         np.testing.assert_allclose(one, expected, rtol=0, atol=2e-4 * max(np.abs(expected).max(), 1e-6))
 
 
+@pytest.mark.parametrize("name", [*OF_ACTIVATIONS, "eigengradcam"])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_maps_that_are_not_finite_are_reported(name: str, value: float) -> None:
+    model = SmallNet()
+    with torch.no_grad():
+        model.conv1.bias[0] = value
+    pictures = torch.cat([small_picture(), small_picture()])
+    for found in camkit.explain(model, pictures, "conv1", method=name):
+        assert found.status == "non_finite"
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+@pytest.mark.parametrize("name", ["eigencam", "eigengradcam"])
+def test_a_principal_direction_does_not_depend_on_the_scale(name: str, scale: float) -> None:
+    maps = torch.rand(1, 4, 3, 5, generator=torch.Generator().manual_seed(4))
+    given = () if name == "eigencam" else (torch.ones_like(maps),)
+    weights, scaled = (METHODS[name].weights(factor * maps, *given) for factor in (1, scale))
+    np.testing.assert_allclose(scaled, weights, rtol=1e-4)
+
+
 def test_eigengradcam_equals_its_formula() -> None:
     model = SmallNet(activation=nn.GELU)
     exact, maps = deepcopy(model).double(), maps_of(model)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peer_agreement
 import pytest
 import torch
 import torchvision
@@ -280,6 +281,57 @@ def test_grad_cams_epsilon_changes_real_maps_and_camkits_have_none(model, folder
 
     assert np.abs(row.raw - plain[0]).max() > 0.1 * np.abs(plain[0]).max()
     assert np.allclose(row.raw, without[0], rtol=0, atol=1e-4 * np.abs(without[0]).max())
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("comparison", peer_agreement.COMPARISONS, ids=lambda comparison: comparison.name)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_the_newer_methods_agree_with_grad_cam_or_differ_as_documented(test_data, name, comparison):
+    model, images = peer_agreement.load(test_data, name)
+
+    found = peer_agreement.compare(model, images[1:4:2], comparison)  # two photos that differ; the script takes all
+
+    if comparison.centres:
+        assert min(found.undone) > 0.999
+        assert min(found.published) < 0.95
+    elif comparison.method == "fem":
+        assert 0.85 < min(found.published) < 0.99
+    else:
+        assert min(found.published) > 0.999
+
+
+@pytest.mark.extended
+def test_grad_cams_fem_is_what_the_docs_say(test_data):
+    model, images = peer_agreement.load(test_data, "mobilenet_v2")
+    maps = model.module.features(images).detach().numpy()
+    exceeds = maps > maps.mean((2, 3), keepdims=True) + 2 * maps.std((2, 3), keepdims=True)
+    expected = (exceeds.mean((2, 3), keepdims=True) * maps).sum(1)
+
+    found = peer_agreement.peers_maps(peer_agreement.peer.FEM, model.module, images, [0] * len(images))
+
+    assert np.allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.extended
+def test_heatmaps_that_are_smoothed_agree_with_the_ones_that_grad_cam_hands_out(model, folder):
+    paths = [folder / photo for photo in PHOTOS]
+    found = camkit.explain(model, paths, "features", smooth="augment")
+    images = torch.stack([model.preprocess(Image.open(path).convert("RGB")) for path in paths])
+    targets = [ClassifierOutputTarget(row.target) for row in found]
+    model.module.requires_grad_()
+    with GradCAM(model.module, [model.module.features]) as cam:
+        handed = cam(images, targets, aug_smooth=True)
+    model.module.requires_grad_(requires_grad=False)
+
+    for photo, row, heatmap in zip(PHOTOS, found, handed, strict=True):
+        assert correlation(row.heatmap, heatmap) > 0.99, photo
+
+
+def test_the_docs_have_the_agreement_of_every_comparison():
+    page = peer_agreement.PAGE.read_text("utf-8").split(peer_agreement.START)[1].split(peer_agreement.END)[0]
+    for comparison in peer_agreement.COMPARISONS:
+        assert f"| {comparison.name} | " in page
+        assert f" | {comparison.note} |" in page
 
 
 # --- the heat is about what changes the score -------------------------------------------------------------------------

@@ -71,6 +71,7 @@ def explain(
     method: Annotated[str | None, Parameter(group=METHOD, metavar="NAME")] = None,
     layer: Annotated[list[str] | None, Parameter(alias="-l", negative=(), group=METHOD, metavar="NAME")] = None,
     fuse: Annotated[Literal["mean", "max", "product"], Parameter(group=METHOD)] = "mean",
+    smooth: Annotated[Literal["augment", "eigen", "augment+eigen"] | None, Parameter(group=METHOD)] = None,
     precision: Annotated[Literal["fp32", "bf16", "fp16", "bf16-forced"], Parameter(group=METHOD)] = "fp32",
     batch_size: Annotated[int, Parameter(alias="-b", group=METHOD, metavar="NUMBER")] = 32,
     recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
@@ -97,6 +98,8 @@ def explain(
         layer: The layer to explain; repeat the option to fuse several. "camkit layers" lists all. Default: camkit
             chooses.
         fuse: How to combine several layers into one map.
+        smooth: augment averages the maps of the picture and its mirror image, each with 0.9, 1 and 1.1 times its
+            contrast, in six passes; eigen keeps the first principal component of the weighted feature maps.
         precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them. On a CPU
             without units for bf16, bf16 runs in fp32; bf16-forced does not.
         batch_size: Pictures per pass; halved automatically if memory runs out.
@@ -153,8 +156,9 @@ def explain(
         precision=precision,
         batch_size=batch_size,
         fuse=fuse,
+        smooth=smooth,
         places=places,
-        about={**source.about(), **targets.about(), "precision": precision, "fuse": fuse},
+        about={**source.about(), **targets.about(), "precision": precision, "fuse": fuse, "smooth": smooth or ""},
         overwrite=overwrite,
         one_scale=scale == "shared",
         every=every,

@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 from camkit.config.files import read_table
 from camkit.errors import InputError, did_you_mean
 from camkit.methods import Method, find_method
-from camkit.types import Fusion, Precision
+from camkit.types import Fusion, Precision, Smoothing
 
 
 class _Section(BaseModel):
@@ -62,6 +62,7 @@ class ExplainSection(_Section):
     method: str | None = None
     layer: str | list[str] | None = None
     fuse: Fusion | None = None
+    smooth: Smoothing | None = None
     precision: Precision | None = None
     batch_size: Annotated[int, Field(ge=1)] | None = None
     out: Path | None = None

@@ -18,6 +18,19 @@ else:
     Tensor = Any  # keeps PyTorch out of `camkit methods`; the shapes are checked all the same
 
 
+def _scaled(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c cells"]:
+    """Return each picture's maps in float32 with a largest absolute value of 1, so that no product overflows.
+
+    Values that are not finite become 0: eigenvectors of them do not exist.
+    """
+    import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
+
+    cells = maps.float().flatten(2).nan_to_num(0, 0, 0)
+    largest = cells.abs().amax((1, 2), keepdim=True)
+    scaled: Tensor = cells / torch.where(largest > 0, largest, 1)
+    return scaled
+
+
 def first_component(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *ones"]:
     """Return each picture's first right singular vector of its maps (cells x channels), as weights of the channels.
 
@@ -26,7 +39,7 @@ def first_component(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *one
     """
     import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
 
-    cells = maps.float().flatten(2)
+    cells = _scaled(maps)
     # The vector is an eigenvector of the smaller of the two products of the matrix with itself.
     if cells.shape[1] <= cells.shape[2]:
         vectors = torch.linalg.eigh(cells @ cells.mT).eigenvectors[:, :, -1]
@@ -97,12 +110,14 @@ def kpcacam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]
     """
     import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
 
-    cells = activations.float().flatten(2).mT
+    values = activations.float().flatten(2)
+    finite = values.isfinite().all(1).all(1, keepdim=True)  # the others have no eigenvectors, and so no map
+    cells = values.where(finite[..., None], 0).mT
     cells = cells - cells.mean(1, keepdim=True)
     kernel = torch.tanh(cells @ cells.mT / cells.shape[2] + 1)
     centred = kernel - kernel.mean(1, keepdim=True) - kernel.mean(2, keepdim=True) + kernel.mean((1, 2), keepdim=True)
-    values, vectors = torch.linalg.eigh(centred)
-    projection = vectors[:, :, -1] * values[:, -1:].clamp(min=0).sqrt()
+    variances, vectors = torch.linalg.eigh(centred)
+    projection = vectors[:, :, -1] * variances[:, -1:].clamp(min=0).sqrt()
     falls = (projection * cells.sum(2)).sum(1, keepdim=True) < 0
-    signed: Tensor = torch.where(falls, -projection, projection)
+    signed: Tensor = torch.where(falls, -projection, projection).where(finite, torch.nan)
     return signed.reshape(len(signed), *activations.shape[2:])

@@ -24,7 +24,7 @@ from camkit.scale.naming import drawing_names, free_file, note_of, slug, write_d
 from camkit.scale.video import FRAMES_PER_PASS, Explained, WrittenVideo, draw_video, frames_of
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
-from camkit.types import Failure, Fusion, Pixels, Precision, Progress, Scale
+from camkit.types import Failure, Fusion, Pixels, Precision, Progress, Scale, Smoothing
 
 _NOT_IN_METHOD_NAMES = r"[^\w+.-]"
 """Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
@@ -76,6 +76,7 @@ def explain_files(
     precision: Precision = "fp32",
     batch_size: int = 32,
     fuse: Fusion = "mean",
+    smooth: Smoothing | None = None,
     places: Mapping[Path, Path] | None = None,
     about: Mapping[str, str] | None = None,
     overwrite: bool = False,
@@ -97,7 +98,7 @@ def explain_files(
         out: the folder for the drawings, which is created if it does not exist; or a file such as "heat.png" for one
             picture with one target.
         drawing: style, colours and their weight.
-        method, targets, precision, batch_size, fuse, progress: as for ``camkit.explain``.
+        method, targets, precision, batch_size, fuse, smooth, progress: as for ``camkit.explain``.
         layers: the names of the layers to explain; None lets camkit choose.
         places: where each picture's drawings lie below ``out``, as ``find_places`` returns it; None for no subfolders.
         about: further settings that distinguish a drawing from others of the same name, such as the weights.
@@ -117,6 +118,7 @@ def explain_files(
         target=list(targets) if targets else None,
         precision=precision,
         fuse=fuse,
+        smooth=smooth,
         progress=progress,
         on_error="yield",
     )

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.errors import TargetError
+from camkit.errors import TargetError, advice
 from camkit.targets.boxes import best_box
-from camkit.targets.maps import class_by_area, class_on_map
+from camkit.targets.maps import SegmentTarget, class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, whole_number
 from camkit.targets.outputs import describe, detections_of, logits_of, maps_of
 from camkit.targets.probabilities import final_activation, given_probabilities
@@ -212,6 +212,21 @@ class BestOfTarget(Target):
 
 
 @dataclass(frozen=True)
+class SameClassTarget(Target):
+    """The class that each image was explained for, in a changed version of the image."""
+
+    indices: tuple[int, ...]
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        """Return the score of each image's class."""
+        maps = maps_of(output, batch)
+        if maps is not None:
+            return class_on_map(maps, torch.tensor(self.indices, device=maps.device), None)
+        logits = logits_of(output, batch)
+        return class_scores(logits, torch.tensor(self.indices, device=logits.device), None)
+
+
+@dataclass(frozen=True)
 class DirectionTarget(Target):
     """One number of the output, up or down: either class of a one-logit classifier, or a regression."""
 
@@ -315,6 +330,30 @@ class EachFiner(Expands):
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the scores of the first class."""
         return self.expand(output, batch)[0](output, batch)
+
+
+def of_changed_picture(target: Target, scored: Scores, *, mirrored: bool) -> Target:
+    """Return the target that explains, in changed versions of the pictures, the class explained in the pictures.
+
+    Args:
+        target: the target of the pictures.
+        scored: its scores for them.
+        mirrored: whether the pictures are mirrored along their last axis.
+
+    Raises:
+        TargetError: the target is a box, which another picture need not have.
+    """
+    if scored.boxes is not None:
+        used, instead = advice("smooth='augment'", "--smooth augment"), advice("smooth='eigen'", "--smooth eigen")
+        raise TargetError(
+            f"a detector finds other boxes in a changed picture, so {used} explains no boxes; use {instead}"
+        )
+    if isinstance(target, SegmentTarget):
+        mask = target.mask.flip(-1) if mirrored and target.mask is not None else target.mask
+        return replace(target, mask=mask)
+    if isinstance(target, FinerTarget):
+        return replace(target, of=of_changed_picture(target.of, scored, mirrored=mirrored))
+    return target if scored.indices is None else SameClassTarget(scored.indices)
 
 
 @dataclass(frozen=True)
