@@ -82,6 +82,10 @@ MethodLike: TypeAlias = "str | WeightFunction | Method"
 _READERS = min(4, os.cpu_count() or 1)
 """Threads that read picture files: decoding keeps up with most models on four."""
 
+_MOST_BYTES = 96 * 2**20
+"""At most so many bytes of pictures are read ahead, and as many are in a batch, so that memory does not grow with the
+size of the pictures: two photos of 12 megapixels, or 500 pictures of 227 x 227. One picture at a time may be larger."""
+
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
 passes costs little."""
@@ -357,8 +361,13 @@ class Explainer:
 
     def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
         for batch in self._batches(request, images):
-            rows = [batch] if isinstance(batch, Failure) else self._explain_batch(request, batch)
-            yield from _checked(rows, on_error)
+            if isinstance(batch, Failure):
+                yield from _checked([batch], on_error)
+                continue
+            rows = self._explain_batch(request, batch)
+            batch.clear()  # only the rows hold the pictures now, each until it is consumed
+            rows.reverse()
+            yield from _checked((rows.pop() for _ in range(len(rows))), on_error)
 
     def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[list[Prepared] | Failure]:
         """Join the pictures into batches of one size; the failure of a picture comes in its place.
@@ -366,17 +375,21 @@ class Explainer:
         If the caller's iterable fails, what came before is explained first.
         """
         batch: list[Prepared] = []
-        pictures = 0
+        pictures = held = 0
         try:
             for item in _prepared(images, self._loaded, self._rank, request.batch_size):
                 pictures += 1
-                if batch and (isinstance(item, Failure) or not _joins(batch, item, request.batch_size)):
+                size = _size(item)
+                is_full = len(batch) == request.batch_size or held + size > _MOST_BYTES
+                if batch and (isinstance(item, Failure) or is_full or item.tensor.shape != batch[0].tensor.shape):
                     yield batch
-                    batch = []
+                    batch, held = [], 0
                 if isinstance(item, Failure):
                     yield item
                 else:
                     batch.append(located(item, self._loaded.preprocess, self._boxes))
+                    held += size
+                del item  # while the batch is explained, only its list and its rows hold the pictures
         except Exception:
             if batch:
                 yield batch
@@ -645,10 +658,6 @@ def _caused(error: ImageError, cause: Exception) -> ImageError:
     return error
 
 
-def _joins(batch: list[Prepared], item: Prepared, most: int) -> bool:
-    return len(batch) < most and item.tensor.shape == batch[0].tensor.shape
-
-
 def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[Explanation | Failure]:
     for row in rows:
         if isinstance(row, Failure) and on_error == "raise":
@@ -669,11 +678,18 @@ def _prepared(images: Iterable[ImageLike], model: LoadedModel, rank: int, ahead:
     def tasks() -> Iterator[Task[Prepared | Failure]]:
         for number, image in enumerate(unbatched(images, rank), start=1):
             if isinstance(image, (str, Path)):
-                yield functools.partial(ready, image, number), True
+                yield Task(functools.partial(ready, image, number), in_thread=True)
             else:  # the caller may close it, or write into it, as soon as the next one is taken
-                yield functools.partial(_same, ready(image, number)), False
+                yield Task(functools.partial(_same, ready(image, number)), in_thread=False)
 
-    return in_order(tasks(), workers=_READERS, ahead=ahead)
+    return in_order(tasks(), workers=_READERS, ahead=ahead, most=_MOST_BYTES, size_of=_size)
+
+
+def _size(item: Prepared | Failure) -> int:
+    """Return the bytes that a picture holds in memory."""
+    if isinstance(item, Failure):
+        return 0
+    return item.tensor.nbytes + (0 if item.pixels is None else item.pixels.nbytes)
 
 
 def _same(item: Prepared | Failure) -> Prepared | Failure:

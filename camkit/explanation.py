@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeAlias, get_args, overload
@@ -231,7 +231,13 @@ class Explanation:
         return ColourScale.of(list({id(maps): maps for maps in (self.maps, *others)}.values()))
 
     def overlay(
-        self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5, scale: ScaleLike = "shared"
+        self,
+        *,
+        style: Style = "overlay",
+        colormap: str = "turbo",
+        alpha: float = 0.5,
+        scale: ScaleLike = "shared",
+        max_side: int | None = None,
     ) -> Pixels:
         """Draw the heatmap on the original picture. A volume is drawn as a sheet of slices along its first axis.
 
@@ -242,20 +248,26 @@ class Explanation:
             scale: what the strongest colour stands for: "shared", the largest value among all targets that were
                 explained for this picture, so that they can be compared; "each", the largest value of this map; or
                 a list of explanations, the largest value among them. Maps of another layer or method do not count.
+            max_side: the most pixels of the picture's longer side; a larger picture is reduced. None keeps its size.
 
         Returns:
             The picture, H x W x 3 uint8 RGB. A figure has a size of its own.
 
         Raises:
-            InputError: the style, colormap or scale is unknown, alpha is out of range, or the map has one axis.
+            InputError: the style, colormap or scale is unknown, alpha or max_side is out of range, or the map has one
+                axis.
         """
-        overlay.check(style, colormap, alpha)
+        overlay.check(style, colormap, alpha, max_side)
         if style == "figure":
-            return self.captioned(colormap=colormap, alpha=alpha, scale=scale)
-        return self._drawn(style, _Colours(colormap, alpha, self.colour_scale(scale)))
+            side = figure.LARGEST_SIDE if max_side is None else min(max_side, figure.LARGEST_SIDE)
+            return self.captioned(colormap=colormap, alpha=alpha, scale=scale, side=side)
+        resize = None if max_side is None else functools.partial(overlay.limited, most=max_side)
+        return self._drawn(style, _Colours(colormap, alpha, self.colour_scale(scale)), resize)
 
-    def _drawn(self, style: Style, colours: _Colours, most: int | None = None) -> Pixels:
-        """Draw the map without a caption; ``most`` limits the longer side of the picture, and enlarges a small one."""
+    def _drawn(
+        self, style: Style, colours: _Colours, resize: Callable[[Pixels], Pixels] | None = None
+    ) -> Pixels:
+        """Draw the map without a caption, on the picture as ``resize`` returns it."""
         heatmap = self.heatmap if colours.scale.maps == 1 else self.maps.on_scale(colours.scale.limits)
         if heatmap.ndim == 3:
             volume = self.shown if isinstance(self.shown, Tensor) else None
@@ -265,14 +277,12 @@ class Explanation:
         if heatmap.ndim != 2:
             raise InputError("the map of a signal has one axis and cannot be drawn as a picture; plot its heatmap")
         picture, box, detection = self.picture, self.box, self.detection
-        if most is not None:
-            height, width = heatmap.shape if picture is None else picture.shape[:2]
-            before, after = (height, width), figure.shown_size(height, width, most)
+        if resize is not None:
             if picture is None:
-                return figure.resized(overlay.colorize(heatmap, colours.colormap), after)
-            picture = figure.resized(picture, after)
-            box = None if box is None else figure.scaled_box(box, before, after)
-            detection = None if detection is None else figure.scaled_box(detection, before, after)
+                return resize(overlay.colorize(heatmap, colours.colormap))
+            before, picture = picture.shape[:2], resize(picture)
+            box = None if box is None else figure.scaled_box(box, before, picture.shape[:2])
+            detection = None if detection is None else figure.scaled_box(detection, before, picture.shape[:2])
         return overlay.render(
             picture, heatmap, box, style=style, colormap=colours.colormap, alpha=colours.alpha, detection=detection
         )
@@ -301,7 +311,7 @@ class Explanation:
         """
         overlay.check("figure", colormap, alpha)
         colours = _Colours(colormap, alpha, self.colour_scale(scale))
-        panel = self._drawn("overlay", colours, side)
+        panel = self._drawn("overlay", colours, functools.partial(figure.fitted, most=side))
         bar = None
         if self.status == "ok":
             scale = colours.scale
@@ -359,6 +369,7 @@ class Explanation:
         colormap: str = "turbo",
         alpha: float = 0.5,
         scale: ScaleLike = "shared",
+        max_side: int | None = None,
     ) -> Path:
         """Write the drawing to a file; the suffix decides the type. ``overlay`` explains the arguments.
 
@@ -368,7 +379,8 @@ class Explanation:
             OutputError: the file cannot be written, or its type is unknown.
         """
         path = _file_name(path, "heatmap.png")
-        return _write(path, self.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale))
+        drawn = self.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale, max_side=max_side)
+        return _write(path, drawn)
 
     @property
     def peak(self) -> tuple[float, float] | None:
@@ -461,13 +473,13 @@ class Explanations(list[Explanation]):
         if not self:
             raise InputError("there is no explanation to draw: the list is empty")
         overlay.check(style, colormap, alpha)
-        drawn = []
+        drawn, fitted = [], functools.partial(figure.fitted, most=_SHEET_SIDE)
         for row in self:
             used = row.colour_scale(self if scale == "shared" else scale or "shared")
             if style == "figure":
                 drawn.append(row.captioned(colormap=colormap, alpha=alpha, scale=used, side=_SHEET_SIDE))
             else:
-                drawn.append(row._drawn(style, _Colours(colormap, alpha, used), _SHEET_SIDE))
+                drawn.append(row._drawn(style, _Colours(colormap, alpha, used), fitted))
         return figure.sheet(drawn)
 
     def save(

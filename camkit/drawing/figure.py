@@ -128,6 +128,11 @@ def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size[::-1], interpolation=method))
 
 
+def fitted(pixels: Pixels, most: int) -> Pixels:
+    """Return a picture at the size at which a figure shows it."""
+    return resized(pixels, shown_size(*pixels.shape[:2], most))
+
+
 def scaled_box(box: Box, before: tuple[int, int], after: tuple[int, int]) -> Box:
     """Return a box on a picture that was resized from one height and width to another."""
     across, down = after[1] / before[1], after[0] / before[0]

@@ -15,7 +15,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ImageError, advice
 from camkit.images.crop import CropBoxes
-from camkit.images.read import from_array, open_picture, upright
+from camkit.images.read import from_array, open_picture, pixels_of, upright
 from camkit.types import Box, ImageLike, Pixels, Preprocess
 
 
@@ -72,7 +72,7 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: 
     ):
         returned = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ImageError(f"preprocess must turn a PIL picture into a tensor (C, H, W), but it returned {returned}")
-    return Prepared(tensor[0] if tensor.dim() == 4 else tensor, np.asarray(picture), None, source)
+    return Prepared(tensor[0] if tensor.dim() == 4 else tensor, pixels_of(picture), None, source)
 
 
 def _check_not_thin(picture: Image.Image, preprocess: Preprocess, source: str) -> None:
