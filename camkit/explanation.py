@@ -22,6 +22,7 @@ from camkit.engine.features import Capture, Features
 from camkit.errors import InputError, OutputError, TargetError
 from camkit.images.files import write_file
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
+from camkit.images.read import open_picture, pixels_of
 from camkit.layers.choose import UNSURE
 from camkit.methods import METHODS, Method, check_weights, find_method
 from camkit.targets.scores import Scores
@@ -145,8 +146,8 @@ class Explanation:
         box: the part of the original picture that the model saw, in pixels of that picture; None if the preprocessing
             rotates or warps, or if its crop depends on the picture's content, such as trimmed borders. ``picture`` is
             then the model's input.
-        shown: the original picture, H x W x 3 uint8 RGB, or the model's input (C, H, W) or (C, D, H, W); ``picture``
-            is drawn from it.
+        shown: the original picture, H x W x 3 uint8 RGB, or the file that has it, or the model's input (C, H, W) or
+            (C, D, H, W); ``picture`` is drawn from it.
         source: the file's name; without one, for example "picture 3" for the third picture of the call.
         detection: for a detector, the explained box, in pixels of ``picture``.
         extent: where the input starts and ends along each axis of ``raw``, as shares of the axis; empty if the input
@@ -154,6 +155,8 @@ class Explanation:
         quantity: what ``score`` is, as a phrase such as "logit".
         together: the maps of all targets that were explained for the picture, which share one scale when they are
             drawn; empty if there is one target.
+        reduction: how many times the sides of the picture's file are longer than those of ``picture``, if a JPEG was
+            read at a reduced size (``draft``).
     """
 
     maps: LayerMaps = field(repr=False)
@@ -167,12 +170,13 @@ class Explanation:
     method: str
     status: Status
     box: Box | None
-    shown: Pixels | Tensor | None = field(repr=False)
+    shown: Pixels | Tensor | Path | None = field(repr=False)
     source: str
     detection: Box | None = None
     extent: Extent = ()
     quantity: str = "score"
     together: tuple[LayerMaps, ...] = field(default=(), repr=False)
+    reduction: float = 1.0
 
     @functools.cached_property
     def heatmap(self) -> Float[np.ndarray, "*size"]:
@@ -184,7 +188,13 @@ class Explanation:
 
     @functools.cached_property
     def picture(self) -> Pixels | None:
-        """The original picture or else the model's input, H x W x 3 uint8 RGB; None if it is neither grey nor RGB."""
+        """The original picture or else the model's input, H x W x 3 uint8 RGB; None if it is neither grey nor RGB.
+
+        Raises:
+            ImageError: the explanation was read from a table, and the file of its picture cannot be read.
+        """
+        if isinstance(self.shown, Path):
+            return pixels_of(open_picture(self.shown))
         if not isinstance(self.shown, Tensor):
             return self.shown
         if self.shown.dim() != 3:
@@ -208,9 +218,9 @@ class Explanation:
             >>> camkit.explain("demo-fair", photo).heatmap_on_picture().shape
             (200, 300)
         """
-        if self.box is None or isinstance(self.shown, Tensor) or self.shown is None:
+        if self.box is None or isinstance(self.shown, Tensor) or self.picture is None:
             return self.heatmap
-        height, width = self.shown.shape[:2]
+        height, width = self.picture.shape[:2]
         placed = overlay.stretch(self.heatmap, self.box, (height, width))
         return np.where(np.isnan(placed), np.float32(unseen), placed)
 
@@ -264,9 +274,7 @@ class Explanation:
         resize = None if max_side is None else functools.partial(overlay.limited, most=max_side)
         return self._drawn(style, _Colours(colormap, alpha, self.colour_scale(scale)), resize)
 
-    def _drawn(
-        self, style: Style, colours: _Colours, resize: Callable[[Pixels], Pixels] | None = None
-    ) -> Pixels:
+    def _drawn(self, style: Style, colours: _Colours, resize: Callable[[Pixels], Pixels] | None = None) -> Pixels:
         """Draw the map without a caption, on the picture as ``resize`` returns it."""
         heatmap = self.heatmap if colours.scale.maps == 1 else self.maps.on_scale(colours.scale.limits)
         if heatmap.ndim == 3:
@@ -356,8 +364,8 @@ class Explanation:
         if self.detection is not None:
             corners = ", ".join(f"{side:.0f}" for side in self.detection)
             yield f"Outlined: the detected box (left, top, right, bottom: {corners})."
-        if self.box is not None and isinstance(self.shown, np.ndarray):
-            height, width = self.shown.shape[:2]
+        if self.box is not None and not isinstance(self.shown, Tensor) and self.picture is not None:
+            height, width = self.picture.shape[:2]
             if overlay.hides(self.box, (height, width)):
                 yield "Dark edge: cut off, so the model did not see it."
 
@@ -395,6 +403,10 @@ class Explanation:
             float(box.top + (row + 0.5) * (box.bottom - box.top) / height),
         )
 
+    def in_file(self, corners: Sequence[float] | None) -> list[float] | None:
+        """Return a box or a position on ``picture`` in pixels of the picture's file; None stays None."""
+        return None if corners is None else [self.reduction * number for number in corners]
+
     @property
     def name(self) -> str:
         """The label of the target; without one, "class" and its number."""
@@ -414,9 +426,9 @@ class Explanation:
             "layer_reason": self.layer_reason,
             "method": self.method,
             "status": self.status,
-            "box": None if self.box is None else list(self.box),
-            "detection": None if self.detection is None else list(self.detection),
-            "peak": None if self.peak is None else list(self.peak),
+            "box": self.in_file(self.box),
+            "detection": self.in_file(self.detection),
+            "peak": self.in_file(self.peak),
             "raw": cells.tolist(),
         }
 
@@ -606,6 +618,7 @@ def explanations(
                 method=weighed.method,
                 status=_status(maps, raw, influenced=weighed.influenced[place]),
                 box=picture.box,
+                reduction=picture.reduction,
                 shown=shown[place],
                 source=picture.source,
                 detection=_detection(scores, place, picture, size),

@@ -31,8 +31,10 @@ _JPEG_HEAD = 20
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
-def encode(pixels: Pixels, extension: str = ".png") -> bytes:
+def encode(pixels: Pixels, extension: str = ".png", *, overwrite: bool = False) -> bytes:
     """Return a picture as the bytes of an image file; a PNG or a JPEG says that camkit wrote it.
+
+    ``overwrite`` allows the pixels to be changed, which saves a copy of a large picture.
 
     Raises:
         OutputError: OpenCV cannot write this file type.
@@ -40,7 +42,8 @@ def encode(pixels: Pixels, extension: str = ".png") -> bytes:
     kind = extension.lower()
     options = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY] if kind in JPEG_SUFFIXES else []
     try:
-        swapped = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
+        target = pixels if overwrite and pixels.flags.writeable and pixels.flags.c_contiguous else None
+        swapped = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR, dst=target)
         done, data = cv2.imencode(".jpg" if kind in JPEG_SUFFIXES else extension, swapped, options)
     except cv2.error:
         done = False

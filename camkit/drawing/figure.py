@@ -130,7 +130,8 @@ def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
 def fitted(pixels: Pixels, most: int) -> Pixels:
     """Return a picture at the size at which a figure shows it."""
-    return resized(pixels, shown_size(*pixels.shape[:2], most))
+    height, width = pixels.shape[:2]
+    return resized(pixels, shown_size(height, width, most))
 
 
 def scaled_box(box: Box, before: tuple[int, int], after: tuple[int, int]) -> Box:

@@ -54,7 +54,7 @@ def colorize(heatmap: Float[np.ndarray, "h w"], colormap: str = "turbo") -> Pixe
 
 def _levels(heatmap: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w"]:
     """Return a heatmap with values 0..1 in 8 bit."""
-    return np.clip(np.rint(heatmap * 255), 0, 255).astype(np.uint8)
+    return np.asarray(np.clip(np.rint(heatmap * 255), 0, 255), np.uint8)
 
 
 @functools.cache

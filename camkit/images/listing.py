@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import itertools
 import os
@@ -123,9 +124,12 @@ class Pictures:
     def __contains__(self, file: Path) -> bool:
         """Tell whether an existing file is one of the pictures."""
         path = Path(os.path.realpath(file))
-        named = any(os.path.realpath(other) == str(path) for other in self._named)
         folders = (Path(os.path.realpath(start.path)) for start in self._starts if start.is_folder)
-        return named or any(self._lists(folder, path) for folder in folders)
+        return str(path) in self._real_names or any(self._lists(folder, path) for folder in folders)
+
+    @functools.cached_property
+    def _real_names(self) -> set[str]:
+        return set(map(os.path.realpath, self._named))
 
     def _came_before(self, file: Path, number: int) -> bool:
         """Tell whether a file is listed for a start before that of this number."""

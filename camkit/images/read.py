@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,9 +39,27 @@ def open_picture(path: str | Path) -> Image.Image:
         ImageError: the file is missing, is not a picture, is damaged, or is so large that it looks like a
             decompression bomb.
     """
-    path = Path(path)
+    return open_draft(path, None)[0]
+
+
+def open_draft(path: str | Path, shorter: int | None) -> tuple[Image.Image, float]:
+    """Read a picture file, and a JPEG at a half, a quarter or an eighth of its size if that is large enough.
+
+    Args:
+        path: the file.
+        shorter: the least length of the shorter side, in pixels; None for the whole size.
+
+    Returns:
+        The picture as ``open_picture`` returns it, and how many times the sides of the file's picture are longer.
+    """
+    path, reduction = Path(path), 1.0
     try:
         with opened(path) as picture:
+            longest = max(picture.size)
+            if shorter is not None and picture.format == "JPEG":
+                ratio = shorter / min(picture.size)
+                picture.draft(None, (math.ceil(picture.width * ratio), math.ceil(picture.height * ratio)))
+                reduction = longest / max(picture.size)
             picture.load()
             read = _upright_rgb(picture, str(path), copy=False)
             several = _has_several_frames(picture)
@@ -69,7 +88,7 @@ def open_picture(path: str | Path) -> Image.Image:
             else "has several pages, and camkit uses the first"
         )
         warnings.warn(f"{path} {kind}", stacklevel=2)
-    return read
+    return read, reduction
 
 
 _ANIMATED = {".gif": "GIF", ".png": "PNG", ".apng": "PNG", ".webp": "WEBP", ".avif": "AVIF"}

@@ -60,12 +60,12 @@ def free_file(
 
 
 def write_drawing(file: Path, pixels: Pixels, shows: Mapping[str, str]) -> None:
-    """Write a drawing; a PNG or a JPEG says itself what it shows.
+    """Write a drawing, whose pixels may be changed; a PNG or a JPEG says itself what it shows.
 
     Raises:
         OutputError: the file cannot be written, or its type is unknown.
     """
-    write_file(file, with_note(encode(pixels, file.suffix), note_of(shows)))
+    write_file(file, with_note(encode(pixels, file.suffix, overwrite=True), note_of(shows)))
 
 
 def note_of(shows: Mapping[str, str]) -> str:
