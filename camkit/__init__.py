@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from camkit import errors, hooks, targets, tensorboard
+    from camkit import errors, hooks, scale, targets, tensorboard
     from camkit.background.check import CheckResult
     from camkit.background.run import check
     from camkit.demo import scenes
@@ -48,6 +48,7 @@ __all__ = [
     "hooks",
     "load_model",
     "register_method",
+    "scale",
     "scenes",
     "targets",
     "tensorboard",

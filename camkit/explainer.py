@@ -108,6 +108,7 @@ class _Request:
     targets: tuple[Target, ...]
     batch_size: int = 32
     draft: bool = False
+    on_pass: Callable[[], None] | None = None
 
 
 class Explainer:
@@ -339,11 +340,11 @@ class Explainer:
         return self._checked_stream(images, target, batch_size, on_error)
 
     def _checked_stream(
-        self, images: Iterable[ImageLike], target: Targets, batch_size: int, on_error: str, *, draft: bool = False
+        self, images: Iterable[ImageLike], target: Targets, batch_size: int, on_error: str, **more: Any
     ) -> Iterator[Explanation | Failure]:
         if on_error not in ("raise", "yield"):
             raise InputError(f"on_error is 'raise' or 'yield', not {on_error!r}")
-        return self._stream(replace(self._request(target, batch_size), draft=draft), images, on_error)
+        return self._stream(replace(self._request(target, batch_size), **more), images, on_error)
 
     def _request(self, target: Targets, batch_size: int) -> _Request:
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
@@ -362,6 +363,8 @@ class Explainer:
 
     def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
         for batch in self._batches(request, images):
+            if request.on_pass is not None:
+                request.on_pass()
             if isinstance(batch, Failure):
                 yield from _checked([batch], on_error)
                 continue
@@ -870,6 +873,7 @@ def explain_many(
     *,
     on_error: Literal["raise"] = "raise",
     draft: bool = False,
+    on_pass: Callable[[], None] | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Explanation]: ...
 
@@ -882,6 +886,7 @@ def explain_many(
     *,
     on_error: Literal["yield"],
     draft: bool = False,
+    on_pass: Callable[[], None] | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Explanation | Failure]: ...
 
@@ -893,6 +898,7 @@ def explain_many(
     *,
     on_error: Literal["raise", "yield"] = "raise",
     draft: bool = False,
+    on_pass: Callable[[], None] | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Explanation | Failure]:
     """Explain any number of pictures as a stream: memory holds a few batches, and reading overlaps with computing.
@@ -904,6 +910,8 @@ def explain_many(
             go on.
         draft: read large JPEG files at a half, a quarter or an eighth of their size, at least twice what the model's
             preprocessing keeps. This is faster and changes the maps a little; see the guide on large folders.
+        on_pass: called before the rows of each pass through the model, and before that of a picture that cannot be
+            read. Who starts again where a pass began gets the same passes, and so the same digits.
 
     Returns:
         An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
@@ -917,4 +925,4 @@ def explain_many(
         model, target_layer = _SHELL.configured(model, target_layer, cast("dict[str, Any]", options))
     batch_size = options.pop("batch_size", 32)
     explainer = _SHELL.explainer(explain_many, model, target_layer, options)
-    return explainer._checked_stream(images, target, batch_size, on_error, draft=draft)
+    return explainer._checked_stream(images, target, batch_size, on_error, draft=draft, on_pass=on_pass)

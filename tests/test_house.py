@@ -55,6 +55,7 @@ def test_public_names_are_pinned() -> None:
         "hooks",
         "load_model",
         "register_method",
+        "scale",
         "scenes",
         "targets",
         "tensorboard",

@@ -52,8 +52,8 @@ class Drawing:
 
     Attributes:
         style, colormap, alpha, scale, max_side: as for ``Explanation.overlay``.
-        format: "jpg" or "png"; None writes overlays of a JPEG as JPEG, and everything else as PNG, which keeps the edges
-            of text and colours sharp.
+        format: "jpg" or "png"; None writes overlays of a JPEG as JPEG, and everything else as PNG, which keeps the
+            edges of text and colours sharp.
 
     Raises:
         InputError: the style, the colormap or the format is unknown, or alpha or max_side is out of range.
@@ -231,7 +231,7 @@ def explain_files(
         prompt=True,
         most=_MOST_UNWRITTEN_BYTES,
     )
-    rows = written if results is None else _tabled(written, results)
+    rows = (row for row, _ in written) if results is None else _tabled(written, results)
     return Run(_one_after_the_other(rows, drawn_videos), stills, drawing.max_side)
 
 
@@ -313,15 +313,15 @@ class Stills:
         return self.pending[0]
 
 
-def _tabled(rows: Iterator[Written | Failure], table: Table) -> Iterator[Written | Failure]:
-    """Pass rows on, and add each to the table."""
+def _tabled(rows: Iterator[tuple[Written | Failure, int]], table: Table) -> Iterator[Written | Failure]:
+    """Pass rows on, and add each to the table with the number of its pass."""
     with table:
-        for row in rows:
+        for row, number in rows:
             if isinstance(row, Written):
                 assert row.row is not None
-                table.add(row.row)
+                table.add(row.row, number)
             elif not isinstance(row.error, OutputError):  # the drawing is missing, so the picture is not finished
-                table.add(row_of_failure(row))
+                table.add(row_of_failure(row), number)
             yield row
 
 
@@ -422,27 +422,35 @@ class _DrawingFiles:
 
 
 def _tasks(
-    explained: Callable[[Iterable[Path]], Iterator[Explanation | Failure]],
+    explained: Callable[..., Iterator[Explanation | Failure]],
     stills: Stills,
     writer: _Writer,
     one_scale: bool,
-) -> Iterator[Task[Written | Failure]]:
-    """Return for each row the task that draws it, to be run in another thread; a failure is passed on."""
+) -> Iterator[Task[tuple[Written | Failure, int]]]:
+    """Return for each row the task that draws it, to be run in another thread, and that returns the number of its pass.
+
+    A failure is passed on.
+    """
     scales = _one_scale(explained(stills.all())) if one_scale and writer.files.out is not None else {}
-    rank, source = 0, ""
-    for row in explained(stills.paths()):
+    rank, source, number = 0, "", 0
+
+    def on_pass() -> None:
+        nonlocal number
+        number += 1
+
+    for row in explained(stills.paths(), on_pass=on_pass):
         is_first = row.source != source
         rank, source = 1 if is_first else rank + 1, row.source
         if isinstance(row, Failure):
-            yield Task(functools.partial(_unchanged, row), in_thread=True)
+            yield Task(functools.partial(_unchanged, row, number), in_thread=True)
         else:
             size = getattr(row.shown, "nbytes", 0) if is_first else 0
-            write = functools.partial(writer.write, row, stills.of(row), rank, scales.get(_scale_key(row)))
+            write = functools.partial(writer.numbered, number, row, stills.of(row), rank, scales.get(_scale_key(row)))
             yield Task(write, in_thread=True, size=size)
 
 
-def _unchanged(failure: Failure) -> Failure:
-    return failure
+def _unchanged(failure: Failure, number: int) -> tuple[Failure, int]:
+    return failure, number
 
 
 @dataclass(frozen=True)
@@ -453,6 +461,10 @@ class _Writer:
     drawing: Drawing
     pictures: Pictures
     with_row: bool
+
+    def numbered(self, number: int, *arguments: Any) -> tuple[Written | Failure, int]:
+        """Write the drawing of an explanation, and return its row with the number of its pass."""
+        return self.write(*arguments), number
 
     def write(self, explanation: Explanation, found: Found, rank: int, scale: ColourScale | None) -> Written | Failure:
         """Write the drawing of an explanation, unless its file is one of the pictures, and return its row."""

@@ -94,7 +94,8 @@ class Table:
         self.path = path
         self._form = _form_of(path)
         self._most = rows
-        self._picture: list[Row] = []
+        self._number = -1
+        self._group: list[Row] = []
         self._part: list[Row] = []
         self._written = self._held = 0
         self._started = time.monotonic()
@@ -146,24 +147,30 @@ class Table:
         """Tell whether the table has the rows of a picture."""
         return len(self.finished) > 0 and text_of(os.path.abspath(picture)) in self.finished  # noqa: PTH100
 
-    def add(self, row: Row) -> None:
-        """Add a row; the rows of a picture follow each other.
+    def add(self, row: Row, group: int) -> None:
+        """Add a row.
+
+        Args:
+            row: the row.
+            group: the number of the pass that it comes from. The rows of a pass are written together. So no picture is
+                divided, and a resumed run begins with a whole pass, whose digits are those of an uninterrupted run.
 
         Raises:
             OutputError: the part that is full now cannot be written; earlier parts are kept.
         """
-        if self._picture and self._picture[0]["path"] != row["path"]:
-            self._end_picture()
-        self._picture.append(row)
+        if group != self._number:
+            self._end_group()
+            self._number = group
+        self._group.append(row)
 
-    def _end_picture(self) -> None:
-        """Add the rows of a finished picture to the part, and write the part if it is full: no picture is divided."""
+    def _end_group(self) -> None:
+        """Add the rows of a finished pass to the part, and write the part if it is full."""
         if Path.cwd() != Path(self._folder):
-            for row in self._picture:
+            for row in self._group:
                 row["path"] = text_of(os.path.abspath(row["path"]))  # noqa: PTH100
-        self._part += self._picture
-        self._held += sum(row["raw"].nbytes for row in self._picture if row["raw"] is not None)
-        self._picture = []
+        self._part += self._group
+        self._held += sum(row["raw"].nbytes for row in self._group if row["raw"] is not None)
+        self._group = []
         is_late = time.monotonic() - self._started > _SECONDS
         if len(self._part) >= self._most or self._held > _BYTES or is_late:
             self._flush()
@@ -189,14 +196,14 @@ class Table:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write what is finished, and close the table. If a run ends early, the rows of its last picture may lack some.
+        """Write what is finished, and close the table; a pass that lacks some of its rows is left out.
 
         Raises:
             OutputError: it cannot be written. If another error ends the run, that one is raised.
         """
         try:
-            if kind is None and self._picture:
-                self._end_picture()
+            if kind is None:
+                self._end_group()
             if not isinstance(error, OutputError):
                 self._flush()
         except OutputError:
@@ -451,8 +458,8 @@ class _Csv(_Form):
         try:
             with part.open(newline="", encoding="utf-8") as lines:
                 for row in csv.DictReader(lines, strict=True):
-                    if None in row or None in row.values():
-                        raise InputError(f"{part} cannot be read: a row has another number of columns than the first")
+                    if None in row.values() or row.keys() != COLUMNS.keys():
+                        raise InputError(f"{part} cannot be read: it has other columns than a table of camkit")
                     yield row
         except (csv.Error, OSError, UnicodeError) as error:
             raise InputError(f"{part} cannot be read: {brief(error)}") from error
