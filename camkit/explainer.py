@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from camkit.drawing.pixels import bytes_of
 from camkit.engine.capture import NotRunError, Pass, capture, capture_for_cam
 from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
@@ -696,7 +697,7 @@ def _size(item: Prepared | Failure) -> int:
     """Return the bytes that a picture holds in memory."""
     if isinstance(item, Failure):
         return 0
-    return item.tensor.nbytes + (0 if item.pixels is None else item.pixels.nbytes)
+    return item.tensor.nbytes + (0 if item.picture is None else bytes_of(item.picture))
 
 
 def _same(item: Prepared | Failure) -> Prepared | Failure:

@@ -12,17 +12,19 @@ from typing import Any, SupportsIndex, TypeAlias, get_args, overload
 import numpy as np
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor
 
 from camkit.drawing import figure, overlay
 from camkit.drawing.encode import as_html, encode, shrink
+from camkit.drawing.pixels import Drawable, pixels_of, size_of
 from camkit.drawing.slices import draw_slices
 from camkit.engine import heatmap as heat
 from camkit.engine.features import Capture, Features
 from camkit.errors import InputError, OutputError, TargetError
 from camkit.images.files import write_file
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
-from camkit.images.read import open_picture, pixels_of
+from camkit.images.read import open_picture
 from camkit.layers.choose import UNSURE
 from camkit.methods import METHODS, Method, check_weights, find_method
 from camkit.targets.scores import Scores
@@ -146,8 +148,8 @@ class Explanation:
         box: the part of the original picture that the model saw, in pixels of that picture; None if the preprocessing
             rotates or warps, or if its crop depends on the picture's content, such as trimmed borders. ``picture`` is
             then the model's input.
-        shown: the original picture, H x W x 3 uint8 RGB, or the file that has it, or the model's input (C, H, W) or
-            (C, D, H, W); ``picture`` is drawn from it.
+        shown: the original picture, or the file that has it, or the model's input (C, H, W) or (C, D, H, W);
+            ``picture`` is drawn from it.
         source: the file's name; without one, for example "picture 3" for the third picture of the call.
         detection: for a detector, the explained box, in pixels of ``picture``.
         extent: where the input starts and ends along each axis of ``raw``, as shares of the axis; empty if the input
@@ -170,7 +172,7 @@ class Explanation:
     method: str
     status: Status
     box: Box | None
-    shown: Pixels | Tensor | Path | None = field(repr=False)
+    shown: Image.Image | Tensor | Path | None = field(repr=False)
     source: str
     detection: Box | None = None
     extent: Extent = ()
@@ -193,14 +195,24 @@ class Explanation:
         Raises:
             ImageError: the explanation was read from a table, and the file of its picture cannot be read.
         """
+        drawable = self._drawable
+        return None if drawable is None else pixels_of(drawable)
+
+    @functools.cached_property
+    def _drawable(self) -> Drawable | None:
         if isinstance(self.shown, Path):
-            return pixels_of(open_picture(self.shown))
+            return open_picture(self.shown)
         if not isinstance(self.shown, Tensor):
             return self.shown
         if self.shown.dim() != 3:
             return None
         drawn = as_pixels(self.shown[None])
         return None if drawn is None else drawn[0]
+
+    @property
+    def picture_size(self) -> tuple[int, int] | None:
+        """The height and width of ``picture``; None if there is none."""
+        return None if self._drawable is None else size_of(self._drawable)
 
     def heatmap_on_picture(self, *, unseen: float = 0.0) -> Float[np.ndarray, "*size"]:
         """Return the heatmap aligned with the original picture, float32, 0..1.
@@ -218,10 +230,9 @@ class Explanation:
             >>> camkit.explain("demo-fair", photo).heatmap_on_picture().shape
             (200, 300)
         """
-        if self.box is None or isinstance(self.shown, Tensor) or self.picture is None:
+        if self.box is None or isinstance(self.shown, Tensor) or self.picture_size is None:
             return self.heatmap
-        height, width = self.picture.shape[:2]
-        placed = overlay.stretch(self.heatmap, self.box, (height, width))
+        placed = overlay.stretch(self.heatmap, self.box, self.picture_size)
         return np.where(np.isnan(placed), np.float32(unseen), placed)
 
     def colour_scale(self, scale: ScaleLike = "shared") -> ColourScale:
@@ -274,7 +285,7 @@ class Explanation:
         resize = None if max_side is None else functools.partial(overlay.limited, most=max_side)
         return self._drawn(style, _Colours(colormap, alpha, self.colour_scale(scale)), resize)
 
-    def _drawn(self, style: Style, colours: _Colours, resize: Callable[[Pixels], Pixels] | None = None) -> Pixels:
+    def _drawn(self, style: Style, colours: _Colours, resize: Callable[[Drawable], Drawable] | None = None) -> Pixels:
         """Draw the map without a caption, on the picture as ``resize`` returns it."""
         heatmap = self.heatmap if colours.scale.maps == 1 else self.maps.on_scale(colours.scale.limits)
         if heatmap.ndim == 3:
@@ -284,13 +295,14 @@ class Explanation:
             )
         if heatmap.ndim != 2:
             raise InputError("the map of a signal has one axis and cannot be drawn as a picture; plot its heatmap")
-        picture, box, detection = self.picture, self.box, self.detection
+        picture, box, detection = self._drawable, self.box, self.detection
         if resize is not None:
             if picture is None:
-                return resize(overlay.colorize(heatmap, colours.colormap))
-            before, picture = picture.shape[:2], resize(picture)
-            box = None if box is None else figure.scaled_box(box, before, picture.shape[:2])
-            detection = None if detection is None else figure.scaled_box(detection, before, picture.shape[:2])
+                return pixels_of(resize(overlay.colorize(heatmap, colours.colormap)))
+            before, picture = size_of(picture), resize(picture)
+            after = size_of(picture)
+            box = None if box is None else figure.scaled_box(box, before, after)
+            detection = None if detection is None else figure.scaled_box(detection, before, after)
         return overlay.render(
             picture, heatmap, box, style=style, colormap=colours.colormap, alpha=colours.alpha, detection=detection
         )
@@ -364,10 +376,9 @@ class Explanation:
         if self.detection is not None:
             corners = ", ".join(f"{side:.0f}" for side in self.detection)
             yield f"Outlined: the detected box (left, top, right, bottom: {corners})."
-        if self.box is not None and not isinstance(self.shown, Tensor) and self.picture is not None:
-            height, width = self.picture.shape[:2]
-            if overlay.hides(self.box, (height, width)):
-                yield "Dark edge: cut off, so the model did not see it."
+        size = None if isinstance(self.shown, Tensor) else self.picture_size
+        if self.box is not None and size is not None and overlay.hides(self.box, size):
+            yield "Dark edge: cut off, so the model did not see it."
 
     def save(
         self,
@@ -566,7 +577,7 @@ def sharing_scale(rows: Sequence[Explanation | Failure]) -> list[Explanation | F
 def explanations(
     captured: Capture,
     pictures: Sequence[Prepared],
-    shown: Sequence[Pixels | Tensor | None],
+    shown: Sequence[Image.Image | Tensor | None],
     layers: Sequence[TargetLayer],
     method: Method | None,
     fuse: Fusion,
@@ -688,10 +699,12 @@ def _label_of(index: int, labels: tuple[str, ...] | None) -> str | None:
     return labels[index] if labels and 0 <= index < len(labels) else None
 
 
-def shown_pictures(pictures: Sequence[Prepared], inputs: Float[Tensor, "n c *size"]) -> list[Pixels | Tensor | None]:
+def shown_pictures(
+    pictures: Sequence[Prepared], inputs: Float[Tensor, "n c *size"]
+) -> list[Image.Image | Tensor | None]:
     """Return the pictures to draw on: the originals or, if these are not shown, copies of the model's inputs."""
     return [
-        picture.pixels if picture.pixels is not None or tensor.dim() < 3 else tensor.detach().to("cpu", copy=True)
+        picture.picture if picture.picture is not None or tensor.dim() < 3 else tensor.detach().to("cpu", copy=True)
         for picture, tensor in zip(pictures, inputs, strict=True)
     ]
 
@@ -701,7 +714,7 @@ def _detection(scores: Scores, number: int, item: Prepared, size: tuple[int, ...
     corners = None if scores.boxes is None else scores.boxes[number]
     if corners is None or len(size) != 2:
         return None
-    shown = item.box if item.pixels is not None and item.box is not None else Box(0, 0, size[1], size[0])
+    shown = item.box if item.picture is not None and item.box is not None else Box(0, 0, size[1], size[0])
     across, down = (shown.right - shown.left) / size[1], (shown.bottom - shown.top) / size[0]
     left, top, right, bottom = corners
     return Box(

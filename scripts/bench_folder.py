@@ -3,9 +3,9 @@
     python scripts/bench_folder.py --rounds 3 --json folder.json --markdown folder.md
 
 Large photos: decode, classify and encode each as JPEG, against explaining and drawing them. Small pictures: decode and
-classify, against explaining them. Every measurement runs in a fresh process, in alternating rounds; "x plain" is the ratio
-to the fastest plain code of the same round. Extra memory is the peak of the resident set beyond what the process held
-after it had loaded the network and run it on one small picture. The network has random weights, since the cost does not
+classify, against explaining them. Every measurement runs in a fresh process, in alternating rounds; "x plain" is the
+ratio to the fastest plain code of the same round. Extra memory is the peak of the resident set beyond what the process
+held after it had loaded the network and run it on one small picture. The network has random weights: the cost does not
 depend on them.
 """
 
@@ -40,7 +40,7 @@ LARGE, SMALL = (4000, 3000), (227, 227)
 QUALITY = 90
 THREADS = os.cpu_count() or 1
 OCTAVES = ((8, 60), (32, 40), (125, 25), (500, 12), (2000, 7), (4000, 3))
-"""The cells across the picture and the strength of each octave of noise: a JPEG of it is as large as that of a photo."""
+"""The cells across the picture and the strength of each octave of noise: its JPEG is as large as that of a photo."""
 
 Files = list[Path]
 

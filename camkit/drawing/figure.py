@@ -14,6 +14,7 @@ import numpy as np
 
 from camkit.drawing.canvas import AMBER, GREY, INK, LINE, Canvas
 from camkit.drawing.overlay import colorize
+from camkit.drawing.pixels import Drawable, pixels_of, size_of
 from camkit.drawing.text import Anchor, Colour, wrapped
 from camkit.types import Box, Pixels
 
@@ -128,10 +129,10 @@ def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size[::-1], interpolation=method))
 
 
-def fitted(pixels: Pixels, most: int) -> Pixels:
+def fitted(picture: Drawable, most: int) -> Pixels:
     """Return a picture at the size at which a figure shows it."""
-    height, width = pixels.shape[:2]
-    return resized(pixels, shown_size(height, width, most))
+    height, width = size_of(picture)
+    return resized(pixels_of(picture), shown_size(height, width, most))
 
 
 def scaled_box(box: Box, before: tuple[int, int], after: tuple[int, int]) -> Box:

@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from camkit.drawing.pixels import Drawable, pixels_of, size_of, strips_of
 from camkit.errors import InputError, did_you_mean
 from camkit.types import Box, Pixels, Style
 
@@ -103,37 +104,48 @@ def _between(start: float | int, end: float | int, length: int) -> slice:
 
 
 def blend(
-    pixels: Pixels, heatmap: Float[np.ndarray, "h w"], box: Box | None, *, colormap: str = "turbo", alpha: float = 0.5
+    picture: Drawable,
+    heatmap: Float[np.ndarray, "h w"],
+    box: Box | None,
+    *,
+    colormap: str = "turbo",
+    alpha: float = 0.5,
 ) -> Pixels:
     """Blend the heat into the part of the picture that the model saw, and darken the rest.
 
     Args:
-        pixels: the original picture.
+        picture: the original picture.
         heatmap: values 0..1. An all-zero map adds no colour: no evidence, no colours.
         box: the part of the picture that the model saw; None for all of it.
         colormap: a name from ``COLORMAPS``.
         alpha: weight of the colours, 0..1; the picture has the weight 1 - alpha.
     """
-    pixels = np.ascontiguousarray(pixels)
-    height, width = pixels.shape[:2]
+    height, width = size_of(picture)
     box = box or Box(0, 0, width, height)
     rows, columns = _pixels_in(box, (height, width))
-    drawn = np.empty_like(pixels)
-    for unseen in (np.s_[: rows.start], np.s_[rows.stop :], np.s_[rows, : columns.start], np.s_[rows, columns.stop :]):
-        if pixels[unseen].size:
-            drawn[unseen] = cv2.LUT(pixels[unseen], _DARKENED)
+    levels = _levels_in(heatmap, box, rows, columns)
     share = alpha if heatmap.any() else 0.0
-    if pixels[rows, columns].size:
-        levels = _levels_in(heatmap, box, rows, columns)
-        for start in range(rows.start, rows.stop, _STRIP):
-            strip = slice(start, min(start + _STRIP, rows.stop))
-            colours = cv2.applyColorMap(levels[strip.start - rows.start : strip.stop - rows.start], _colours(colormap))
-            drawn[strip, columns] = cv2.addWeighted(pixels[strip, columns], 1 - share, colours, share, 0)
+    drawn = np.empty((height, width, 3), np.uint8)
+    for top, pixels in strips_of(picture):
+        bottom = top + len(pixels)
+        first, last = min(max(rows.start, top), bottom), max(min(rows.stop, bottom), top)
+        seen = np.s_[first - top : last - top, columns]
+        strip = drawn[top:bottom]
+        _darken(pixels, strip, seen)
+        if strip[seen].size:
+            colours = cv2.applyColorMap(levels[first - rows.start : last - rows.start], _colours(colormap))
+            strip[seen] = cv2.addWeighted(pixels[seen], 1 - share, colours, share, 0)
     return drawn
 
 
-_STRIP = 32
-"""Rows that are coloured at a time: those of a large photo fit into the processor's cache, which halves the time."""
+def _darken(pixels: Pixels, drawn: Pixels, seen: tuple[slice, slice]) -> None:
+    """Draw a strip darkened, without the rows and columns that the model saw."""
+    rows, columns = seen
+    for part in (np.s_[: rows.start], np.s_[rows.stop :], np.s_[rows, : columns.start], np.s_[rows, columns.stop :]):
+        if pixels[part].size:
+            drawn[part] = cv2.LUT(pixels[part], _DARKENED)
+
+
 _UNSEEN_SHIFT = 4
 """If a pixel of the heatmap covers at least this many pixels of the picture along each side, the heat may be shifted by
 half a pixel of the picture, which nobody can see."""
@@ -144,6 +156,8 @@ def _levels_in(
 ) -> UInt8[np.ndarray, "height width"]:
     """Return the heat of the pixels in these rows and columns in 8 bit, where the heatmap covers ``box``."""
     height, width = rows.stop - rows.start, columns.stop - columns.start
+    if not height or not width:
+        return np.empty((height, width), np.uint8)
     enlarged = min(height / heatmap.shape[0], width / heatmap.shape[1])
     lost = box.right - box.left - width, box.bottom - box.top - height
     if enlarged >= _UNSEEN_SHIFT and max(lost) <= 1:  # the whole box lies in the picture
@@ -156,7 +170,7 @@ def _moved(box: Box, across: int, down: int) -> Box:
 
 
 def render(
-    pixels: Pixels | None,
+    picture: Drawable | None,
     heatmap: Float[np.ndarray, "h w"],
     box: Box | None,
     *,
@@ -175,26 +189,26 @@ def render(
         InputError: the style or the colormap is unknown, or alpha is out of range.
     """
     check(style, colormap, alpha)
-    if style == "heatmap" or pixels is None:
+    if style == "heatmap" or picture is None:
         return colorize(heatmap, colormap)
-    blended = blend(pixels, heatmap, box, colormap=colormap, alpha=alpha)
+    blended = blend(picture, heatmap, box, colormap=colormap, alpha=alpha)
     if detection is not None:
         blended = outlined(blended, detection)
-    return blended if style == "overlay" else np.concatenate([pixels, blended], axis=1)
+    return blended if style == "overlay" else np.concatenate([pixels_of(picture), blended], axis=1)
 
 
-def limited(pixels: Pixels, most: int) -> Pixels:
+def limited(picture: Drawable, most: int) -> Drawable:
     """Return a picture with its longer side reduced to at most ``most`` pixels.
 
     A picture of more than twice the size is first reduced by means of squares of whole pixels, which are cheap. What
     does not fill a square at the right or the lower edge, less than a pixel of the result, is left out.
     """
-    height, width = pixels.shape[:2]
+    height, width = size_of(picture)
     ratio = most / max(height, width)
     if ratio >= 1:
-        return pixels
+        return picture
     size = max(1, round(width * ratio)), max(1, round(height * ratio))
-    side, method, pixels = int(1 / ratio), cv2.INTER_LINEAR, np.ascontiguousarray(pixels)
+    side, method, pixels = int(1 / ratio), cv2.INTER_LINEAR, np.ascontiguousarray(pixels_of(picture))
     if side > 1 and min(height, width) >= side:
         columns, rows = width // side, height // side
         pixels = cv2.resize(pixels[: rows * side, : columns * side], (columns, rows), interpolation=cv2.INTER_AREA)

@@ -15,8 +15,8 @@ from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ImageError, advice
 from camkit.images.crop import CropBoxes
-from camkit.images.read import from_array, open_draft, open_picture, pixels_of, upright
-from camkit.types import Box, ImageLike, Pixels, Preprocess
+from camkit.images.read import from_array, open_draft, open_picture, upright
+from camkit.types import Box, ImageLike, Preprocess
 
 
 def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]:
@@ -81,7 +81,7 @@ def prepare(
     ):
         returned = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ImageError(f"preprocess must turn a PIL picture into a tensor (C, H, W), but it returned {returned}")
-    return Prepared(tensor[0] if tensor.dim() == 4 else tensor, pixels_of(picture), None, source, reduction=reduction)
+    return Prepared(tensor[0] if tensor.dim() == 4 else tensor, picture, None, source, reduction=reduction)
 
 
 DRAFT_MARGIN = 2
@@ -128,10 +128,10 @@ def located(prepared: Prepared, preprocess: Preprocess | None, boxes: CropBoxes)
 
     Call it in the caller's thread: it runs the caller's preprocessing and touches the random generators.
     """
-    if prepared.pixels is None or preprocess is None:
+    if prepared.picture is None or preprocess is None:
         return prepared
-    box = boxes.of(preprocess, prepared.pixels, prepared.tensor)
-    return replace(prepared, box=box) if box is not None else replace(prepared, pixels=None)
+    box = boxes.of(preprocess, prepared.picture, prepared.tensor)
+    return replace(prepared, box=box) if box is not None else replace(prepared, picture=None)
 
 
 def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
@@ -198,15 +198,15 @@ class Prepared:
 
     Attributes:
         tensor: the model's input (C, H, W).
-        pixels: the original picture; None if there is none, or if the crop box could not be found.
+        picture: the original picture, RGB; None if there is none, or if the crop box could not be found.
         box: the part of the original picture that the tensor shows.
         source: the name to report.
         number: which picture of the call this is, from 1.
-        reduction: how many times the sides of the file's picture are longer than those of ``pixels``.
+        reduction: how many times the sides of the file's picture are longer than those of ``picture``.
     """
 
     tensor: Float[Tensor, "c *size"]
-    pixels: Pixels | None
+    picture: Image.Image | None
     box: Box | None
     source: str
     number: int = 1

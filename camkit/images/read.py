@@ -16,7 +16,6 @@ from PIL import ExifTags, Image, ImageCms, TiffImagePlugin, UnidentifiedImageErr
 from camkit.errors import ImageError, brief, refuse_pipe
 from camkit.images.files import about_address, is_regular
 from camkit.images.listing import find_pictures
-from camkit.types import Pixels
 
 _WHITE_OF_8_BITS, _WHITE_OF_16_BITS = 255, 65535
 
@@ -200,24 +199,6 @@ def _tiff_levels(picture: Image.Image, source: str) -> tuple[int, int]:
 
 _SIGNED, _WHITE_IS_0 = 2, 0
 """Values of TIFF's tags SampleFormat and PhotometricInterpretation (TIFF 6.0, sections 19 and 4)."""
-
-
-def pixels_of(picture: Image.Image) -> Pixels:
-    """Return the pixels of an RGB picture as a read-only array.
-
-    Pillow joins an array from many small pieces. Strips of a picture fit into the processor's cache, so that a large
-    photo takes a quarter of the time.
-    """
-    pixels = np.empty((picture.height, picture.width, 3), np.uint8)
-    for top in range(0, picture.height, _STRIP):
-        bottom = min(top + _STRIP, picture.height)
-        pixels[top:bottom] = np.asarray(picture.crop((0, top, picture.width, bottom)))
-    pixels.flags.writeable = False
-    return pixels
-
-
-_STRIP = 64
-"""Rows that are copied at a time."""
 
 
 def as_rgb(
