@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from PIL import Image
-from PIL.Image import core as pillow
+from PIL.Image import core as pillow  # type: ignore[attr-defined]
 
 from camkit.drawing import overlay
 from camkit.drawing.encode import JPEG_SUFFIXES
