@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from camkit import errors, hooks, metrics, targets, tensorboard
+    from camkit import errors, hooks, metrics, scale, targets, tensorboard
     from camkit.background.check import CheckResult
     from camkit.background.run import check
     from camkit.comparison.compare import Comparison, compare
@@ -55,6 +55,7 @@ __all__ = [
     "load_model",
     "metrics",
     "register_method",
+    "scale",
     "scenes",
     "targets",
     "tensorboard",

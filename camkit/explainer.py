@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from camkit.drawing.pixels import bytes_of
 from camkit.engine.capture import NotRunError, Pass
 from camkit.engine.capture_pictures import at_once
 from camkit.engine.captures import CAPTURES
@@ -102,6 +103,10 @@ MethodLike: TypeAlias = "str | WeightFunction | Method"
 _READERS = min(4, os.cpu_count() or 1)
 """Threads that read picture files: decoding keeps up with most models on four."""
 
+_MOST_BYTES = 72 * 2**20
+"""At most so many bytes of pictures are read ahead, and as many are in a batch, so that memory does not grow with the
+size of the pictures: two photos of 12 megapixels, or 100 pictures of 227 x 227. One picture at a time may be larger."""
+
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
 passes costs little."""
@@ -123,6 +128,8 @@ class _Request:
 
     targets: tuple[Target, ...]
     batch_size: int = 32
+    draft: bool = False
+    on_pass: Callable[[], None] | None = None
 
 
 class Explainer:
@@ -453,11 +460,11 @@ class Explainer:
         return self._checked_stream(images, target, batch_size, on_error)
 
     def _checked_stream(
-        self, images: Iterable[ImageLike], target: Targets, batch_size: int, on_error: str
+        self, images: Iterable[ImageLike], target: Targets, batch_size: int, on_error: str, **more: Any
     ) -> Iterator[Explanation | Failure]:
         if on_error not in ("raise", "yield"):
             raise InputError(f"on_error is 'raise' or 'yield', not {on_error!r}")
-        return self._stream(self._request(target, batch_size), images, on_error)
+        return self._stream(replace(self._request(target, batch_size), **more), images, on_error)
 
     def _request(self, target: Targets, batch_size: int) -> _Request:
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
@@ -476,8 +483,15 @@ class Explainer:
 
     def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
         for batch in self._batches(request, images):
-            rows = [batch] if isinstance(batch, Failure) else self._explain_batch(request, batch)
-            yield from _checked(rows, on_error)
+            if request.on_pass is not None:
+                request.on_pass()
+            if isinstance(batch, Failure):
+                yield from _checked([batch], on_error)
+                continue
+            rows = self._explain_batch(request, batch)
+            batch.clear()  # only the rows hold the pictures now, each until it is consumed
+            rows.reverse()
+            yield from _checked((rows.pop() for _ in range(len(rows))), on_error)
 
     def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[list[Prepared] | Failure]:
         """Join the pictures into batches of one size; the failure of a picture comes in its place.
@@ -485,17 +499,21 @@ class Explainer:
         If the caller's iterable fails, what came before is explained first.
         """
         batch: list[Prepared] = []
-        pictures = 0
+        pictures = held = 0
         try:
-            for item in _prepared(images, self._loaded, self._rank, request.batch_size):
+            for item in _prepared(images, self._loaded, self._rank, request.batch_size, draft=request.draft):
                 pictures += 1
-                if batch and (isinstance(item, Failure) or not _joins(batch, item, request.batch_size)):
+                size = _size(item)
+                is_full = len(batch) == request.batch_size or held + size > _MOST_BYTES
+                if batch and (isinstance(item, Failure) or is_full or item.tensor.shape != batch[0].tensor.shape):
                     yield batch
-                    batch = []
+                    batch, held = [], 0
                 if isinstance(item, Failure):
                     yield item
                 else:
                     batch.append(located(item, self._loaded.preprocess, self._boxes))
+                    held += size
+                del item  # while the batch is explained, only its list and its rows hold the pictures
         except Exception:
             if batch:
                 yield batch
@@ -844,10 +862,6 @@ def _caused(error: ImageError, cause: Exception) -> ImageError:
     return error
 
 
-def _joins(batch: list[Prepared], item: Prepared, most: int) -> bool:
-    return len(batch) < most and item.tensor.shape == batch[0].tensor.shape
-
-
 def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[Explanation | Failure]:
     for row in rows:
         if isinstance(row, Failure) and on_error == "raise":
@@ -856,23 +870,33 @@ def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[E
         yield row
 
 
-def _prepared(images: Iterable[ImageLike], model: LoadedModel, rank: int, ahead: int) -> Iterator[Prepared | Failure]:
+def _prepared(
+    images: Iterable[ImageLike], model: LoadedModel, rank: int, ahead: int, *, draft: bool
+) -> Iterator[Prepared | Failure]:
     """Prepare pictures in the order they come, files ahead in other threads."""
 
     def ready(image: ImageLike, number: int) -> Prepared | Failure:
         try:
-            return replace(prepare(image, model.preprocess, _source(image, number), rank), number=number)
+            prepared = prepare(image, model.preprocess, _source(image, number), rank, draft=draft)
+            return replace(prepared, number=number)
         except CamkitError as error:
             return Failure(_source(image, number), error)
 
     def tasks() -> Iterator[Task[Prepared | Failure]]:
         for number, image in enumerate(unbatched(images, rank), start=1):
             if isinstance(image, (str, Path)):
-                yield functools.partial(ready, image, number), True
+                yield Task(functools.partial(ready, image, number), in_thread=True)
             else:  # the caller may close it, or write into it, as soon as the next one is taken
-                yield functools.partial(_same, ready(image, number)), False
+                yield Task(functools.partial(_same, ready(image, number)), in_thread=False)
 
-    return in_order(tasks(), workers=_READERS, ahead=ahead)
+    return in_order(tasks(), workers=_READERS, ahead=ahead, most=_MOST_BYTES, size_of=_size)
+
+
+def _size(item: Prepared | Failure) -> int:
+    """Return the bytes that a picture holds in memory."""
+    if isinstance(item, Failure):
+        return 0
+    return item.tensor.nbytes + (0 if item.picture is None else bytes_of(item.picture))
 
 
 def _same(item: Prepared | Failure) -> Prepared | Failure:
@@ -1052,6 +1076,8 @@ def explain_many(
     target_layer: Layers | None = None,
     *,
     on_error: Literal["raise"] = "raise",
+    draft: bool = False,
+    on_pass: Callable[[], None] | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Explanation]: ...
 
@@ -1063,6 +1089,8 @@ def explain_many(
     target_layer: Layers | None = None,
     *,
     on_error: Literal["yield"],
+    draft: bool = False,
+    on_pass: Callable[[], None] | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Explanation | Failure]: ...
 
@@ -1073,6 +1101,8 @@ def explain_many(
     target_layer: Layers | None = None,
     *,
     on_error: Literal["raise", "yield"] = "raise",
+    draft: bool = False,
+    on_pass: Callable[[], None] | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Explanation | Failure]:
     """Explain any number of pictures as a stream: memory holds a few batches, and reading overlaps with computing.
@@ -1082,6 +1112,10 @@ def explain_many(
         images: any iterable of what ``explain`` takes; it is read only as fast as the results are taken.
         on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure`` there and
             go on.
+        draft: read large JPEG files at a half, a quarter or an eighth of their size, at least twice what the model's
+            preprocessing keeps. This is faster and changes the maps a little; see the guide on large folders.
+        on_pass: called before the rows of each pass through the model, and before that of a picture that cannot be
+            read. Who starts again where a pass began gets the same passes, and so the same digits.
 
     Returns:
         An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
@@ -1095,4 +1129,4 @@ def explain_many(
         model, target_layer = _SHELL.configured(model, target_layer, cast("dict[str, Any]", options))
     batch_size = options.pop("batch_size", 32)
     explainer = _SHELL.explainer(explain_many, model, target_layer, options)
-    return explainer._checked_stream(images, target, batch_size, on_error)
+    return explainer._checked_stream(images, target, batch_size, on_error, draft=draft, on_pass=on_pass)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeAlias, get_args, overload
@@ -12,10 +12,12 @@ from typing import Any, SupportsIndex, TypeAlias, get_args, overload
 import numpy as np
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor
 
 from camkit.drawing import figure, overlay
 from camkit.drawing.encode import as_html, encode, shrink
+from camkit.drawing.pixels import Drawable, pixels_of, size_of
 from camkit.drawing.slices import draw_slices
 from camkit.engine import heatmap as heat
 from camkit.engine.features import Capture, Features
@@ -23,6 +25,7 @@ from camkit.engine.smoothing import CHANGES, component_weights, takes_component
 from camkit.errors import InputError, OutputError, TargetError
 from camkit.images.files import write_file
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
+from camkit.images.read import open_picture
 from camkit.layers.choose import UNSURE
 from camkit.methods import METHODS, WEIGHED_IN_PASS, Method, check_weights, find_method
 from camkit.targets.scores import Scores
@@ -168,8 +171,8 @@ class Explanation:
         box: the part of the original picture that the model saw, in pixels of that picture; None if the preprocessing
             rotates or warps, or if its crop depends on the picture's content, such as trimmed borders. ``picture`` is
             then the model's input.
-        shown: the original picture, H x W x 3 uint8 RGB, or the model's input (C, H, W) or (C, D, H, W); ``picture``
-            is drawn from it.
+        shown: the original picture, or the file that has it, or the model's input (C, H, W) or (C, D, H, W);
+            ``picture`` is drawn from it.
         source: the file's name; without one, for example "picture 3" for the third picture of the call.
         detection: for a detector, the explained box, in pixels of ``picture``.
         extent: where the input starts and ends along each axis of ``raw``, as shares of the axis; empty if the input
@@ -177,6 +180,8 @@ class Explanation:
         quantity: what ``score`` is, as a phrase such as "logit".
         together: the maps of all targets that were explained for the picture, which share one scale when they are
             drawn; empty if there is one target.
+        reduction: how many times the sides of the picture's file are longer than those of ``picture``, if a JPEG was
+            read at a reduced size (``draft``).
     """
 
     maps: LayerMaps = field(repr=False)
@@ -190,13 +195,14 @@ class Explanation:
     method: str
     status: Status
     box: Box | None
-    shown: Pixels | Tensor | None = field(repr=False)
+    shown: Image.Image | Tensor | Path | None = field(repr=False)
     source: str
     detection: Box | None = None
     extent: Extent = ()
     quantity: str = "score"
     smooth: Smoothing | None = None
     together: tuple[LayerMaps, ...] = field(default=(), repr=False)
+    reduction: float = 1.0
 
     @functools.cached_property
     def heatmap(self) -> Float[np.ndarray, "*size"]:
@@ -208,13 +214,29 @@ class Explanation:
 
     @functools.cached_property
     def picture(self) -> Pixels | None:
-        """The original picture or else the model's input, H x W x 3 uint8 RGB; None if it is neither grey nor RGB."""
+        """The original picture or else the model's input, H x W x 3 uint8 RGB; None if it is neither grey nor RGB.
+
+        Raises:
+            ImageError: the explanation was read from a table, and the file of its picture cannot be read.
+        """
+        drawable = self._drawable
+        return None if drawable is None else pixels_of(drawable)
+
+    @functools.cached_property
+    def _drawable(self) -> Drawable | None:
+        if isinstance(self.shown, Path):
+            return open_picture(self.shown)
         if not isinstance(self.shown, Tensor):
             return self.shown
         if self.shown.dim() != 3:
             return None
         drawn = as_pixels(self.shown[None])
         return None if drawn is None else drawn[0]
+
+    @property
+    def picture_size(self) -> tuple[int, int] | None:
+        """The height and width of ``picture``; None if there is none."""
+        return None if self._drawable is None else size_of(self._drawable)
 
     def heatmap_on_picture(self, *, unseen: float = 0.0) -> Float[np.ndarray, "*size"]:
         """Return the heatmap aligned with the original picture, float32, 0..1.
@@ -232,10 +254,9 @@ class Explanation:
             >>> camkit.explain("demo-fair", photo).heatmap_on_picture().shape
             (200, 300)
         """
-        if self.box is None or isinstance(self.shown, Tensor) or self.shown is None:
+        if self.box is None or isinstance(self.shown, Tensor) or self.picture_size is None:
             return self.heatmap
-        height, width = self.shown.shape[:2]
-        placed = overlay.stretch(self.heatmap, self.box, (height, width))
+        placed = overlay.stretch(self.heatmap, self.box, self.picture_size)
         return np.where(np.isnan(placed), np.float32(unseen), placed)
 
     def colour_scale(self, scale: ScaleLike = "shared") -> ColourScale:
@@ -260,7 +281,13 @@ class Explanation:
         return self.layer, self.method, self.smooth
 
     def overlay(
-        self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5, scale: ScaleLike = "shared"
+        self,
+        *,
+        style: Style = "overlay",
+        colormap: str = "turbo",
+        alpha: float = 0.5,
+        scale: ScaleLike = "shared",
+        max_side: int | None = None,
     ) -> Pixels:
         """Draw the heatmap on the original picture. A volume is drawn as a sheet of slices along its first axis.
 
@@ -271,20 +298,24 @@ class Explanation:
             scale: what the strongest colour stands for: "shared", the largest value among all targets that were
                 explained for this picture, so that they can be compared; "each", the largest value of this map; or
                 a list of explanations, the largest value among them. Maps of another layer or method do not count.
+            max_side: the most pixels of the picture's longer side; a larger picture is reduced. None keeps its size.
 
         Returns:
             The picture, H x W x 3 uint8 RGB. A figure has a size of its own.
 
         Raises:
-            InputError: the style, colormap or scale is unknown, alpha is out of range, or the map has one axis.
+            InputError: the style, colormap or scale is unknown, alpha or max_side is out of range, or the map has one
+                axis.
         """
-        overlay.check(style, colormap, alpha)
+        overlay.check(style, colormap, alpha, max_side)
         if style == "figure":
-            return self.captioned(colormap=colormap, alpha=alpha, scale=scale)
-        return self._drawn(style, _Colours(colormap, alpha, self.colour_scale(scale)))
+            side = figure.LARGEST_SIDE if max_side is None else min(max_side, figure.LARGEST_SIDE)
+            return self.captioned(colormap=colormap, alpha=alpha, scale=scale, side=side)
+        resize = None if max_side is None else functools.partial(overlay.limited, most=max_side)
+        return self._drawn(style, _Colours(colormap, alpha, self.colour_scale(scale)), resize)
 
-    def _drawn(self, style: Style, colours: _Colours, most: int | None = None) -> Pixels:
-        """Draw the map without a caption; ``most`` limits the longer side of the picture, and enlarges a small one."""
+    def _drawn(self, style: Style, colours: _Colours, resize: Callable[[Drawable], Drawable] | None = None) -> Pixels:
+        """Draw the map without a caption, on the picture as ``resize`` returns it."""
         heatmap = self.heatmap if colours.scale.maps == 1 else self.maps.on_scale(colours.scale.limits)
         if heatmap.ndim == 3:
             volume = self.shown if isinstance(self.shown, Tensor) else None
@@ -293,13 +324,12 @@ class Explanation:
             )
         if heatmap.ndim != 2:
             raise InputError("the map of a signal has one axis and cannot be drawn as a picture; plot its heatmap")
-        picture, box, detection = self.picture, self.box, self.detection
-        if most is not None:
-            height, width = heatmap.shape if picture is None else picture.shape[:2]
-            before, after = (height, width), figure.shown_size(height, width, most)
+        picture, box, detection = self._drawable, self.box, self.detection
+        if resize is not None:
             if picture is None:
-                return figure.resized(overlay.colorize(heatmap, colours.colormap), after)
-            picture = figure.resized(picture, after)
+                return pixels_of(resize(overlay.colorize(heatmap, colours.colormap)))
+            before, picture = size_of(picture), resize(picture)
+            after = size_of(picture)
             box = None if box is None else figure.scaled_box(box, before, after)
             detection = None if detection is None else figure.scaled_box(detection, before, after)
         return overlay.render(
@@ -330,7 +360,7 @@ class Explanation:
         """
         overlay.check("figure", colormap, alpha)
         colours = _Colours(colormap, alpha, self.colour_scale(scale))
-        panel = self._drawn("overlay", colours, side)
+        panel = self._drawn("overlay", colours, functools.partial(figure.fitted, most=side))
         bar = None
         if self.status == "ok":
             scale = colours.scale
@@ -377,10 +407,9 @@ class Explanation:
         if self.detection is not None:
             corners = ", ".join(f"{side:.0f}" for side in self.detection)
             yield f"Outlined: the detected box (left, top, right, bottom: {corners})."
-        if self.box is not None and isinstance(self.shown, np.ndarray):
-            height, width = self.shown.shape[:2]
-            if overlay.hides(self.box, (height, width)):
-                yield "Dark edge: cut off, so the model did not see it."
+        size = None if isinstance(self.shown, Tensor) else self.picture_size
+        if self.box is not None and size is not None and overlay.hides(self.box, size):
+            yield "Dark edge: cut off, so the model did not see it."
 
     def save(
         self,
@@ -390,6 +419,7 @@ class Explanation:
         colormap: str = "turbo",
         alpha: float = 0.5,
         scale: ScaleLike = "shared",
+        max_side: int | None = None,
     ) -> Path:
         """Write the drawing to a file; the suffix decides the type. ``overlay`` explains the arguments.
 
@@ -399,7 +429,8 @@ class Explanation:
             OutputError: the file cannot be written, or its type is unknown.
         """
         path = _file_name(path, "heatmap.png")
-        return _write(path, self.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale))
+        drawn = self.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale, max_side=max_side)
+        return _write(path, drawn)
 
     @property
     def peak(self) -> tuple[float, float] | None:
@@ -413,6 +444,10 @@ class Explanation:
             float(box.left + (column + 0.5) * (box.right - box.left) / width),
             float(box.top + (row + 0.5) * (box.bottom - box.top) / height),
         )
+
+    def in_file(self, corners: Sequence[float] | None) -> list[float] | None:
+        """Return a box or a position on ``picture`` in pixels of the picture's file; None stays None."""
+        return None if corners is None else [self.reduction * number for number in corners]
 
     @property
     def name(self) -> str:
@@ -434,9 +469,9 @@ class Explanation:
             "method": self.method,
             "smooth": self.smooth,
             "status": self.status,
-            "box": None if self.box is None else list(self.box),
-            "detection": None if self.detection is None else list(self.detection),
-            "peak": None if self.peak is None else list(self.peak),
+            "box": self.in_file(self.box),
+            "detection": self.in_file(self.detection),
+            "peak": self.in_file(self.peak),
             "raw": cells.tolist(),
         }
 
@@ -493,13 +528,13 @@ class Explanations(list[Explanation]):
         if not self:
             raise InputError("there is no explanation to draw: the list is empty")
         overlay.check(style, colormap, alpha)
-        drawn = []
+        drawn, fitted = [], functools.partial(figure.fitted, most=_SHEET_SIDE)
         for row in self:
             used = row.colour_scale(self if scale == "shared" else scale or "shared")
             if style == "figure":
                 drawn.append(row.captioned(colormap=colormap, alpha=alpha, scale=used, side=_SHEET_SIDE))
             else:
-                drawn.append(row._drawn(style, _Colours(colormap, alpha, used), _SHEET_SIDE))
+                drawn.append(row._drawn(style, _Colours(colormap, alpha, used), fitted))
         return figure.sheet(drawn)
 
     def save(
@@ -615,7 +650,7 @@ def explanations(
     maps_by_target: Sequence[SignedMaps],
     captured: Capture,
     pictures: Sequence[Prepared],
-    shown: Sequence[Pixels | Tensor | None],
+    shown: Sequence[Image.Image | Tensor | None],
     layers: Sequence[TargetLayer],
     fuse: Fusion,
     smooth: Smoothing | None,
@@ -665,6 +700,7 @@ def explanations(
                 method=weighed.method,
                 status=_status(maps, raw, influenced=weighed.influenced[place]),
                 box=picture.box,
+                reduction=picture.reduction,
                 shown=shown[place],
                 source=picture.source,
                 detection=_detection(scores, place, picture, size),
@@ -756,10 +792,12 @@ def _label_of(index: int, labels: tuple[str, ...] | None) -> str | None:
     return labels[index] if labels and 0 <= index < len(labels) else None
 
 
-def shown_pictures(pictures: Sequence[Prepared], inputs: Float[Tensor, "n c *size"]) -> list[Pixels | Tensor | None]:
+def shown_pictures(
+    pictures: Sequence[Prepared], inputs: Float[Tensor, "n c *size"]
+) -> list[Image.Image | Tensor | None]:
     """Return the pictures to draw on: the originals or, if these are not shown, copies of the model's inputs."""
     return [
-        picture.pixels if picture.pixels is not None or tensor.dim() < 3 else tensor.detach().to("cpu", copy=True)
+        picture.picture if picture.picture is not None or tensor.dim() < 3 else tensor.detach().to("cpu", copy=True)
         for picture, tensor in zip(pictures, inputs, strict=True)
     ]
 
@@ -769,7 +807,7 @@ def _detection(scores: Scores, number: int, item: Prepared, size: tuple[int, ...
     corners = None if scores.boxes is None else scores.boxes[number]
     if corners is None or len(size) != 2:
         return None
-    shown = item.box if item.pixels is not None and item.box is not None else Box(0, 0, size[1], size[0])
+    shown = item.box if item.picture is not None and item.box is not None else Box(0, 0, size[1], size[0])
     across, down = (shown.right - shown.left) / size[1], (shown.bottom - shown.top) / size[0]
     left, top, right, bottom = corners
     return Box(

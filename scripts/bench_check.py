@@ -31,7 +31,7 @@ from camkit.background.run import finish_check, plan_check
 from camkit.background.values import Item
 from camkit.demo.scenes import HOME, draw
 from camkit.engine.passes import faster_format, quiet_pass
-from camkit.engine.streams import in_order
+from camkit.engine.streams import Task, in_order
 from camkit.images.prepare import prepare
 from camkit.models.loaded import LoadedModel
 
@@ -68,7 +68,7 @@ def classify(plan: Plan) -> None:
     def read(item: Item) -> torch.Tensor:
         return prepare(item.path, preprocess, item.name).tensor
 
-    tasks = ((functools.partial(read, item), True) for item in plan.data.items)
+    tasks = (Task(functools.partial(read, item), in_thread=True) for item in plan.data.items)
     prepared = in_order(tasks, workers=READERS, ahead=size)
     batch: list[torch.Tensor] = []
     with quiet_pass(module, torch.device("cpu"), "fp32"):

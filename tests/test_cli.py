@@ -132,7 +132,7 @@ class TestInstalled:
         assert "plane" in done.stdout
         assert "layer features" in done.stdout
         assert "deepest 16x16 grid" in done.stdout
-        written = cv2.imread(str(tmp_path / "new" / "folder" / "plane-sky.gradcam.png"))
+        written = cv2.imread(str(tmp_path / "new" / "folder" / "plane-sky.gradcam.jpg"))
         assert written.shape == cv2.imread(str(plane)).shape
         assert "camkit.explainer" in modules
         needless = ("camkit.background", "camkit.diagnosis", "camkit.demo.poster", "camkit.tensorboard", "scipy")
@@ -257,8 +257,8 @@ class TestNamesOfDrawings:
                 assert main([*map(str, call), *model, "--out", str(out)]) == 0
             assert files_in(out) == [
                 "cat.gradcam.2020.png",
+                "cat.gradcam.car.jpg",  # the photo beside its overlay, as a JPEG like its picture
                 "cat.gradcam.car.png",
-                "cat.gradcam.car.side-by-side.png",
                 "cat.gradcam.demo-biased.png",
                 "cat.gradcam.heatmap.png",
                 "cat.gradcam.jet.alpha-0.2.png",
@@ -280,7 +280,8 @@ class TestNamesOfDrawings:
 
     def test_overwrite_gives_the_plain_name(self, tree: Path, tmp_path: Path) -> None:
         for style in ("overlay", "heatmap"):
-            assert self.explain(tree / "cat.jpg", "-o", tmp_path / "out", "--style", style, "--overwrite") == 0
+            call = [tree / "cat.jpg", "-o", tmp_path / "out", "--style", style, "--format", "png", "--overwrite"]
+            assert self.explain(*call) == 0
         assert files_in(tmp_path / "out") == ["cat.gradcam.png"]
 
     @pytest.mark.parametrize("name", ["heat.png", "new/heat.jpg"])
@@ -505,8 +506,8 @@ class TestInProcess:
         for method in [name for name, method in camkit.METHODS.items() if method.needs not in ATTENTION]:
             arguments = ["--model", "demo-fair", "--method", method, "--out", tmp_path, "--style", "side-by-side"]
             assert main(list(map(str, [plane, *arguments, "--target", "car", "--target", "0"]))) == 0
-            assert (tmp_path / f"plane-sky.{method}.1-car.png").is_file()
-            assert (tmp_path / f"plane-sky.{method}.2-plane.png").is_file()
+            assert (tmp_path / f"plane-sky.{method}.1-car.jpg").is_file()
+            assert (tmp_path / f"plane-sky.{method}.2-plane.jpg").is_file()
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
@@ -807,7 +808,7 @@ def test_files_are_explained_with_a_function_and_named_after_it(plane: Path, tmp
         assert isinstance(row, Written)
         assert isinstance(named, camkit.Explanation)
         assert np.array_equal(row.explanation.raw, named.raw)
-        assert row.file == tmp_path / f"{plane.stem}.{name}.png"
+        assert row.file == tmp_path / f"{plane.stem}.{name}.jpg"
         assert row.file.exists()
 
 

@@ -95,12 +95,7 @@ def test_the_table_of_metrics_is_that_of_the_registry() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     reference = "\n".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.md"))
     shown = set(re.findall(r"(?m)^::: camkit\.([\w.]+)$", reference))
-    modules = {
-        "targets": camkit.targets,
-        "hooks": camkit.hooks,
-        "metrics": camkit.metrics,
-        "tensorboard": camkit.tensorboard,
-    }
+    modules = {name: getattr(camkit, name) for name in ("targets", "hooks", "metrics", "tensorboard", "scale")}
     expected = {f"{name}.{part}" for name, module in modules.items() for part in module.__all__}
     expected |= set(camkit.__all__) - {*modules, "scenes", "__version__", "CamkitError"}
     assert expected <= shown

@@ -56,6 +56,7 @@ def test_public_names_are_pinned() -> None:
         "load_model",
         "metrics",
         "register_method",
+        "scale",
         "scenes",
         "targets",
         "tensorboard",

@@ -33,7 +33,7 @@ from camkit import cli
 from camkit.demo.scenes import scene_paths
 from camkit.errors import ImageError
 from camkit.images.crop import crop_box
-from camkit.images.files import find_pictures
+from camkit.images.listing import find_pictures
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
 from camkit.models.from_huggingface import Prepare

@@ -16,7 +16,8 @@ from camkit.background.regions.boxes import find_columns
 from camkit.background.values import Annotations, Dataset, Item, ObjectAnnotation
 from camkit.config.settings import normalize_name
 from camkit.errors import ImageError, InputError, did_you_mean
-from camkit.images.files import files_in, find_pictures
+from camkit.images.files import files_in
+from camkit.images.listing import find_pictures
 from camkit.types import Box
 
 _REGION_FOLDERS = {

@@ -283,7 +283,7 @@ def run(
 
     def tasks() -> Iterator[Task[tuple[int, list[tuple[str, Tensor]]]]]:
         for number in numbers:
-            yield functools.partial(_numbered_edits, number, make), True
+            yield Task(functools.partial(_numbered_edits, number, make), in_thread=True)
 
     queue = _Queue(answer, batch_size)
     for number, made in in_order(tasks(), workers=workers, ahead=workers + 1):

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from camkit.cli.check import checks, demo_check
 from camkit.cli.configured import fill_in
 from camkit.cli.diagnose import diagnose, features
 from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, Source, events_into
-from camkit.cli.rows import Bars, Form, report
+from camkit.cli.rows import Form, PassProgress, report
 from camkit.cli.targets import TargetOptions
 from camkit.cli.terminal import (
     TALK,
@@ -29,14 +29,13 @@ from camkit.cli.terminal import (
     print_traceback,
     printer,
     say,
-    tell,
 )
 from camkit.errors import CamkitError, InputError, OutputError, advising_shell, did_you_mean, refusing_exit
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from camkit.scale.folder import Written
+    from camkit.scale.folder import Run, Written
     from camkit.scale.video import WrittenVideo
     from camkit.types import Failure
 
@@ -74,6 +73,7 @@ def explain(
     smooth: Annotated[Literal["augment", "eigen", "augment+eigen"] | None, Parameter(group=METHOD)] = None,
     precision: Annotated[Literal["fp32", "bf16", "fp16", "bf16-forced"], Parameter(group=METHOD)] = "fp32",
     batch_size: Annotated[int, Parameter(alias="-b", group=METHOD, metavar="NUMBER")] = 32,
+    draft: Annotated[bool, Parameter(negative=(), group=METHOD, show_default=False)] = False,
     recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="PATH")] = Path("camkit-out"),
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
@@ -81,7 +81,12 @@ def explain(
     colormap: Annotated[str, Parameter(group=OUTPUT, metavar="NAME")] = "turbo",
     alpha: Annotated[float, Parameter(group=OUTPUT, metavar="SHARE")] = 0.5,
     scale: Annotated[Literal["shared", "each"] | None, Parameter(group=OUTPUT)] = None,
+    max_side: Annotated[int, Parameter(group=OUTPUT, metavar="PIXELS")] = 2048,
+    format: Annotated[Literal["jpg", "png"] | None, Parameter(group=OUTPUT)] = None,  # noqa: A002 - the option's name
     every: Annotated[int, Parameter(group=OUTPUT, metavar="FRAMES")] = 1,
+    table: Annotated[Path | None, Parameter(group=OUTPUT, metavar="FILE")] = None,
+    no_pictures: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    resume: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     json: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     csv: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     raw: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
@@ -103,16 +108,24 @@ def explain(
         precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them. On a CPU
             without units for bf16, bf16 runs in fp32; bf16-forced does not.
         batch_size: Pictures per pass; halved automatically if memory runs out.
+        draft: Read large JPEG files at a half, a quarter or an eighth of their size: faster, and the maps change a
+            little.
         recursive: Search folders with their subfolders, which is the default, or without them.
         out: The folder for the drawn pictures, which gets the subfolders of the pictures' folder; or for one picture a
             file, such as heat.png.
-        overwrite: Replace files that show something else. Without it, what differs is added to the name.
+        overwrite: Replace files that show something else, and the table. Without it, what differs is added to the name.
         style: figure (with a caption and a colour bar), overlay, side-by-side or heatmap.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.
         scale: shared draws all pictures on one scale of colours, so that they can be compared; it explains each twice.
             each draws every map on its own scale. Default: the targets of one picture share a scale.
+        max_side: Draw overlays of larger pictures with this many pixels on their longer side; 0 keeps their size.
+        format: The type of the drawings. Default: jpg for overlays of a JPEG, otherwise png.
         every: Draw every so many frames of a video.
+        table: A table for the results, with a row per picture and target and the raw maps: a name ending in .parquet
+            (a folder of parts, needs pyarrow) or .csv.
+        no_pictures: Write the table alone, and draw nothing.
+        resume: Continue the table of an interrupted run; pictures that it has are left out.
         json: Print one JSON object per picture and target instead of text.
         csv: Print a table as CSV instead of text, with a row per picture and target.
         raw: Add the raw maps, in the units of the score, to the JSON.
@@ -127,62 +140,70 @@ def explain(
     if not pictures:
         raise InputError("name at least one picture: camkit image.jpg --model resnet50 (or try: camkit demo)")
     from camkit.engine.passes import usable_precision
-    from camkit.images.files import find_places
+    from camkit.images.listing import Pictures
     from camkit.methods import find_method
     from camkit.models import device_of
-    from camkit.scale.folder import Drawing, explain_files
+    from camkit.scale.folder import Drawing, Run, explain_files
 
-    drawing = Drawing(style, colormap, alpha, scale or "shared")
+    if max_side < 0:
+        raise InputError(f"--max-side is a number of pixels, or 0 to keep the size of the pictures, not {max_side}")
+    if no_pictures and table is None:
+        raise InputError("--no-pictures writes the table alone, so it needs --table")
+    if resume and table is None:
+        raise InputError("--resume continues a table, so it needs --table")
+    drawing = Drawing(style, colormap, alpha, scale or "shared", max_side or None, format)
     if method is not None and ":" not in source.model:  # mine.py:build may register methods
         find_method(method)
     targets = targets or TargetOptions()
     targets.check()
-    places = find_places(pictures, skip=out, recursive=recursive)
-    files = list(places)
-    tell(f"pictures to explain: {len(files)}")
+    files = Pictures(pictures, skip=out, recursive=recursive)
     loaded = source.load()
     precision, precision_note = usable_precision(precision, device_of(loaded.module))
     if precision_note:
         say(precision_note)
-    bars = Bars(len(files))
+    passes = PassProgress()
     rows = explain_files(
         loaded,
         files,
-        out,
+        None if no_pictures else out,
         drawing,
         method=method,
         layers=layer,
-        targets=targets.targets(files, loaded.preprocess),
+        targets=targets.targets(files.first(2), loaded.preprocess),
         precision=precision,
         batch_size=batch_size,
         fuse=fuse,
         smooth=smooth,
-        places=places,
         about={**source.about(), **targets.about(), "precision": precision, "fuse": fuse, "smooth": smooth or ""},
         overwrite=overwrite,
         one_scale=scale == "shared",
         every=every,
-        progress=bars.passes,
+        progress=passes,
+        table=table,
+        resume=resume,
+        draft=draft,
     )
     form: Form = "json" if json else "csv" if csv else "text"
     with events_into(tensorboard) as events:
-        rows = rows if events is None else _with_events(rows, events)
-        return report(rows, bars, form, with_raw=raw)
+        rows = rows if events is None else Run(_with_events(rows, events), rows.stills, rows.max_side)
+        return report(rows, files, form, passes, with_raw=raw, table=table)
 
 
-def _with_events(rows: Iterator[Row], events: Any) -> Iterator[Row]:
+def _with_events(rows: Run, events: Any) -> Generator[Row, None, None]:
     """Pass the rows on and write each picture as an event too; a failure to write is raised after the last row."""
     from camkit.scale.folder import Written
     from camkit.tensorboard import write_explanation
 
     first_error: OutputError | None = None
-    for row in rows:
-        if first_error is None and isinstance(row, Written):
-            try:
-                write_explanation(row.explanation, events, tag=f"explain/{row.file.stem}", **vars(row.drawing))
-            except OutputError as error:
-                first_error = error
-        yield row
+    with rows:
+        for row in rows:
+            if first_error is None and isinstance(row, Written):
+                try:
+                    name = Path(row.explanation.source) if row.file is None else row.file
+                    write_explanation(row.explanation, events, tag=f"explain/{name.stem}", **row.drawing.options())
+                except OutputError as error:
+                    first_error = error
+            yield row
     if first_error is not None:
         raise first_error
 

@@ -13,7 +13,8 @@ from camkit.comparison.compare import compare as compared
 from camkit.drawing import overlay
 from camkit.drawing.figure import percent
 from camkit.errors import OutputError
-from camkit.images.files import check_folder, find_pictures
+from camkit.images.files import check_folder
+from camkit.images.listing import find_pictures
 
 if TYPE_CHECKING:
     from camkit.cli.options import Source

@@ -49,9 +49,9 @@ def diagnose(
     from camkit.diagnosis.report import REPORTS
     from camkit.diagnosis.report import console as report
     from camkit.diagnosis.report import json as json_report
-    from camkit.images.files import find_places
+    from camkit.images.listing import find_pictures
 
-    files = list(find_places(pictures, skip=out, recursive=recursive))
+    files = find_pictures(pictures, skip=out, recursive=recursive)
     loaded = source.load(trainable=True)
     with events_into(tensorboard) as events:
         result = diagnose_files(loaded, files, out, training=train, precision=precision, limit=limit)

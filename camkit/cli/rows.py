@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -17,7 +20,8 @@ from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
 from camkit.errors import CamkitError, InputError, printable
 
 if TYPE_CHECKING:
-    from camkit.scale.folder import Written
+    from camkit.images.listing import Pictures
+    from camkit.scale.folder import Run, Written
     from camkit.scale.video import WrittenVideo
     from camkit.types import Failure
 
@@ -36,41 +40,59 @@ _COLUMNS = (
 """The columns of the CSV."""
 
 
+_MOST_ERRORS = 1000
+"""So many different errors are told apart, so that memory stays bounded; later ones are counted as one."""
+
+
 @dataclass
 class _Tally:
     """What has been printed so far.
 
     Attributes:
         code: the exit code.
-        explained, failed: the pictures with an explanation, and those with an error.
+        explained, failed: how many pictures have an explanation, and how many have only errors.
         empty: the number of maps without heat.
+        reduced: the number of drawings that are smaller than their pictures.
         errors: how many pictures have the same error, without their names.
         first: the first picture with each error.
     """
 
     code: int = 0
-    explained: set[str] = field(default_factory=set)
-    failed: set[str] = field(default_factory=set)
+    explained: int = 0
+    failed: int = 0
     empty: int = 0
+    reduced: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
+    _source: str | None = None
+    _is_explained: bool = False
 
     def add(self, row: Row) -> bool:
-        """Count a row; return whether it is an error that an earlier picture had too."""
+        """Count a row; return whether it is an error that an earlier picture had too.
+
+        The rows of a picture follow each other. One that has both explanations and errors counts as explained.
+        """
         from camkit.scale.video import WrittenVideo
         from camkit.types import Failure
 
-        if isinstance(row, WrittenVideo):
-            self.code = max(self.code, InputError.exit_code if row.problem else 0)
-            self.explained.add(row.source)
-            return False
+        source = row.source if isinstance(row, (WrittenVideo, Failure)) else row.explanation.source
+        if source != self._source:
+            self._source, self._is_explained = source, False
+            self.failed += 1  # until it has an explanation
         if not isinstance(row, Failure):
-            self.explained.add(row.explanation.source)
-            self.empty += row.explanation.status != "ok"
+            if not self._is_explained:
+                self._is_explained = True
+                self.failed, self.explained = self.failed - 1, self.explained + 1
+            if isinstance(row, WrittenVideo):
+                self.code = max(self.code, InputError.exit_code if row.problem else 0)
+            else:
+                self.empty += row.explanation.status != "ok"
+                self.reduced += row.is_reduced
             return False
         self.code = max(self.code, getattr(row.error, "exit_code", 0) or CamkitError.exit_code)
-        self.failed.add(row.source)
         error = _without_name(row)
+        if error not in self.errors and len(self.errors) >= _MOST_ERRORS:
+            error = "another error"
         self.errors[error] += 1
         self.first.setdefault(error, row.source)
         return self.errors[error] > 1
@@ -78,7 +100,7 @@ class _Tally:
     @property
     def finished(self) -> int:
         """The number of pictures that are finished."""
-        return len(self.explained | self.failed)
+        return self.explained + self.failed
 
 
 class _Lines:
@@ -89,73 +111,161 @@ class _Lines:
         emit(row)
 
 
-class Bars:
-    """The progress bars of a command on a terminal: finished pictures, and the many passes that some methods need.
+class PassProgress:
+    """Passes on how many changed pictures the model has seen, for methods of many passes, while a bar can show it."""
 
-    Each begins when it is needed: a few pictures are explained before a bar would be read.
-    """
+    def __init__(self) -> None:
+        self.show: Callable[[int, int], None] | None = None
 
-    def __init__(self, pictures: int) -> None:
-        from rich.progress import Progress
-
-        console = QuietConsole(stderr=True)
-        self._many = pictures > _MOST_WITHOUT_BAR
-        self._bars = Progress(console=console, transient=True, disable=TALK.quiet or not console.is_terminal)
-        self._pictures = self._bars.add_task("explaining", total=pictures, visible=self._many)
-        self._passes = self._bars.add_task("changed pictures", visible=False)
-
-    def __enter__(self) -> Bars:
-        """Show the bar of the pictures, if there are many."""
-        if self._many:
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the bars."""
-        self._bars.stop()
-
-    def finished(self, pictures: int) -> None:
-        """Show how many pictures are finished."""
-        self._bars.update(self._pictures, completed=pictures)
-
-    def passes(self, done: int, of: int) -> None:
-        """Show how many changed pictures the model has seen for one picture."""
-        self._bars.start()
-        self._bars.update(self._passes, completed=done, total=of, visible=done < of, refresh=not done)
+    def __call__(self, done: int, of: int) -> None:
+        """Show it, if there is a bar."""
+        if self.show is not None:
+            self.show(done, of)
 
 
-def report(rows: Iterator[Row], bars: Bars, form: Form, *, with_raw: bool = False) -> int:
+def report(
+    rows: Run,
+    pictures: Pictures,
+    form: Form,
+    passes: PassProgress,
+    *,
+    with_raw: bool = False,
+    table: Path | None = None,
+) -> int:
     """Print each row when it is finished, above a progress bar if there are many; return the exit code.
 
-    As text, an error that several pictures have is printed once and counted below the rows. A summary follows.
+    If the rows go into a table, only errors are printed as text. An error that several pictures have is printed once
+    and counted below the rows. A summary follows.
+
+    Args:
+        rows: the rows.
+        pictures: the pictures, which are counted while they are explained.
+        form: how rows are printed.
+        passes: gets a bar meanwhile.
+        with_raw: whether JSON has the raw maps.
+        table: the table that the rows go into.
     """
-    tally, started = _Tally(), time.perf_counter()
-    table = csv.DictWriter(_Lines(), _COLUMNS, extrasaction="ignore", lineterminator="")
+    tally = _Tally()
+    printed = csv.DictWriter(_Lines(), _COLUMNS, extrasaction="ignore", lineterminator="")
     if form == "csv":
-        table.writeheader()
-    with bars:
+        printed.writeheader()
+    with_rows = table is None or TALK.verbose
+    with rows, _Progress(rows, pictures, passes, with_lines=not with_rows) as progress:
         for row in rows:
             is_repeated = tally.add(row)
             if form == "json":
                 emit(json_lines.render(row, with_raw=with_raw))
             elif form == "csv":
-                table.writerow(_cells(row.to_dict()))
+                printed.writerow(_cells(row.to_dict()))
             elif TALK.verbose or not is_repeated:
-                _print_row(row)
-            bars.finished(tally.finished)
+                _print_row(row, with_rows=with_rows)
+            progress.update(tally.finished)
     if form == "text" and not TALK.verbose:
         _print_repeated(tally)
-    _print_summary(tally, time.perf_counter() - started, form)
+    if tally.reduced:
+        say(
+            f"{tally.reduced} drawings are smaller than their pictures, at most {rows.max_side} pixels on the longer "
+            "side; --max-side 0 keeps the size"
+        )
+    _print_summary(tally, progress.seconds, form, rows.skipped, table)
     return tally.code
 
 
-def _print_row(row: Row) -> None:
+_SECONDS_BETWEEN_LINES = 60.0
+"""Where there is no terminal for a bar, a line on the progress of a long run is printed this often."""
+
+
+class _Progress:
+    """Shows how many pictures are finished, how many a second, and the time left.
+
+    A thread counts the pictures meanwhile, since listing a large folder takes a while. A second bar shows the many
+    passes that some methods need for one picture.
+    """
+
+    def __init__(self, rows: Run, pictures: Pictures, passes: PassProgress, *, with_lines: bool) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        console = QuietConsole(stderr=True)
+        is_long = len(pictures.first(_MOST_WITHOUT_BAR + 1)) > _MOST_WITHOUT_BAR
+        may_have_bars = console.is_terminal and not TALK.quiet
+        self._has_bar = is_long and may_have_bars
+        self._has_lines = is_long and with_lines and not self._has_bar and not TALK.quiet
+        self._rows, self._of_passes = rows, passes
+        self._total: int | None = None
+        self._count = threading.Thread(target=self._count_pictures, args=(pictures,), daemon=True)
+        self._started = self._printed = time.perf_counter()
+        self._bars = Progress(
+            TextColumn("{task.fields[title]}"),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            transient=True,
+            disable=not may_have_bars,
+        )
+        self._bar = self._bars.add_task("", total=None, visible=self._has_bar, title="explaining")
+        self._passes = self._bars.add_task("", total=None, visible=False, title="changed pictures")
+
+    def _count_pictures(self, pictures: Pictures) -> None:
+        self._total = pictures.count()
+
+    @property
+    def seconds(self) -> float:
+        """The time since the start."""
+        return time.perf_counter() - self._started
+
+    def __enter__(self) -> _Progress:
+        """Begin to show it."""
+        if self._has_bar or self._has_lines:
+            self._count.start()
+        if self._has_bar:
+            self._bars.start()
+        self._of_passes.show = self._show_passes
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the bars."""
+        self._of_passes.show = None
+        self._bars.stop()
+
+    def _show_passes(self, done: int, of: int) -> None:
+        self._bars.start()
+        words = f"{done} of {of}"
+        self._bars.update(
+            self._passes, completed=done, total=of, description=words, visible=done < of, refresh=not done
+        )
+
+    def update(self, finished: int) -> None:
+        """Show that so many pictures are finished."""
+        if self._has_bar:
+            words = _progress(finished, self._rows.skipped, self._total, self.seconds)
+            done = finished + self._rows.skipped
+            self._bars.update(self._bar, completed=done, total=self._total, description=words)
+        elif self._has_lines and time.perf_counter() - self._printed > _SECONDS_BETWEEN_LINES:
+            self._printed = time.perf_counter()
+            say(_progress(finished, self._rows.skipped, self._total, self.seconds))
+
+
+def _progress(finished: int, skipped: int, total: int | None, seconds: float) -> str:
+    """Return how far a run is, as words.
+
+    >>> _progress(1200, 0, 2_000_000, 30.0), _progress(3, 2, None, 1.5)
+    ('1,200 of 2,000,000, 40 a second, 13:52:50 left', '5, 2 a second')
+    """
+    rate = finished / max(seconds, 1e-9)
+    words = f"{finished + skipped:,}" + ("" if total is None else f" of {total:,}") + f", {rate:.3g} a second"
+    if total is None or not finished:
+        return words
+    left = timedelta(seconds=math.ceil(max(total - finished - skipped, 0) / rate))
+    return f"{words}, {left} left"
+
+
+def _print_row(row: Row, *, with_rows: bool) -> None:
     from camkit.scale.video import WrittenVideo
     from camkit.types import Failure
 
     if isinstance(row, Failure):
         printer(stderr=True).print(text.failure(row))
-    elif not TALK.quiet:
+    elif with_rows and not TALK.quiet:
         printer().print(text.video(row) if isinstance(row, WrittenVideo) else text.row(row))
 
 
@@ -168,17 +278,20 @@ def _print_repeated(tally: _Tally) -> None:
             printer(stderr=True).print(Text(f"{more} the same error as {first}; --verbose lists them", "red"))
 
 
-def _print_summary(tally: _Tally, seconds: float, form: Form) -> None:
+def _print_summary(tally: _Tally, seconds: float, form: Form, skipped: int, table: Path | None) -> None:
     """Print the last line: below the rows if they are text, else apart from them."""
-    failed = len(tally.failed - tally.explained)
     line = (
-        f"{len(tally.explained)} explained, {failed} failed, {tally.empty} empty; "
+        f"{tally.explained} explained, {tally.failed} failed, {tally.empty} empty; "
         f"{tally.finished / max(seconds, 1e-9):.3g} pictures a second"
     )
+    if skipped:
+        line += f"; {skipped} were finished before"
+    if table is not None:
+        line += f"; wrote {printable(str(table))}"
     if form != "text":
         say(line)
     elif not TALK.quiet:
-        printer().print(line)
+        printer().print(line, markup=False)
 
 
 def _without_name(failed: Failure) -> str:

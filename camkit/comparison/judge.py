@@ -16,7 +16,8 @@ from camkit.comparison.compare import DEFAULTS
 from camkit.comparison.ranking import UNMOVED, Recommendation, Standing, recommend, standings
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
 from camkit.explainer import Explainer, Layers
-from camkit.images.files import find_pictures, write_file
+from camkit.images.files import write_file
+from camkit.images.listing import find_pictures
 from camkit.images.read import open_picture
 from camkit.methods import METHODS, Method, find_method
 from camkit.metrics import METRICS, Evaluator

@@ -56,7 +56,8 @@ class ModelSection(_Section):
 class ExplainSection(_Section):
     """How pictures are explained; the keys mean what the command-line options of the same name mean.
 
-    ``out``, ``style``, ``colormap`` and ``alpha`` say how the command draws, so they change nothing in Python.
+    ``out``, ``style``, ``colormap``, ``alpha``, ``max_side`` and ``format`` say how the command draws, and ``draft``
+    says how it reads files, so they change nothing in Python.
     """
 
     method: str | None = None
@@ -69,6 +70,9 @@ class ExplainSection(_Section):
     style: str | None = None
     colormap: str | None = None
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_side: Annotated[int, Field(ge=0)] | None = None
+    format: Literal["jpg", "png"] | None = None
+    draft: bool | None = None
 
 
 class DiagnoseSection(_Section):

@@ -14,31 +14,72 @@ import numpy as np
 from camkit.errors import OutputError, printable
 from camkit.types import Pixels
 
-PNG_MARK = b"tEXtSoftware\0camkit"
-"""The PNG chunk that names the program that wrote the file; camkit recognises its own drawings by it."""
+MARK = b"Software\0camkit"
+"""The text that names the program that wrote a file; camkit recognises its own drawings by it."""
+
+JPEG_QUALITY = 90
+"""Above it, files grow faster than the eye sees a difference; below it, the edges of a caption blur."""
+
+_NOTE = b"Comment\0"
+"""The start of the text that says what a drawing shows."""
 
 _PNG_HEAD = 33
 """The length of a PNG's signature and header chunk, in bytes."""
+_JPEG_HEAD = 20
+"""The length of a JPEG's first two segments as OpenCV writes them: the start, and the JFIF header."""
+
+JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
-def encode(pixels: Pixels, extension: str = ".png") -> bytes:
-    """Return a picture as the bytes of an image file.
+def encode(pixels: Pixels, extension: str = ".png", *, overwrite: bool = False) -> bytes:
+    """Return a picture as the bytes of an image file; a PNG or a JPEG says that camkit wrote it.
+
+    ``overwrite`` allows the pixels to be changed, which saves a copy of a large picture.
 
     Raises:
         OutputError: OpenCV cannot write this file type.
     """
+    kind = extension.lower()
+    options = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY] if kind in JPEG_SUFFIXES else []
     try:
-        done, data = cv2.imencode(extension, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
+        target = pixels if overwrite and pixels.flags.writeable and pixels.flags.c_contiguous else None
+        swapped = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR, dst=target)
+        done, data = cv2.imencode(".jpg" if kind in JPEG_SUFFIXES else extension, swapped, options)
     except cv2.error:
         done = False
     if not done:
         raise OutputError(f"camkit cannot write pictures as {extension!r}; use .png, .jpg, .webp or .tiff")
-    return _marked(bytes(data)) if extension.lower() == ".png" else bytes(data)
+    return _with_text(data.tobytes(), MARK)
 
 
-def _marked(png: bytes) -> bytes:
-    """Return a PNG with camkit's mark after its header."""
-    return png[:_PNG_HEAD] + _chunk(PNG_MARK) + png[_PNG_HEAD:]
+def with_note(file: bytes, note: str) -> bytes:
+    """Return a PNG or a JPEG that ``encode`` made, with an ASCII text about it after camkit's mark."""
+    return _with_text(file, _NOTE + note.encode("ascii"), after=_text_of(file, MARK))
+
+
+def _with_text(file: bytes, text: bytes, after: bytes = b"") -> bytes:
+    """Return a PNG or a JPEG with a text after its header and after what already follows that; other files as they are.
+
+    Other programs skip the text, and show it among the properties of a picture.
+    """
+    head = _head(file) + len(after)
+    inserted = _text_of(file, text)
+    return file[:head] + inserted + file[head:] if inserted else file
+
+
+def _head(file: bytes) -> int:
+    """Return the length of a file's header, which stands before all texts."""
+    return _JPEG_HEAD if file.startswith(_JPEG) else _PNG_HEAD
+
+
+def _text_of(file: bytes, text: bytes) -> bytes:
+    """Return a text as the kind of file holds it: as a segment of a JPEG, or as a chunk of a PNG."""
+    if file.startswith(_JPEG):
+        return _JPEG_COMMENT + struct.pack(">H", len(text) + 2) + text
+    return _chunk(b"tEXt" + text) if file.startswith(_PNG) else b""
+
+
+_JPEG, _JPEG_COMMENT, _PNG = b"\xff\xd8", b"\xff\xfe", b"\x89PNG"
 
 
 def _chunk(content: bytes) -> bytes:
@@ -46,18 +87,7 @@ def _chunk(content: bytes) -> bytes:
     return struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
 
 
-_NOTE = b"tEXtComment\0"
-"""The start of the PNG chunk with what a drawing shows."""
-
-_MARKED_HEAD = _PNG_HEAD + len(_chunk(PNG_MARK))
-
-
-def with_note(png: bytes, note: str) -> bytes:
-    """Return a PNG that ``encode`` made, with an ASCII text about it after camkit's mark."""
-    return png[:_MARKED_HEAD] + _chunk(_NOTE + note.encode("ascii")) + png[_MARKED_HEAD:]
-
-
-_VIDEO_NOTE = b"free" + PNG_MARK
+_VIDEO_NOTE = b"freetEXt" + MARK
 """The type of a box that MP4 players skip, and the start of the text in it."""
 
 
@@ -82,8 +112,8 @@ def _read_video_note(file: Path) -> str:
             if size < 8:
                 return ""
             start = video.tell()
-            if head[4:] == _VIDEO_NOTE[:4] and (head[4:] + video.read(len(PNG_MARK))) == _VIDEO_NOTE:
-                return video.read(size - 8 - len(PNG_MARK)).decode("ascii", errors="replace")
+            if head[4:] == _VIDEO_NOTE[:4] and (head[4:] + video.read(len(_VIDEO_NOTE) - 4)) == _VIDEO_NOTE:
+                return video.read(size - 4 - len(_VIDEO_NOTE)).decode("ascii", errors="replace")
             video.seek(start + size - 8)
     return ""
 
@@ -94,12 +124,31 @@ def read_note(file: Path) -> str:
         if file.suffix.lower() == ".mp4":
             return _read_video_note(file)
         with file.open("rb") as start:
-            head = start.read(_MARKED_HEAD + 4)
-            content = start.read(struct.unpack(">I", head[_MARKED_HEAD:])[0] + 4)
+            texts = _texts(start.read(_LONGEST_START))
     except (OSError, struct.error):
         return ""
-    is_note = PNG_MARK in head and content.startswith(_NOTE)
-    return content.removeprefix(_NOTE).decode("ascii", errors="replace") if is_note else ""
+    is_note = texts[:1] == [MARK] and texts[1:2] and texts[1].startswith(_NOTE)
+    return texts[1].removeprefix(_NOTE).decode("ascii", errors="replace") if is_note else ""
+
+
+_LONGEST_START = 1 << 16
+"""The bytes of a file in which its texts are: a segment of a JPEG can hold no more."""
+
+
+def _texts(start: bytes) -> list[bytes]:
+    """Return the texts that follow the header of a PNG or a JPEG."""
+    texts: list[bytes] = []
+    at = _head(start)
+    if start.startswith(_JPEG):  # the kind of the segment, its length with these two bytes, the text
+        while start[at : at + 2] == _JPEG_COMMENT:
+            end = at + 2 + struct.unpack(">H", start[at + 2 : at + 4])[0]
+            texts.append(start[at + 4 : end])
+            at = end
+    while start[at + 4 : at + 8] == b"tEXt":  # the length of the text, the kind of the chunk, the text, a checksum
+        end = at + 8 + struct.unpack(">I", start[at : at + 4])[0]
+        texts.append(start[at + 8 : end])
+        at = end + 4
+    return texts
 
 
 def as_html(pixels: Pixels, words: str) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from camkit.drawing.canvas import AMBER, GREY, INK, LINE, Canvas
 from camkit.drawing.overlay import colorize
+from camkit.drawing.pixels import Drawable, pixels_of, size_of
 from camkit.drawing.text import Anchor, Colour, wrapped
 from camkit.types import Box, Pixels
 
@@ -126,6 +127,12 @@ def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
         return pixels
     method = cv2.INTER_AREA if size[0] < pixels.shape[0] else cv2.INTER_NEAREST
     return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size[::-1], interpolation=method))
+
+
+def fitted(picture: Drawable, most: int) -> Pixels:
+    """Return a picture at the size at which a figure shows it."""
+    height, width = size_of(picture)
+    return resized(pixels_of(picture), shown_size(height, width, most))
 
 
 def scaled_box(box: Box, before: tuple[int, int], after: tuple[int, int]) -> Box:

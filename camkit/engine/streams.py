@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
-Task = tuple[Callable[[], Result], bool]
-"""A function, and whether to run it in another thread."""
 
 
-def in_order(tasks: Iterable[Task[Result]], *, workers: int, ahead: int, prompt: bool = False) -> Iterator[Result]:
+@dataclass(frozen=True, slots=True)
+class Task(Generic[Result]):
+    """A function, whether to run it in another thread, and how many bytes it keeps in memory until it is consumed."""
+
+    function: Callable[[], Result]
+    in_thread: bool
+    size: int = 0
+
+
+def in_order(
+    tasks: Iterable[Task[Result]],
+    *,
+    workers: int,
+    ahead: int,
+    prompt: bool = False,
+    most: int | None = None,
+    size_of: Callable[[Result], int] | None = None,
+) -> Iterator[Result]:
     """Run tasks in threads, at most ``ahead`` of the next result, and return their results in order.
 
     Args:
@@ -20,34 +37,97 @@ def in_order(tasks: Iterable[Task[Result]], *, workers: int, ahead: int, prompt:
         workers: the number of threads.
         ahead: the largest number of started tasks whose results have not been consumed.
         prompt: return each result as soon as it is ready, instead of first starting as many tasks as allowed.
+        most: the most bytes in memory: no task is started while those before it hold more, by their ``size``. One task
+            at a time may be larger.
+        size_of: returns how many bytes a result holds, if that is known only when it is ready. A thread whose result
+            would bring the results that wait beyond ``most`` bytes keeps it, and starts nothing new, until there is
+            room or its result is due.
 
     Returns:
         An iterator over the results. Closing it cancels tasks that have not started and waits for the others.
     """
-    waiting: deque[tuple[Callable[[], bool], Callable[[], Result]]] = deque()
+    waiting: deque[tuple[Callable[[], bool], Callable[[], Result], int]] = deque()
+    room = _Room(most, size_of)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="camkit")
     failure: Exception | None = None
     iterator = iter(tasks)
+    held = started = 0
+
+    def due() -> Result:
+        nonlocal held
+        _, result, size = waiting.popleft()
+        room.expect(started - len(waiting) - 1)
+        held -= size
+        return result()
+
     try:
         while True:
             try:
-                function, in_thread = next(iterator)
+                task = next(iterator)
             except StopIteration:
                 break
             except Exception as error:  # earlier results come first
                 failure = error
                 break
-            if in_thread:
-                future = pool.submit(function)
-                waiting.append((future.done, future.result))
+            while waiting and most is not None and held + task.size > most:
+                yield due()
+            if task.in_thread:
+                future = pool.submit(room.enter, started, task.function)
+                waiting.append((future.done, future.result, task.size))
             else:
-                waiting.append((bool, function))
+                waiting.append((bool, task.function, task.size))
+            started += 1
+            held += task.size
             while waiting and (len(waiting) > ahead or (prompt and waiting[0][0]())):
-                yield waiting.popleft()[1]()
+                yield due()
         while waiting:
-            yield waiting.popleft()[1]()
+            yield due()
         if failure is not None:
             raise failure
     finally:
         failure = None
+        room.close()
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Room(Generic[Result]):
+    """The bytes of the results that wait to be consumed.
+
+    The task whose result is due never waits, and threads start tasks in order, so the due one has always started.
+    """
+
+    def __init__(self, most: int | None, size_of: Callable[[Result], int] | None) -> None:
+        self._most, self._size_of = most, size_of
+        self._sizes: dict[int, int] = {}
+        self._due = -1
+        self._change = threading.Condition()
+
+    def enter(self, number: int, function: Callable[[], Result]) -> Result:
+        """Run a task, and wait until there is room for its result."""
+        result = function()
+        most = self._most
+        if self._size_of is not None and most is not None:
+            size = self._size_of(result)
+            with self._change:
+                self._change.wait_for(
+                    lambda: number <= self._due or not self._sizes or sum(self._sizes.values()) + size <= most
+                )
+                if number > self._due:
+                    self._sizes[number] = size
+        return result
+
+    def expect(self, number: int) -> None:
+        """Say that the result of this number is due."""
+        if self._size_of is None:
+            return
+        with self._change:
+            self._due = number
+            self._sizes.pop(number, None)
+            self._change.notify_all()
+
+    def close(self) -> None:
+        """Let all threads go on."""
+        with self._change:
+            self._most = None
+            self._due = 1 << 62
+            self._change.notify_all()

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
+from camkit.drawing.pixels import pixels_of
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.randomness import generators, same_randomness
 from camkit.errors import InputError
@@ -51,7 +52,7 @@ def check_crop(
         InputError: the crop depends on the picture's content, so a region's mask would be cropped differently.
     """
     view = (boxes or CropBoxes()).view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
-    if view is not None and not view.shows(np.asarray(picture), tensor):
+    if view is not None and not view.shows(picture, tensor):
         raise InputError(
             "regions cannot be followed through this preprocessing: its crop depends on the picture's content; crop "
             "the pictures and their regions first"
@@ -74,7 +75,7 @@ class View:
     white: Float[np.ndarray, "rows columns"] | None = None
     weights: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
-    def shows(self, pixels: Pixels, tensor: Float[Tensor, "c h w"]) -> bool:
+    def shows(self, picture: Image.Image, tensor: Float[Tensor, "c h w"]) -> bool:
         """Tell whether the model's input shows this box of this picture, and no other part of it.
 
         The box was measured on artificial pictures, which a preprocessing that trims black borders or crops to the
@@ -85,6 +86,7 @@ class View:
         rows, columns = self.black.shape
         across = np.linspace(self.box.left, self.box.right, columns + 1)
         down = np.linspace(self.box.top, self.box.bottom, rows + 1)
+        pixels = pixels_of(picture)
         height, width = pixels.shape[:2]
         used_columns = np.flatnonzero((across[:-1] >= -_EDGE) & (across[1:] <= width + _EDGE))
         used_rows = np.flatnonzero((down[:-1] >= -_EDGE) & (down[1:] <= height + _EDGE))
@@ -164,14 +166,14 @@ class CropBoxes:
     def __init__(self) -> None:
         self._views: weakref.WeakKeyDictionary[Any, dict[Any, View | None]] = weakref.WeakKeyDictionary()
 
-    def of(self, preprocess: Preprocess, pixels: Pixels, tensor: Float[Tensor, "c h w"]) -> Box | None:
+    def of(self, preprocess: Preprocess, picture: Image.Image, tensor: Float[Tensor, "c h w"]) -> Box | None:
         """Return the part of a picture that a preprocessing shows the model in a tensor.
 
         The box is that of ``crop_box``, measured once for each size; None also if the tensor shows another part of
         this picture.
         """
-        view = self.view(preprocess, (pixels.shape[1], pixels.shape[0]), (tensor.shape[2], tensor.shape[1]))
-        return view.box if view is not None and view.shows(pixels, tensor) else None
+        view = self.view(preprocess, picture.size, (tensor.shape[2], tensor.shape[1]))
+        return view.box if view is not None and view.shows(picture, tensor) else None
 
     def view(self, preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]) -> View | None:
         """Return the part that a preprocessing shows of pictures of a size, as measured the first time."""

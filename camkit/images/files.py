@@ -1,9 +1,7 @@
-"""Finds picture files in folders and by patterns, and writes files completely or not at all."""
+"""What a file is by its name and its first bytes, and writing files completely or not at all."""
 
 from __future__ import annotations
 
-import glob
-import itertools
 import os
 import re
 import secrets
@@ -12,13 +10,11 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from camkit.drawing.encode import PNG_MARK
+from camkit.drawing.encode import JPEG_SUFFIXES, MARK
 from camkit.errors import InputError, OutputError
 
 _MARKED_BYTES = 128
-"""The first bytes of a PNG, which contain camkit's mark: it follows the 33 bytes of the signature and the header."""
-
-_WILDCARDS = "*?["
+"""The first bytes of a PNG or a JPEG, which contain camkit's mark: it follows the header of at most 33 bytes."""
 
 _PICTURE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".apng", ".webp", ".avif", ".gif", ".bmp", ".dib"),
@@ -28,50 +24,6 @@ _PICTURE_SUFFIXES = (
 
 _DRAWN_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".mp4")
 """Types of files that camkit draws into."""
-
-
-def find_pictures(patterns: Iterable[str | Path], skip: Path | None = None) -> list[Path]:
-    """List picture files from files, folders and glob patterns, as ``find_places`` does."""
-    return list(find_places(patterns, skip))
-
-
-def find_places(
-    patterns: Iterable[str | Path], skip: Path | None = None, *, recursive: bool = True
-) -> dict[Path, Path]:
-    """List picture files from files, folders and glob patterns, each with its place below the folder or pattern.
-
-    Folders are searched in order of name, with their subfolders if ``recursive``. Hidden files and folders are left
-    out, and so is everything in ``skip`` and every drawing that camkit wrote. A pattern that matches nothing stays in
-    the list, and so does a folder that cannot be listed, so that reading it reports the error. A file that is reached
-    in two ways is listed once.
-
-    The place of ``photos/2020/cat.jpg`` is ``2020/cat.jpg`` if ``photos`` was named, ``photos/2020/cat.jpg`` if
-    ``photos`` was one of several names, and ``cat.jpg`` if the file itself was named.
-
-    Raises:
-        InputError: a name is empty, or the address of a page.
-    """
-    patterns = list(patterns)
-    places: dict[Path, Path] = {}
-    for pattern in patterns:
-        if not str(pattern):
-            raise InputError("the name of a picture is empty")
-        refuse_address(str(pattern))
-        path = Path(pattern)
-        matches, root = [path], path
-        if not os.path.lexists(path) and any(sign in str(pattern) for sign in _WILDCARDS):
-            matches, root = _matches(str(pattern)), _fixed_part(path)
-            others = [match for match in matches if not _is_drawing(match)]
-            matches = [match for match in others if not _is_within(match, skip)] or others or [path]
-        by_match = [_pictures_in(match, skip, recursive) if os.path.isdir(match) else [match] for match in matches]
-        above = Path(os.path.basename(os.path.abspath(root))) if len(patterns) > 1 else Path()  # noqa: PTH100, PTH119
-        for file in [file for files in by_match for file in files] or [path]:
-            is_below = file != root and file.is_relative_to(root)
-            places.setdefault(file, above / file.relative_to(root) if is_below else Path(file.name))
-    unique: dict[Path, Path] = {}
-    for path in places:
-        unique.setdefault(path.absolute(), path)
-    return {path: places[path] for path in unique.values()}
 
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}\w")
@@ -102,49 +54,18 @@ def names_file(out: Path) -> bool:
     return out.suffix.lower() in _DRAWN_SUFFIXES and not out.is_dir()
 
 
-def _fixed_part(pattern: Path) -> Path:
-    """Return the folder before the first part of a pattern that has a wildcard."""
-    return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
+def has_picture_suffix(name: str) -> bool:
+    """Return whether a file in a folder is a picture by its name."""
+    return os.path.splitext(name)[1].lower() in _PICTURE_SUFFIXES  # noqa: PTH122 - for names of millions of files
 
 
-def _matches(pattern: str) -> list[Path]:
-    path = Path(pattern)
-    if path.name == "**":  # means the same as the folder itself
-        return _matches(str(path.parent)) if glob.has_magic(str(path.parent)) else [path.parent]
-    matches = sorted(map(Path, glob.glob(pattern, recursive=True)))
-    if path.name == "*":
-        matches = [match for match in matches if _has_picture_suffix(match) or os.path.isdir(match)] or matches
-    return matches
-
-
-def _is_within(path: Path, folder: Path | None) -> bool:
-    return folder is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-
-
-def _has_picture_suffix(path: Path) -> bool:
-    return path.suffix.lower() in _PICTURE_SUFFIXES
-
-
-def _pictures_in(folder: Path, skip: Path | None, recursive: bool) -> list[Path]:
-    skipped = None if skip is None else os.path.realpath(skip)
-    unreadable: list[Path] = []
-    pictures: list[Path] = []
-    for parent, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
-        if not recursive:
-            folders.clear()
-        folders[:] = [name for name in folders if name[0] != "." and os.path.realpath(Path(parent, name)) != skipped]
-        named = [Path(parent, name) for name in files if name[0] != "." and _has_picture_suffix(Path(name))]
-        pictures += [file for file in named if not _is_drawing(file)]
-    return sorted([*pictures, *unreadable])
-
-
-def _is_drawing(file: Path) -> bool:
+def is_drawing(file: Path) -> bool:
     """Return whether a file is a drawing that camkit wrote, by the mark in its first bytes."""
-    if file.suffix.lower() != ".png" or not is_regular(file):
+    if file.suffix.lower() not in (".png", *JPEG_SUFFIXES) or not is_regular(file):
         return False
     try:
         with file.open("rb") as start:
-            return PNG_MARK in start.read(_MARKED_BYTES)
+            return MARK in start.read(_MARKED_BYTES)
     except OSError:  # reading it as a picture reports the error
         return False
 

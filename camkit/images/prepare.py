@@ -15,8 +15,8 @@ from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import ImageError, advice
 from camkit.images.crop import CropBoxes
-from camkit.images.read import from_array, open_picture, upright
-from camkit.types import Box, ImageLike, Pixels, Preprocess
+from camkit.images.read import from_array, open_draft, open_picture, upright
+from camkit.types import Box, ImageLike, Preprocess
 
 
 def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]:
@@ -28,7 +28,9 @@ def unbatched(images: Iterable[ImageLike], rank: int = 2) -> Iterator[ImageLike]
             yield image
 
 
-def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: int = 2) -> Prepared:
+def prepare(
+    image: ImageLike, preprocess: Preprocess | None, source: str, rank: int = 2, *, draft: bool = False
+) -> Prepared:
     """Prepare one image for the model.
 
     Whether its values are finite is checked later, for a whole batch at once; see ``extremes``.
@@ -38,14 +40,21 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: 
         preprocess: turns a PIL picture into the model's input; not used for a tensor.
         source: the name to report.
         rank: the number of axes after the channels in a tensor: 1 for a signal, 2 for a picture, 3 for a volume.
+        draft: read a large JPEG file at a half, a quarter or an eighth of its size, if that is at least
+            ``DRAFT_MARGIN`` times the size to which the preprocessing resizes it.
 
     Raises:
         ImageError: the image cannot be read or has the wrong form, or it needs ``preprocess`` and there is none.
     """
     if isinstance(image, Tensor):
         return _prepare_tensor(image, source, rank)
+    reduction = 1.0
     if isinstance(image, (str, Path)):
-        picture = open_picture(image)
+        side = _resized_side(preprocess) if draft and preprocess is not None else None
+        if side is None:
+            picture = open_picture(image)
+        else:
+            picture, reduction = open_draft(image, DRAFT_MARGIN * side)
     elif isinstance(image, Image.Image):
         picture = upright(image, source)
     elif isinstance(image, np.ndarray):
@@ -72,7 +81,12 @@ def prepare(image: ImageLike, preprocess: Preprocess | None, source: str, rank: 
     ):
         returned = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ImageError(f"preprocess must turn a PIL picture into a tensor (C, H, W), but it returned {returned}")
-    return Prepared(tensor[0] if tensor.dim() == 4 else tensor, np.asarray(picture), None, source)
+    return Prepared(tensor[0] if tensor.dim() == 4 else tensor, picture, None, source, reduction=reduction)
+
+
+DRAFT_MARGIN = 2
+"""A draft has at least this many times the pixels per side that the preprocessing keeps, so that its own resizing still
+averages over several pixels. docs/folders.md has what drafts change in the maps."""
 
 
 def _check_not_thin(picture: Image.Image, preprocess: Preprocess, source: str) -> None:
@@ -114,10 +128,10 @@ def located(prepared: Prepared, preprocess: Preprocess | None, boxes: CropBoxes)
 
     Call it in the caller's thread: it runs the caller's preprocessing and touches the random generators.
     """
-    if prepared.pixels is None or preprocess is None:
+    if prepared.picture is None or preprocess is None:
         return prepared
-    box = boxes.of(preprocess, prepared.pixels, prepared.tensor)
-    return replace(prepared, box=box) if box is not None else replace(prepared, pixels=None)
+    box = boxes.of(preprocess, prepared.picture, prepared.tensor)
+    return replace(prepared, box=box) if box is not None else replace(prepared, picture=None)
 
 
 def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
@@ -184,14 +198,16 @@ class Prepared:
 
     Attributes:
         tensor: the model's input (C, H, W).
-        pixels: the original picture; None if there is none, or if the crop box could not be found.
+        picture: the original picture, RGB; None if there is none, or if the crop box could not be found.
         box: the part of the original picture that the tensor shows.
         source: the name to report.
         number: which picture of the call this is, from 1.
+        reduction: how many times the sides of the file's picture are longer than those of ``picture``.
     """
 
     tensor: Float[Tensor, "c *size"]
-    pixels: Pixels | None
+    picture: Image.Image | None
     box: Box | None
     source: str
     number: int = 1
+    reduction: float = 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,8 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin, UnidentifiedImageError
 
 from camkit.errors import ImageError, brief, refuse_pipe
-from camkit.images.files import about_address, find_pictures, is_regular
+from camkit.images.files import about_address, is_regular
+from camkit.images.listing import find_pictures
 
 _WHITE_OF_8_BITS, _WHITE_OF_16_BITS = 255, 65535
 
@@ -36,11 +38,29 @@ def open_picture(path: str | Path) -> Image.Image:
         ImageError: the file is missing, is not a picture, is damaged, or is so large that it looks like a
             decompression bomb.
     """
-    path = Path(path)
+    return open_draft(path, None)[0]
+
+
+def open_draft(path: str | Path, shorter: int | None) -> tuple[Image.Image, float]:
+    """Read a picture file, and a JPEG at a half, a quarter or an eighth of its size if that is large enough.
+
+    Args:
+        path: the file.
+        shorter: the least length of the shorter side, in pixels; None for the whole size.
+
+    Returns:
+        The picture as ``open_picture`` returns it, and how many times the sides of the file's picture are longer.
+    """
+    path, reduction = Path(path), 1.0
     try:
         with opened(path) as picture:
+            longest = max(picture.size)
+            if shorter is not None and picture.format == "JPEG":
+                ratio = shorter / min(picture.size)
+                picture.draft(None, (math.ceil(picture.width * ratio), math.ceil(picture.height * ratio)))
+                reduction = longest / max(picture.size)
             picture.load()
-            read = _upright_rgb(picture, str(path))
+            read = _upright_rgb(picture, str(path), copy=False)
             several = _has_several_frames(picture)
     except ImageError:
         raise
@@ -67,7 +87,7 @@ def open_picture(path: str | Path) -> Image.Image:
             else "has several pages, and camkit uses the first"
         )
         warnings.warn(f"{path} {kind}", stacklevel=2)
-    return read
+    return read, reduction
 
 
 _ANIMATED = {".gif": "GIF", ".png": "PNG", ".apng": "PNG", ".webp": "WEBP", ".avif": "AVIF"}
@@ -156,9 +176,9 @@ def upright(picture: Image.Image, source: str) -> Image.Image:
         raise ImageError(f"{source} cannot be read: {brief(error)}") from error
 
 
-def _upright_rgb(picture: Image.Image, source: str) -> Image.Image:
+def _upright_rgb(picture: Image.Image, source: str, *, copy: bool = True) -> Image.Image:
     levels = _tiff_levels(picture, source)  # turning a picture loses its tags
-    return as_rgb(turned(picture), source, levels)
+    return as_rgb(turned(picture), source, levels, copy=copy)
 
 
 def _tiff_levels(picture: Image.Image, source: str) -> tuple[int, int]:
@@ -182,7 +202,11 @@ _SIGNED, _WHITE_IS_0 = 2, 0
 
 
 def as_rgb(
-    picture: Image.Image, source: str = "the picture", levels: tuple[int, int] = (0, _WHITE_OF_16_BITS)
+    picture: Image.Image,
+    source: str = "the picture",
+    levels: tuple[int, int] = (0, _WHITE_OF_16_BITS),
+    *,
+    copy: bool = True,
 ) -> Image.Image:
     """Return any PIL picture as 8-bit sRGB.
 
@@ -190,6 +214,7 @@ def as_rgb(
         picture: the picture.
         source: its name for messages.
         levels: the numbers of black and white in greyscale of up to 16 bits.
+        copy: return another object also if the picture is RGB already, since its owner may change it.
 
     Raises:
         ImageError: the picture holds 32-bit numbers, and their range does not show which are black and white.
@@ -201,7 +226,9 @@ def as_rgb(
         picture = _from_floating_point(picture, source)
     elif picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
-    return _from_profile(picture, profile, source) if profile else picture.convert("RGB")
+    if profile:
+        picture = _from_profile(picture, profile, source)
+    return picture if picture.mode == "RGB" and not copy else picture.convert("RGB")
 
 
 def _from_whole_numbers(picture: Image.Image, source: str, levels: tuple[int, int]) -> Image.Image:
@@ -229,14 +256,14 @@ def _from_profile(picture: Image.Image, profile: bytes, source: str) -> Image.Im
     """Convert colours from a colour profile to sRGB; a profile that cannot be used is ignored with a warning."""
     mode = _PROFILED.get(picture.mode)
     if mode is None:
-        return picture.convert("RGB")
+        return picture
     try:
         transform = _transform_to_srgb(profile, mode)
     except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
         warnings.warn(f"the colour profile of {source} cannot be used; its colours are taken as sRGB", stacklevel=2)
-        return picture.convert("RGB")
+        return picture
     if transform is None:
-        return picture.convert("RGB")
+        return picture
     converted = ImageCms.applyTransform(picture.convert(transform.input_mode), transform)
     assert converted is not None
     return converted

@@ -1,1 +1,5 @@
-"""Explains folders of pictures and writes the drawings."""
+"""Explains folders of pictures, and writes drawings and tables; ``read`` reads a table."""
+
+from camkit.scale.table import read
+
+__all__ = ["read"]

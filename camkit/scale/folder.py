@@ -1,26 +1,35 @@
-"""Explains a list of picture files and writes the drawings, as a stream."""
+"""Explains picture files and writes the drawings and a table, as a stream: memory does not grow with their number."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
+
+from PIL import Image
+from PIL.Image import core as pillow  # type: ignore[attr-defined]
 
 from camkit.drawing import overlay
+from camkit.drawing.encode import JPEG_SUFFIXES
+from camkit.drawing.pixels import bytes_of
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, InputError, OutputError, RunError
 from camkit.explainer import explain_many
 from camkit.explanation import ColourScale, Explanation
 from camkit.images.files import check_folder, names_file
+from camkit.images.listing import Found, Pictures
 from camkit.images.video import is_video
 from camkit.methods import MethodLike
 from camkit.models.loaded import LoadedModel
-from camkit.scale.naming import drawing_names, free_file, note_of, slug, write_drawing
+from camkit.scale.fingerprint import fingerprint
+from camkit.scale.naming import drawing_names, free_file, note_of, picture_name, slug, write_drawing
+from camkit.scale.schema import Row, row_of, row_of_failure
+from camkit.scale.table import Table
 from camkit.scale.video import FRAMES_PER_PASS, Explained, WrittenVideo, draw_video, frames_of
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
@@ -30,44 +39,85 @@ _NOT_IN_METHOD_NAMES = r"[^\w+.-]"
 """Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
 _WRITERS = 2
 """Threads that draw and write, while the model computes in the main thread."""
-_MOST_UNWRITTEN = 8
-"""Explanations that may wait to be drawn, so that memory stays bounded."""
+_MOST_UNWRITTEN = 64
+_MOST_UNWRITTEN_BYTES = 72 * 2**20
+"""Explanations that may wait to be drawn, and the bytes of their pictures, so that memory stays bounded: two batches of
+small pictures, or two photos of 12 megapixels."""
+
+_MOST_BLOCKS = 12
+"""Blocks of 16 MiB that Pillow keeps for its next pictures while a run lasts. Without them, the system's allocator
+keeps more, since it divides what each thread frees: with photos of 12 megapixels the process grew by 520 MiB, and with
+them by 380 MiB."""
+
+Format: TypeAlias = Literal["jpg", "png"]
+
+_PHOTOGRAPHIC = ("overlay", "side-by-side")
+"""The styles whose drawings are mainly the picture itself, at its own size."""
 
 
 @dataclass(frozen=True)
 class Drawing:
     """How to draw the heat.
 
+    Attributes:
+        style, colormap, alpha, scale, max_side: as for ``Explanation.overlay``.
+        format: "jpg" or "png"; None writes overlays of a JPEG as JPEG, and everything else as PNG, which keeps the
+            edges of text and colours sharp.
+
     Raises:
-        InputError: the style or the colormap is unknown, or alpha is out of range.
+        InputError: the style, the colormap or the format is unknown, or alpha or max_side is out of range.
     """
 
     style: str = "overlay"
     colormap: str = "turbo"
     alpha: float = 0.5
     scale: Scale | ColourScale = "shared"
+    max_side: int | None = None
+    format: Format | None = None
 
     def __post_init__(self) -> None:
-        overlay.check(self.style, self.colormap, self.alpha)
+        overlay.check(self.style, self.colormap, self.alpha, self.max_side)
+        if self.format is not None and self.format not in get_args(Format):
+            raise InputError(f"format is {' or '.join(get_args(Format))}, not {self.format!r}")
+
+    def options(self, scale: Scale | ColourScale | None = None) -> dict[str, Any]:
+        """Return the arguments for ``Explanation.overlay``, with another scale if one is given."""
+        named = {name: value for name, value in vars(self).items() if name != "format"}
+        return named if scale is None else {**named, "scale": scale}
+
+    def suffix_for(self, picture: str) -> str:
+        """Return the suffix of the drawing of a picture."""
+        is_jpeg = os.path.splitext(picture)[1].lower() in JPEG_SUFFIXES  # noqa: PTH122 - a source may be no path
+        return f".{self.format or ('jpg' if is_jpeg and self.style in _PHOTOGRAPHIC else 'png')}"
 
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """An explanation, the file with its drawing, and how it was drawn."""
+    """An explanation, and what was written of it.
+
+    Attributes:
+        explanation: the explanation.
+        file: the file with its drawing; None if nothing was drawn.
+        drawing: how it was drawn.
+        row: its row in the table; None if there is no table.
+        is_reduced: whether the drawing is smaller than the picture because of ``max_side``.
+    """
 
     explanation: Explanation
-    file: Path
+    file: Path | None
     drawing: Drawing
+    row: Row | None = None
+    is_reduced: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
-        return {**self.explanation.to_dict(), "file": str(self.file)}
+        return {**self.explanation.to_dict(), "file": None if self.file is None else str(self.file)}
 
 
 def explain_files(
     model: LoadedModel,
-    pictures: Sequence[Path],
-    out: Path,
+    pictures: Pictures | Iterable[Path],
+    out: Path | None,
     drawing: Drawing,
     *,
     method: MethodLike | None = None,
@@ -77,39 +127,51 @@ def explain_files(
     batch_size: int = 32,
     fuse: Fusion = "mean",
     smooth: Smoothing | None = None,
-    places: Mapping[Path, Path] | None = None,
     about: Mapping[str, str] | None = None,
     overwrite: bool = False,
     one_scale: bool = False,
     every: int = 1,
     progress: Progress | None = None,
-) -> Iterator[Written | WrittenVideo | Failure]:
+    table: Path | None = None,
+    resume: bool = False,
+    draft: bool = False,
+    rows_per_part: int | None = None,
+) -> Run:
     """Explain picture files and write one drawing per picture and target into a folder; videos follow the pictures.
 
-    Reading, computing and writing overlap. A picture that cannot be read, or a drawing that cannot be written, becomes
-    a Failure in its place. A video or an animated picture becomes one drawn video.
+    Reading, computing, drawing and writing overlap. The pictures are listed while they are explained, and memory grows
+    neither with their number nor with their size. A picture that cannot be read, or a drawing that cannot be written,
+    becomes a Failure in its place. A video or an animated picture becomes one drawn video; for a table, it is an
+    ordinary picture, so that a video is a Failure, and the first frame of an animated picture is explained.
 
     A drawing is called after its picture, the method and, if the caller chose them, the layer and the target. If a
     file of that name shows something else, what differs (such as the model or the style) is added to the name.
 
     Args:
         model: a model from ``camkit.load_model``.
-        pictures: the files, each listed once.
+        pictures: the files.
         out: the folder for the drawings, which is created if it does not exist; or a file such as "heat.png" for one
-            picture with one target.
-        drawing: style, colours and their weight.
+            picture with one target; or None to draw nothing.
+        drawing: style, colours and their weight, size and type.
         method, targets, precision, batch_size, fuse, smooth, progress: as for ``camkit.explain``.
         layers: the names of the layers to explain; None lets camkit choose.
-        places: where each picture's drawings lie below ``out``, as ``find_places`` returns it; None for no subfolders.
         about: further settings that distinguish a drawing from others of the same name, such as the weights.
-        overwrite: write into files that show something else, and name none differently.
+        overwrite: write into files that show something else, and name none differently; replace a table.
         one_scale: draw all pictures on one scale, and all frames of a video on one. Each is explained twice then: the
             first time to find the largest value.
         every: every how many frames of a video one is drawn.
+        table: a file ending in .parquet or .csv for the results; see ``camkit.scale.table``. A drawing that cannot be
+            written leaves no row, so that a resumed run draws it again.
+        resume: continue the table if it exists: pictures that have their rows in it are left out.
+        draft: as for ``camkit.explain_many``.
+        rows_per_part: the most rows that are written to the table at a time; None for the usual number.
 
     Raises:
-        InputError: something in the call is wrong, or the folder cannot be written to. Nothing was computed then.
+        InputError: something in the call is wrong, the table belongs to a run with other settings, or the folder cannot
+            be written to. Nothing was computed then.
+        OutputError: while it runs: the table cannot be written.
     """
+    pictures = pictures if isinstance(pictures, Pictures) else Pictures(pictures)
     explained = functools.partial(
         explain_many,
         model,
@@ -121,23 +183,28 @@ def explain_files(
         smooth=smooth,
         progress=progress,
         on_error="yield",
+        draft=draft,
     )
     has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
-    videos = [path for path in pictures if is_video(path)]
-    moving = set(videos)
-    stills = [path for path in pictures if path not in moving]
+    first = pictures.first(2)
+    video = None if table else next((found.path for found in pictures.named() if is_video(found.path)), None)
     if every < 1:
         raise InputError(f"every is a number of frames from 1, not {every}")
-    if videos and has_several:
-        raise InputError(f"{videos[0]} is a video, and a video shows one target; explain the targets one by one")
+    if resume and table is None:
+        raise InputError("to resume a run, name the table that says what is finished")
+    if out is None and table is None:
+        raise InputError("without drawings, name a table for the results")
+    if video is not None and has_several:
+        raise InputError(f"{video} is a video, and a video shows one target; explain the targets one by one")
     explained([], batch_size=batch_size)  # checks the arguments
-    is_one_file = names_file(out)
-    if is_one_file and (len(pictures) != 1 or has_several):
-        what = "several targets" if has_several else f"{len(pictures)} pictures"
+    is_one_file = out is not None and names_file(out)
+    if is_one_file and (len(first) != 1 or has_several):
+        what = "several targets" if has_several else f"{pictures.count()} pictures"
         raise InputError(f"{out} is one file, but there are {what}; name a folder")
-    if is_one_file and (out.suffix.lower() == ".mp4") != bool(videos):
+    if out is not None and is_one_file and (out.suffix.lower() == ".mp4") != (video is not None):
         raise InputError(f"{out} must end in .mp4 for a video, and in the type of a picture for a picture")
-    check_folder(out.parent if is_one_file else out)
+    if out is not None:
+        check_folder(out.parent if is_one_file else out)
     requested = {
         "model": model.name,
         **(about or {}),
@@ -146,21 +213,135 @@ def explain_files(
         "alpha": f"alpha-{drawing.alpha}",
         "scale": "shared-by-all" if one_scale else str(drawing.scale),
         "every": f"every-{every}",
+        "size": "" if drawing.max_side is None else f"side-{drawing.max_side}",
+        "draft": "draft" if draft else "",
     }
+    results = None
+    if table is not None:
+        settings = {"method": method, "layers": layers, "targets": targets, "precision": precision, "fuse": fuse}
+        settings["smooth"] = smooth
+        drawn = {"drawings": None if out is None else {**vars(drawing), "one scale": one_scale}}
+        made_with = fingerprint(model, **settings, draft=draft, **drawn)
+        part = {} if rows_per_part is None else {"rows": rows_per_part}
+        results = Table(table, made_with, resume=resume, overwrite=overwrite and not resume, **part)
     files = _DrawingFiles(
         out,
-        drawing_names(places or {picture: Path(picture.name) for picture in pictures}),
+        drawing_names({found.path: found.place for found in pictures.named()}),
         requested,
         with_layer=bool(layers),
         with_target=bool(targets),
         with_rank=has_several,
         overwrite=overwrite,
     )
-    of_stills = functools.partial(explained, stills, batch_size=batch_size)
-    tasks = _drawing_tasks(of_stills, files, drawing, {os.path.realpath(path) for path in pictures}, one_scale)
+    stills = Stills(pictures, results)
+    of_stills = functools.partial(explained, batch_size=batch_size)
+    tasks = _tasks(of_stills, stills, _Writer(files, drawing, pictures, with_row=table is not None), one_scale)
     of_frames = functools.partial(explained, batch_size=min(batch_size, FRAMES_PER_PASS))
-    drawn_videos = (_drawn_video(video, every, of_frames, files, drawing, one_scale) for video in videos)
-    return itertools.chain(in_order(tasks, workers=_WRITERS, ahead=_MOST_UNWRITTEN, prompt=True), drawn_videos)
+    drawn_videos = (_drawn_video(found, every, of_frames, files, drawing, one_scale) for found in stills.videos)
+    written = in_order(
+        tasks,
+        workers=_WRITERS,
+        ahead=max(_MOST_UNWRITTEN, 2 * batch_size),
+        prompt=True,
+        most=_MOST_UNWRITTEN_BYTES,
+    )
+    rows = (row for row, _ in written) if results is None else _tabled(written, results)
+    return Run(_one_after_the_other(rows, drawn_videos), stills, drawing.max_side)
+
+
+def _one_after_the_other(*parts: Iterator[Written | WrittenVideo | Failure]) -> Generator[Any, None, None]:
+    """Chain iterators; closing the result closes the one that runs."""
+    before = pillow.get_blocks_max()
+    pillow.set_blocks_max(max(before, _MOST_BLOCKS))
+    try:
+        for rows in parts:
+            yield from rows
+    finally:
+        pillow.set_blocks_max(before)
+
+
+class Run(Iterator["Written | WrittenVideo | Failure"]):
+    """The rows of a run, each when it is finished; a context that ends the run.
+
+    Attributes:
+        stills: the pictures that are explained.
+        max_side: the most pixels of a drawing's longer side; None for no limit.
+    """
+
+    def __init__(self, rows: Generator[Any, None, None], stills: Stills, max_side: int | None) -> None:
+        self._rows, self.stills, self.max_side = rows, stills, max_side
+
+    def __next__(self) -> Written | WrittenVideo | Failure:
+        """Return the next row."""
+        row: Written | WrittenVideo | Failure = next(self._rows)
+        return row
+
+    def close(self) -> None:
+        """End the run; what is finished is written into the table."""
+        self._rows.close()
+
+    def __enter__(self) -> Run:
+        """Return the run itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the run."""
+        self.close()
+
+    @property
+    def skipped(self) -> int:
+        """The pictures that were left out so far because the table has them."""
+        return self.stills.skipped
+
+
+class Stills:
+    """The pictures that are to be explained, and the videos that were found among them.
+
+    Attributes:
+        videos: the videos, which are explained last.
+        pending: the pictures whose rows have not come back.
+        skipped: the pictures that were left out because the table has them.
+    """
+
+    def __init__(self, pictures: Pictures, table: Table | None) -> None:
+        self._pictures, self._table = pictures, table
+        self.videos: list[Found] = []
+        self.pending: deque[Found] = deque()
+        self.skipped = 0
+
+    def paths(self) -> Iterator[Path]:
+        """List the pictures that are not finished."""
+        for found in self._pictures:
+            if self._table is not None and self._table.has(found.path):
+                self.skipped += 1
+                continue
+            if self._table is None and is_video(found.path):
+                self.videos.append(found)
+            else:
+                self.pending.append(found)
+                yield found.path
+
+    def all(self) -> Iterator[Path]:
+        """List all pictures, also the finished ones, but no videos."""
+        return (found.path for found in self._pictures if self._table is not None or not is_video(found.path))
+
+    def of(self, row: Explanation | Failure) -> Found:
+        """Return the picture of a row; rows come in the order of the pictures."""
+        while str(self.pending[0].path) != row.source:
+            self.pending.popleft()
+        return self.pending[0]
+
+
+def _tabled(rows: Iterator[tuple[Written | Failure, int]], table: Table) -> Iterator[Written | Failure]:
+    """Pass rows on, and add each to the table with the number of its pass."""
+    with table:
+        for row, number in rows:
+            if isinstance(row, Written):
+                assert row.row is not None
+                table.add(row.row, number)
+            elif not isinstance(row.error, OutputError):  # the drawing is missing, so the picture is not finished
+                table.add(row_of_failure(row), number)
+            yield row
 
 
 ScaleKey: TypeAlias = tuple[str, str]
@@ -181,23 +362,25 @@ def _one_scale(rows: Iterable[Explanation | Failure]) -> dict[ScaleKey, ColourSc
 
 
 def _drawn_video(
-    video: Path, every: int, explained: Explained, files: _DrawingFiles, drawing: Drawing, one_scale: bool
+    found: Found, every: int, explained: Explained, files: _DrawingFiles, drawing: Drawing, one_scale: bool
 ) -> WrittenVideo | Failure:
     scales: dict[ScaleKey, ColourScale] = {}
+    video = found.path
 
     def draw(row: Explanation) -> Pixels:
-        settings = vars(replace(drawing, scale=scales.get(_scale_key(row), drawing.scale)))
+        settings = drawing.options(scales.get(_scale_key(row)))
         if drawing.style != "figure":
             return row.overlay(**settings)
-        del settings["style"]
-        return row.captioned(**settings, fixed=True)
+        return row.captioned(colormap=drawing.colormap, alpha=drawing.alpha, scale=settings["scale"], fixed=True)
 
+    if files.with_rank:
+        return Failure(str(video), InputError(f"{video} is a video, and a video shows one target"))
     try:
         if one_scale:
             scales = _one_scale(explained(frames_of(video, every)))
     except CamkitError as error:
         return Failure(str(video), error)
-    file_for = functools.partial(files.file_for_video, video)
+    file_for = functools.partial(files.file_for_video, found)
     return draw_video(video, every, explained, draw, files.folder, file_for, captioned=drawing.style == "figure")
 
 
@@ -206,15 +389,15 @@ class _DrawingFiles:
     """Names the file of each drawing.
 
     Attributes:
-        out: the folder, or the one file.
-        names: where each picture's drawings lie below the folder, without the method.
+        out: the folder, or the one file; None if nothing is drawn.
+        names: where the drawings of the pictures that were named themselves lie below the folder, without the method.
         requested: what decides a drawing besides its picture, method, layer and target, as words for its name.
         with_layer, with_target: whether the caller chose them, so that they belong to the name.
         with_rank: whether a picture has several targets, which are numbered.
         overwrite: whether a file that shows something else may be replaced.
     """
 
-    out: Path
+    out: Path | None
     names: Mapping[Path, Path]
     requested: Mapping[str, str]
     with_layer: bool
@@ -225,71 +408,104 @@ class _DrawingFiles:
     @property
     def folder(self) -> Path:
         """The folder of all drawings."""
+        assert self.out is not None
         return self.out.parent if names_file(self.out) else self.out
 
-    def file_for_video(self, video: Path, row: Explanation) -> tuple[Path, str]:
+    def file_for_video(self, video: Found, row: Explanation) -> tuple[Path, str]:
         """Return the file for a video, given one of its explanations, and a note on what it shows."""
-        file, shows = self.file_for(replace(row, source=str(video)), 1, ".mp4")
+        file, shows = self.file_for(replace(row, source=str(video.path)), video, 1, ".mp4")
         return file, note_of(shows)
 
-    def file_for(self, row: Explanation, rank: int, suffix: str = ".png") -> tuple[Path, dict[str, str]]:
+    def file_for(self, row: Explanation, found: Found, rank: int, suffix: str) -> tuple[Path, dict[str, str]]:
         """Return the file for an explanation, and what it shows.
 
         Args:
             row: the explanation.
+            found: its picture.
             rank: its place among those of its picture, from 1.
             suffix: the type of the drawing.
 
         Raises:
             OutputError: as ``free_file``.
         """
-        picture = Path(row.source)
+        assert self.out is not None
         words = [re.sub(_NOT_IN_METHOD_NAMES, "", row.method)]
         if self.with_layer:
             words.append(slug(row.layer))
         if self.with_target:
             words.append(f"{rank}-{slug(row.name)}" if self.with_rank else slug(row.name))
-        shows = {"picture": str(picture.absolute()), "name": ".".join(words), **self.requested}
-        name = self.names[picture]
+        shows = {"picture": str(found.path.absolute()), "name": ".".join(words), **self.requested}
+        name = self.names.get(found.path) or found.place.with_name(picture_name(found.place))
         name = name.with_suffix("") if name.suffix == suffix == ".mp4" else name
         return free_file(self.out, name, words, shows, suffix, overwrite=self.overwrite), shows
 
 
-def _drawing_tasks(
-    explained: Callable[[], Iterator[Explanation | Failure]],
-    files: _DrawingFiles,
-    drawing: Drawing,
-    pictures: set[str],
+def _tasks(
+    explained: Callable[..., Iterator[Explanation | Failure]],
+    stills: Stills,
+    writer: _Writer,
     one_scale: bool,
-) -> Iterator[Task[Written | Failure]]:
-    """Return for each row the task that draws it, to be run in another thread; a failure is passed on."""
-    scales = _one_scale(explained()) if one_scale else {}
-    rank, source = 0, ""
-    for row in explained():
-        rank, source = rank + 1 if row.source == source else 1, row.source
+) -> Iterator[Task[tuple[Written | Failure, int]]]:
+    """Return for each row the task that draws it, to be run in another thread, and that returns the number of its pass.
+
+    A failure is passed on.
+    """
+    scales = _one_scale(explained(stills.all())) if one_scale and writer.files.out is not None else {}
+    rank, source, number = 0, "", 0
+
+    def on_pass() -> None:
+        nonlocal number
+        number += 1
+
+    for row in explained(stills.paths(), on_pass=on_pass):
+        is_first = row.source != source
+        rank, source = 1 if is_first else rank + 1, row.source
         if isinstance(row, Failure):
-            yield functools.partial(_unchanged, row), True
+            yield Task(functools.partial(_unchanged, row, number), in_thread=True)
         else:
-            used = replace(drawing, scale=scales.get(_scale_key(row), drawing.scale))
-            yield functools.partial(_write, row, rank, files, used, pictures), True
+            size = bytes_of(row.shown) if is_first and isinstance(row.shown, Image.Image) else 0
+            write = functools.partial(writer.numbered, number, row, stills.of(row), rank, scales.get(_scale_key(row)))
+            yield Task(write, in_thread=True, size=size)
 
 
-def _unchanged(failure: Failure) -> Failure:
-    return failure
+def _unchanged(failure: Failure, number: int) -> tuple[Failure, int]:
+    return failure, number
 
 
-def _write(
-    explanation: Explanation, rank: int, files: _DrawingFiles, drawing: Drawing, pictures: set[str]
-) -> Written | Failure:
-    """Draw an explanation into its file, unless that is one of the pictures."""
-    source = explanation.source
-    try:
-        file, shows = files.file_for(explanation, rank)
-        if os.path.realpath(file) in pictures:
-            return Failure(source, OutputError(f"{file} is itself a picture to explain; choose another folder"))
-        write_drawing(file, explanation.overlay(**vars(drawing)), shows)
-    except CamkitError as error:
-        return Failure(source, error)
-    except Exception as error:
-        return Failure(source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
-    return Written(explanation, file, drawing)
+@dataclass(frozen=True)
+class _Writer:
+    """Draws explanations into files, and makes their rows for the table."""
+
+    files: _DrawingFiles
+    drawing: Drawing
+    pictures: Pictures
+    with_row: bool
+
+    def numbered(self, number: int, *arguments: Any) -> tuple[Written | Failure, int]:
+        """Write the drawing of an explanation, and return its row with the number of its pass."""
+        return self.write(*arguments), number
+
+    def write(self, explanation: Explanation, found: Found, rank: int, scale: ColourScale | None) -> Written | Failure:
+        """Write the drawing of an explanation, unless its file is one of the pictures, and return its row."""
+        file = None
+        drawing = self.drawing if scale is None else replace(self.drawing, scale=scale)
+        try:
+            if self.files.out is not None:
+                suffix = drawing.suffix_for(explanation.source)
+                file, shows = self.files.file_for(explanation, found, rank, suffix)
+                self._refuse_picture(file)
+                write_drawing(file, explanation.overlay(**drawing.options()), shows)
+            row = row_of(explanation, file) if self.with_row else None
+        except CamkitError as error:
+            return Failure(explanation.source, error)
+        except Exception as error:
+            return Failure(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
+        return Written(explanation, file, drawing, row, file is not None and self._is_reduced(explanation))
+
+    def _refuse_picture(self, file: Path) -> None:
+        if os.path.lexists(file) and file in self.pictures:
+            raise OutputError(f"{file} is itself a picture to explain; choose another folder")
+
+    def _is_reduced(self, explanation: Explanation) -> bool:
+        most, size = self.drawing.max_side, explanation.picture_size
+        return most is not None and size is not None and self.drawing.style in _PHOTOGRAPHIC and max(size) > most

@@ -60,13 +60,12 @@ def free_file(
 
 
 def write_drawing(file: Path, pixels: Pixels, shows: Mapping[str, str]) -> None:
-    """Write a drawing; a PNG says itself what it shows.
+    """Write a drawing, whose pixels may be changed; a PNG or a JPEG says itself what it shows.
 
     Raises:
         OutputError: the file cannot be written, or its type is unknown.
     """
-    data = encode(pixels, file.suffix)
-    write_file(file, with_note(data, note_of(shows)) if file.suffix.lower() == ".png" else data)
+    write_file(file, with_note(encode(pixels, file.suffix, overwrite=True), note_of(shows)))
 
 
 def note_of(shows: Mapping[str, str]) -> str:

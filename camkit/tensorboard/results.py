@@ -32,6 +32,7 @@ def write_explanation(
     colormap: str = "turbo",
     alpha: float = 0.5,
     scale: ScaleLike = "shared",
+    max_side: int | None = None,
 ) -> None:
     """Write an explanation's picture.
 
@@ -40,7 +41,7 @@ def write_explanation(
         writer: a SummaryWriter, or a folder, in which each call creates a new file.
         step: the step in the events.
         tag: the tag in the events; None means ``explain/SOURCE/TARGET``.
-        style, colormap, alpha, scale: as for ``Explanation.overlay``.
+        style, colormap, alpha, scale, max_side: as for ``Explanation.overlay``.
 
     Raises:
         InputError: TensorBoard is not installed, the style or colormap is unknown, or alpha is out of range.
@@ -49,7 +50,7 @@ def write_explanation(
     if found.heatmap.ndim == 1:
         return
     with _events(writer) as events:
-        drawn = found.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale)
+        drawn = found.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale, max_side=max_side)
         add_picture(events, tag or f"explain/{found.source}/{found.name}", drawn, step)
 
 

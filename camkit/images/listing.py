@@ -1,0 +1,225 @@
+"""Lists picture files in folders and by patterns, one by one, so that a folder of millions needs no more memory."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from camkit.errors import InputError
+from camkit.images.files import has_picture_suffix, is_drawing, refuse_address
+
+_WILDCARDS = "*?["
+_SORTED_AT_ONCE = 1 << 16
+"""A folder with more names than this is listed in blocks of as many, each in order of name: a block takes some ten
+megabytes, and the first picture comes at once."""
+
+
+class Found(NamedTuple):
+    """A picture file, and its place below the folder or the pattern by which it was found."""
+
+    path: Path
+    place: Path
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A file or a folder that was named, or that matches a pattern.
+
+    Attributes:
+        path: the file or the folder.
+        root: what the places of files below it are relative to.
+        above: what precedes these places.
+        is_folder: whether it is searched.
+    """
+
+    path: Path
+    root: Path
+    above: Path
+    is_folder: bool
+
+    def found(self, file: Path) -> Found:
+        is_below = file != self.root and file.is_relative_to(self.root)
+        return Found(file, self.above / file.relative_to(self.root) if is_below else Path(file.name))
+
+
+class Pictures:
+    """The picture files in files, folders and glob patterns. Each iteration lists them anew.
+
+    Folders are searched in order of name, with their subfolders if ``recursive``; a folder of more than 65,536 names in
+    blocks of as many. Hidden files and folders are left out, and so is everything in ``skip`` and every drawing that
+    camkit wrote. A pattern that matches nothing stays in the list, and so does a folder that cannot be listed, so that
+    reading it reports the error. A file that is reached in two ways is listed once.
+
+    The place of ``photos/2020/cat.jpg`` is ``2020/cat.jpg`` if ``photos`` was named, ``photos/2020/cat.jpg`` if
+    ``photos`` was one of several names, and ``cat.jpg`` if the file itself was named. If two folders of the same name
+    were named, as many of the folders above them are added as it takes to tell them apart.
+
+    Raises:
+        InputError: a name is empty, or the address of a page.
+    """
+
+    def __init__(self, patterns: Iterable[str | Path], skip: Path | None = None, *, recursive: bool = True) -> None:
+        self._skip = None if skip is None else os.path.realpath(skip)
+        self._recursive = recursive
+        patterns = list(patterns)
+        matched = [self._matches_of(pattern) for pattern in patterns]
+        above = _told_apart([root for root, _ in matched]) if len(patterns) > 1 else {}
+        self._patterns = [
+            (Path(pattern), [_Start(match, root, above.get(root, Path()), os.path.isdir(match)) for match in matches])
+            for pattern, (root, matches) in zip(patterns, matched, strict=True)
+        ]
+        self._starts = [start for _, starts in self._patterns for start in starts]
+        self._named: dict[Path, int] = {}
+        for number, start in enumerate(self._starts):
+            if not start.is_folder:
+                self._named.setdefault(start.path.absolute(), number)
+
+    def _matches_of(self, pattern: str | Path) -> tuple[Path, list[Path]]:
+        """Return what the places of a pattern's files are relative to, and what matches it."""
+        if not str(pattern):
+            raise InputError("the name of a picture is empty")
+        refuse_address(str(pattern))
+        path = Path(pattern)
+        if os.path.lexists(path) or not any(sign in str(pattern) for sign in _WILDCARDS):
+            return path, [path]
+        others = [match for match in _matches(str(pattern)) if not is_drawing(match)]
+        return _fixed_part(path), [match for match in others if not self._skips(match)] or others or [path]
+
+    def _skips(self, path: Path) -> bool:
+        return self._skip is not None and Path(os.path.realpath(path)).is_relative_to(self._skip)
+
+    def __iter__(self) -> Iterator[Found]:
+        """List the pictures."""
+        number = 0
+        for pattern, starts in self._patterns:
+            is_empty = True
+            for start in starts:
+                for file in self._below(start.path) if start.is_folder else [start.path]:
+                    is_empty = False
+                    if not self._came_before(file.absolute(), number):
+                        yield start.found(file)
+                number += 1
+            if is_empty:
+                yield Found(pattern, Path(pattern.name))
+
+    def named(self) -> list[Found]:
+        """Return the files that were named or match a pattern, without those in folders."""
+        return [start.found(start.path) for start in self._starts if not start.is_folder]
+
+    def first(self, count: int) -> list[Path]:
+        """Return the first pictures, at most ``count``."""
+        return [found.path for found in itertools.islice(self, count)]
+
+    def count(self) -> int:
+        """Return about how many pictures there are: drawings and files that are reached in two ways count too."""
+        searches = (self._below(start.path, quick=True) if start.is_folder else [start.path] for start in self._starts)
+        return sum(1 for files in searches for _ in files)
+
+    def __contains__(self, file: Path) -> bool:
+        """Tell whether an existing file is one of the pictures."""
+        path = Path(os.path.realpath(file))
+        folders = (Path(os.path.realpath(start.path)) for start in self._starts if start.is_folder)
+        return str(path) in self._real_names or any(self._lists(folder, path) for folder in folders)
+
+    @functools.cached_property
+    def _real_names(self) -> set[str]:
+        return set(map(os.path.realpath, self._named))
+
+    def _came_before(self, file: Path, number: int) -> bool:
+        """Tell whether a file is listed for a start before that of this number."""
+        earlier = [start.path.absolute() for start in self._starts[:number] if start.is_folder]
+        return self._named.get(file, number) < number or any(self._lists(folder, file) for folder in earlier)
+
+    def _lists(self, folder: Path, file: Path) -> bool:
+        """Tell whether the search of a folder lists a file."""
+        if not file.is_relative_to(folder):
+            return False
+        parts = file.relative_to(folder).parts
+        is_reached = not any(part[0] == "." for part in parts) and (self._recursive or len(parts) == 1)
+        above = itertools.takewhile(lambda parent: parent != folder, file.parents)
+        is_skipped = self._skip is not None and any(os.path.realpath(parent) == self._skip for parent in above)
+        return is_reached and not is_skipped and has_picture_suffix(file.name) and not is_drawing(file)
+
+    def _below(self, folder: str | Path, *, quick: bool = False) -> Iterator[Path]:
+        """List a folder's pictures, those of subfolders in the place of their folder.
+
+        Args:
+            folder: the folder.
+            quick: neither sort the names nor look into files, and leave out what cannot be read.
+        """
+        try:
+            with os.scandir(folder) as entries:
+                shown = (entry for entry in entries if entry.name[0] != ".")
+                if quick:
+                    yield from self._of_block(shown, quick=True)
+                    return
+                while block := sorted(itertools.islice(shown, _SORTED_AT_ONCE), key=lambda entry: entry.name):
+                    yield from self._of_block(block, quick=False)
+        except OSError:
+            if not quick:
+                yield Path(folder)
+
+    def _of_block(self, entries: Iterable[os.DirEntry[str]], *, quick: bool) -> Iterator[Path]:
+        for entry in entries:
+            if _is_real_folder(entry):
+                if self._recursive and (self._skip is None or os.path.realpath(entry.path) != self._skip):
+                    yield from self._below(entry.path, quick=quick)
+            elif has_picture_suffix(entry.name) and not _leads_to_folder(entry):
+                path = Path(entry.path)
+                if quick or not is_drawing(path):
+                    yield path
+
+
+def _is_real_folder(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a folder, and no link to one: links may lead in circles."""
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
+
+
+def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a link to a folder."""
+    try:
+        return entry.is_symlink() and entry.is_dir()
+    except OSError:
+        return False
+
+
+def find_pictures(patterns: Iterable[str | Path], skip: Path | None = None, *, recursive: bool = True) -> list[Path]:
+    """Return the picture files in files, folders and glob patterns, as ``Pictures`` lists them."""
+    return [found.path for found in Pictures(patterns, skip, recursive=recursive)]
+
+
+def _told_apart(roots: Sequence[Path]) -> dict[Path, Path]:
+    """Return for each root its name; for roots of the same name with as many folders above as tell them apart."""
+    absolute = {root: Path(os.path.abspath(root)) for root in roots}  # noqa: PTH100
+    names: dict[Path, Path] = {}
+    for root, path in absolute.items():
+        others = [other for other in absolute.values() if other != path and other.name == path.name]
+        count = 1
+        while count < len(path.parts) and any(other.parts[-count:] == path.parts[-count:] for other in others):
+            count += 1
+        names[root] = Path(*path.parts[1:][-count:])
+    return names
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """Return the folder before the first part of a pattern that has a wildcard."""
+    return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
+
+
+def _matches(pattern: str) -> list[Path]:
+    path = Path(pattern)
+    if path.name == "**":  # means the same as the folder itself
+        return _matches(str(path.parent)) if glob.has_magic(str(path.parent)) else [path.parent]
+    matches = sorted(map(Path, glob.glob(pattern, recursive=True)))
+    if path.name == "*":
+        matches = [match for match in matches if has_picture_suffix(match.name) or os.path.isdir(match)] or matches
+    return matches

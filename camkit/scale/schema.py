@@ -1,0 +1,143 @@
+"""The rows of a table of explanations: one row for each picture and target, the same in every kind of table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from camkit.errors import InputError
+from camkit.explanation import Explanation, LayerMaps
+from camkit.types import Box, Failure
+
+Kind: TypeAlias = Literal["text", "whole", "real", "reals", "wholes", "halves"]
+"""What a column holds: text, a whole number, a real number, or lists of these; halves are real numbers in 16 bits."""
+
+Row: TypeAlias = dict[str, Any]
+
+COLUMNS: dict[str, Kind] = {
+    "path": "text",
+    "status": "text",
+    "target": "whole",
+    "label": "text",
+    "score": "real",
+    "probability": "real",
+    "quantity": "text",
+    "layer": "text",
+    "layer_reason": "text",
+    "method": "text",
+    "box": "reals",
+    "detection": "reals",
+    "peak": "reals",
+    "input": "wholes",
+    "shape": "wholes",
+    "extent": "reals",
+    "raw": "halves",
+    "raw_scale": "real",
+    "drawing": "text",
+    "error": "text",
+}
+"""The columns. ``status`` is that of the Explanation, or "error"; then only ``path`` and ``error`` have values.
+
+``box``, ``detection`` and ``peak`` are in pixels of the original picture. ``raw`` is the map on the layer's grid, row
+by row, divided by ``raw_scale``, its largest absolute value: 16 bits have no room for very small and large numbers.
+``shape`` is that of the grid, ``input`` that of the model's input, and ``extent`` has where the input starts and ends
+along each axis of the grid, as shares of the axis. ``drawing`` is the file with the drawing.
+"""
+
+ERROR = "error"
+
+
+def row_of(explanation: Explanation, drawing: Path | None = None) -> Row:
+    """Return the row of an explanation."""
+    raw, scale = _halves(explanation.raw)
+    return {
+        "path": text_of(explanation.source),
+        "status": explanation.status,
+        "target": explanation.target,
+        "label": explanation.label,
+        "score": explanation.score,
+        "probability": explanation.probability,
+        "quantity": explanation.quantity,
+        "layer": explanation.layer,
+        "layer_reason": explanation.layer_reason,
+        "method": explanation.method,
+        "box": explanation.in_file(explanation.box),
+        "detection": explanation.in_file(explanation.detection),
+        "peak": explanation.in_file(explanation.peak),
+        "input": list(explanation.maps.size),
+        "shape": list(explanation.raw.shape),
+        "extent": [share for axis in explanation.extent for share in axis],
+        "raw": raw,
+        "raw_scale": scale,
+        "drawing": None if drawing is None else text_of(drawing),
+        "error": None,
+    }
+
+
+def row_of_failure(failure: Failure) -> Row:
+    """Return the row of a picture that could not be explained."""
+    empty: Row = dict.fromkeys(COLUMNS)
+    return {**empty, "path": text_of(failure.source), "status": ERROR, "error": text_of(str(failure.error))}
+
+
+def explanation_of(row: Mapping[str, Any], folder: Path = Path()) -> Explanation:
+    """Return the Explanation of a row.
+
+    Its map has the precision of 16 bits. If several layers were fused, its heatmap is drawn from their fused map. The
+    picture is read from its file when it is first drawn.
+
+    Args:
+        row: a row whose status is not "error".
+        folder: what a relative path in the row is relative to.
+
+    Raises:
+        InputError: the row lacks a column or holds something else.
+    """
+    try:
+        raw = np.asarray(row["raw"], np.float32).reshape(row["shape"]) * np.float32(row["raw_scale"])
+        shares = list(row["extent"] or ())
+        extent = tuple(zip(shares[::2], shares[1::2], strict=True))
+        box, detection = (None if row[name] is None else Box(*row[name]) for name in ("box", "detection"))
+        return Explanation(
+            maps=LayerMaps((torch.from_numpy(raw),), (extent,), "mean", tuple(row["input"])),
+            raw=raw,
+            target=row["target"],
+            label=row["label"],
+            score=math.nan if row["score"] is None else row["score"],
+            probability=row["probability"],
+            layer=row["layer"],
+            layer_reason=row["layer_reason"],
+            method=row["method"],
+            status=row["status"],
+            box=box,
+            shown=None if box is None else folder / row["path"],
+            source=row["path"],
+            detection=detection,
+            extent=extent,
+            quantity=row["quantity"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"the table's row for {row.get('path')} does not hold an explanation: {error}") from error
+
+
+def text_of(name: str | Path) -> str:
+    r"""Return text that every table can hold: bytes of a file's name that are no text are escaped as in Python.
+
+    >>> text_of(os.fsdecode(b"a\xff.jpg"))
+    'a\\xff.jpg'
+    """
+    text = str(name)
+    return text if text.isascii() else text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _halves(raw: Float[np.ndarray, "..."]) -> tuple[Float[np.ndarray, " cells"], float]:
+    """Return a map as 16-bit numbers from -1 to 1, and what they were divided by."""
+    finite = np.abs(raw[np.isfinite(raw)])
+    scale = float(finite.max(initial=0)) or 1.0
+    return (raw / np.float32(scale)).astype(np.float16).reshape(-1), scale

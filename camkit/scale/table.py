@@ -1,0 +1,523 @@
+"""Tables of explanations, written in parts, so that a run that is killed loses at most one part and can be continued.
+
+A Parquet table is a folder of files, one for each part, as pandas, Spark and Ray Data read and write it. A CSV table is
+one file, to which each part is appended. This file knows how tables lie on the disk; ``schema.py`` knows their rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from camkit.errors import InputError, OutputError, advice, brief
+from camkit.explanation import Explanations
+from camkit.images.files import write_file
+from camkit.scale.fingerprint import Fingerprint, differences
+from camkit.scale.schema import COLUMNS, ERROR, Kind, Row, explanation_of, text_of
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_ROWS = 4096
+"""Rows of a part. A million pictures make 250 files, which is few enough for every reader of tables."""
+_BYTES = 16 * 2**20
+"""Maps of a part; large maps make it shorter."""
+_SECONDS = 60.0
+"""A part is written after this time, however few rows it has: a killed run loses no more."""
+
+
+def read(path: str | Path) -> Explanations:
+    """Read a table that ``camkit --table`` wrote.
+
+    The maps have the precision of 16 bits. Pictures are read from their files when they are first drawn; relative paths
+    start at the folder in which the run was started. Rows of pictures that could not be explained are left out.
+
+    Returns:
+        The Explanations, in the order of the table.
+
+    Raises:
+        InputError: there is no such table, or it is damaged, or it needs pyarrow.
+    """
+    form = _form_of(Path(path))
+    if not form.exists():
+        raise InputError(f"there is no table {path}")
+    folder = Path(form.about().get("folder", ""))
+    rows = Explanations()
+    for part in form.parts():
+        rows.extend(explanation_of(row, folder) for row in form.rows(part) if row["status"] != ERROR)
+    return rows
+
+
+class Table:
+    """A table that is being written.
+
+    Args:
+        path: a name ending in .parquet or .csv.
+        fingerprint: what decides the rows; a table is continued only if its own is the same.
+        resume: continue the table if there is one.
+        overwrite: replace the table if there is one.
+        rows: the most rows of a part.
+
+    Attributes:
+        finished: the pictures that the table already has.
+
+    Raises:
+        InputError: the name has another ending, pyarrow is missing, or the table belongs to another run.
+        OutputError: the table exists, another run is writing it, or it cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        fingerprint: Fingerprint,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        rows: int = _ROWS,
+    ) -> None:
+        self.path = path
+        self._form = _form_of(path)
+        self._most = rows
+        self._number = -1
+        self._group: list[Row] = []
+        self._part: list[Row] = []
+        self._written = self._held = 0
+        self._started = time.monotonic()
+        self._lock: BinaryIO | None = None
+        self.finished = Finished([])
+        self._folder = str(Path.cwd())
+        about = {"format": 1, "folder": self._folder, "fingerprint": fingerprint}
+        if self._form.exists() and not (resume or overwrite):
+            raise OutputError(
+                f"{path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
+                f"{advice('overwrite=True', '--overwrite')} to replace it"
+            )
+        try:
+            self._form.prepare()
+            self._lock = _locked(self._form.lock, path)
+            if self._form.exists() and resume:
+                self._continue(fingerprint)
+            else:
+                self._form.start(about)
+        except OSError as error:
+            self._unlock()
+            raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _continue(self, fingerprint: Fingerprint) -> None:
+        about = self._form.about()
+        if not about:
+            raise InputError(f"{self.path} cannot be continued: nothing says how it was made; choose another name")
+        different = differences(about.get("fingerprint", {}), fingerprint)
+        if different:
+            raise InputError(
+                f"{self.path} cannot be continued: it was made with another {different}; choose another "
+                + advice(
+                    "table, or replace this one with overwrite=True and without resume=True",
+                    "--table, or replace this one with --overwrite and without --resume",
+                )
+            )
+        self._folder = about["folder"]
+        self._form.repair()
+        self.finished = Finished(
+            os.path.normpath(os.path.join(self._folder, name))  # noqa: PTH118 - for millions of names
+            for part in self._form.parts()
+            for name in self._form.paths(part)
+        )
+
+    def has(self, picture: Path) -> bool:
+        """Tell whether the table has the rows of a picture."""
+        return len(self.finished) > 0 and text_of(os.path.abspath(picture)) in self.finished  # noqa: PTH100
+
+    def add(self, row: Row, group: int) -> None:
+        """Add a row.
+
+        Args:
+            row: the row.
+            group: the number of the pass that it comes from. The rows of a pass are written together. So no picture is
+                divided, and a resumed run begins with a whole pass, whose digits are those of an uninterrupted run.
+
+        Raises:
+            OutputError: the part that is full now cannot be written; earlier parts are kept.
+        """
+        if group != self._number:
+            self._end_group()
+            self._number = group
+        self._group.append(row)
+
+    def _end_group(self) -> None:
+        """Add the rows of a finished pass to the part, and write the part if it is full."""
+        if Path.cwd() != Path(self._folder):
+            for row in self._group:
+                row["path"] = text_of(os.path.abspath(row["path"]))  # noqa: PTH100
+        self._part += self._group
+        self._held += sum(row["raw"].nbytes for row in self._group if row["raw"] is not None)
+        self._group = []
+        is_late = time.monotonic() - self._started > _SECONDS
+        if len(self._part) >= self._most or self._held > _BYTES or is_late:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._part:
+            try:
+                self._form.append(self._part)
+            except (OSError, OutputError) as error:
+                cause = error.__cause__ if isinstance(error, OutputError) else error
+                rows = len(self.finished) + self._written
+                raise OutputError(
+                    f"cannot write {self.path}: {getattr(cause, 'strerror', None) or error}; its {rows:,} finished "
+                    f"rows are kept, and {advice('resume=True', '--resume')} continues from there"
+                ) from error
+        self._written += len(self._part)
+        self._part, self._held, self._started = [], 0, time.monotonic()
+
+    def __enter__(self) -> Table:
+        """Return the table itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write what is finished, and close the table; a pass that lacks some of its rows is left out.
+
+        Raises:
+            OutputError: it cannot be written. If another error ends the run, that one is raised.
+        """
+        try:
+            if kind is None:
+                self._end_group()
+            if not isinstance(error, OutputError):
+                self._flush()
+        except OutputError:
+            if kind is None:
+                raise
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+class Finished:
+    """The names of finished pictures as 128-bit checksums: 16 bytes for each, however long the names are."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        checksums = np.frombuffer(b"".join(map(_checksum, names)), np.uint64).reshape(-1, 2)
+        self._checksums = checksums[np.argsort(checksums[:, 0], kind="stable")]
+
+    def __len__(self) -> int:
+        return len(self._checksums)
+
+    def __contains__(self, name: str) -> bool:
+        """Tell whether a name is among them."""
+        first, second = np.frombuffer(_checksum(name), np.uint64)
+        place = int(np.searchsorted(self._checksums[:, 0], first))
+        while place < len(self._checksums) and self._checksums[place, 0] == first:
+            if self._checksums[place, 1] == second:
+                return True
+            place += 1
+        return False
+
+
+def _checksum(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
+
+
+class _Form(ABC):
+    """How a table lies on the disk."""
+
+    lock: Path
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Tell whether there is a table."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Create the folders that it needs."""
+
+    @abstractmethod
+    def start(self, about: Mapping[str, Any]) -> None:
+        """Start an empty table, in the place of another if there is one."""
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """Return what was given to ``start``."""
+
+    @abstractmethod
+    def repair(self) -> None:
+        """Set aside what an interrupted run or a damaged disk left."""
+
+    @abstractmethod
+    def parts(self) -> Sequence[Path]:
+        """Return the parts."""
+
+    @abstractmethod
+    def paths(self, part: Path) -> Iterable[str]:
+        """Return the pictures of a part."""
+
+    @abstractmethod
+    def rows(self, part: Path) -> Iterator[Row]:
+        """Return the rows of a part."""
+
+    @abstractmethod
+    def append(self, rows: Sequence[Row]) -> None:
+        """Add a part, completely or not at all."""
+
+
+def _form_of(path: Path) -> _Form:
+    if path.suffix.lower() == ".csv":
+        return _Csv(path)
+    if path.suffix.lower() == ".parquet":
+        return _Parquet(path)
+    raise InputError(f"a table is a name ending in .parquet or .csv, not {str(path)!r}")
+
+
+class _Parquet(_Form):
+    """A folder of Parquet files; each has the fingerprint in its metadata."""
+
+    _METADATA = b"camkit"
+    _ABOUT = "_camkit.json"
+    """Readers of Parquet ignore files that begin with an underscore or a dot."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
+            import pyarrow.parquet as pq  # noqa: PLC0415
+        except ImportError as error:
+            raise InputError(
+                "a Parquet table needs pyarrow: pip install 'camkit[table]', or name a table that ends in .csv"
+            ) from error
+        self._pa, self._pq = pa, pq
+        self._path = path
+        self.lock = path / ".lock"
+        kinds: dict[Kind, Any] = {
+            "text": pa.string(),
+            "whole": pa.int64(),
+            "real": pa.float64(),
+            "reals": pa.list_(pa.float64()),
+            "wholes": pa.list_(pa.int32()),
+            "halves": pa.list_(pa.float16()),
+        }
+        self._schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+        self._about: Mapping[str, Any] = {}
+        self._next = 0
+
+    def exists(self) -> bool:
+        if self._path.is_dir():
+            return (self._path / self._ABOUT).is_file() or bool(self.parts())
+        return os.path.lexists(self._path)
+
+    def prepare(self) -> None:
+        if self._path.is_file():
+            raise OutputError(
+                f"{self._path} is a file, and camkit writes a table as a folder of parts; choose another name"
+            )
+        self._path.mkdir(parents=True, exist_ok=True)
+
+    def start(self, about: Mapping[str, Any]) -> None:
+        for part in self.parts():
+            part.unlink()
+        write_file(self._path / self._ABOUT, json.dumps(about).encode())
+        self._about, self._next = about, 0
+
+    def about(self) -> dict[str, Any]:
+        """Return what the table was started with, from its own file or from the metadata of a part."""
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads((self._path / self._ABOUT).read_bytes()))
+        for part in self.parts():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                return dict(json.loads(self._pq.read_metadata(part).metadata[self._METADATA]))
+        return {}
+
+    def repair(self) -> None:
+        for unfinished in self._path.glob(".camkit-*"):
+            unfinished.unlink()
+        for part in self.parts():
+            try:
+                self.paths(part)
+            except InputError:
+                aside = part.with_name(f"_damaged-{part.name}")
+                part.replace(aside)
+                warnings.warn(
+                    f"{part} is damaged, so its pictures are explained again; it is kept as {aside.name}", stacklevel=2
+                )
+        self._about = self.about()
+        numbers = [re.findall(r"part-(\d+)$", file.stem) for file in self._path.glob("*part-*.parquet")]
+        self._next = max((int(number) for found in numbers for number in found), default=-1) + 1
+
+    def parts(self) -> Sequence[Path]:
+        if self._path.is_file():
+            return [self._path]
+        return sorted(self._path.glob("part-*.parquet"))
+
+    def paths(self, part: Path) -> Iterable[str]:
+        names: list[str] = self._read(part, ["path"]).column("path").to_pylist()
+        return names
+
+    def rows(self, part: Path) -> Iterator[Row]:
+        table = self._read(part, None)
+        for batch in table.to_batches(max_chunksize=_ROWS):
+            yield from batch.to_pylist()
+
+    def _read(self, part: Path, columns: list[str] | None) -> Any:
+        try:
+            return self._pq.read_table(part, columns=columns, page_checksum_verification=True, partitioning=None)
+        except Exception as error:  # pyarrow has errors of several kinds for damaged files
+            raise InputError(f"{part} cannot be read: {brief(error)}") from error
+
+    def append(self, rows: Sequence[Row]) -> None:
+        schema = self._schema.with_metadata({self._METADATA: json.dumps(self._about)})
+        columns = [
+            self._pa.array([row[name] for row in rows], field.type)
+            for name, field in zip(COLUMNS, self._schema, strict=True)
+        ]
+        data = io.BytesIO()
+        self._pq.write_table(
+            self._pa.Table.from_arrays(columns, schema=schema), data, compression="zstd", write_page_checksum=True
+        )
+        write_file(self._path / f"part-{self._next:06d}.parquet", data.getvalue())
+        self._next += 1
+
+
+class _Csv(_Form):
+    """A CSV file, with a hidden file beside it that says how much of it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._beside = path.with_name(f".{path.name}.json")
+        self.lock = path.with_name(f".{path.name}.lock")
+        self._about: dict[str, Any] = {}
+
+    def exists(self) -> bool:
+        return os.path.lexists(self._path)
+
+    def prepare(self) -> None:
+        if self._path.is_dir():
+            raise OutputError(f"{self._path} is a folder; choose another name for the table")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def start(self, about: Mapping[str, Any]) -> None:
+        head = _csv_lines([list(COLUMNS)])
+        write_file(self._path, head)
+        self._remember({**about, "bytes": len(head)})
+
+    def _remember(self, about: Mapping[str, Any]) -> None:
+        write_file(self._beside, json.dumps(about).encode())
+        self._about = dict(about)
+
+    def about(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._beside.read_bytes()))
+        except (OSError, ValueError):
+            return {}
+
+    def repair(self) -> None:
+        """Cut off what an interrupted run wrote after the last complete part."""
+        self._about = self.about()
+        complete, size = self._about["bytes"], self._path.stat().st_size
+        if size < complete:
+            raise InputError(
+                f"{self._path} is damaged: it has {size:,} bytes, and {complete:,} were written; start again with "
+                f"another {advice('table', '--table')}"
+            )
+        os.truncate(self._path, complete)
+
+    def parts(self) -> Sequence[Path]:
+        return [self._path]
+
+    def paths(self, part: Path) -> Iterable[str]:
+        for row in self._cells(part):
+            yield row["path"]
+
+    def rows(self, part: Path) -> Iterator[Row]:
+        for row in self._cells(part):
+            yield {name: _parsed(kind, row[name]) for name, kind in COLUMNS.items()}
+
+    def _cells(self, part: Path) -> Iterator[dict[str, str]]:
+        try:
+            with part.open(newline="", encoding="utf-8") as lines:
+                for row in csv.DictReader(lines, strict=True):
+                    if None in row.values() or row.keys() != COLUMNS.keys():
+                        raise InputError(f"{part} cannot be read: it has other columns than a table of camkit")
+                    yield row
+        except (csv.Error, OSError, UnicodeError) as error:
+            raise InputError(f"{part} cannot be read: {brief(error)}") from error
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Append a part, and say that it is complete; if the disk is full, cut off what was written of it."""
+        lines = _csv_lines([_cell(row[name]) for name in COLUMNS] for row in rows)
+        complete = self._about["bytes"]
+        try:
+            with self._path.open("ab") as file:
+                file.write(lines)
+            self._remember({**self._about, "bytes": complete + len(lines)})
+        except (OSError, OutputError):
+            with contextlib.suppress(OSError):
+                os.truncate(self._path, complete)
+            raise
+
+
+def _csv_lines(rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a CSV holds it; numbers of a list are separated by spaces."""
+    if isinstance(value, np.ndarray):
+        return " ".join(f"{number:.4g}" for number in value.tolist())
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+_PARSERS: dict[Kind, Callable[[str], Any]] = {
+    "text": str,
+    "whole": int,
+    "real": float,
+    "reals": lambda text: [float(number) for number in text.split()],
+    "wholes": lambda text: [int(number) for number in text.split()],
+    "halves": lambda text: [float(number) for number in text.split()],
+}
+
+
+def _parsed(kind: Kind, text: str) -> Any:
+    return None if not text and kind != "halves" else _PARSERS[kind](text)
+
+
+def _locked(lock: Path, path: Path) -> BinaryIO:
+    """Create and lock a file; the system releases the lock when this process ends, however it ends.
+
+    Raises:
+        OutputError: another run holds the lock.
+    """
+    file = lock.open("wb")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise OutputError(f"another run is writing {path}; wait until it ends, or choose another name") from error
+        except OSError:  # the file system does not support locks
+            pass
+    return file

@@ -1,0 +1,679 @@
+"""Large folders: the table and its parts, resuming, listing without listing everything first, sizes and types."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms._presets import ImageClassification
+
+import camkit
+from camkit.cli import main
+from camkit.drawing import overlay
+from camkit.engine.streams import Task, in_order
+from camkit.errors import InputError, OutputError
+from camkit.images import listing
+from camkit.images.listing import Pictures, find_pictures
+from camkit.models.loaded import LoadedModel
+from camkit.scale import read
+from camkit.scale.fingerprint import describe, differences, fingerprint
+from camkit.scale.folder import Drawing, Written, explain_files
+from camkit.scale.naming import read_note
+from camkit.scale.table import Finished
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+TABLES = ["results.parquet", "results.csv"]
+SIDE = 16
+
+NETWORK = f"""
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+
+
+def prepare(picture):
+    pixels = np.asarray(picture.resize(({SIDE}, {SIDE})))
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255
+
+
+def make(seed=0):
+    torch.manual_seed(seed)
+    trunk = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU())
+    return nn.Sequential(trunk, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)), prepare
+"""
+"""A tiny network, as a file, so that other processes can run it."""
+
+RUN = (
+    NETWORK
+    + """
+if __name__ == "__main__":
+    from camkit.models.loaded import LoadedModel
+    from camkit.scale.folder import Drawing, explain_files
+
+    module, preprocess = make()
+    model = LoadedModel(module.eval(), "tiny", preprocess, ("a", "b", "c", "d"))
+    folder, table = map(Path, sys.argv[1:3])
+    options = {"layers": ["0"], "batch_size": 4, "resume": True, "rows_per_part": 8, "targets": [0, 2]}
+    for row in explain_files(model, [folder], None, Drawing(), table=table, **options):
+        print(getattr(row, "error", "row"), flush=True)
+"""
+)
+
+
+@pytest.fixture
+def tiny() -> LoadedModel:
+    scope: dict[str, Any] = {"__name__": "tiny"}
+    exec(NETWORK, scope)
+    module, preprocess = scope["make"]()
+    return LoadedModel(module.eval(), "tiny", preprocess, ("a", "b", "c", "d"))
+
+
+def write_pictures(folder: Path, count: int, side: int = 24, suffix: str = "png") -> list[Path]:
+    generator, files = np.random.default_rng(0), []
+    for number in range(count):
+        files.append(folder / f"{number // 20:03d}" / f"{number:05d}.{suffix}")
+        files[-1].parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 256, (side, side + 4, 3), np.uint8)).save(files[-1])
+    return files
+
+
+def tabulate(model: LoadedModel, folder: Path, table: Path, **options: Any) -> list[Any]:
+    settings: dict[str, Any] = {"layers": ["0"], "batch_size": 4, "rows_per_part": 8, **options}
+    return list(explain_files(model, [folder], None, Drawing(), table=table, **settings))
+
+
+def content(table: Path) -> list[tuple[Any, ...]]:
+    """Return every row of a table as values that can be compared, in the order of the pictures."""
+    if table.suffix == ".csv":
+        with table.open(newline="") as lines:
+            rows = [tuple(row) for row in csv.reader(lines)][1:]
+        return sorted(rows)
+    return sorted(tuple(map(repr, row.values())) for row in pq.read_table(table).to_pylist())
+
+
+def parts(table: Path) -> list[Path]:
+    return sorted(table.glob("part-*.parquet"))
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_read_back_as_the_explanations_that_were_written(tmp_path, tiny, name):
+    files = write_pictures(tmp_path / "in", 20)
+    files[3].write_bytes(b"damaged")
+
+    rows = tabulate(tiny, tmp_path / "in", tmp_path / name, targets=["a", "c"])
+    found = camkit.scale.read(tmp_path / name)
+
+    written = [row.explanation for row in rows if isinstance(row, Written)]
+    assert isinstance(found, type(camkit.explain(tiny, [files[0]])))
+    assert len(found) == len(written) == 38
+    for one, other in zip(found, written, strict=True):
+        same = ("source", "target", "label", "layer", "layer_reason", "method", "status", "box", "quantity", "extent")
+        assert [getattr(one, part) for part in same] == [getattr(other, part) for part in same]
+        assert one.score == pytest.approx(other.score)
+        assert one.probability == pytest.approx(other.probability)
+        assert np.abs(one.raw - other.raw).max() <= 0.001 * np.abs(other.raw).max()
+        assert np.abs(one.heatmap - other.heatmap).max() < 0.01
+        assert one.overlay().shape == other.overlay().shape
+    assert len(content(tmp_path / name)) == 39
+    assert [row for row in content(tmp_path / name) if "error" in "".join(map(str, row))]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_maps_of_any_scale_and_without_numbers_survive(tmp_path, tiny, name):
+    write_pictures(tmp_path / "in", 2)
+    with torch.no_grad():
+        tiny.module[3].weight *= 1e-7
+    tabulate(tiny, tmp_path / "in", tmp_path / name)
+    small = read(tmp_path / name)[0]
+    assert 0 < np.abs(small.raw).max() < 1e-6
+    assert len(np.unique(small.raw)) > 10
+
+    with torch.no_grad():
+        tiny.module[3].weight[0] = float("nan")
+    tabulate(tiny, tmp_path / "in", tmp_path / name, targets=[0], overwrite=True)
+    broken = read(tmp_path / name)[0]
+    assert broken.status == "non_finite"
+    assert np.isnan(broken.raw).any()
+
+
+def test_a_parquet_table_is_one_that_pandas_reads(tmp_path, tiny):
+    pandas = pytest.importorskip("pandas")
+    write_pictures(tmp_path / "in", 10)
+    tabulate(tiny, tmp_path / "in", tmp_path / "t.parquet")
+
+    frame = pandas.read_parquet(tmp_path / "t.parquet")
+
+    assert len(frame) == 10
+    assert {"path", "label", "score", "probability", "layer", "method", "status", "box", "peak", "raw", "shape"} < {
+        *frame.columns
+    }
+    assert frame.raw[0].dtype == np.float16
+    assert frame.raw[0].reshape(frame["shape"][0]).shape == (SIDE // 2, SIDE // 2)
+
+
+def test_a_table_without_pyarrow_is_one_sentence_and_csv_needs_none(tmp_path, tiny, monkeypatch):
+    write_pictures(tmp_path / "in", 2)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"pip install 'camkit\[table\]', or name a table that ends in .csv"):
+        tabulate(tiny, tmp_path / "in", tmp_path / "t.parquet")
+    assert len(tabulate(tiny, tmp_path / "in", tmp_path / "t.csv")) == 2
+
+
+@pytest.mark.parametrize("name", ["t.json", "t", "t.csv.gz"])
+def test_another_kind_of_table_is_one_sentence(tmp_path, tiny, name):
+    with pytest.raises(InputError, match=r"ending in .parquet or .csv"):
+        tabulate(tiny, tmp_path, tmp_path / name)
+
+
+def test_names_that_are_no_text_stay_different(tmp_path, tiny):
+    (original,) = write_pictures(tmp_path / "in", 1)
+    for name in (b"a\xff.png", b"a\xfe.png", 'ä\n".png'.encode()):
+        Path(os.fsdecode(os.fsencode(original.parent) + b"/" + name)).write_bytes(original.read_bytes())
+    for name in TABLES:
+        for resume in (False, True):
+            rows = tabulate(tiny, tmp_path / "in", tmp_path / name, resume=resume)
+            assert len(rows) == (0 if resume else 4)
+        assert len({row.source for row in read(tmp_path / name)}) == 4
+
+
+def test_a_damaged_table_is_one_sentence_when_it_is_read(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 20)
+    tabulate(tiny, tmp_path / "in", tmp_path / "t.parquet")
+    damaged = parts(tmp_path / "t.parquet")[1]
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    with pytest.raises(InputError, match=f"{damaged.name} cannot be read"):
+        read(tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="there is no table"):
+        read(tmp_path / "none.parquet")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError):
+        read(tmp_path / "other.csv")
+
+
+# --- resume -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_resumed_run_explains_what_is_missing_and_nothing_twice(tmp_path, tiny, name):
+    files = write_pictures(tmp_path / "in", 30)
+    whole = tmp_path / f"whole-{name}"
+    tabulate(tiny, tmp_path / "in", whole, batch_size=1)  # the last digits depend on the other pictures of a batch
+    for file in files[10:15]:
+        file.rename(file.with_suffix(".away"))
+    tabulate(tiny, tmp_path / "in", tmp_path / name, batch_size=1)
+    for file in files[10:15]:
+        file.with_suffix(".away").rename(file)
+
+    rows = tabulate(tiny, tmp_path / "in", tmp_path / name, batch_size=1, resume=True)
+
+    assert [Path(row.explanation.source) for row in rows] == files[10:15]
+    assert content(tmp_path / name) == content(whole)
+    assert tabulate(tiny, tmp_path / "in", tmp_path / name, resume=True) == []
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_run_that_ends_early_keeps_whole_pictures(tmp_path, tiny, name):
+    write_pictures(tmp_path / "in", 30)
+    run = explain_files(
+        tiny, [tmp_path / "in"], None, Drawing(), table=tmp_path / name, layers=["0"], targets=[0, 2], batch_size=4
+    )
+    with run:
+        for _ in range(21):  # the first target of the eleventh picture, which belongs to the third pass
+            next(run)
+
+    assert len(content(tmp_path / name)) == 16
+    tabulate(tiny, tmp_path / "in", tmp_path / name, targets=[0, 2], resume=True)
+    tabulate(tiny, tmp_path / "in", tmp_path / f"whole-{name}", targets=[0, 2])
+    assert content(tmp_path / name) == content(tmp_path / f"whole-{name}")
+
+
+def test_a_resumed_run_may_start_in_another_folder(tmp_path, tiny, monkeypatch):
+    write_pictures(tmp_path / "in", 10)
+    monkeypatch.chdir(tmp_path)
+    for name in TABLES:
+        tabulate(tiny, Path("in"), Path(name))
+        (tmp_path / "deeper").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / "deeper")
+        assert tabulate(tiny, Path("../in"), Path("..", name), resume=True) == []
+        assert read(Path("..", name))[0].picture is not None
+        monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("change", ["weights", "method", "layers", "targets", "preprocessing", "labels"])
+def test_a_run_with_other_settings_does_not_continue_a_table(tmp_path, tiny, name, change):
+    write_pictures(tmp_path / "in", 10)
+    tabulate(tiny, tmp_path / "in", tmp_path / name)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    model, options = tiny, {}
+    if change == "weights":
+        with torch.no_grad():
+            tiny.module[3].bias[0] += 1e-6
+    elif change == "method":
+        options = {"method": "layercam"}
+    elif change == "layers":
+        options = {"layers": ["0.1"]}
+    elif change == "targets":
+        options = {"targets": [1]}
+    else:
+        labels = ("a", "b", "c", "x") if change == "labels" else tiny.labels
+        preprocess = tiny.preprocess if change == "labels" else lambda picture: tiny.preprocess(picture) * 0.99
+        model = LoadedModel(tiny.module, "tiny", preprocess, labels)
+
+    with pytest.raises(InputError, match=f"cannot be continued: it was made with another {change};"):
+        tabulate(model, tmp_path / "in", tmp_path / name, resume=True, **options)
+
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_replaced_only_with_overwrite(tmp_path, tiny, name):
+    write_pictures(tmp_path / "in", 10)
+    tabulate(tiny, tmp_path / "in", tmp_path / name)
+    with pytest.raises(OutputError, match="exists already; pass resume=True to continue it, or overwrite=True"):
+        tabulate(tiny, tmp_path / "in", tmp_path / name)
+    tabulate(tiny, tmp_path / "in", tmp_path / name, overwrite=True, targets=["b"])
+    assert {row.label for row in read(tmp_path / name)} == {"b"}
+    assert len(read(tmp_path / name)) == 10
+
+
+def test_a_truncated_part_is_set_aside_and_its_pictures_are_explained_again(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 40)
+    table = tmp_path / "t.parquet"
+    tabulate(tiny, tmp_path / "in", table)
+    whole = content(table)
+    first, second, *_ = parts(table)
+    first.write_bytes(first.read_bytes()[:-1])
+    second.write_bytes(b"")
+
+    with pytest.warns(
+        UserWarning, match=r"is damaged, so its pictures are explained again; it is kept as _damaged-part"
+    ):
+        rows = tabulate(tiny, tmp_path / "in", table, resume=True)
+
+    assert len(rows) == 16
+    assert content(table) == whole
+    assert (table / f"_damaged-{first.name}").is_file()
+
+
+def test_a_csv_that_was_cut_is_one_sentence(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 10)
+    table = tmp_path / "t.csv"
+    tabulate(tiny, tmp_path / "in", table)
+    table.write_bytes(table.read_bytes()[:-10])
+    with pytest.raises(InputError, match="is damaged: it has"):
+        tabulate(tiny, tmp_path / "in", table, resume=True)
+
+
+def test_rows_that_a_kill_left_half_written_are_cut_off(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 10)
+    table = tmp_path / "t.csv"
+    tabulate(tiny, tmp_path / "in", table)
+    whole = content(table)
+    with table.open("a") as file:
+        file.write('in/x.png,ok,"half a\n')
+    assert tabulate(tiny, tmp_path / "in", table, resume=True) == []
+    assert content(table) == whole
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_two_runs_cannot_write_one_table(tmp_path, tiny, name):
+    write_pictures(tmp_path / "in", 10)
+    with explain_files(tiny, [tmp_path / "in"], None, Drawing(), table=tmp_path / name, layers=["0"]) as run:
+        next(run)
+        with pytest.raises(OutputError, match="another run is writing"):
+            tabulate(tiny, tmp_path / "in", tmp_path / name, resume=True)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_an_unwritable_table_is_one_sentence_before_anything_is_computed(tmp_path, tiny, name, capsys):
+    write_pictures(tmp_path / "in", 2)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        tabulate(tiny, tmp_path / "in", tmp_path / "file" / name)
+    taken = tmp_path / name
+    taken.write_text("") if name.endswith("parquet") else taken.mkdir()
+    with pytest.raises(OutputError, match="choose another name"):
+        tabulate(tiny, tmp_path / "in", taken, overwrite=True)
+
+
+LIMITED = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))\n"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("name", "limit"), [("results.parquet", 4000), ("results.csv", 9000)])
+def test_a_full_disk_is_one_sentence_and_nothing_is_lost(tmp_path, tiny, name, limit):
+    write_pictures(tmp_path / "in", 60)
+    script = tmp_path / "run.py"
+    script.write_text(
+        RUN.replace(
+            "    from camkit.models.loaded",
+            f"    {LIMITED.strip().replace(chr(10), chr(10) + '    ')}\n    from camkit.models.loaded",
+            1,
+        )
+    )
+    call = [sys.executable, str(script), str(tmp_path / "in"), str(tmp_path / name)]
+
+    done = subprocess.run([*call, str(limit)], capture_output=True, text=True, check=False, timeout=300)
+
+    said = done.stderr.strip().splitlines()[-1]
+    assert "File too large" in said
+    assert "finished rows are kept, and resume=True continues from there" in said
+    subprocess.run([*call, str(1 << 30)], check=True, capture_output=True, timeout=300)
+    tabulate(tiny, tmp_path / "in", tmp_path / f"whole-{name}", targets=[0, 2])
+    assert content(tmp_path / name) == content(tmp_path / f"whole-{name}")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_killed_again_and_again_gives_the_table_of_one_that_is_not(tmp_path, tiny, name, sent):
+    write_pictures(tmp_path / "in", 200)
+    script = tmp_path / "run.py"
+    script.write_text(RUN)
+    call = [sys.executable, str(script), str(tmp_path / "in"), str(tmp_path / name)]
+    chance = np.random.default_rng(0)
+    for _ in range(4):
+        with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            for _ in range(int(chance.integers(1, 90))):
+                process.stdout.readline()
+            process.send_signal(sent)
+            process.stdout.read()
+    subprocess.run(call, check=True, capture_output=True, timeout=300)
+    tabulate(tiny, tmp_path / "in", tmp_path / f"whole-{name}", targets=[0, 2])
+    assert len(content(tmp_path / name)) == 400
+    assert content(tmp_path / name) == content(tmp_path / f"whole-{name}")
+
+
+def test_the_fingerprint_tells_what_decides_the_results(tiny):
+    one = fingerprint(tiny, method=None, targets=[0])
+    assert differences(one, fingerprint(tiny, method=None, targets=[0])) == ""
+    assert differences(one, fingerprint(tiny, method="cam", targets=[1])) == "method and targets"
+
+    def scaled(factor: float) -> Any:
+        return lambda output: output[:, 0] * factor
+
+    assert describe(scaled(1.0)) == describe(scaled(1.0)) != describe(scaled(2.0))
+    assert describe(torch.ones(3)) == describe(np.ones(3, np.float32)) != describe(torch.zeros(3))
+    assert "0x" not in describe([object(), nn.ReLU()])
+
+
+def test_finished_names_are_found_by_their_checksums():
+    names = [f"picture {number}" for number in range(5000)]
+    finished = Finished(names)
+    assert all(name in finished for name in names)
+    assert not any(f"{name}x" in finished for name in names)
+    assert len(Finished([])) == 0
+    assert "x" not in Finished([])
+
+
+# --- listing ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_huge_folder_is_listed_in_blocks_each_picture_once(tmp_path, monkeypatch):
+    files = write_pictures(tmp_path, 50)
+    assert find_pictures([tmp_path]) == files
+    monkeypatch.setattr(listing, "_SORTED_AT_ONCE", 3)
+    assert sorted(find_pictures([tmp_path])) == files
+    assert Pictures([tmp_path]).count() == 50
+    assert Pictures([tmp_path]).first(2) == find_pictures([tmp_path])[:2]
+
+
+def test_pictures_that_are_reached_in_several_ways_are_listed_once(tmp_path, monkeypatch):
+    files = [file.relative_to(tmp_path) for file in write_pictures(tmp_path, 25)]
+    monkeypatch.chdir(tmp_path)
+    for patterns in ([".", "001"], ["000", "."], [files[3], "."], [".", files[3]], ["*/*.png", "."], [".", "."]):
+        found = find_pictures(patterns)
+        assert sorted(path.absolute() for path in found) == [file.absolute() for file in files], patterns
+    assert files[3] in Pictures(["000"])
+    assert files[3] not in Pictures(["001"])
+    assert Path("000") not in Pictures(["."], recursive=False)
+    assert files[3] not in Pictures(["."], skip=Path("000"))
+
+
+def test_folders_of_one_name_are_told_apart_whatever_is_in_them(tmp_path):
+    for folder in ("a/photos", "b/photos", "c"):
+        write_pictures(tmp_path / folder, 1)
+    places = [
+        found.place.as_posix() for found in Pictures([tmp_path / "a/photos", tmp_path / "b/photos", tmp_path / "c"])
+    ]
+    assert places == ["a/photos/000/00000.png", "b/photos/000/00000.png", "c/000/00000.png"]
+
+
+# --- drawings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    smooth = np.add.outer(np.arange(600), np.arange(800))[..., None].repeat(3, 2) % 256
+    for suffix in ("jpg", "png", "jpeg"):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        Image.fromarray(smooth.astype(np.uint8)).save(tmp_path / "in" / f"{suffix}.{suffix}")
+    return tmp_path / "in"
+
+
+def drawn(photos: Path, *options: object) -> dict[str, tuple[int, int]]:
+    out = photos.parent / "out"
+    assert main([*map(str, [photos, "--model", "demo-fair", "--out", out, *options])]) == 0
+    return {file.name: cv2.imread(str(file)).shape[1::-1] for file in sorted(out.iterdir())}
+
+
+def test_overlays_have_the_type_of_their_pictures(photos):
+    assert drawn(photos, "--style", "overlay") == {
+        "jpeg.jpeg.gradcam.jpg": (800, 600),
+        "jpg.gradcam.jpg": (800, 600),
+        "png.png.gradcam.png": (800, 600),
+    }
+
+
+def test_format_and_a_name_choose_another_type(photos):
+    assert set(drawn(photos, "--style", "overlay", "--format", "png")) == {
+        "jpeg.jpeg.gradcam.png",
+        "jpg.gradcam.png",
+        "png.png.gradcam.png",
+    }
+    named = photos.parent / "heat.png"
+    assert main([str(photos / "jpg.jpg"), "--model", "demo-fair", "-s", "overlay", "-o", str(named)]) == 0
+    assert named.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_shell_limits_the_size_and_says_so(photos, capsys):
+    sizes = drawn(photos, "--style", "overlay", "--max-side", "400")
+    assert set(sizes.values()) == {(400, 300)}
+    assert "3 drawings are smaller than their pictures, at most 400 pixels" in capsys.readouterr().err
+    assert set(drawn(photos, "-s", "overlay", "--max-side", 0, "--overwrite").values()) == {(800, 600)}
+    assert "smaller" not in capsys.readouterr().err
+
+
+def test_max_side_is_off_in_python_and_keeps_the_heat_in_its_place(photos):
+    found = camkit.explain("demo-fair", photos / "jpg.jpg")
+    assert found.overlay().shape == (600, 800, 3)
+    for most in (100, 300, 500, 799, 800, 5000):
+        reduced = found.overlay(max_side=most)
+        assert max(reduced.shape[:2]) == min(most, 800)
+        whole = cv2.resize(found.overlay(), reduced.shape[1::-1], interpolation=cv2.INTER_AREA)
+        assert np.abs(reduced.astype(int) - whole).mean() < 6
+    for wrong in (0, -1):
+        with pytest.raises(InputError, match="max_side is a number of pixels"):
+            found.overlay(max_side=wrong)
+
+
+@pytest.mark.parametrize("crop", [(0.0, 0.0, 1.0, 1.0), (0.13, 0.02, 0.87, 0.98), (-0.2, -0.1, 1.1, 1.2)])
+def test_large_pictures_are_drawn_like_their_formula(crop):
+    pixels = np.random.default_rng(0).integers(0, 256, (900, 1200, 3), np.uint8)
+    heatmap = cv2.resize(np.random.default_rng(1).random((7, 7), np.float32), (56, 56), interpolation=cv2.INTER_LINEAR)
+    box = camkit.types.Box(crop[0] * 1200, crop[1] * 900, crop[2] * 1200, crop[3] * 900)
+
+    found = overlay.blend(pixels, heatmap, box, alpha=0.4)
+
+    placed = overlay.stretch(heatmap, box, (900, 1200))
+    seen = ~np.isnan(placed)
+    colours = overlay.colorize(np.nan_to_num(placed)).astype(float)
+    expected = np.where(seen[..., None], 0.6 * pixels + 0.4 * colours, (pixels * 0.45).astype(np.uint8))
+    difference = np.abs(found - expected)
+    assert np.quantile(difference, 0.99) <= 4  # half a pixel of the picture, and one level of the colour map
+    assert difference.max() <= 12
+
+
+def test_a_drawing_says_what_it_shows_also_as_jpeg(photos):
+    drawn(photos, "--style", "overlay")
+    files = sorted((photos.parent / "out").iterdir())
+    assert all('"style": "overlay"' in read_note(file) for file in files)
+    assert find_pictures([photos.parent / "out"]) == [photos.parent / "out"]  # drawings are no pictures
+    assert [*drawn(photos, "--style", "overlay")] == [file.name for file in files]
+    assert len(drawn(photos, "--style", "overlay", "--colormap", "jet")) == 6
+
+
+def test_the_quality_of_a_jpeg_is_90(photos):
+    found = camkit.explain("demo-fair", photos / "jpg.jpg").save(photos / "heat.jpg")
+    Image.new("RGB", (64, 64)).save(photos / "reference.jpg", quality=90)
+    with Image.open(found) as drawn, Image.open(photos / "reference.jpg") as reference:
+        assert drawn.quantization == reference.quantization
+
+
+def test_a_draft_is_a_smaller_picture_with_boxes_in_pixels_of_the_file(tmp_path):
+    smooth = cv2.resize(np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8), (2400, 1800))
+    Image.fromarray(smooth).save(tmp_path / "big.jpg")
+    model = camkit.load_model("demo-fair")
+    model = LoadedModel(model.module, "fair", ImageClassification(crop_size=128, resize_size=144), model.labels)
+    (whole,) = camkit.explain_many(model, [tmp_path / "big.jpg"])
+    (draft,) = camkit.explain_many(model, [tmp_path / "big.jpg"], draft=True)
+    assert whole.reduction == 1
+    assert draft.reduction == 4  # 450 pixels are more than twice 144, 225 are not
+    assert draft.picture.shape == (450, 600, 3)
+    assert draft.to_dict()["box"] == pytest.approx(whole.to_dict()["box"], abs=4)
+    assert draft.target == whole.target
+    assert np.corrcoef(draft.heatmap.ravel(), whole.heatmap.ravel())[0, 1] > 0.99
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_table_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_pictures(tmp_path / "in", 4, side=64)
+    (tmp_path / "in" / "bad.png").write_bytes(b"")
+    call = ["in", "--model", "demo-fair", "--table", "t.parquet", "--no-pictures"]
+    assert main(call) == 2
+    said = capsys.readouterr()
+    assert "4 explained, 1 failed, 0 empty" in said.out
+    assert "wrote t.parquet" in said.out
+    assert "bad.png" in said.err
+    assert not (tmp_path / "camkit-out").exists()
+    assert main(call) == 2
+    assert "pass --resume to continue it, or --overwrite to replace it" in capsys.readouterr().err
+    assert main([*call, "--resume"]) == 0
+    assert "5 were finished before" in capsys.readouterr().out
+    assert main([*call, "--resume", "--method", "layercam"]) == 2
+    assert "another method; choose another --table" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--no-pictures"], "needs --table"),
+        (["--resume"], "needs --table"),
+        (["--max-side", "-1"], "--max-side is a number of pixels"),
+        (["--table", "t.txt"], "ending in .parquet or .csv"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_sentence(tmp_path, capsys, monkeypatch, options, said):
+    monkeypatch.chdir(tmp_path)
+    write_pictures(tmp_path / "in", 1)
+    assert main(["in", "--model", "demo-fair", *options]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_drawing_that_cannot_be_written_leaves_no_row(tmp_path, tiny):
+    files = write_pictures(tmp_path / "in", 3)
+    out = tmp_path / "out" / files[1].parent.name
+    out.mkdir(parents=True)
+    (out / "00001.png.gradcam.0.png").write_bytes(b"of somebody else")
+    options: dict[str, Any] = {"table": tmp_path / "t.csv", "layers": ["0"]}
+    rows = list(explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), **options))
+    assert [isinstance(row, Written) for row in rows] == [True, False, True]
+    assert len(read(tmp_path / "t.csv")) == 2
+    (again,) = explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), resume=True, **options)
+    assert again.source == str(files[1])
+
+
+# --- the stream -------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_wait_while_those_before_them_hold_too_many_bytes():
+    started: list[int] = []
+
+    def tasks():
+        for number in range(12):
+            yield Task(lambda number=number: started.append(number) or number, in_thread=True, size=40)
+
+    results = in_order(tasks(), workers=2, ahead=100, most=100)
+    assert next(results) == 0
+    time.sleep(0.1)
+    assert max(started) <= 3
+    assert list(results) == list(range(1, 12))
+
+
+def test_results_that_wait_hold_a_bounded_number_of_bytes():
+    made: list[int] = []
+
+    def make(number: int) -> bytes:
+        made.append(number)
+        return bytes(40)
+
+    tasks = (Task(lambda number=number: make(number), in_thread=True) for number in range(40))
+    results = in_order(tasks, workers=3, ahead=100, most=100, size_of=len)
+    for count in range(1, 30):
+        next(results)
+        time.sleep(0.002)
+        assert len(made) <= count + 2 + 3 + 1  # those that fit, one in each thread, and the one that is due
+    results.close()
+    assert threading.active_count() == 1
+
+
+def test_a_result_larger_than_all_room_still_comes():
+    tasks = (Task(lambda: bytes(500), in_thread=True) for _ in range(5))
+    assert [len(result) for result in in_order(tasks, workers=2, ahead=3, most=100, size_of=len)] == [500] * 5
+
+
+def test_large_pictures_make_small_batches(tmp_path):
+    sizes: list[int] = []
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Conv2d(3, 4, 8, stride=8)
+
+        def forward(self, images: Tensor) -> Tensor:
+            sizes.append(len(images))
+            return self.features(images).mean((2, 3))
+
+    pictures = [np.zeros((2000, 2000, 3), np.uint8)] * 9
+    preprocess = lambda picture: torch.from_numpy(np.asarray(picture.resize((64, 64))).copy()).permute(2, 0, 1) / 255  # noqa: E731
+    rows = list(camkit.explain_many(Net(), pictures, "features", preprocess=preprocess))
+    assert len(rows) == 9
+    assert max(sizes) == 4  # 15 MiB each
