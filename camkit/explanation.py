@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -232,6 +233,19 @@ class Explanation:
             return None
         drawn = as_pixels(self.shown[None])
         return None if drawn is None else drawn[0]
+
+    def released(self, file: Path) -> Explanation:
+        """Return the explanation without the picture in memory: it is read from its file when it is next drawn.
+
+        A picture that was read as a draft stays, since the box lies on it.
+        """
+        if not isinstance(self.shown, Image.Image) or self.reduction != 1:
+            return self
+        released = copy.copy(self)  # with the heatmap, if it was computed already
+        object.__setattr__(released, "shown", file)
+        for name in ("picture", "_drawable"):
+            released.__dict__.pop(name, None)
+        return released
 
     @property
     def picture_size(self) -> tuple[int, int] | None:

@@ -2,7 +2,7 @@
 
     python scripts/bench_draft.py PHOTOS --model mobilenet_v2 --weights mine.pth --side 4000
 
-Photos smaller than ``--side`` are enlarged and saved with fine noise, as the photos of large cameras have it.
+Photos smaller than ``--side`` are enlarged; all are saved with fine noise, as the photos of large cameras have it.
 """
 
 from __future__ import annotations
