@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from camkit import errors, hooks, targets, tensorboard
     from camkit.background.check import CheckResult
     from camkit.background.run import check
+    from camkit.concepts import Concepts, factorise
     from camkit.demo import scenes
     from camkit.diagnosis import Diagnosis, diagnose
     from camkit.diagnosis.feature_maps import feature_maps
@@ -33,6 +34,7 @@ __all__ = [
     "METHODS",
     "CamkitError",
     "CheckResult",
+    "Concepts",
     "Diagnosis",
     "Explainer",
     "Explanation",
@@ -44,6 +46,7 @@ __all__ = [
     "errors",
     "explain",
     "explain_many",
+    "factorise",
     "feature_maps",
     "hooks",
     "load_model",
@@ -57,6 +60,7 @@ _HOMES = {
     "METHODS": "methods",
     "CamkitError": "errors",
     "CheckResult": "background.check",
+    "Concepts": "concepts",
     "Diagnosis": "diagnosis",
     "Explainer": "explainer",
     "Explanation": "explanation",
@@ -66,6 +70,7 @@ _HOMES = {
     "diagnose": "diagnosis",
     "explain": "explainer",
     "explain_many": "explainer",
+    "factorise": "concepts",
     "feature_maps": "diagnosis.feature_maps",
     "load_model": "models",
     "register_method": "methods",
