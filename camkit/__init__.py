@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from camkit.background.run import check
     from camkit.comparison.compare import Comparison, compare
     from camkit.comparison.judge import MethodJudgement, judge
+    from camkit.concepts import Concepts, factorise
     from camkit.demo import scenes
     from camkit.diagnosis import Diagnosis, diagnose
     from camkit.diagnosis.feature_maps import feature_maps
@@ -36,6 +37,7 @@ __all__ = [
     "CamkitError",
     "CheckResult",
     "Comparison",
+    "Concepts",
     "Diagnosis",
     "Explainer",
     "Explanation",
@@ -49,6 +51,7 @@ __all__ = [
     "errors",
     "explain",
     "explain_many",
+    "factorise",
     "feature_maps",
     "hooks",
     "judge",
@@ -66,6 +69,7 @@ _HOMES = {
     "CamkitError": "errors",
     "CheckResult": "background.check",
     "Comparison": "comparison.compare",
+    "Concepts": "concepts",
     "Diagnosis": "diagnosis",
     "Explainer": "explainer",
     "Explanation": "explanation",
@@ -77,6 +81,7 @@ _HOMES = {
     "diagnose": "diagnosis",
     "explain": "explainer",
     "explain_many": "explainer",
+    "factorise": "concepts",
     "feature_maps": "diagnosis.feature_maps",
     "judge": "comparison.judge",
     "load_model": "models",

@@ -54,7 +54,7 @@ quits("import")
 """A network whose code raises something in one place."""
 SOURCES = ("forward", "factory", "preprocess", "import", "thread")
 
-COMMANDS = ("check", "diagnose", "features", "layers", "methods", "demo")
+COMMANDS = ("check", "diagnose", "features", "concepts", "layers", "methods", "demo")
 CAMKIT = str(Path(sys.executable).parent / "camkit")
 
 
@@ -426,7 +426,7 @@ class TestWhatIsPrinted:
     def test_the_help_lists_the_required_option_first_and_promises_one_value(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        for command in ("", "layers", "diagnose", "features", "check"):
+        for command in ("", "layers", "diagnose", "features", "concepts", "check"):
             assert main([*command.split(), "--help"]) == 0
             shown = capsys.readouterr().out
             options = re.findall(r"^│ [* ] +(--[\w-]+)", shown, re.MULTILINE)

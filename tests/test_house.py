@@ -39,6 +39,7 @@ def test_public_names_are_pinned() -> None:
     assert sorted(camkit.__all__) == [
         "CamkitError",
         "CheckResult",
+        "Concepts",
         "Diagnosis",
         "Explainer",
         "Explanation",
@@ -51,6 +52,7 @@ def test_public_names_are_pinned() -> None:
         "errors",
         "explain",
         "explain_many",
+        "factorise",
         "feature_maps",
         "hooks",
         "load_model",

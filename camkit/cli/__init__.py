@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
 import camkit
 from camkit.cli.check import checks, demo_check
+from camkit.cli.concepts import concepts
 from camkit.cli.configured import fill_in
 from camkit.cli.diagnose import diagnose, features
 from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, Source, events_into
@@ -60,6 +61,7 @@ app = App(
 app.command(checks)
 app.command(diagnose)
 app.command(features)
+app.command(concepts)
 
 
 @app.default

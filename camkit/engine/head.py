@@ -26,7 +26,7 @@ from camkit.errors import MethodError
 from camkit.types import LayerRef, Layout
 
 Score: TypeAlias = Callable[[Any, int], Tensor]
-"""``score(output, batch)`` returns one score (N,) for each picture of a batch."""
+"""``score(output, batch)`` returns the score (N,) of each picture of a batch, or several scores (N, K)."""
 
 Trunk: TypeAlias = Literal["kept", "repeated", "computed"]
 """How the trunk takes part in a pass of the head: its recorded outputs are returned for one picture; the same, repeated
@@ -95,8 +95,8 @@ class Head:
         layout: the layout of the layer's output.
         image: the picture (1, c, *size).
         recorded: the recording of a plain pass of this picture.
-        score: the score to compute.
-        expected: the model's own score of the picture.
+        score: the score to compute; or several, and then the head returns as many.
+        expected: the model's own score of the picture, or its K scores.
         each_pass: returns the context in which one pass is run, such as ``quiet_pass``. Each pass has one of its own,
             so that each finds the model as the first one did.
 
@@ -112,7 +112,7 @@ class Head:
         image: Float[Tensor, "1 c *size"],
         recorded: Recording,
         score: Score,
-        expected: float,
+        expected: float | Float[Tensor, " k"],
         each_pass: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._model, self._ref, self._layout = model, ref, layout
@@ -125,16 +125,17 @@ class Head:
         """How many changed maps one pass takes."""
         self._trunk = self._usable_trunk(expected)
 
-    def __call__(self, maps: Float[Tensor, "m c *grid"]) -> Float[Tensor, " m"]:
+    def __call__(self, maps: Float[Tensor, "m c *grid"]) -> Float[Tensor, "m *_"]:
         """Return the score that the picture would have if the layer returned these feature maps, for each of them.
 
         The model may overwrite the maps.
         """
         return torch.cat([self._run(part, self._trunk) for part in maps.split(self.at_once)])
 
-    def _usable_trunk(self, expected: float) -> Trunk:
+    def _usable_trunk(self, expected: float | Float[Tensor, " k"]) -> Trunk:
         """Return the cheapest way to run the trunk with which the unchanged maps have the model's own score."""
         failure: Exception | None = None
+        own = float(torch.as_tensor(expected).abs().amax())
         trunks: Sequence[Trunk] = ("kept", "repeated", "computed")
         for trunk in trunks:
             try:
@@ -142,14 +143,14 @@ class Head:
             except Exception as error:  # a branch that passes the layer has another number of pictures
                 failure = error
                 continue
-            if bool(((scores - expected).abs() <= _SAME * max(abs(expected), float(scores.abs().amax()))).all()):
+            if bool(((scores - expected).abs() <= _SAME * max(own, float(scores.abs().amax()))).all()):
                 return trunk
         raise MethodError(
             f"the part of the model after layer {str(self._ref)!r} cannot be run alone on changed feature maps; use a "
             "gradient method such as 'gradcam'"
         ) from failure
 
-    def _run(self, maps: Float[Tensor, "m c *grid"], trunk: Trunk) -> Float[Tensor, " m"]:
+    def _run(self, maps: Float[Tensor, "m c *grid"], trunk: Trunk) -> Float[Tensor, "m *_"]:
         count = len(maps)
         layer = self._model.get_submodule(self._ref.name)
         kept = {} if trunk == "computed" else self._recorded.before
@@ -162,7 +163,7 @@ class Head:
         # PyTorch's fused transformer layers do not call their submodules, unless one of these has a hook.
         with self._each_pass(), answering(answers), forward_hooks({layer: _keep}), interruptible():
             scores = self._score(self._model(image.clone()), count).detach().float()
-        if scores.shape != (count,):
+        if scores.shape[:1] != (count,):
             raise MethodError(f"the head returned scores of shape {tuple(scores.shape)} for {count} changed maps")
         return scores
 

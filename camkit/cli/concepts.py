@@ -1,0 +1,69 @@
+"""``camkit concepts``: the concepts that a layer's feature maps are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from camkit.cli.options import METHOD, OUTPUT, Common, Source
+from camkit.cli.terminal import TALK, printer
+from camkit.errors import InputError, printable
+
+
+def concepts(
+    *pictures: str,
+    source: Source,
+    count: Annotated[int, Parameter(alias="-n", group=METHOD, metavar="NUMBER")] = 5,
+    layer: Annotated[str | None, Parameter(alias="-l", group=METHOD, metavar="NAME")] = None,
+    batch_size: Annotated[int, Parameter(alias="-b", group=METHOD, metavar="NUMBER")] = 32,
+    recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
+    out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="PATH")] = Path("camkit-out"),
+    overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    common: Common | None = None,
+) -> int:
+    """Draw the concepts that a layer's feature maps are made of, as coloured regions in one picture or several.
+
+    Deep feature factorisation: each cell becomes a sum of a few concepts, which all pictures share. If the rest of the
+    model can be run alone, each concept is named by the class that it stands for.
+
+    Args:
+        pictures: Files, folders or quoted glob patterns.
+        source: The model.
+        count: The number of concepts.
+        layer: The layer; by default the one that camkit would explain. "camkit layers" lists them.
+        batch_size: Pictures per pass; halved automatically if memory runs out.
+        recursive: Search folders with their subfolders, which is the default, or without them.
+        out: The folder for the sheet, or a file such as concepts.png.
+        overwrite: Replace a file that shows something else. Without it, what differs is added to the name.
+        common: The config, and how much is printed.
+    """
+    (common or Common()).begin()
+    if not pictures:
+        raise InputError("name at least one picture: camkit concepts image.jpg --model resnet50")
+    from camkit.concepts import factorise
+    from camkit.images.files import check_folder, find_places, names_file
+    from camkit.scale.naming import free_file, picture_name, slug, write_drawing
+
+    files = list(find_places(pictures, skip=out, recursive=recursive))
+    loaded = source.load()
+    check_folder(out.parent if names_file(out) else out)
+    found = factorise(loaded, files, count, layer, batch_size=batch_size)
+    words = [f"{count}-concepts", slug(found.layer)]
+    first, more = picture_name(files[0]), len(files) - 1
+    shows = {
+        "picture": " ".join(str(file.absolute()) for file in files),
+        "name": ".".join(words),
+        "model": loaded.name,
+        **source.about(),
+    }
+    file = free_file(out, Path(f"{first}-and-{more}-more" if more else first), words, shows, overwrite=overwrite)
+    write_drawing(file, found.sheet(), shows)
+    if TALK.quiet:
+        return 0
+    lines = [f"{printable(str(files[0]))}{f' and {more} more' if more else ''}  layer {printable(found.layer)}"]
+    lines += [f"  {printable(name)}" for name in found.names]
+    lines += [f"  wrote {printable(str(file))}"]
+    printer().print("\n".join(lines), markup=False)
+    return 0

@@ -1,0 +1,167 @@
+"""``factorise()``: run the model, collect the feature maps of all pictures, and factorise them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from camkit.concepts.concepts import Concepts
+from camkit.concepts.factorisation import factorise_cells
+from camkit.concepts.naming import class_probabilities
+from camkit.errors import ImageError, InputError, LayerError, advice
+from camkit.explainer import Explainer
+from camkit.images.prepare import prepare, unbatched
+from camkit.layers.names import Selector
+from camkit.methods import Method
+from camkit.models import Labels, as_model, device_of, dtype_of, spatial_rank
+from camkit.models.loaded import LoadedModel
+from camkit.targets.scores import Scores, Target
+from camkit.types import ImageLike, Preprocess, TargetLayer
+
+
+class _Collected:
+    """Keeps the feature maps that an Explainer's passes give to its method, picture by picture.
+
+    Attributes:
+        maps: (C, *grid) of each picture, on the CPU.
+    """
+
+    def __init__(self) -> None:
+        self.maps: list[Tensor] = []
+
+    def __call__(self, activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
+        """Keep the maps of a batch, and return a map without heat."""
+        self.maps.extend(activations.detach().float().cpu())
+        return torch.zeros_like(activations[:, 0])
+
+
+class _NoTarget(Target):
+    """Scores nothing: feature maps belong to no class."""
+
+    def __call__(self, output: Any, batch: int) -> Scores:  # noqa: ARG002 - every target takes the output
+        """Return zeros."""
+        return Scores(values=torch.zeros(batch), description="all classes")
+
+
+def factorise(
+    model: nn.Module | str | LoadedModel,
+    images: ImageLike | Sequence[ImageLike],
+    concepts: int = 5,
+    target_layer: Selector | None = None,
+    *,
+    preprocess: Preprocess | None = None,
+    labels: Labels | None = None,
+    device: str | torch.device | None = None,
+    batch_size: int = 32,
+) -> Concepts:
+    """Find the concepts that a layer's feature maps are made of: deep feature factorisation.
+
+    The non-negative part of the feature vectors of all cells of all pictures is factorised: each cell becomes a sum of
+    a few vectors, the concepts, with non-negative strengths. The strengths of one concept are its map. If the part of
+    the model after the layer can be run alone, it says which class it would give to a picture whose every cell is one
+    concept. (Collins, Achanta and Suesstrunk 2018, Deep Feature Factorization, arXiv:1806.10206)
+
+    Args:
+        model, target_layer, preprocess, labels, device, batch_size: as for ``camkit.explain``; one layer.
+        images: one picture or several, as ``camkit.explain`` takes them.
+        concepts: how many concepts.
+
+    Returns:
+        A ``Concepts``, with the concept that makes up most of the feature maps first.
+
+    Raises:
+        InputError: ``concepts`` is less than 1 or more than the cells or channels, there is no picture, several layers
+            match, or as for ``camkit.explain``.
+
+    Examples:
+        >>> import camkit
+        >>> found = camkit.factorise("demo-fair", camkit.scenes.scene_paths()["plane-sky"], concepts=3)
+        >>> found.vectors.shape, found.maps[0].shape
+        ((3, 64), (3, 16, 16))
+    """
+    if isinstance(concepts, bool) or not isinstance(concepts, int) or concepts < 1:
+        raise InputError(f"concepts is a whole number from 1, not {concepts!r}")
+    loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
+    rank = spatial_rank(loaded.module)
+    given = images if isinstance(images, (list, tuple)) else [images]
+    pictures = list(unbatched(cast("Sequence[ImageLike]", given), rank))
+    if not pictures:
+        raise ImageError("there is no picture to factorise; pass at least one")
+    collected = _Collected()
+    method = Method("concepts", "concepts", "", "", needs="activations", weights=collected)
+    explainer = Explainer(loaded, target_layer, method=method)
+    explained = explainer.batch(pictures, _NoTarget(), batch_size=batch_size)
+    if len(explainer.layers) > 1 or len({row.layer for row in explained}) > 1:
+        names = sorted({str(layer) for layer in explainer.layers} | {row.layer for row in explained})
+        raise LayerError(
+            f"the concepts of one layer are found, but these are several: {', '.join(names)}; name one with "
+            f"{advice('target_layer=', '--layer')}"
+        )
+    strengths, vectors = _factors(collected.maps, concepts, str(explainer.layer))
+    image = prepare(pictures[0], loaded.preprocess, explained[0].source, rank).tensor[None].detach()
+    image = image.to(device_of(loaded.module), dtype_of(loaded.module))
+    layer = TargetLayer(explainer.layer.name, explainer.layer.call, explainer.layer.layout)
+    chances = class_probabilities(loaded.module, layer, image, vectors, loaded.activation)
+    classes = None if chances is None else tuple(chances.argmax(1).tolist())
+    return Concepts(
+        maps=tuple(part.numpy() for part in _maps(strengths, collected.maps)),
+        vectors=vectors.numpy(),
+        classes=classes,
+        probabilities=None if chances is None else tuple(chances.amax(1).tolist()),
+        labels=None if classes is None or loaded.labels is None else tuple(loaded.labels[index] for index in classes),
+        unexplained=_unexplained(collected.maps, strengths, vectors),
+        layer=str(explainer.layer),
+        model=loaded.name,
+        pictures=tuple(explained),
+    )
+
+
+def _cells(maps: Sequence[Float[Tensor, "c *_"]]) -> Float[Tensor, "cells c"]:
+    """Return the non-negative feature vectors of all cells of all pictures."""
+    return torch.cat([of_picture.flatten(1).mT for of_picture in maps]).relu()
+
+
+def _factors(
+    maps: Sequence[Float[Tensor, "c *_"]], count: int, layer: str
+) -> tuple[Float[Tensor, "k cells"], Float[Tensor, "k c"]]:
+    """Return the strengths, whose largest is 1 for each concept, and the vectors; the concept with most evidence first.
+
+    Raises:
+        InputError: more concepts than the feature maps can have.
+        LayerError: the feature maps are not finite.
+    """
+    cells = _cells(maps)
+    most = min(cells.shape)
+    if count > most:
+        raise InputError(
+            f"{count} concepts are too many: layer {layer!r} has {cells.shape[1]} channels, and {cells.shape[0]} cells "
+            f"in all pictures, so at most {most} can be told apart"
+        )
+    if not bool(cells.isfinite().all()):
+        raise LayerError(f"the feature maps of layer {layer!r} hold NaN or infinite values")
+    strengths, vectors = factorise_cells(cells, count)
+    largest = strengths.amax(1, keepdim=True)
+    largest = torch.where(largest > 0, largest, 1)
+    strengths, vectors = strengths / largest, vectors * largest
+    order = (strengths.sum(1) * vectors.sum(1)).argsort(descending=True)
+    return strengths[order], vectors[order]
+
+
+def _maps(strengths: Float[Tensor, "k cells"], maps: Sequence[Float[Tensor, "c *_"]]) -> list[Tensor]:
+    """Return the strengths of each picture as maps (k, *grid)."""
+    grids = [of_picture.shape[1:] for of_picture in maps]
+    parts = strengths.split([grid.numel() for grid in grids], dim=1)
+    return [part.reshape(-1, *grid) for part, grid in zip(parts, grids, strict=True)]
+
+
+def _unexplained(
+    maps: Sequence[Float[Tensor, "c *_"]], strengths: Float[Tensor, "k cells"], vectors: Float[Tensor, "k c"]
+) -> float:
+    """Return the share of the feature maps' squares that the concepts leave out; 0 if all of them are 0."""
+    cells = _cells(maps)
+    total = float(cells.square().sum())
+    return float((cells - strengths.mT @ vectors).square().sum()) / total if total > 0 else 0.0
