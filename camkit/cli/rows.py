@@ -31,7 +31,7 @@ _MOST_WITHOUT_BAR = 3
 
 _COLUMNS = (
     *("source", "status", "target", "label", "score", "probability", "layer", "method", "peak", "box", "detection"),
-    *("file", "error"),
+    *("scale", "file", "error"),
 )
 """The columns of the CSV."""
 
@@ -43,6 +43,7 @@ class _Tally:
     Attributes:
         code: the exit code.
         explained, failed: the pictures with an explanation, and those with an error.
+        images: how many pictures and frames of videos have an explanation.
         empty: the number of maps without heat.
         errors: how many pictures have the same error, without their names.
         first: the first picture with each error.
@@ -51,6 +52,7 @@ class _Tally:
     code: int = 0
     explained: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    images: int = 0
     empty: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
@@ -63,8 +65,10 @@ class _Tally:
         if isinstance(row, WrittenVideo):
             self.code = max(self.code, InputError.exit_code if row.problem else 0)
             self.explained.add(row.source)
+            self.images += row.frames
             return False
         if not isinstance(row, Failure):
+            self.images += row.explanation.source not in self.explained
             self.explained.add(row.explanation.source)
             self.empty += row.explanation.status != "ok"
             return False
@@ -141,10 +145,9 @@ def _print_repeated(tally: _Tally) -> None:
 def _print_summary(tally: _Tally, seconds: float, form: Form) -> None:
     """Print the last line: below the rows if they are text, else apart from them."""
     failed = len(tally.failed - tally.explained)
-    line = (
-        f"{len(tally.explained)} explained, {failed} failed, {tally.empty} empty; "
-        f"{tally.finished / max(seconds, 1e-9):.3g} pictures a second"
-    )
+    line = f"{len(tally.explained)} explained, {failed} failed, {tally.empty} empty"
+    if tally.images:
+        line += f"; {tally.images / max(seconds, 1e-9):.3g} pictures a second"
     if form != "text":
         say(line)
     elif not TALK.quiet:

@@ -60,8 +60,10 @@ class Written:
     drawing: Drawing
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain JSON values."""
-        return {**self.explanation.to_dict(), "file": str(self.file)}
+        """Return the row as plain JSON values; "scale" has the value of the strongest colour for each layer."""
+        is_coloured = self.explanation.status == "ok"
+        scale = list(self.explanation.colour_scale(self.drawing.scale).limits) if is_coloured else None
+        return {**self.explanation.to_dict(), "scale": scale, "file": str(self.file)}
 
 
 def explain_files(
@@ -194,7 +196,8 @@ def _drawn_video(
     except CamkitError as error:
         return Failure(str(video), error)
     file_for = functools.partial(files.file_for_video, video)
-    return draw_video(video, every, explained, draw, files.folder, file_for, captioned=drawing.style == "figure")
+    row = draw_video(video, every, explained, draw, files.folder, file_for, captioned=drawing.style == "figure")
+    return row if isinstance(row, Failure) else replace(row, scale=scales.get((row.layer, row.method)))
 
 
 @dataclass(frozen=True)
