@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 from camkit.config.files import read_table
 from camkit.errors import InputError, did_you_mean
 from camkit.methods import Method, find_method
-from camkit.types import Fusion, Precision
+from camkit.types import Fusion, Precision, Scale
 
 
 class _Section(BaseModel):
@@ -56,7 +56,8 @@ class ModelSection(_Section):
 class ExplainSection(_Section):
     """How pictures are explained; the keys mean what the command-line options of the same name mean.
 
-    ``out``, ``style``, ``colormap`` and ``alpha`` say how the command draws, so they change nothing in Python.
+    ``out``, ``style``, ``colormap``, ``alpha`` and ``scale`` say how the command draws, so they change nothing in
+    Python.
     """
 
     method: str | None = None
@@ -68,6 +69,7 @@ class ExplainSection(_Section):
     style: str | None = None
     colormap: str | None = None
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+    scale: Scale | None = None
 
 
 class DiagnoseSection(_Section):
