@@ -364,7 +364,7 @@ class Explanation:
         Args:
             colormap, alpha, scale: as for ``overlay``.
             side: the largest longer side of the picture in the figure; the figure itself is a little larger.
-            fixed: keep every text on one line, so that the figures of all frames of a video have one size.
+            fixed: give every text a fixed number of lines, so that the figures of all frames of a video have one size.
 
         Returns:
             The figure, height x width x 3 uint8 RGB.
@@ -575,7 +575,8 @@ class Explanations(list[Explanation]):
             for row in self[:_MOST_IN_LINE]
         ]
         more = ", ..." if len(self) > _MOST_IN_LINE else ""
-        return f"<{len(self)} Explanations: {', '.join(named)}{more}>" if self else "<0 Explanations>"
+        kind = "Explanation" if len(self) == 1 else "Explanations"
+        return f"<{len(self)} {kind}: {', '.join(named)}{more}>" if self else "<0 Explanations>"
 
     def _repr_html_(self) -> str | None:
         """Show the sheet in a notebook, of the first explanations if there are many."""

@@ -461,6 +461,15 @@ def test_a_wrong_config_is_one_sentence_for_every_command(
     assert main([*command[:1], "--help"] if command[0] != "photo.jpg" else ["--help"]) == 0, "help needs no config"
 
 
+def test_the_config_can_ask_for_one_scale(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "other.jpg").write_bytes((project / "photo.jpg").read_bytes())
+    (project / "camkit.toml").write_text('[model]\nname = "demo-fair"\n[explain]\nscale = "shared"\n')
+    assert main(["photo.jpg", "other.jpg"]) == 0
+    assert capsys.readouterr().out.count("one scale for 2 maps") == 2
+    assert main(["photo.jpg", "other.jpg", "--scale", "each"]) == 0
+    assert capsys.readouterr().out.count("this map's own scale") == 2
+
+
 def test_pyproject_serves_all_commands_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "camkit.toml").unlink()
     (project / "pyproject.toml").write_text(

@@ -189,6 +189,16 @@ def few(name="bird"):
     return Measures(name, 20, 20, Estimate(0.9, 0.7, 0.97, 20), 0.0, gap=both(0.0, -0.1, 0.1, pictures=20))
 
 
+def test_what_holds_for_all_classes_together_comes_first():
+    above = {"gap": both(0.9, 0.8, 1.0, p=1e-12), "attraction": both(0.9, 0.8, 1.0, p=1e-12)}
+    overall = {name: both(0.9, 0.8, 1.0, p=1e-12) for name in ("gap", "sufficiency")}
+
+    texts = [reason.text for reason in model(overall, cat=above, dog=above, bird=above)[OVERALL].reasons]
+
+    assert [text.partition(":")[0] for text in texts] == ["all classes together"] * 2 + ["cat", "dog", "bird"] * 2
+    assert ["sufficiency" in text for text in texts[:2]] == [False, True]
+
+
 def test_a_class_with_few_pictures_is_inconclusive_unless_it_is_waived():
     assert model(bird=few())[OVERALL].verdict == "INCONCLUSIVE"
     assert model(bird=few(), waived=["bird"])[OVERALL].verdict == "PASS"

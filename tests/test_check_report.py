@@ -49,6 +49,13 @@ def test_each_entry_of_the_table_becomes_a_file_with_its_text(result, out):
         assert (out / name).read_text() == render(result)
 
 
+def test_the_page_shows_every_reason(result):
+    page = check_html.render(replace(result, reasons=tuple(f"reason {n}." for n in range(20))))
+
+    assert "And 12 more: see" in page
+    assert all(page.count(f"reason {n}.") == 1 for n in range(20))
+
+
 def test_a_result_shows_itself_on_one_line_and_in_a_notebook(result, out):
     line, html = repr(result), replace(result, report=out / "report.html")._repr_html_()
 
@@ -400,6 +407,14 @@ def test_the_change_since_the_baseline_is_a_bullet_of_its_own(result):
 
     (line,) = [line for line in lines if "since the baseline" in line]
     assert line.startswith("- change since the baseline, on 40 pictures: gap +0.10")
+
+
+def test_an_unchanged_figure_has_no_interval_of_0_to_0(result):
+    change = Change(40, Estimate(0.0, 0.0, 0.0, 40), Estimate(1e-7, -1e-7, 2e-7, 40))
+
+    (line,) = [line for line in markdown.render(replace(result, change=change)).splitlines() if "baseline" in line]
+
+    assert line.endswith("gap unchanged (by less than 0.005), skill unchanged (by less than 0.005)")
 
 
 def test_junit_skips_an_overall_verdict_that_may_be_inconclusive_and_has_times(result):

@@ -358,6 +358,7 @@ class TestWhatIsPrinted:
         assert Path(first["file"]).is_file()
         assert 0 <= float(second["probability"]) < float(first["probability"]) <= 1
         assert len(first["peak"].split()) == 2
+        assert float(first["scale"]) == float(second["scale"] or first["scale"]) > 0, "two targets share a scale"
         assert failed["source"] == str(tmp_path / "a, b.jpg")
         assert "empty file" in failed["error"]
 
@@ -401,6 +402,12 @@ class TestWhatIsPrinted:
             (["a.jpg", "-m", "demo-fair", "-t", "0", "-q", "-v"], "--quiet and --verbose exclude each other"),
             (["a.jpg", "-m", "demo-fair", "--json", "--csv"], "--json and --csv exclude each other"),
             (["a.jpg", "-m", "demo-fair", "--raw"], "it needs --json"),
+            (
+                ["a.jpg", "-m", "demo-fair", "-s", "overlay", "-s", "figure"],
+                "-s was given twice, and it takes one value",
+            ),
+            (["help"], "there is no command and no file 'help'; did you mean '--help'?"),
+            (["a.jpg", "-c", "nowhere.toml"], "the config nowhere.toml cannot be read: there is no such file"),
             (["a.jpg", "-m", "demo-fair", "--layr", "x"], "--layr. Did you mean --layer?"),
         ],
     )
@@ -433,6 +440,24 @@ class TestWhatIsPrinted:
             assert options[0] == "--model", command
             assert all(short in shown for short in (" -m ", " -q ", " -v ", " -c "))
             assert "..." not in re.sub(r"\(resnet50.*?\)|inferno, \.\.\.|\[ARGS\.\.\.\]", "", shown, flags=re.DOTALL)
+
+    @pytest.mark.parametrize("columns", ["60", "100"])
+    def test_the_help_fills_its_lines(
+        self, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["--help"]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        first = next(number for number, line in enumerate(shown) if "The layer to explain" in line)
+        last = next(number for number, line in enumerate(shown) if "chooses." in line)
+        for line, following in itertools.pairwise(shown[first : last + 1]):
+            word = following.strip("│ ").split()[0]
+            assert len(line.rstrip("│ ")) + 1 + len(word) > int(columns) - 2, "the next word would still fit"
+
+    def test_the_help_says_how_the_command_is_called(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for command, usage in (("", "camkit PICTURES --model NAME"), ("check", "camkit check DATA --model NAME")):
+            assert main([*command.split(), "--help"]) == 0
+            assert capsys.readouterr().out.startswith(f"Usage: {usage} [OPTIONS]\n")
 
     def test_advice_fits_the_door(self, plane: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "net.py").write_text(BARE)

@@ -36,7 +36,9 @@ def test_the_workflow_runs_on_pull_requests_and_installs_checks_and_uploads():
     commands = [step["run"] for step in steps() if "run" in step]
 
     assert used == ["actions/checkout", "actions/setup-python", "actions/upload-artifact"]
-    assert commands[0] == "python -m pip install camkit"
+    assert commands[0] == 'python -m pip install "camkit @ git+https://github.com/OWNER/camkit"'
+    assert "replace `OWNER`" in " ".join(DOCS.split())
+    assert all("cache" not in step.get("with", {}) for step in steps()), "it fails without a list of requirements"
     assert commands[1].startswith("camkit check ")
     checking = next(number for number, step in enumerate(steps()) if "camkit check" in step.get("run", ""))
     assert all("!cancelled()" in step["if"] for step in steps()[checking + 1 :])  # the report matters most after a FAIL

@@ -654,6 +654,7 @@ def test_a_long_list_shows_its_beginning():
     with pytest.raises(InputError, match="empty"):
         Explanations().sheet()
     assert repr(Explanations()) == "<0 Explanations>"
+    assert repr(found[:1]).startswith("<1 Explanation: ")
     assert Explanations()._repr_html_() is None
 
 

@@ -75,8 +75,36 @@ def test_every_frame_of_a_video_is_drawn(tmp_path, capsys, name, codec):
         assert np.abs(drawn[number].astype(int) - expected).mean() < 6, "lossy, but this frame and no other"
     printed = capsys.readouterr().out
     assert "9 frames, 12 per second: " in printed
+    assert "colours on each frame's own scale" in printed
     assert "plane in " in printed
     assert [file.name for file in (tmp_path / "out").iterdir()] == [f"{clip.name.removesuffix('.mp4')}.gradcam.mp4"]
+
+
+def test_the_scale_of_a_video_is_printed(tmp_path, capsys):
+    clip = write_video(tmp_path / "clip.mp4", frames(3))
+    found = camkit.explain("demo-fair", read_video(clip)[0])
+    scale = found[0].colour_scale(found)
+
+    assert run(clip, "--out", tmp_path, "--scale", "shared") == 0
+    text = capsys.readouterr().out
+    assert run(clip, "--out", tmp_path, "--scale", "shared", "--json") == 0
+    (row,) = rows(capsys)
+    assert run(clip, "--out", tmp_path, "--every", "100") == 0
+
+    assert row["scale"] == [pytest.approx(scale.largest, rel=1e-4)]
+    assert f"colours from {scale}\n" in text
+    assert "one scale for 3 maps" in text
+    assert "  1 frame, 0.12 per second" in capsys.readouterr().out
+
+
+def test_the_notes_of_a_frame_are_not_shortened():
+    found = camkit.explain("demo-fair", frames(2))
+
+    frame, figure = (found[0].captioned(scale=found, fixed=fixed) for fixed in (True, False))
+
+    assert frame.shape == found[1].captioned(scale=found, fixed=True).shape
+    margin = 16
+    assert np.array_equal(frame[: len(figure) - margin], figure[:-margin]), "the words below the bar take two lines"
 
 
 def test_every_nth_frame_at_the_same_speed(tmp_path, capsys):
@@ -206,6 +234,8 @@ def bad_videos(folder: Path) -> dict[str, str]:
     ):
         (folder / name).write_bytes(data)
     (folder / "folder.mp4").mkdir()
+    (folder / "only").mkdir()
+    (folder / "only/clip.mp4").write_bytes(whole)
     decoder = "cannot be read as a video: it is damaged, or this OpenCV has no decoder for it"
     return {
         "truncated.mp4": decoder,
@@ -214,6 +244,7 @@ def bad_videos(folder: Path) -> dict[str, str]:
         "empty.mp4": "is an empty file",
         "missing.mp4": "there is no file",
         "folder.mp4": "a folder without pictures",
+        "only": "only is a folder without pictures; to draw its videos, name the files",
     }
 
 
@@ -227,7 +258,7 @@ def test_a_bad_video_is_one_sentence_and_exit_code_2(tmp_path):
 
     assert done.returncode == 2
     assert done.stdout.splitlines()[1:] == []
-    assert done.stdout.startswith(f"0 explained, {len(said)} failed")
+    assert done.stdout == f"0 explained, {len(said)} failed, 0 empty\n", "no speed of nothing"
     lines = [line for line in done.stderr.splitlines() if not line.startswith("camkit: ")]
     assert len(lines) == len(said), "FFmpeg and OpenCV print nothing of their own"
     for name, sentence in said.items():

@@ -92,7 +92,8 @@ def _read_data(
             "or pictures with regions that name classes"
         )
     classes = tuple(sorted({item.label for item in labelled.items}))
-    fact = f"{len(labelled.items)} pictures of {len(classes)} classes ({labelled.rule})"
+    of_classes = f"{len(classes)} class{'' if len(classes) == 1 else 'es'}"
+    fact = f"{len(labelled.items)} pictures of {of_classes} ({labelled.rule})"
     dataset = Dataset(root, tuple(labelled.items), classes, (fact,), labelled.left_out)
     if not sources:
         return replace(dataset, facts=(fact, "no regions"))

@@ -212,10 +212,15 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     verdict = findings.verdict
     if verdict == "PASS":
         return replace(overall, verdict=verdict, reasons=(*overall.reasons, *_open_classes(counted)))
-    deciding = {name: judgement for name, judgement in counted.items() if judgement.verdict == verdict}
-    reasons = _summarised(deciding, classes=len(judged) - 1)
-    if OVERALL not in deciding and overall.verdict != "PASS":  # a finding for all classes is reported in any case
-        reasons += [Reason(reason.kind, f"all classes together: {reason.text}") for reason in overall.reasons]
+    of_all = [Reason(reason.kind, f"all classes together: {reason.text}") for reason in overall.reasons]
+    of_classes = _summarised(
+        {name: own for name, own in counted.items() if name != OVERALL and own.verdict == verdict},
+        classes=len(judged) - 1,
+    )
+    if overall.verdict == verdict:  # first, because reports show only the first reasons at the top
+        reasons = [*of_all, *of_classes]
+    else:  # a finding for all classes together is reported in any case
+        reasons = [*of_classes, *(of_all if overall.verdict != "PASS" else [])]
     return replace(overall, verdict=verdict, reasons=tuple(reasons))
 
 
@@ -245,14 +250,10 @@ def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]
             for reason in judgement.reasons
             if reason.kind == kind
         ]
-        of_classes = sum(name != OVERALL for name, _ in named)
-        if of_classes > _MAX_LISTED:
-            summary.append(Reason(kind, f"{of_classes} of {classes} classes: {kind}"))
-        summary += [
-            Reason(kind, f"{name or 'all classes together'}: {reason.text}")
-            for name, reason in named
-            if of_classes <= _MAX_LISTED or name == OVERALL
-        ]
+        if len(named) > _MAX_LISTED:
+            summary.append(Reason(kind, f"{len(named)} of {classes} classes: {kind}"))
+        else:
+            summary += [Reason(kind, f"{name}: {reason.text}") for name, reason in named]
     return summary
 
 

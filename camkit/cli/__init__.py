@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, RepeatArgumentError
 
 import camkit
 from camkit.cli.check import checks, demo_check
@@ -50,7 +50,8 @@ app = App(
     version=camkit.__version__,
     help="Show which pixels a vision model used. Explains pictures, or runs one of the commands below.\n\n"
     "Example: camkit image.jpg --model resnet50",
-    help_format="plaintext",
+    help_format="markdown",  # joins the lines of a docstring again
+    usage="Usage: camkit PICTURES --model NAME [OPTIONS]\n       camkit COMMAND --help",
     suppress_keyboard_interrupt=False,
     console=QuietConsole(),
     error_console=QuietConsole(stderr=True),
@@ -438,6 +439,8 @@ def _about_call(error: CycloptsError, typed: Sequence[str]) -> str:
     is_missing = isinstance(error, MissingArgumentError) and argument is not None and "--model" in argument.names
     if is_missing and not {"--model", "-m"} & set(typed):
         return "name the model: --model resnet50 (camkit --help lists the kinds), or [model] name in camkit.toml"
+    if isinstance(error, RepeatArgumentError):
+        return f"{error.token.keyword or error.token.value} was given twice, and it takes one value"
     return " ".join(str(error).split())
 
 
@@ -460,6 +463,8 @@ def _refuse_mistyped_command(typed: Sequence[str]) -> None:
     parent, words = (checks, typed[1:]) if typed[:1] == ["check"] else (app, typed)
     commands = [name for name in parent if not name.startswith("-")]
     word = words[0] if words else ""
+    if word == "help" and not os.path.lexists(word):
+        raise InputError("there is no command and no file 'help'; did you mean '--help'?")
     if word not in commands and re.fullmatch(r"[\w-]*\w", word) and word[0] != "-" and not os.path.lexists(word):
         hint = did_you_mean(word, commands)
         if hint:

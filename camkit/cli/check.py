@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from camkit.background.values import Stage
     from camkit.config.settings import Settings
 
-checks = App(name="check", help="Check whether a classifier may ship, or reads the background.", console=QuietConsole())
+checks = App(
+    name="check",
+    help="Check whether a classifier may ship, or reads the background.",
+    usage="Usage: camkit check DATA --model NAME [OPTIONS]\n       camkit check init DATA [OPTIONS]",
+    console=QuietConsole(),
+)
 
 
 @Parameter(name="*", group=DATA)

@@ -35,7 +35,7 @@ _MOST_WITHOUT_BAR = 3
 
 _COLUMNS = (
     *("source", "status", "target", "label", "score", "probability", "layer", "method", "peak", "box", "detection"),
-    *("file", "error"),
+    *("scale", "file", "error"),
 )
 """The columns of the CSV."""
 
@@ -51,6 +51,7 @@ class _Tally:
     Attributes:
         code: the exit code.
         explained, failed: how many pictures have an explanation, and how many have only errors.
+        images: how many pictures and frames of videos have an explanation.
         empty: the number of maps without heat.
         reduced: the number of drawings that are smaller than their pictures.
         errors: how many pictures have the same error, without their names.
@@ -60,6 +61,7 @@ class _Tally:
     code: int = 0
     explained: int = 0
     failed: int = 0
+    images: int = 0
     empty: int = 0
     reduced: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -83,6 +85,7 @@ class _Tally:
             if not self._is_explained:
                 self._is_explained = True
                 self.failed, self.explained = self.failed - 1, self.explained + 1
+                self.images += row.frames if isinstance(row, WrittenVideo) else 1
             if isinstance(row, WrittenVideo):
                 self.code = max(self.code, InputError.exit_code if row.problem else 0)
             else:
@@ -280,10 +283,9 @@ def _print_repeated(tally: _Tally) -> None:
 
 def _print_summary(tally: _Tally, seconds: float, form: Form, skipped: int, table: Path | None) -> None:
     """Print the last line: below the rows if they are text, else apart from them."""
-    line = (
-        f"{tally.explained} explained, {tally.failed} failed, {tally.empty} empty; "
-        f"{tally.finished / max(seconds, 1e-9):.3g} pictures a second"
-    )
+    line = f"{tally.explained} explained, {tally.failed} failed, {tally.empty} empty"
+    if tally.images:
+        line += f"; {tally.images / max(seconds, 1e-9):.3g} pictures a second"
     if skipped:
         line += f"; {skipped} were finished before"
     if table is not None:

@@ -74,10 +74,12 @@ def video(written: WrittenVideo) -> Text:
     more = ", ..." if len(written.labels) > _MOST_LABELS else ""
     text = Text.assemble(
         (printable(written.source), "bold"),
-        f"  {written.frames} frames, {written.rate:.3g} per second: ",
+        f"  {written.frames} frame{'' if written.frames == 1 else 's'}, {written.rate:.3g} per second: ",
         (printable(", ".join(labels) + more), "green"),
         f"  layer {printable(f'{written.layer} ({written.layer_reason})')}\n",
     )
+    scale = "on each frame's own scale" if written.scale is None else f"from {written.scale}"
+    text.append(f"  colours {scale}\n")
     if written.problem:
         text.append(f"  {printable(written.problem)}; the frames before that are drawn\n", "red")
     return text.append(f"  wrote {printable(str(written.file))}")

@@ -33,6 +33,8 @@ def read_table(file: Path) -> dict[str, Any] | None:
     refuse_pipe(file)
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        raise InputError(f"the config {file} cannot be read: there is no such file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the config {file} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:

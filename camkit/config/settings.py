@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 from camkit.config.files import read_table
 from camkit.errors import InputError, did_you_mean
 from camkit.methods import Method, find_method
-from camkit.types import Fusion, Precision, Smoothing
+from camkit.types import Fusion, Precision, Scale, Smoothing
 
 
 class _Section(BaseModel):
@@ -56,8 +56,8 @@ class ModelSection(_Section):
 class ExplainSection(_Section):
     """How pictures are explained; the keys mean what the command-line options of the same name mean.
 
-    ``out``, ``style``, ``colormap``, ``alpha``, ``max_side`` and ``format`` say how the command draws, and ``draft``
-    says how it reads files, so they change nothing in Python.
+    ``out``, ``style``, ``colormap``, ``alpha``, ``scale``, ``max_side`` and ``format`` say how the command draws, and
+    ``draft`` says how it reads files, so they change nothing in Python.
     """
 
     method: str | None = None
@@ -73,6 +73,7 @@ class ExplainSection(_Section):
     max_side: Annotated[int, Field(ge=0)] | None = None
     format: Literal["jpg", "png"] | None = None
     draft: bool | None = None
+    scale: Scale | None = None
 
 
 class DiagnoseSection(_Section):

@@ -34,7 +34,7 @@ _LEADING = 1.4
 """The distance of lines, in font sizes."""
 _BAR = 12
 _TICK = 4
-_TITLE_LINES, _DETAIL_LINES, _NOTE_LINES = 2, 2, 4
+_TITLE_LINES, _DETAIL_LINES, _NOTE_LINES, _FIXED_NOTE_LINES = 2, 2, 4, 2
 _SHEET_GAP = 12
 _SHEET_SHAPE = 1.6
 """Width by height that the sheet of several figures comes near to."""
@@ -90,9 +90,10 @@ class _Column:
         return round(length * self.growth)
 
     def text(self, words: str, size: int, colour: Colour, most: int) -> None:
-        """Add a text of at most so many lines; just one if the figure's size is fixed."""
+        """Add a text of at most so many lines; of exactly so many if the figure's size is fixed."""
         leading = size * _LEADING
-        for line in wrapped(words, self.width, size, 1 if self._fixed else most) or [""] * self._fixed:
+        lines = wrapped(words, self.width, size, most)
+        for line in lines + [""] * (most - len(lines)) * self._fixed:
             self._lines.append((line, size, colour, round(self.top + leading / 2)))
             self.top += leading
 
@@ -149,16 +150,17 @@ def compose(panel: Pixels, caption: Caption, bar: ColourBar | None, *, fixed: bo
         caption: the words around it.
         bar: the colours and their numbers; None if nothing is coloured.
         fixed: make the size depend on nothing but the panel and the number of lines, as the frames of a video must:
-            every text stays on one line, and there is room for the bar and one note.
+            there is room for one line of each text above the picture, for the bar, and for two lines of each text
+            below.
 
     Returns:
         The figure, height x width x 3, uint8 RGB.
     """
     column = _Column(max(panel.shape[1], _NARROWEST), fixed=fixed)
     small, gap = column.grown(_SMALL), column.grown(_GAP)
-    column.text(caption.title, column.grown(_TITLE), INK, _TITLE_LINES)
+    column.text(caption.title, column.grown(_TITLE), INK, 1 if fixed else _TITLE_LINES)
     for words in caption.lines:
-        column.text(words, small, GREY, _DETAIL_LINES)
+        column.text(words, small, GREY, 1 if fixed else _DETAIL_LINES)
     column.space(gap)
     panel_top = column.space(panel.shape[0])
     column.space(gap)
@@ -170,7 +172,7 @@ def compose(panel: Pixels, caption: Caption, bar: ColourBar | None, *, fixed: bo
     if fixed:
         notes = [(" ".join(words for words, _ in notes), notes[0][1] if notes else GREY)]
     for words, colour in notes:
-        column.text(words, small, colour, _NOTE_LINES)
+        column.text(words, small, colour, _FIXED_NOTE_LINES if fixed else _NOTE_LINES)
     canvas = column.canvas()
     canvas.picture(column.margin + (column.width - panel.shape[1]) // 2, panel_top, panel)
     if bar is not None:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin, UnidentifiedImageError
 
-from camkit.errors import ImageError, brief, refuse_pipe
-from camkit.images.files import about_address, is_regular
+from camkit.errors import ImageError, advice, brief, refuse_pipe
+from camkit.images.files import about_address, files_in, is_regular
 from camkit.images.listing import find_pictures
 
 _WHITE_OF_8_BITS, _WHITE_OF_16_BITS = 255, 65535
@@ -65,8 +65,11 @@ def open_draft(path: str | Path, shorter: int | None) -> tuple[Image.Image, floa
     except ImageError:
         raise
     except IsADirectoryError as error:
-        is_empty = find_pictures([path]) == [path]
-        reason = "a folder without pictures" if is_empty else "a folder; pass the picture files in it"
+        reason = "a folder; pass the picture files in it"
+        if find_pictures([path]) == [path]:
+            reason = "a folder without pictures"
+            if files_in(path, VIDEO_SUFFIXES):
+                reason += advice("; pass the frames of its videos", "; to draw its videos, name the files")
         raise ImageError(f"{path} is {reason}") from error
     except FileNotFoundError as error:
         raise ImageError(about_address(str(path)) or f"there is no file {path}") from error

@@ -110,8 +110,11 @@ class Written:
     is_reduced: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain JSON values."""
-        return {**self.explanation.to_dict(), "file": None if self.file is None else str(self.file)}
+        """Return the row as plain JSON values; "scale" has the value of the strongest colour for each layer."""
+        is_coloured = self.file is not None and self.explanation.status == "ok"
+        scale = list(self.explanation.colour_scale(self.drawing.scale).limits) if is_coloured else None
+        file = None if self.file is None else str(self.file)
+        return {**self.explanation.to_dict(), "scale": scale, "file": file}
 
 
 def explain_files(
@@ -381,7 +384,8 @@ def _drawn_video(
     except CamkitError as error:
         return Failure(str(video), error)
     file_for = functools.partial(files.file_for_video, found)
-    return draw_video(video, every, explained, draw, files.folder, file_for, captioned=drawing.style == "figure")
+    row = draw_video(video, every, explained, draw, files.folder, file_for, captioned=drawing.style == "figure")
+    return row if isinstance(row, Failure) else replace(row, scale=scales.get((row.layer, row.method)))
 
 
 @dataclass(frozen=True)

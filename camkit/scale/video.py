@@ -17,7 +17,7 @@ from PIL import Image
 from camkit.drawing.encode import add_video_note
 from camkit.drawing.figure import Caption, compose, resized, shown_size
 from camkit.errors import CamkitError, ImageError, OutputError, TargetError
-from camkit.explanation import Explanation
+from camkit.explanation import ColourScale, Explanation
 from camkit.images.video import Frame, opened_video, quiet_decoders
 from camkit.types import Failure, Pixels
 
@@ -46,6 +46,7 @@ class WrittenVideo:
         rate: frames per second of the drawn video.
         labels: in how many of the frames each target was explained, most frequent first.
         layer, layer_reason, method: what the frames were explained with.
+        scale: the scale that all frames share; None if each has its own.
         problem: a sentence if the video broke off, and the drawn one is shorter; otherwise empty.
     """
 
@@ -58,11 +59,14 @@ class WrittenVideo:
     layer: str
     layer_reason: str
     method: str
+    scale: ColourScale | None = None
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
-        values = {**vars(self), "file": str(self.file), "status": "error" if self.problem else "ok"}
+        scale = None if self.scale is None else list(self.scale.limits)
+        status = "error" if self.problem else "ok"
+        values = {**vars(self), "file": str(self.file), "scale": scale, "status": status}
         problem = values.pop("problem")
         return {**values, "error": problem} if problem else values
 
@@ -146,7 +150,7 @@ def draw_video(
         first.layer,
         first.layer_reason,
         first.method,
-        problem,
+        problem=problem,
     )
 
 

@@ -23,7 +23,7 @@ from camkit.errors import printable
 from camkit.types import Pixels
 
 _MAX_REASONS = 8
-"""Reasons at the top of the page; all of them follow below the table."""
+"""Reasons at the top of the page; the others follow below the table."""
 
 _MAX_FAILURES = 50
 """Unusable pictures that are listed, to keep the page readable."""
@@ -110,7 +110,7 @@ def render(result: CheckResult) -> str:
         data=plan.data.root.name,
         sentence=words.sentence(result),
         reasons=result.reasons[:_MAX_REASONS],
-        reasons_left=max(0, len(result.reasons) - _MAX_REASONS),
+        more_reasons=result.reasons[_MAX_REASONS:],
         change=words.change_since_baseline(result),
         outlined=plan.with_regions,
         reasons_by_class=[

@@ -10,6 +10,7 @@ from pathlib import Path
 from camkit.background.check import CheckResult
 from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
 from camkit.background.plan import Plan
+from camkit.background.statistics import Estimate
 from camkit.background.verdict import Judgement
 
 NONE = "-"
@@ -86,12 +87,16 @@ def change_since_baseline(result: CheckResult) -> str:
     change = result.change
     if change is None:
         return ""
-    parts = [
-        f"{name} {estimate.value:+.2f} (95% interval {number(estimate.low)} to {number(estimate.high)})"
-        for name, estimate in (("gap", change.gap), ("skill", change.skill))
-        if estimate is not None
-    ]
+    named = (("gap", change.gap), ("skill", change.skill))
+    parts = [f"{name} {_change(estimate)}" for name, estimate in named if estimate is not None]
     return f"change since the baseline, on {change.pictures} pictures: {', '.join(parts) or 'nothing to compare'}"
+
+
+def _change(estimate: Estimate) -> str:
+    """Return a change with its interval. An interval of 0 to 0 would look like an error, so it is put into words."""
+    if all(round(value, 2) == 0 for value in (estimate.value, estimate.low, estimate.high)):
+        return "unchanged (by less than 0.005)"
+    return f"{estimate.value:+.2f} (95% interval {number(estimate.low)} to {number(estimate.high)})"
 
 
 def without_object(plan: Plan) -> str:
