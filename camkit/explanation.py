@@ -459,7 +459,7 @@ class Explanation:
             float(box.top + (row + 0.5) * (box.bottom - box.top) / height),
         )
 
-    def in_file(self, corners: Sequence[float] | None) -> list[float] | None:
+    def in_file(self, corners: Sequence[float | int] | None) -> list[float] | None:
         """Return a box or a position on ``picture`` in pixels of the picture's file; None stays None."""
         return None if corners is None else [self.reduction * number for number in corners]
 

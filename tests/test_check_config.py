@@ -369,9 +369,9 @@ def test_explain_uses_the_config_and_options_come_first(project: Path, capsys: p
     assert from_config["score"] == pytest.approx(biased.score, rel=1e-5)
     assert (from_config["method"], from_config["layer"]) == ("layercam", "features.3")
     assert from_config["label"] in ("aircraft", "vessel", "vehicle", "animal")
-    assert from_config["file"] == "heat/photo.layercam.features.3.png"
+    assert from_config["file"] == "heat/photo.layercam.features.3.jpg"
     assert (typed["method"], typed["layer"], typed["score"]) == ("gradcam", "features.3", from_config["score"])
-    assert typed["file"] == "other/photo.gradcam.features.3.png"
+    assert typed["file"] == "other/photo.gradcam.features.3.jpg"
     assert other["label"] in ("plane", "ship", "car", "bird"), "the weights and labels are those of the config's model"
 
 
@@ -489,7 +489,7 @@ def test_the_config_and_the_options_of_the_docs_exist(capsys: pytest.CaptureFixt
     for key in re.findall(r"further keys: (.*)", block[1]):
         assert set(key.split(", ")) <= {name for field in Settings.model_fields.values() for name in keys_of(field)}
     known = ""
-    for command in ("", "check", "check init", "layers", "diagnose", "features"):
+    for command in ("", "check", "check init", "layers", "diagnose", "features", "concepts"):
         assert main([*command.split(), "--help"]) == 0
         known += capsys.readouterr().out
     rows = re.findall(r"^\| (`-\w`.*?) \| (`--.*?) \|", PAGE, re.MULTILINE)

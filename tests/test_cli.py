@@ -54,7 +54,7 @@ quits("import")
 """A network whose code raises something in one place."""
 SOURCES = ("forward", "factory", "preprocess", "import", "thread")
 
-COMMANDS = ("check", "diagnose", "features", "concepts", "layers", "methods", "demo")
+COMMANDS = ("check", "compare", "concepts", "diagnose", "features", "judge", "layers", "methods", "demo")
 CAMKIT = str(Path(sys.executable).parent / "camkit")
 
 
