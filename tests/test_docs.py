@@ -115,7 +115,8 @@ def test_the_command_takes_what_the_pages_type(page: str) -> None:
     for arguments in commands(page):
         if {"--help", "--install-completion"} & set(arguments):
             continue
-        if "--resume" in arguments and not {"--model", "-m"} & set(arguments):  # its model stands in the config of the run that it continues
+        # its model may stand in the config of the run that it continues
+        if "--resume" in arguments and not {"--model", "-m"} & set(arguments):
             arguments = [*arguments, "--model", "resnet50"]  # noqa: PLW2901
         app.parse_args(arguments, print_error=False, exit_on_error=False)
 

@@ -33,8 +33,8 @@ Trunk: TypeAlias = Literal["kept", "repeated", "computed"]
 for each picture of the batch; or everything is computed anew for a batch of equal pictures."""
 
 _MOST_BYTES = 2**25
-"""Changed feature maps that one pass of the head takes at most, in bytes. With 32 MiB, Ablation-CAM of a ResNet-18 and of
-a MobileNetV2 takes two thirds of the time that it takes with 256 MiB, and less than with 8 or 16 MiB."""
+"""Changed feature maps that one pass of the head takes at most, in bytes. With 32 MiB, Ablation-CAM of a ResNet-18 and
+of a MobileNetV2 takes two thirds of the time that it takes with 256 MiB, and less than with 8 or 16 MiB."""
 
 _SAME = 1e-3
 """How far the head's score of the unchanged maps may differ from the model's own, as a share of the largest score: more
