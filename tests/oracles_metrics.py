@@ -92,6 +92,11 @@ def srg(score: Score, picture: Array, filled: Array, heat: Array, steps: int) ->
     return trapezoids(least) - trapezoids(most)
 
 
+def top_loss(score: Score, picture: Array, filled: Array, heat: Array) -> float:
+    """One step of deletion: the share of the score that is lost without the hottest fifth of the cells."""
+    return 1 - score(changed(picture, filled, hot_set(heat, 0.2))) / score(picture)
+
+
 def linear_imputation(picture: Array, removed: set[tuple[int, ...]], noise: Array) -> Array:
     """ROAD's imputation (Rong et al. 2022): x_p = sum_q w_pq x_q / sum_q w_pq over the neighbours in the picture.
 

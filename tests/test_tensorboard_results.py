@@ -44,8 +44,8 @@ def test_explain_writes_the_pictures_that_it_draws(tmp_path):
     names = ("plane-sky", "car-sea")
     files = [str(scene_paths()[name]) for name in names]
     code = main(
-        [*files, "--model", "demo-fair", "--top-k", "2", "--style", "side-by-side", "--out", str(tmp_path / "out"),
-         "--tensorboard", str(tmp_path / "runs")]
+        [*files, "--model", "demo-fair", "--top-k", "2", "--style", "side-by-side", "--format", "png",
+         "--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "runs")]
     )  # fmt: skip
     events = read(tmp_path / "runs")
     drawn = sorted((tmp_path / "out").glob("*.png"))

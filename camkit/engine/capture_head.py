@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -20,9 +20,8 @@ from camkit.engine.capture import (
     is_absent,
     plain_scores,
     read_layouts,
-    whole_graph,
 )
-from camkit.engine.cut import cut
+from camkit.engine.cut import EntangledError, cut
 from camkit.engine.features import Capture, Features
 from camkit.engine.head import Head, recording
 from camkit.engine.interrupts import interruptible
@@ -44,13 +43,22 @@ def capture_with_head(
         LayerError, TargetError: as for ``capture``.
         MethodError: the head cannot be run alone, or a target is not a score of the model's classes.
     """
+    with suppress(EntangledError):
+        return _capture(model, image, targets, options, weigh, graph=True)
+    return _capture(model, image, targets, options, weigh, graph=False)
+
+
+def _capture(
+    model: nn.Module, image: Tensor, targets: Sequence[Target], options: Pass, weigh: Weigh, *, graph: bool
+) -> Capture:
+    """Capture it. The head's graph shows whether the model ends in a softmax or sigmoid."""
     each_pass = functools.partial(
         quiet_pass, model, image.device, options.precision, options.record, users_code=options.users_code
     )
     with each_pass(), ExitStack() as recordings:
         recorded = {ref: recordings.enter_context(recording(model, ref)) for ref in options.modules}
-        with cut(options.modules, gradients=False) as tape, whole_graph(image) as copy, interruptible():
-            output = model(copy)
+        with cut(options.modules, gradients=graph) as tape, interruptible():
+            output = model(image.clone())
         check_all_ran(tape, options.modules)
         layouts = read_layouts(tape, options, 1, tuple(image.shape[2:]))
         single = expand(targets, output, 1)

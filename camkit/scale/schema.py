@@ -129,6 +129,7 @@ def explanation_of(row: Mapping[str, Any], folder: Path = Path()) -> Explanation
 def text_of(name: str | Path) -> str:
     r"""Return text that every table can hold: bytes of a file's name that are no text are escaped as in Python.
 
+    >>> import os
     >>> text_of(os.fsdecode(b"a\xff.jpg"))
     'a\\xff.jpg'
     """
