@@ -127,10 +127,10 @@ def test_columns_line_up(script: ModuleType) -> None:
 
 @pytest.mark.extended
 def test_the_benchmark_of_methods_writes_a_row_for_each_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = import_module("bench_methods")
+    methods = import_module("bench_head_methods")
     threads = torch.get_num_threads()
     page = tmp_path / "methods.md"
-    monkeypatch.setattr(sys, "argv", ["bench_methods.py", "--rounds", "1", "--only", ", all", "--markdown", str(page)])
+    monkeypatch.setattr(sys, "argv", ["bench_head_methods.py", "--rounds", "1", "--only", ", all", "--markdown", str(page)])
     try:
         methods.main()
     finally:

@@ -24,7 +24,7 @@ from PIL import Image
 from tiers import represented_by, rows_represented
 
 import camkit
-from camkit.cli import main
+from camkit.cli import app, main
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError
 from camkit.methods import ATTENTION
@@ -445,7 +445,7 @@ class TestWhatIsPrinted:
     def test_the_help_fills_its_lines(
         self, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setenv("COLUMNS", columns)
+        monkeypatch.setattr(app.console, "_width", int(columns))  # COLUMNS counts only when the console is made
         assert main(["--help"]) == 0
         shown = capsys.readouterr().out.splitlines()
         first = next(number for number, line in enumerate(shown) if "The layer to explain" in line)
