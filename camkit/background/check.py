@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from camkit.background.baseline import Change
+from camkit.background.cue import Cue, find_cues
 from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
 from camkit.background.journal import EDITS, HEAT, Journal, Row
@@ -20,7 +21,7 @@ from camkit.background.measuring import measure_all
 from camkit.background.plan import Plan
 from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, check_sanity
-from camkit.background.trial import run_experiment
+from camkit.background.trial import cached_loader, run_experiment
 from camkit.background.values import Inconclusive, Progress, Run
 from camkit.background.verdict import Judgement, judge
 from camkit.errors import InputError, RunError, printable
@@ -47,6 +48,7 @@ class CheckResult:
         report: the HTML report; None if none was written.
         run: when and how the check was run.
         inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also in the JUnit XML.
+        cues: for the worst classes of a model that is not a PASS, what in their backgrounds the model uses.
     """
 
     reasons: tuple[str, ...]
@@ -65,6 +67,7 @@ class CheckResult:
     report: Path | None = None
     change: Change | None = None
     inconclusive: Inconclusive = "fail"
+    cues: tuple[Cue, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line with the verdict and the first reason."""
@@ -163,6 +166,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     progress("measures", 0, 1)
     rows = image_rows(plan, heat, journal.rows(EDITS))
     measures, judged = _judge(plan, rows, heat, sanity)
+    cues = find_cues(plan, _suspects(judged), cached_loader(plan))
     first = next(iter(heat.values()))
     return CheckResult(
         reasons=tuple(reason.text for reason in judged[OVERALL].reasons),
@@ -177,7 +181,22 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         layer_reason=first["layer_reason"],
         hashes=hashes,
         warnings=_warnings(plan, all_heat, measures[OVERALL].room),
+        cues=cues,
     )
+
+
+def _suspects(judged: Mapping[str, Judgement]) -> list[str]:
+    """Return the classes that the model may recognise by their backgrounds, the largest effect first.
+
+    They are the classes with the model's verdict if it is FAIL or WARN, and all of them if no class has it. There are
+    none if it is another one.
+    """
+    verdict = judged[OVERALL].verdict
+    if verdict not in ("FAIL", "WARN"):
+        return []
+    classes = {name: judgement for name, judgement in judged.items() if name != OVERALL and not judgement.waived}
+    with_verdict = [name for name, judgement in classes.items() if judgement.verdict == verdict]
+    return sorted(with_verdict or classes, key=lambda name: -_largest_effect(classes[name]))
 
 
 def _usable(heat: Mapping[str, Row]) -> dict[str, Row]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from camkit.background.answers import answer_batch
 from camkit.background.check import CheckResult
+from camkit.background.cue import Cue
 from camkit.background.edits import BLUR, RING
 from camkit.background.experiment import OTHER, REMOVED, SAME, EditName, Partners, PreparedPicture
 from camkit.background.measures import ImageRow
@@ -26,7 +27,7 @@ from camkit.errors import CamkitError
 from camkit.explainer import explain_many
 from camkit.explanation import Explanation
 from camkit.targets import EachTarget
-from camkit.types import Pixels
+from camkit.types import Box, Pixels
 
 THUMBNAILS = 12
 """Pictures shown with their outline: enough to notice that the regions are shifted."""
@@ -93,6 +94,24 @@ def thumbnails(plan: Plan) -> list[Panel]:
             continue
         panels.append(Panel(f"{item.label}: {item.name}", _with_outline(picture)))
     return panels
+
+
+def cue_panels(result: CheckResult) -> list[tuple[Cue, list[Panel]]]:
+    """Draw the pictures of each cue with a frame around the part that raises the class."""
+    plan = result.plan
+    items = {item.name: item for item in plan.data.items}
+    return [
+        (cue, [Panel(crop.name, _with_frame(load_prepared(plan, items[crop.name]), crop.box)) for crop in cue.crops])
+        for cue in result.cues
+    ]
+
+
+def _with_frame(picture: PreparedPicture, box: Box) -> Pixels:
+    """Draw a frame around a part of the picture. A small picture is enlarged first."""
+    pixels, factor = _enlarged(picture)
+    corners = [round(factor * side) for side in box]
+    cv2.rectangle(pixels, (corners[0], corners[1]), (corners[2] - 1, corners[3] - 1), _LINE, 2)
+    return pixels
 
 
 def _classes_in_turn(items: Sequence[Item]) -> list[Item]:
@@ -191,14 +210,19 @@ def _pixels(picture: PreparedPicture, tensor: Float[Tensor, "c h w"]) -> Pixels:
 
 def _with_outline(picture: PreparedPicture) -> Pixels:
     """Draw the region's outline onto the picture. A small picture is enlarged first."""
-    pixels = _pixels(picture, picture.tensor)
-    factor = max(1, round(_SIDE / max(pixels.shape[:2])))
-    pixels = cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
+    pixels, _ = _enlarged(picture)
     if picture.region is None:
-        return np.asarray(pixels)
+        return pixels
     region = cv2.resize(
         (picture.region > 0.5).numpy().astype(np.uint8), pixels.shape[1::-1], interpolation=cv2.INTER_NEAREST
     )
     edges, _ = cv2.findContours(region, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
     cv2.drawContours(pixels, edges, -1, _LINE, 2)
-    return np.asarray(pixels)
+    return pixels
+
+
+def _enlarged(picture: PreparedPicture) -> tuple[Pixels, int]:
+    """Return a picture as the model sees it, a small one enlarged, and the factor."""
+    pixels = _pixels(picture, picture.tensor)
+    factor = max(1, round(_SIDE / max(pixels.shape[:2])))
+    return np.asarray(cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)), factor

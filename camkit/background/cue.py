@@ -1,0 +1,342 @@
+"""What in the background gives a class away: the smallest part of it that makes the model name the class elsewhere.
+
+Parts of the class's backgrounds are pasted onto backgrounds of other classes, at the same place in the frame. No
+picture shows an object. The parts that raise the class most are chosen on some backgrounds and tested on others, so
+that the choice does not flatter the result. Each is also pasted without its colours, and with its pixels shuffled,
+which leaves the colours and destroys everything else.
+
+CRAFT (Fel et al. 2023, arXiv:2211.10154) shows crops too, but ranks them by a factorisation of feature maps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from scipy.stats import binomtest
+from torch import Tensor
+from torch.nn import functional
+
+from camkit.background.answers import answer_batch
+from camkit.background.edits import BLUR
+from camkit.background.experiment import REMOVED, Answer, EditName, Partners, own_generator
+from camkit.background.plan import Plan
+from camkit.background.trial import LoadPicture, list_edits
+from camkit.background.values import Item
+from camkit.images.regions import Shades
+from camkit.types import Box
+
+Look: TypeAlias = Literal["", "grey", "shuffled"]
+"""A part as it is, without its colours, or with its pixels shuffled."""
+
+SEARCHED = 12
+"""Pictures of a class whose backgrounds are searched. With a third of the sides, each of them has 25 parts."""
+
+HOSTS = 24
+"""Backgrounds of other classes onto which parts are pasted: half of them for the choice, half for the test."""
+
+MOST_CLASSES = 3
+"""Classes whose cues are sought. Each takes up to 1,000 passes of one picture."""
+
+CROPS = 3
+"""Parts shown and tested."""
+
+SIDES = (1 / 3, 1 / 2, 2 / 3)
+"""Sides of the parts as shares of the picture's, in the order in which they are tried."""
+
+_STEP = 1 / 2
+"""The distance of neighbouring parts, as a share of their side."""
+
+_MOST_FILLED = 0.25
+"""The share of a part's pixels that may have been filled where an object was."""
+
+_SIGNIFICANT = 0.01
+"""The p-value below which parts count as a cue: three sizes are tried for each class. What counts are the backgrounds
+onto which they are pasted, not the parts, since these are alike."""
+
+_IN_ONE_THIRD = 0.55
+"""The share of the rise above which it is said to lie in one third of the frame. An even rise has a third there; the
+rise by a mark in a corner spreads over all parts that touch the mark."""
+
+_STAYS = 0.5
+"""A variant of the parts works like the parts themselves if it keeps more than this share of their effect."""
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A part of a picture.
+
+    Attributes:
+        name: the picture.
+        box: the part, in pixels of the model's input.
+    """
+
+    name: str
+    box: Box
+
+
+@dataclass(frozen=True)
+class Cue:
+    """What the model takes from the backgrounds of one class.
+
+    Attributes:
+        label: the class.
+        crops: the parts of backgrounds that raise the class most, each of another picture.
+        pasted: how many backgrounds of other classes with one of the parts were shown to the model.
+        before: how many of them the model names this class without the part.
+        after: how many of them the model names this class with the part.
+        grey: how many with the part in grey.
+        shuffled: how many with the part's pixels shuffled.
+        place: where in the frame the parts lie that raise the class.
+    """
+
+    label: str
+    crops: tuple[Crop, ...]
+    pasted: int
+    before: int
+    after: int
+    grey: int
+    shuffled: int
+    place: str
+
+    @property
+    def look(self) -> str:
+        """What of the parts does it, as a clause: colours, texture and shape, either of the two, or both together."""
+        without_colours, without_shape = (
+            count - self.before > _STAYS * (self.after - self.before) for count in (self.grey, self.shuffled)
+        )
+        if without_colours and without_shape:
+            return "their colours alone suffice, and so do their texture and shape alone"
+        if without_colours:
+            return "their texture and shape suffice without the colours"
+        if without_shape:
+            return "their colours suffice without texture and shape"
+        return "it takes their colours together with their texture and shape"
+
+    @property
+    def sentences(self) -> tuple[str, str, str]:
+        """What was found, what of the parts does it, and which pictures would help, in words."""
+        return (
+            f"Small parts of the backgrounds of {self.label} suffice: pasted onto backgrounds of other classes, "
+            f"without any object, they make the model answer {self.label} {self.after} of {self.pasted} times. Without "
+            f"them it does so {self.before} times.",
+            f"In grey they do so {self.grey} times, and with their pixels shuffled {self.shuffled} times: {self.look}. "
+            f"Parts that do so lie {self.place}.",
+            f"Collect pictures of {self.label} without such parts, and pictures of other classes with them.",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Background:
+    """One picture without its objects.
+
+    Attributes:
+        name: the picture.
+        tensor: the model's input.
+        shades: black and white after the preprocessing.
+        own: where the pixels are the picture's own.
+    """
+
+    name: str
+    tensor: Float[Tensor, "c h w"]
+    shades: Shades
+    own: Bool[Tensor, "h w"]
+
+
+def find_cues(plan: Plan, suspects: Sequence[str], load: LoadPicture) -> tuple[Cue, ...]:
+    """Find the cues of the first few classes; a class without one is left out. See ``find_cue``."""
+    found = (find_cue(plan, label, load) for label in suspects[:MOST_CLASSES])
+    return tuple(cue for cue in found if cue is not None)
+
+
+def find_cue(plan: Plan, label: str, load: LoadPicture) -> Cue | None:
+    """Find what the backgrounds of a class have that makes the model name the class.
+
+    Args:
+        plan: the check.
+        label: the class.
+        load: loads a picture as the model sees it.
+
+    Returns:
+        None if no part of them, up to two thirds of the picture's sides, makes the model name the class elsewhere, or
+        if the pictures differ in size.
+    """
+    rng = own_generator(label, plan.settings.check.seed)
+    shuffled = [plan.sample[number] for number in rng.permutation(len(plan.sample)).tolist()]
+    own = _backgrounds(plan, [item for item in shuffled if item.label == label], load, SEARCHED)
+    hosts = _backgrounds(plan, [item for item in shuffled if item.label != label], load, HOSTS)
+    if len({background.tensor.shape for background in (*own, *hosts)}) != 1:
+        return None
+    found = (_find(plan, label, own, hosts, side) for side in SIDES)
+    return next((cue for cue in found if cue is not None), None)
+
+
+def _backgrounds(plan: Plan, items: Sequence[Item], load: LoadPicture, most: int) -> list[_Background]:
+    """Remove the objects of the first usable pictures."""
+    return list(itertools.islice(_without_objects(plan, items, load), most))
+
+
+def _without_objects(plan: Plan, items: Sequence[Item], load: LoadPicture) -> Iterator[_Background]:
+    for item in items:
+        picture = load(item)
+        for name, make_edit in list_edits(plan, item, Partners(), 0, load):
+            edit = EditName.of(name)
+            tensor = make_edit() if edit.arm == REMOVED and edit.fill != BLUR else None
+            if tensor is not None and picture is not None:
+                own = (tensor == picture.tensor).all(0) & picture.shades.view
+                yield _Background(item.name, tensor, picture.shades, own)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A part of a background, and by how much it raised the class's margin on a background of another class."""
+
+    background: _Background
+    box: Box
+    rise: float = 0.0
+
+    @property
+    def window(self) -> tuple[slice, slice]:
+        """The rows and the columns of the part."""
+        return slice(int(self.box.top), int(self.box.bottom)), slice(int(self.box.left), int(self.box.right))
+
+    def on(self, host: Float[Tensor, "c h w"], look: Look = "") -> Float[Tensor, "c h w"]:
+        """Return a background with the part at its own place."""
+        rows, columns = self.window
+        pasted = host.clone()
+        pasted[:, rows, columns] = self._changed(self.background.tensor[:, rows, columns], look)
+        return pasted
+
+    def _changed(self, part: Float[Tensor, "c h w"], look: Look) -> Float[Tensor, "c h w"]:
+        if look == "shuffled":
+            order = torch.randperm(part[0].numel(), generator=torch.Generator().manual_seed(0))
+            return part.flatten(1)[:, order].reshape(part.shape)
+        if look == "grey":
+            shades = self.background.shades
+            brightness = shades.pixels(self.background.tensor).mean(0, keepdim=True)
+            return (shades.black + brightness * shades.contrast)[:, *self.window]
+        return part
+
+
+def _find(plan: Plan, label: str, own: Sequence[_Background], hosts: Sequence[_Background], side: float) -> Cue | None:
+    """Search parts of one size; None if those that raise the class most on some backgrounds do not do so on others."""
+    chosen_on, tested_on = hosts[::2], [host.tensor for host in hosts[1::2]]
+    parts = _with_rises(plan, label, _parts(own, side), chosen_on)
+    best = _best_of_each_picture(parts)[:CROPS]
+    if not best or not tested_on:
+        return None
+    before = torch.stack([_named(plan, label, tested_on)] * len(best))
+    looks: tuple[Look, ...] = ("", "grey", "shuffled")
+    after, grey, shuffled = (
+        torch.stack([_named(plan, label, [part.on(host, look) for host in tested_on]) for part in best])
+        for look in looks
+    )
+    change = (after.float() - before.float()).mean(0)  # of each background
+    higher, lower = int((change > 0).sum()), int((change < 0).sum())
+    if not higher or binomtest(higher, higher + lower, alternative="greater").pvalue > _SIGNIFICANT:
+        return None
+    crops = tuple(Crop(part.background.name, part.box) for part in best)
+    return Cue(
+        label,
+        crops,
+        place=_place(parts),
+        pasted=before.numel(),
+        before=int(before.sum()),
+        after=int(after.sum()),
+        grey=int(grey.sum()),
+        shuffled=int(shuffled.sum()),
+    )
+
+
+def _parts(backgrounds: Sequence[_Background], side: float) -> list[_Part]:
+    """List the parts of one size that are mostly the pictures' own."""
+    parts = []
+    for background in backgrounds:
+        height, width = background.own.shape
+        down, across = max(1, round(side * height)), max(1, round(side * width))
+        for top, left in itertools.product(_starts(height, down), _starts(width, across)):
+            part = _Part(background, Box(left, top, left + across, top + down))
+            if float(background.own[part.window].float().mean()) >= 1 - _MOST_FILLED:
+                parts.append(part)
+    return parts
+
+
+def _starts(length: int, side: int) -> list[int]:
+    """Return where parts of a side begin on an axis: evenly spread, the last one at the end."""
+    steps = max(1, round((length - side) / (_STEP * side)))
+    return [round(number * (length - side) / steps) for number in range(steps + 1)]
+
+
+def _with_rises(plan: Plan, label: str, parts: Sequence[_Part], hosts: Sequence[_Background]) -> list[_Part]:
+    """Paste each part onto one background, and note by how much that raises the class's margin."""
+    alone = _margins(plan, label, [host.tensor for host in hosts])
+    on = [number % len(hosts) for number in range(len(parts))]
+    pasted = _margins(plan, label, [part.on(hosts[host].tensor) for part, host in zip(parts, on, strict=True)])
+    return [replace(part, rise=margin - alone[host]) for part, host, margin in zip(parts, on, pasted, strict=True)]
+
+
+def _best_of_each_picture(parts: Sequence[_Part]) -> list[_Part]:
+    """Return each picture's part with the largest rise, the largest first, and none without a rise."""
+    best: dict[str, _Part] = {}
+    for part in sorted(parts, key=lambda part: -part.rise):
+        if part.rise > 0:
+            best.setdefault(part.background.name, part)
+    return list(best.values())
+
+
+def _answers(plan: Plan, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> list[Answer]:
+    size, outputs = plan.settings.check.batch_size, plan.matched.indices[label]
+    batches = (pictures[start : start + size] for start in range(0, len(pictures), size))
+    return [
+        answer for batch in batches for answer in answer_batch(plan, torch.stack(list(batch)), [outputs] * len(batch))
+    ]
+
+
+def _margins(plan: Plan, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> list[float]:
+    """Return the class's best logit minus the best other logit, for each picture."""
+    return [float(answer["margin"]) for answer in _answers(plan, label, pictures)]
+
+
+def _named(plan: Plan, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> Bool[Tensor, " n"]:
+    """Return whether the model names the class, for each picture."""
+    outputs = plan.matched.indices[label]
+    return torch.tensor([answer["answer"] in outputs for answer in _answers(plan, label, pictures)])
+
+
+def _place(parts: Sequence[_Part]) -> str:
+    """Say where in the frame the parts lie that raise the class."""
+    heat = torch.zeros(parts[0].background.own.shape, dtype=torch.float64)
+    for part in parts:
+        heat[part.window] += max(0.0, part.rise)
+    seen = torch.zeros_like(heat)
+    for part in parts:
+        seen[part.window] += 1
+    return place_of(heat / seen.clamp(min=1))
+
+
+def place_of(heat: Float[Tensor, "h w"]) -> str:
+    """Say where in the frame most of the heat lies: in one ninth of it, in one third, or all over it.
+
+    >>> spot = torch.zeros(9, 9)
+    >>> spot[7, 1] = 1
+    >>> place_of(spot), place_of(torch.ones(9, 9))
+    ('at the bottom left', 'all over the frame')
+    """
+    zones = functional.adaptive_avg_pool2d(heat.double()[None, None], 3)[0, 0]
+    shares = zones / zones.sum().clamp(min=torch.finfo(zones.dtype).tiny)
+    rows, columns = ("top", "middle", "bottom"), ("left", "middle", "right")
+    row, column = (
+        thirds[int(totals.argmax())] if float(totals.amax()) >= _IN_ONE_THIRD else ""
+        for thirds, totals in ((rows, shares.sum(1)), (columns, shares.sum(0)))
+    )
+    if row and column:
+        names = [name for name in (row, column) if name != "middle"]
+        return f"at the {' '.join(names)}" if names else "in the middle"
+    if row or column:
+        third = row or column
+        return "mostly in the middle" if third == "middle" else f"mostly at the {third}"
+    return "all over the frame"
