@@ -689,7 +689,7 @@ def test_the_command_line_passes_everything_on(own, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"top_k": 2, "above": 0.5}, "--top-k and --above exclude each other"),
+        ({"top_k": 2, "above": 0.5}, "--top-k and --above cannot be combined"),
         ({"box": 1, "near": "0,0,9,9"}, "--box and --near exclude"),
         ({"similar_to": Path("a.png"), "target": ["1"]}, "--similar-to and --target exclude"),
         ({"versus": "1", "everywhere": True, "target": ["0"]}, "--versus and --everywhere exclude"),

@@ -166,10 +166,12 @@ def report(
     if form == "text" and not TALK.verbose:
         _print_repeated(tally)
     if tally.reduced:
-        say(
-            f"{tally.reduced} drawings are smaller than their pictures, at most {rows.max_side} pixels on the longer "
-            "side; --max-side 0 keeps the size"
+        drawings = (
+            "1 drawing is smaller than its picture"
+            if tally.reduced == 1
+            else f"{tally.reduced} drawings are smaller than their pictures"
         )
+        say(f"{drawings}, at most {rows.max_side} pixels on the longer side; --max-side 0 keeps the full size")
     _print_summary(tally, progress.seconds, form, rows.skipped, table)
     return tally.code
 
