@@ -389,9 +389,9 @@ class TestWhatIsPrinted:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["chek"], "there is no command and no file 'chek'; did you mean 'check'?"),
+            (["chek"], "'chek' is neither a command nor a file; did you mean 'check'?"),
             (["chek", "photos", "-m", "demo-fair"], "did you mean 'check'?"),
-            (["check", "inti", "photos"], "there is no command and no file 'inti'; did you mean 'init'?"),
+            (["check", "inti", "photos"], "'inti' is neither a command nor a file; did you mean 'init'?"),
             (["layers.jpg", "-m", "demo-fair"], "layers.jpg  error: there is no file layers.jpg"),
             (["IMG_0001", "-m", "demo-fair"], "IMG_0001  error: there is no file IMG_0001"),
             (["https://a.org/b.jpg", "-m", "demo-fair"], "https://a.org/b.jpg is a URL, but camkit reads only"),
@@ -409,7 +409,7 @@ class TestWhatIsPrinted:
                 ["a.jpg", "-m", "demo-fair", "-s", "overlay", "-s", "figure"],
                 "-s was given twice, but it takes one value",
             ),
-            (["help"], "there is no command and no file 'help'; did you mean '--help'?"),
+            (["help"], "'help' is neither a command nor a file; did you mean '--help'?"),
             (["a.jpg", "-c", "nowhere.toml"], "the config nowhere.toml cannot be read: there is no such file"),
             (["a.jpg", "-m", "demo-fair", "--layr", "x"], "--layr. Did you mean --layer?"),
         ],

@@ -406,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _refuse_mistyped_command(typed)
             try:
                 command, bound, _ = app.parse_args(typed or ["--help"], exit_on_error=False, print_error=False)
-            except CycloptsError as error:  # one that the user's code raises later is no mistake in the call
+            except CycloptsError as error:  # one that the user's code raises later is not a mistake in the call
                 fail(_about_call(error, typed))
                 return InputError.exit_code
             result: Any = command(*bound.args, **bound.kwargs)
@@ -467,11 +467,11 @@ def _refuse_mistyped_command(typed: Sequence[str]) -> None:
     commands = [name for name in parent if not name.startswith("-")]
     word = words[0] if words else ""
     if word == "help" and not os.path.lexists(word):
-        raise InputError("there is no command and no file 'help'; did you mean '--help'?")
+        raise InputError("'help' is neither a command nor a file; did you mean '--help'?")
     if word not in commands and re.fullmatch(r"[\w-]*\w", word) and word[0] != "-" and not os.path.lexists(word):
         hint = did_you_mean(word, commands)
         if hint:
-            raise InputError(f"there is no command and no file {word!r}{hint}")
+            raise InputError(f"{word!r} is neither a command nor a file{hint}")
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:

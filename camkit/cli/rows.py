@@ -41,7 +41,7 @@ _COLUMNS = (
 
 
 _MOST_ERRORS = 1000
-"""So many different errors are told apart, so that memory stays bounded; later ones are counted as one."""
+"""At most this many different errors are told apart, so that memory stays bounded; later ones are counted as one."""
 
 
 @dataclass
@@ -240,7 +240,7 @@ class _Progress:
         )
 
     def update(self, finished: int) -> None:
-        """Show that so many pictures are finished."""
+        """Show how many pictures are finished."""
         if self._has_bar:
             words = _progress(finished, self._rows.skipped, self._total, self.seconds)
             done = finished + self._rows.skipped

@@ -36,7 +36,7 @@ def check(style: str, colormap: str, alpha: float, max_side: int | None = None) 
     """Check the options for drawing.
 
     Raises:
-        InputError: the style or the colormap is unknown, alpha is outside 0..1, or max_side is no number of pixels.
+        InputError: the style or the colormap is unknown, alpha is outside 0..1, or max_side is not a number of pixels.
     """
     for kind, word, choices in (("style", style, STYLES), ("colormap", colormap, tuple(COLORMAPS))):
         if word not in choices:

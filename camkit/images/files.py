@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}\w")
 
 
 def refuse_address(name: str) -> None:
-    """Refuse the address of a page, which is no file.
+    """Refuse a URL, which is not a file.
 
     Raises:
         InputError: the name is an address.

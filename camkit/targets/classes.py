@@ -453,10 +453,10 @@ def finer(target: int | str | None = None, weight: float = FINER_WEIGHT, nearest
         nearest: how many classes; all others if the model has fewer.
 
     Raises:
-        TargetError: the weight is no number of at least 0, or ``nearest`` is no whole number of at least 1.
+        TargetError: ``weight`` is not a number of at least 0, or ``nearest`` is not a whole number of at least 1.
     """
     if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= float(weight) < float("inf"):
-        raise TargetError(f"the weight of the nearest classes is a number of at least 0, not {weight!r}")
+        raise TargetError(f"the weight of the nearest classes must be a number of at least 0, not {weight!r}")
     nearest = whole_number(nearest, "the number of nearest classes")
     if nearest < 1:
         raise TargetError(f"the number of nearest classes must be at least 1, not {nearest}")
