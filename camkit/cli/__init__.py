@@ -230,8 +230,8 @@ def layers(*, source: Source, common: Common | None = None) -> int:
     """List a model's layers in execution order, what each costs, and which one camkit would explain and why.
 
     torchinfo counts the parameters, the multiply-adds for one picture, and the memory of each output. The layers are
-    the same with any weights, so camkit loads none unless you name some. With --quiet, only the name of the layer that
-    camkit would explain is printed.
+    the same with any weights, so camkit loads none unless you name some. With --quiet, it prints only the name of the
+    layer that camkit would explain.
 
     Args:
         source: The model.

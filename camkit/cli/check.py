@@ -81,10 +81,10 @@ class LimitOptions:
     """The limits of the verdict; the config's table "limits" explains each in full.
 
     Attributes:
-        gap: The largest background gap that may ship. Default: 0.1.
-        sufficiency: The largest sufficiency of the background that may ship. Default: 0.1.
-        attraction: The largest attraction of a class's background that may ship. Default: 0.1.
-        skill: Warn if the skill of the heat is below this. Default: 0.
+        gap: The largest background gap with which a model may ship. Default: 0.1.
+        sufficiency: The largest sufficiency of the background with which a model may ship. Default: 0.1.
+        attraction: The largest attraction of a class's background with which a model may ship. Default: 0.1.
+        skill: Warn if the skill of the heat is significantly below this. Default: 0.
         alpha: The significance level. Default: 0.05.
         least_pictures: The testable pictures that a class needs for a verdict. Default: 30.
         most_empty: The largest share of empty maps with which the heat still means something. Default: 0.2.
@@ -111,7 +111,8 @@ class RunOptions:
     Attributes:
         out: The folder for the reports. Default: camkit-check.
         baseline: An earlier report.json to compare with.
-        quick: Use a smaller sample.
+        quick: Use a smaller sample: 40 pictures of each class, or more if the limits need them, and one background of
+            each kind.
         resume: Continue an interrupted check.
         inconclusive: Whether INCONCLUSIVE counts as a failure (exit code 3) or as a pass (exit code 0). Default: fail.
         tensorboard: A folder for TensorBoard event files with the measures and the worst offenders.

@@ -48,7 +48,7 @@ class _Optional:
     """The model that a config names.
 
     Attributes:
-        model: As for explaining pictures.
+        model: The model that the config will name, as --model of the other commands takes it.
     """
 
     model: Annotated[str | None, Parameter(alias="-m", metavar="NAME")] = None
