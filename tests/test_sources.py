@@ -679,7 +679,7 @@ def test_the_command_line_passes_everything_on(own, tmp_path, capfd):
         (["--near", "1,2"], "--near"),
         (["--box", "1", "--above", "0.5"], "cannot be combined"),
         (["--versus", "left"], "--versus needs one --target"),
-        (["--top-k", "2", "--target", "left"], "exclude"),
+        (["--top-k", "2", "--target", "left"], "cannot be combined"),
         (["--direction", "up", "--target", "left"], "index"),
     ):
         assert cli.main([str(PLANE), "--model", name, *options, *wrong]) == 2
