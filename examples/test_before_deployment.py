@@ -3,7 +3,7 @@
     pytest examples/test_before_deployment.py                   # the demo network and drawn pictures
     CHECKED_MODEL=mine.py:build CHECKED_PICTURES=validation/ pytest examples/test_before_deployment.py
 
-``CHECKED_MODEL`` is what ``camkit.check`` takes as model, ``CHECKED_PICTURES`` a labelled folder with regions, and
+``CHECKED_MODEL`` is the model, as ``camkit.check`` takes it, ``CHECKED_PICTURES`` a labelled folder with regions, and
 ``CHECKED_REPORT`` the folder for the report.
 """
 

@@ -829,7 +829,7 @@ def test_the_config_that_is_found_is_named(scenes, tmp_path, monkeypatch):
     (tmp_path / "camkit.toml").unlink()
     none = run(link, "--model", "demo-fare")
 
-    assert "using the config camkit.toml of this folder; to use another, pass --config FILE" in found.stderr
+    assert "using the config camkit.toml in this folder; to use another, pass --config FILE" in found.stderr
     assert f"using the config {scenes.parent / 'camkit.toml'}\n" in named.stderr
     assert "config" not in none.stderr
     assert [found.stdout, named.stdout] == ["", ""]

@@ -376,7 +376,7 @@ def test_explain_uses_the_config_and_options_come_first(project: Path, capsys: p
 
 
 def test_each_command_says_which_config_it_uses(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = "using the config camkit.toml of this folder; to use another, pass --config FILE"
+    sentence = "using the config camkit.toml in this folder; to use another, pass --config FILE"
     for command in (["photo.jpg"], ["layers"], ["diagnose", "photo.jpg"], ["features", "photo.jpg"]):
         assert main(command) in (0, 2)
         assert sentence in capsys.readouterr().err, command
@@ -476,7 +476,7 @@ def test_pyproject_serves_all_commands_too(project: Path, capsys: pytest.Capture
         '[tool.camkit.model]\nname = "demo-fair"\n[tool.camkit.explain]\nalpha = 1\n'
     )
     assert main(["photo.jpg"]) == 0
-    assert "using the config pyproject.toml of this folder" in capsys.readouterr().err
+    assert "using the config pyproject.toml in this folder" in capsys.readouterr().err
 
 
 PAGE = (Path(__file__).parents[1] / "docs" / "command.md").read_text("utf-8")

@@ -867,7 +867,7 @@ def test_a_mask_unlike_those_that_were_looked_at_is_an_image_error(tmp_path: Pat
     with pytest.raises(ImageError, match="holds 85, but the masks that camkit examined hold only 0, 255"):
         drawn(annotations, "a")
     palette(BOTH, [0, 0, 0, 9, 9, 9]).save(tmp_path / "a.png")
-    with pytest.raises(ImageError, match="is stored in another way than the masks that camkit examined"):
+    with pytest.raises(ImageError, match="is stored differently from the masks that camkit examined"):
         drawn(annotations, "a")
 
 

@@ -389,24 +389,27 @@ class TestWhatIsPrinted:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["chek"], "there is no command and no file 'chek'; did you mean 'check'?"),
+            (["chek"], "'chek' is neither a command nor a file; did you mean 'check'?"),
             (["chek", "photos", "-m", "demo-fair"], "did you mean 'check'?"),
-            (["check", "inti", "photos"], "there is no command and no file 'inti'; did you mean 'init'?"),
+            (["check", "inti", "photos"], "'inti' is neither a command nor a file; did you mean 'init'?"),
             (["layers.jpg", "-m", "demo-fair"], "layers.jpg  error: there is no file layers.jpg"),
             (["IMG_0001", "-m", "demo-fair"], "IMG_0001  error: there is no file IMG_0001"),
-            (["https://a.org/b.jpg", "-m", "demo-fair"], "https://a.org/b.jpg is an address, and camkit reads only"),
-            (["features", "s3://a/b.jpg", "-m", "demo-fair"], "s3://a/b.jpg is an address, and camkit reads only"),
-            (["check", "https://a.org/b", "-m", "demo-fair"], "https://a.org/b is an address, and camkit reads only"),
-            (["-", "-m", "demo-fair"], "camkit reads no picture from standard input; save it to a file"),
+            (["https://a.org/b.jpg", "-m", "demo-fair"], "https://a.org/b.jpg is a URL, but camkit reads only"),
+            (["features", "s3://a/b.jpg", "-m", "demo-fair"], "s3://a/b.jpg is a URL, but camkit reads only"),
+            (
+                ["check", "https://a.org/b", "-m", "demo-fair"],
+                "https://a.org/b is a URL, but camkit reads only",
+            ),
+            (["-", "-m", "demo-fair"], "camkit does not read pictures from standard input; save the picture to a file"),
             (["a.jpg"], "name the model: --model resnet50"),
-            (["a.jpg", "-m", "demo-fair", "-t", "0", "-q", "-v"], "--quiet and --verbose exclude each other"),
-            (["a.jpg", "-m", "demo-fair", "--json", "--csv"], "--json and --csv exclude each other"),
+            (["a.jpg", "-m", "demo-fair", "-t", "0", "-q", "-v"], "--quiet and --verbose cannot be combined"),
+            (["a.jpg", "-m", "demo-fair", "--json", "--csv"], "--json and --csv cannot be combined"),
             (["a.jpg", "-m", "demo-fair", "--raw"], "it needs --json"),
             (
                 ["a.jpg", "-m", "demo-fair", "-s", "overlay", "-s", "figure"],
-                "-s was given twice, and it takes one value",
+                "-s was given twice, but it takes one value",
             ),
-            (["help"], "there is no command and no file 'help'; did you mean '--help'?"),
+            (["help"], "'help' is neither a command nor a file; did you mean '--help'?"),
             (["a.jpg", "-c", "nowhere.toml"], "the config nowhere.toml cannot be read: there is no such file"),
             (["a.jpg", "-m", "demo-fair", "--layr", "x"], "--layr. Did you mean --layer?"),
         ],
@@ -425,9 +428,7 @@ class TestWhatIsPrinted:
         assert Path("camkit-out/chek.gradcam.png").is_file()
 
     def test_an_address_is_refused_in_python_too(self) -> None:
-        with pytest.raises(
-            camkit.errors.ImageError, match=r"https://a\.org/b\.jpg is an address, and camkit reads only"
-        ):
+        with pytest.raises(camkit.errors.ImageError, match=r"https://a\.org/b\.jpg is a URL, but camkit reads only"):
             camkit.explain("demo-fair", "https://a.org/b.jpg")
 
     def test_the_help_lists_the_required_option_first_and_promises_one_value(
@@ -552,7 +553,7 @@ class TestInProcess:
             (["x.png", "--model", "demo-fair", "--alpha", "2"], "between 0 and 1"),
             (["x.png", "--model", "demo-fair", "--batch-size", "0"], "from 1"),
             (["x.png", "--model", "demo-fair", "--top-k", "0"], "at least 1"),
-            (["x.png", "--model", "demo-fair", "--top-k", "2", "--target", "car"], "exclude each other"),
+            (["x.png", "--model", "demo-fair", "--top-k", "2", "--target", "car"], "cannot be combined"),
             ([str(scene_paths()["plane-sky"]), "--model", "demo-fair", "--top-k", "9"], "there are no 9 best"),
             (["x.png", "--model", "demo-fair", "--device", "tpu9"], "cannot be used"),
             (["x.png", "--model", "demo-fair", "--weights", "none.pth"], "no weights file none.pth"),

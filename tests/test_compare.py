@@ -162,7 +162,7 @@ def test_the_command_writes_a_sheet_and_prints_the_figures(tmp_path: Path, capsy
     assert "  (random map)          loses" in printed
     assert cv2.imread(str(out)) is not None
     assert main(call) == 2
-    assert "is there already; pass --overwrite" in capsys.readouterr().err
+    assert "exists already; name another file with --out, or pass --overwrite" in capsys.readouterr().err
     assert main([*call, "--overwrite", "--json", "--metric", "average-drop", "--target", "1"]) == 0
     row = json.loads(capsys.readouterr().out)["rows"][0]
     assert row["label"] == "ship"

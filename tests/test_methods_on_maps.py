@@ -174,7 +174,7 @@ def test_second_derivatives_of_several_layers_are_refused() -> None:
 
 
 def finer_by_hand(logits: np.ndarray, index: int, weight: float, nearest: int) -> float:
-    """Return the class's logit less a share of the mean of its nearest, with explicit loops."""
+    """Return the class's logit minus a share of the mean of its nearest, with explicit loops."""
     others = sorted((abs(logits[k] - logits[index]), k) for k in range(len(logits)) if k != index)[:nearest]
     return float(logits[index] - weight * sum(logits[k] for _, k in others) / len(others))
 
@@ -188,7 +188,7 @@ def test_finer_compares_with_the_nearest_classes(index: int, weight: float, near
     logits = as_float64(model(small_picture())[0])
     assert found.score == pytest.approx(finer_by_hand(logits, index, weight, nearest), rel=1e-5)
     assert found.target == index
-    assert found.quantity == f"logit less {weight:g} of the mean of its {min(nearest, 3)} nearest"
+    assert found.quantity == f"logit minus {weight:g} times the mean of its {min(nearest, 3)} nearest"
 
 
 def test_finercam_is_gradcam_of_the_finer_target() -> None:

@@ -516,7 +516,7 @@ def test_max_side_is_off_in_python_and_keeps_the_heat_in_its_place(photos):
         whole = cv2.resize(found.overlay(), reduced.shape[1::-1], interpolation=cv2.INTER_AREA)
         assert np.abs(reduced.astype(int) - whole).mean() < 6
     for wrong in (0, -1):
-        with pytest.raises(InputError, match="max_side is a number of pixels"):
+        with pytest.raises(InputError, match="max_side must be at least 1 pixel"):
             found.overlay(max_side=wrong)
 
 
@@ -595,7 +595,7 @@ def test_the_command_writes_the_table_alone(tmp_path, capsys, monkeypatch):
     [
         (["--no-pictures"], "needs --table"),
         (["--resume"], "needs --table"),
-        (["--max-side", "-1"], "--max-side is a number of pixels"),
+        (["--max-side", "-1"], "--max-side takes a number of pixels"),
         (["--table", "t.txt"], "ending in .parquet or .csv"),
     ],
 )

@@ -259,7 +259,7 @@ def test_a_classifier_of_flattened_patches_gets_pictures_in_their_own_shape(pict
     assert found.raw.shape == tuple(inputs["spatial_shapes"][0].tolist())
     assert list(found.box) == pytest.approx([0, 0, *image.size], abs=3)
 
-    with pytest.raises(ModelError, match="own shape") as caught:
+    with pytest.raises(ModelError, match="keeps the shape of each picture") as caught:
         load_model(str(tmp_path), size=64)
     assert_one_sentence(caught.value)
 
@@ -677,9 +677,9 @@ def test_the_command_line_passes_everything_on(own, tmp_path, capfd):
         (["--size", "a"], "--size"),
         (["--mean", "x"], "--mean"),
         (["--near", "1,2"], "--near"),
-        (["--box", "1", "--above", "0.5"], "exclude"),
+        (["--box", "1", "--above", "0.5"], "cannot be combined"),
         (["--versus", "left"], "--versus needs one --target"),
-        (["--top-k", "2", "--target", "left"], "exclude"),
+        (["--top-k", "2", "--target", "left"], "cannot be combined"),
         (["--direction", "up", "--target", "left"], "index"),
     ):
         assert cli.main([str(PLANE), "--model", name, *options, *wrong]) == 2
@@ -689,11 +689,11 @@ def test_the_command_line_passes_everything_on(own, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"top_k": 2, "above": 0.5}, "--top-k and --above exclude each other"),
-        ({"box": 1, "near": "0,0,9,9"}, "--box and --near exclude"),
-        ({"similar_to": Path("a.png"), "target": ["1"]}, "--similar-to and --target exclude"),
-        ({"versus": "1", "everywhere": True, "target": ["0"]}, "--versus and --everywhere exclude"),
-        ({"mask": Path("m.png"), "direction": "up", "target": ["0"]}, "exclude"),
+        ({"top_k": 2, "above": 0.5}, "--top-k and --above cannot be combined"),
+        ({"box": 1, "near": "0,0,9,9"}, "--box and --near cannot be combined"),
+        ({"similar_to": Path("a.png"), "target": ["1"]}, "--similar-to and --target cannot be combined"),
+        ({"versus": "1", "everywhere": True, "target": ["0"]}, "--versus and --everywhere cannot be combined"),
+        ({"mask": Path("m.png"), "direction": "up", "target": ["0"]}, "--mask and --direction cannot be combined"),
         ({"versus": "1"}, "--versus needs one --target"),
         ({"everywhere": True, "target": ["0", "1"]}, "--everywhere needs one --target"),
         ({"direction": "up", "target": ["0", "1"]}, "one number"),

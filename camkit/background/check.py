@@ -249,7 +249,7 @@ def _warnings(plan: Plan, heat: Mapping[str, Row], headroom: float | None) -> tu
         warnings.append(f"in {cropped} pictures the object lies outside the part that the model sees")
     if headroom is not None and headroom < plan.settings.limits.least_room:
         warnings.append(
-            "the objects lie at nearly the same place in all pictures, so the heat cannot show which object it follows "
+            "the objects lie in nearly the same place in all pictures, so the heat cannot show which object it follows "
             f"and the experiment decides alone (even perfect maps would have only {headroom:.2f} more of their heat on "
             "their own object than on others)"
         )

@@ -132,7 +132,7 @@ def _check_paths(**paths: Any) -> None:
         if path == "":
             raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
         if isinstance(path, (str, Path)) and "\0" in str(path):
-            raise InputError(f"{name} is {str(path)!r}, and no path holds a null character")
+            raise InputError(f"{name} is {str(path)!r}, but a path cannot contain a null character")
 
 
 def _silent(stage: Stage, done: int, of: int) -> None:

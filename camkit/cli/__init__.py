@@ -48,7 +48,7 @@ _BROKEN_PIPE = 141
 app = App(
     name="camkit",
     version=camkit.__version__,
-    help="Show which pixels a vision model used. Explains pictures, or runs one of the commands below.\n\n"
+    help="Show which pixels a vision model used. camkit explains pictures, or runs one of the commands below.\n\n"
     "Example: camkit image.jpg --model resnet50",
     help_format="markdown",  # joins the lines of a docstring again
     usage="Usage: camkit PICTURES --model NAME [OPTIONS]\n       camkit COMMAND --help",
@@ -109,14 +109,15 @@ def explain(
         smooth: augment averages the maps of the picture and its mirror image, each with 0.9, 1 and 1.1 times its
             contrast, in six passes; eigen keeps the first principal component of the weighted feature maps.
         precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them. On a CPU
-            without units for bf16, bf16 runs in fp32; bf16-forced does not.
+            without units for bf16, bf16 runs in fp32; bf16-forced uses bf16 anyway.
         batch_size: Pictures per pass; halved automatically if memory runs out.
-        draft: Read large JPEG files at a half, a quarter or an eighth of their size: faster, and the maps change a
-            little.
-        recursive: Search folders with their subfolders, which is the default, or without them.
-        out: The folder for the drawn pictures, which gets the subfolders of the pictures' folder; or for one picture a
-            file, such as heat.png.
-        overwrite: Replace files that show something else, and the table. Without it, what differs is added to the name.
+        draft: Read large JPEG files at a half, a quarter or an eighth of their size. This is faster and changes the
+            maps a little.
+        recursive: Search subfolders too, which is the default, or leave them out.
+        out: The folder for the drawings, with the same subfolders as the pictures; or, for one picture, a file such as
+            heat.png.
+        overwrite: Replace files that show something else, and the table. Without it, camkit adds what differs to the
+            name of the drawing.
         style: figure (with a caption and a colour bar), overlay, side-by-side or heatmap.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.
@@ -124,11 +125,11 @@ def explain(
             each draws every map on its own scale. Default: the targets of one picture share a scale.
         max_side: Draw overlays of larger pictures with this many pixels on their longer side; 0 keeps their size.
         format: The type of the drawings. Default: jpg for overlays of a JPEG, otherwise png.
-        every: Draw every so many frames of a video.
-        table: A table for the results, with a row per picture and target and the raw maps: a name ending in .parquet
-            (a folder of parts, needs pyarrow) or .csv.
-        no_pictures: Write the table alone, and draw nothing.
-        resume: Continue the table of an interrupted run; pictures that it has are left out.
+        every: Draw every n-th frame of a video.
+        table: Write the results to this table, with a row per picture and target and the raw maps. Its name ends in
+            .parquet (a folder of parts; needs pyarrow) or .csv.
+        no_pictures: Write only the table, and draw nothing.
+        resume: Continue the table of an interrupted run, and skip the pictures that it has.
         json: Print one JSON object per picture and target instead of text.
         csv: Print a table as CSV instead of text, with a row per picture and target.
         raw: Add the raw maps, in the units of the score, to the JSON.
@@ -137,7 +138,7 @@ def explain(
     """
     (common or Common()).begin()
     if json and csv:
-        raise InputError("--json and --csv exclude each other")
+        raise InputError("--json and --csv cannot be combined")
     if raw and not json:
         raise InputError("--raw adds the raw maps to the JSON, so it needs --json")
     if not pictures:
@@ -149,9 +150,9 @@ def explain(
     from camkit.scale.folder import Drawing, Run, explain_files
 
     if max_side < 0:
-        raise InputError(f"--max-side is a number of pixels, or 0 to keep the size of the pictures, not {max_side}")
+        raise InputError(f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {max_side}")
     if no_pictures and table is None:
-        raise InputError("--no-pictures writes the table alone, so it needs --table")
+        raise InputError("--no-pictures writes only the table, so it needs --table")
     if resume and table is None:
         raise InputError("--resume continues a table, so it needs --table")
     drawing = Drawing(style, colormap, alpha, scale or "shared", max_side or None, format)
@@ -229,8 +230,8 @@ def layers(*, source: Source, common: Common | None = None) -> int:
     """List a model's layers in execution order, what each costs, and which one camkit would explain and why.
 
     torchinfo counts the parameters, the multiply-adds for one picture, and the memory of each output. The layers are
-    the same with any weights, so camkit loads none unless you name some. With --quiet, only the name of the layer that
-    camkit would explain is printed.
+    the same with any weights, so camkit loads none unless you name some. With --quiet, it prints only the name of the
+    layer that camkit would explain.
 
     Args:
         source: The model.
@@ -283,10 +284,10 @@ def compare(
         precision: The number format of the computation, as for explaining pictures.
         metric: What each map is judged by: top-loss, srg, insertion, deletion, average-drop, ...
         out: The file for the sheet, such as compare.png.
-        overwrite: Replace the file if it is there.
+        overwrite: Replace the file if it exists.
         colormap: One of OpenCV's colour maps.
         alpha: The weight of the colours over the picture, 0 to 1.
-        json: Print the figures as one JSON object instead of a table.
+        json: Print the values as one JSON object instead of a table.
         common: The config, and how much is printed.
     """
     (common or Common()).begin()
@@ -335,7 +336,7 @@ def judge(
         method: A method; repeat the option for several. "camkit methods" lists all. Default: about a dozen of them.
         layer: A layer; repeat the option for several. Default: camkit chooses.
         precision: The number format of the computation, as for explaining pictures.
-        pictures: The most pictures to use: a random sample if there are more.
+        pictures: Use at most this many pictures: a random sample if there are more.
         seed: The seed of the sample and of all draws.
         out: The folder for the reports.
         json: Print the judgement as one JSON object instead of a table.
@@ -405,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _refuse_mistyped_command(typed)
             try:
                 command, bound, _ = app.parse_args(typed or ["--help"], exit_on_error=False, print_error=False)
-            except CycloptsError as error:  # one that the user's code raises later is no mistake in the call
+            except CycloptsError as error:  # one that the user's code raises later is not a mistake in the call
                 fail(_about_call(error, typed))
                 return InputError.exit_code
             result: Any = command(*bound.args, **bound.kwargs)
@@ -434,13 +435,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _about_call(error: CycloptsError, typed: Sequence[str]) -> str:
     """Return one sentence about a call that does not fit the command's options."""
     if "-" in typed:
-        return "camkit reads no picture from standard input; save it to a file and name that"
+        return "camkit does not read pictures from standard input; save the picture to a file and pass the file"
     argument = getattr(error, "argument", None)
     is_missing = isinstance(error, MissingArgumentError) and argument is not None and "--model" in argument.names
     if is_missing and not {"--model", "-m"} & set(typed):
-        return "name the model: --model resnet50 (camkit --help lists the kinds), or [model] name in camkit.toml"
+        return (
+            "name the model: --model resnet50 (camkit --help lists the kinds), or name in camkit.toml's [model] table"
+        )
     if isinstance(error, RepeatArgumentError):
-        return f"{error.token.keyword or error.token.value} was given twice, and it takes one value"
+        return f"{error.token.keyword or error.token.value} was given twice, but it takes one value"
     return " ".join(str(error).split())
 
 
@@ -464,11 +467,11 @@ def _refuse_mistyped_command(typed: Sequence[str]) -> None:
     commands = [name for name in parent if not name.startswith("-")]
     word = words[0] if words else ""
     if word == "help" and not os.path.lexists(word):
-        raise InputError("there is no command and no file 'help'; did you mean '--help'?")
+        raise InputError("'help' is neither a command nor a file; did you mean '--help'?")
     if word not in commands and re.fullmatch(r"[\w-]*\w", word) and word[0] != "-" and not os.path.lexists(word):
         hint = did_you_mean(word, commands)
         if hint:
-            raise InputError(f"there is no command and no file {word!r}{hint}")
+            raise InputError(f"{word!r} is neither a command nor a file{hint}")
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:

@@ -51,16 +51,16 @@ class ExperimentOptions:
     """How the check is run; the config's table "check" explains each in full.
 
     Attributes:
-        per_class: Pictures of each class in the experiment, at most. Default: 100.
-        most: Pictures in the experiment, at most. Default: 2000.
-        pastes: Backgrounds of each kind for each picture. Default: 2.
-        seed: Seeds the sample, the partners and the bootstrap. Default: 0.
+        per_class: Use at most this many pictures of each class in the experiment. Default: 100.
+        most: Use at most this many pictures in the experiment. Default: 2000.
+        pastes: Paste each object on this many backgrounds of each kind. Default: 2.
+        seed: The seed of the sample, the backgrounds and the bootstrap. Default: 0.
         batch_size: Pictures in one forward pass. Default: 32.
         layer: The layer whose heat is measured. Default: camkit chooses.
         method: The method that computes the heat. Default: gradcam.
         precision: The number format of the computation. Default: fp32.
         ring: The width of the outer ring, as a share of the picture's sides. Default: 0.15.
-        ring_is_background: Without regions, let the exchange of the ring fail a model instead of only warn.
+        ring_is_background: Without regions, let the exchange of the outer ring fail a model; otherwise it only warns.
     """
 
     per_class: Annotated[int | None, Parameter(metavar="NUMBER")] = None
@@ -81,13 +81,13 @@ class LimitOptions:
     """The limits of the verdict; the config's table "limits" explains each in full.
 
     Attributes:
-        gap: The largest background gap that may ship. Default: 0.1.
-        sufficiency: The largest sufficiency of the background that may ship. Default: 0.1.
-        attraction: The largest attraction of a class's background that may ship. Default: 0.1.
-        skill: A skill of the heat below this is a warning. Default: 0.
+        gap: The largest background gap with which a model may ship. Default: 0.1.
+        sufficiency: The largest sufficiency of the background with which a model may ship. Default: 0.1.
+        attraction: The largest attraction of a class's background with which a model may ship. Default: 0.1.
+        skill: Warn if the skill of the heat is significantly below this. Default: 0.
         alpha: The significance level. Default: 0.05.
-        least_pictures: Testable pictures that a class needs for a verdict. Default: 30.
-        most_empty: The largest share of empty maps with which heat still says something. Default: 0.2.
+        least_pictures: The testable pictures that a class needs for a verdict. Default: 30.
+        most_empty: The largest share of empty maps with which the heat still means something. Default: 0.2.
         least_room: The headroom below which no map can show which object it used. Default: 0.1.
         strict: PASS only if an effect above the limit is excluded for each class too, and not only for all together.
     """
@@ -111,7 +111,8 @@ class RunOptions:
     Attributes:
         out: The folder for the reports. Default: camkit-check.
         baseline: An earlier report.json to compare with.
-        quick: Use a smaller sample.
+        quick: Use a smaller sample: 40 pictures of each class, or more if the limits need them, and one background of
+            each kind.
         resume: Continue an interrupted check.
         inconclusive: Whether INCONCLUSIVE counts as a failure (exit code 3) or as a pass (exit code 0). Default: fail.
         tensorboard: A folder for TensorBoard event files with the measures and the worst offenders.
@@ -138,8 +139,8 @@ def check(
 ) -> int:
     """Check whether a classifier may ship, or reads the background.
 
-    Exit codes: 0 may ship; 1 FAIL; 2 the call, the config or the data is wrong; 3 INCONCLUSIVE; 4 the model or the
-    program failed.
+    Exit codes: 0 the model may ship; 1 FAIL; 2 the call, the config or the data is wrong; 3 INCONCLUSIVE; 4 the model
+    or the program failed.
 
     Args:
         data: A folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
@@ -234,7 +235,7 @@ def init(
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
-    """Write a camkit.toml with comments that fits the data, with the values of the options.
+    """Write a commented camkit.toml that fits the data and holds the values of the options.
 
     Args:
         data: The pictures, as for the check.
@@ -243,8 +244,8 @@ def init(
         experiment: How the check is run.
         limits: The limits of the verdict.
         run: Where the check writes, and what it starts from.
-        file: The config to write.
-        overwrite: Write the config although the file exists.
+        file: The config file to write.
+        overwrite: Replace the file if it exists.
         common: A config to start from, and how much is printed.
     """
     from camkit.background.classes import read_class_map

@@ -39,7 +39,7 @@ def run(
     colormap, alpha = colours
     overlay.check("overlay", colormap, alpha)
     if out.exists() and not overwrite:
-        raise OutputError(f"{out} is there already; pass --overwrite to replace it, or another name with --out")
+        raise OutputError(f"{out} exists already; name another file with --out, or pass --overwrite")
     files = find_pictures(pictures, skip=out)
     tell(f"pictures to compare: {len(files)}")
     found = compared(

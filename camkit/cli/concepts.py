@@ -34,9 +34,9 @@ def concepts(
         count: The number of concepts.
         layer: The layer; by default the one that camkit would explain. "camkit layers" lists them.
         batch_size: Pictures per pass; halved automatically if memory runs out.
-        recursive: Search folders with their subfolders, which is the default, or without them.
+        recursive: Search subfolders too, which is the default, or leave them out.
         out: The folder for the sheet, or a file such as concepts.png.
-        overwrite: Replace a file that shows something else. Without it, what differs is added to the name.
+        overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.
         common: The config, and how much is printed.
     """
     (common or Common()).begin()

@@ -26,16 +26,17 @@ def diagnose(
 ) -> int:
     """Measure each layer on a batch of pictures and report what is wrong: dead, saturated, vanishing, NaN, frozen.
 
-    Writes diagnose.json and diagnose.png. Exit codes: 0 done, whatever was found; 2 the call or a file is wrong.
+    Writes diagnose.json and diagnose.png. Exit codes: 0 done, whatever was found; 2 the call or a file is wrong; 4 the
+    model or the program failed.
 
     Args:
         pictures: Files, folders or quoted glob patterns, used as one batch. It takes eight or more to tell dead
             channels from silent ones.
         source: The model.
         train: Run the model as in a training step instead of in evaluation mode.
-        precision: The precision of the computation; bf16 and fp16 show what overflows in mixed precision.
+        precision: The number format of the computation; bf16 and fp16 show what overflows in mixed precision.
         limit: Use at most this many pictures, spread evenly.
-        recursive: Search folders with their subfolders, which is the default, or without them.
+        recursive: Search subfolders too, which is the default, or leave them out.
         out: The folder for the reports.
         json: Print the JSON instead of the table.
         tensorboard: A folder for TensorBoard event files with the same results.
@@ -90,9 +91,10 @@ def features(
         source: The model.
         layer: The layer; by default the one that camkit would explain. "camkit layers" lists them.
         top: The number of maps.
-        scale: each: scale every map to its own range, to show its form; together: all to one range, to compare them.
+        scale: each scales every map to its own range, to show its form; together scales all maps to one range, so that
+            you can compare them.
         out: The folder for the sheet, or a file such as sheet.png.
-        overwrite: Replace a file that shows something else. Without it, what differs is added to the name.
+        overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.
         common: The config, and how much is printed.
     """
     (common or Common()).begin()

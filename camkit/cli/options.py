@@ -48,7 +48,7 @@ class _Optional:
     """The model that a config names.
 
     Attributes:
-        model: As for explaining pictures.
+        model: The model that the config will name, as --model of the other commands takes it.
     """
 
     model: Annotated[str | None, Parameter(alias="-m", metavar="NAME")] = None
@@ -63,7 +63,7 @@ class _ModelOptions:
             weights, downloaded the first time.
         device: cpu, cuda, cuda:1, mps. Default: the first available of cuda, mps and cpu.
         size: The side of the model's input in pixels, or height x width: 224, 224x336.
-        mean: The mean of each channel, of values 0..1: 0.485,0.456,0.406.
+        mean: The mean of each channel, for values from 0 to 1: 0.485,0.456,0.406.
         std: The standard deviation of each channel: 0.229,0.224,0.225.
         labels: A file with the names of the classes: one per line, or JSON.
         text: A class of a CLIP-like model, as text; repeat the option for each class.
@@ -149,10 +149,10 @@ class Common:
     """What every command that loads a model takes.
 
     Attributes:
-        config: A camkit.toml. Without it, camkit uses the camkit.toml of this folder, or [tool.camkit] in its
+        config: A camkit.toml. Without it, camkit uses the camkit.toml in this folder, or [tool.camkit] in its
             pyproject.toml.
-        quiet: Print errors and what was asked for, but no notes, progress or summary.
-        verbose: Print more about the model and the work, every error, and where a program failed.
+        quiet: Print only errors and the results that you ask for: no notes, no progress, no summary.
+        verbose: Print more about the model and the work, every error, and where the program failed.
     """
 
     config: Annotated[Path | None, Parameter(alias="-c", metavar="FILE")] = None
@@ -166,10 +166,10 @@ class Common:
             InputError: ``quiet`` and ``verbose`` are both given.
         """
         if self.quiet and self.verbose:
-            raise InputError("--quiet and --verbose exclude each other")
+            raise InputError("--quiet and --verbose cannot be combined")
         TALK.set(quiet=self.quiet, verbose=self.verbose)
         if self.config is not None:
-            here = " of this folder; to use another, pass --config FILE" if self.config.parent == Path() else ""
+            here = " in this folder; to use another, pass --config FILE" if self.config.parent == Path() else ""
             say(f"using the config {self.config}{here}")
 
 

@@ -41,7 +41,7 @@ _COLUMNS = (
 
 
 _MOST_ERRORS = 1000
-"""So many different errors are told apart, so that memory stays bounded; later ones are counted as one."""
+"""At most this many different errors are told apart, so that memory stays bounded; later ones are counted as one."""
 
 
 @dataclass
@@ -166,10 +166,12 @@ def report(
     if form == "text" and not TALK.verbose:
         _print_repeated(tally)
     if tally.reduced:
-        say(
-            f"{tally.reduced} drawings are smaller than their pictures, at most {rows.max_side} pixels on the longer "
-            "side; --max-side 0 keeps the size"
+        drawings = (
+            "1 drawing is smaller than its picture"
+            if tally.reduced == 1
+            else f"{tally.reduced} drawings are smaller than their pictures"
         )
+        say(f"{drawings}, at most {rows.max_side} pixels on the longer side; --max-side 0 keeps the full size")
     _print_summary(tally, progress.seconds, form, rows.skipped, table)
     return tally.code
 
@@ -238,7 +240,7 @@ class _Progress:
         )
 
     def update(self, finished: int) -> None:
-        """Show that so many pictures are finished."""
+        """Show how many pictures are finished."""
         if self._has_bar:
             words = _progress(finished, self._rows.skipped, self._total, self.seconds)
             done = finished + self._rows.skipped

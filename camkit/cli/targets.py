@@ -76,11 +76,11 @@ class TargetOptions:
         kinds = [f"--{name.replace('_', '-')}" for name in _KINDS if getattr(self, name) is not None]
         refinements = [f"--{name}" for name in _REFINEMENTS if getattr(self, name) not in (None, False)]
         if len(kinds) > 1:
-            raise InputError(f"{' and '.join(kinds)} exclude each other")
+            raise InputError(f"{' and '.join(kinds)} cannot be combined")
         if kinds and kinds != ["--direction"] and names:
-            raise InputError(f"{kinds[0]} and --target exclude each other")
+            raise InputError(f"{kinds[0]} and --target cannot be combined")
         if len(refinements) > 1 or (refinements and self.direction is not None):
-            raise InputError(f"{' and '.join([*refinements, *kinds])} exclude each other")
+            raise InputError(f"{' and '.join([*refinements, *kinds])} cannot be combined")
         if refinements and len(names) != 1:
             raise InputError(f"{refinements[0]} needs one --target")
         if self.direction is not None:
@@ -146,7 +146,7 @@ def _mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess 
     from camkit.images.regions import preprocess_region
 
     if len(pictures) != 1 or preprocess is None:
-        raise InputError("--mask belongs to one picture; explain that picture alone")
+        raise InputError("--mask is for one picture; explain that picture alone")
     picture = open_picture(pictures[0])
     mask = MaskFile(file, understand_masks([file])).region(picture.size)
     check_crop(preprocess, picture, prepare(picture, preprocess, str(pictures[0])).tensor)

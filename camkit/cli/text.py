@@ -32,7 +32,7 @@ _NOTES = {
         "no influence: the target's gradient is zero at this layer. Either the target does not depend on the layer, or "
         "it is saturated (a probability very close to 0 or 1). Choose another layer, or a target that uses the logits"
     ),
-    "non_finite": "the map holds NaN or infinity, so no heat is drawn",
+    "non_finite": "the map contains NaN or infinity, so no heat is drawn",
 }
 
 _UNKNOWN_CROP = "drawn on the model's input: camkit cannot tell which part of the picture the preprocessing shows"

@@ -20,7 +20,7 @@ def configured_model(
 ) -> nn.Module | LoadedModel:
     """Return a model, loaded as the config says if it is given by name; None stands for the config's own model.
 
-    The config's other settings hold for the model that it names, and for every model if it names none.
+    The config's other settings apply to the model that it names, and to every model if it names none.
 
     Raises:
         InputError: neither the call nor the config names a model, or the model cannot be loaded.

@@ -49,7 +49,7 @@ class ModelSection(_Section):
     text: list[str] | None = None
 
     def describes(self, name: str) -> bool:
-        """Return whether these settings hold for the model with this name: they name it, or none."""
+        """Return whether these settings apply to the model with this name: they name this model, or none."""
         return self.name is None or _absolute(self.name) == _absolute(name)
 
 
@@ -149,7 +149,8 @@ class LimitsSection(_Section):
         alpha: the significance level: the largest probability that effects below their limits fail the model.
         least_pictures: testable pictures that a class needs for a verdict.
         most_empty: the largest share of empty maps with which heat still says something about the model.
-        least_room: the headroom below which the objects lie so alike that no map can show which one it used.
+        least_room: the headroom below which the objects lie in such similar places that no map can show which one it
+            used.
         strict: whether a PASS needs the effects of each class to be excluded, and not only those of all classes
             together.
     """

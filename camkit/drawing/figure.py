@@ -1,6 +1,6 @@
 """The captioned form of a drawing: a title, what was done, the picture, a colour bar with its numbers, and notes.
 
-The functions here lay out what they are given; the words come from whoever knows what was explained.
+The functions here lay out what they are given; the caller, who knows what was explained, passes the words.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Column:
         return round(length * self.growth)
 
     def text(self, words: str, size: int, colour: Colour, most: int) -> None:
-        """Add a text of at most so many lines; of exactly so many if the figure's size is fixed."""
+        """Add a text of at most this many lines; of exactly this many if the figure's size is fixed."""
         leading = size * _LEADING
         lines = wrapped(words, self.width, size, most)
         for line in lines + [""] * (most - len(lines)) * self._fixed:

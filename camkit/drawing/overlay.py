@@ -36,7 +36,7 @@ def check(style: str, colormap: str, alpha: float, max_side: int | None = None) 
     """Check the options for drawing.
 
     Raises:
-        InputError: the style or the colormap is unknown, alpha is outside 0..1, or max_side is no number of pixels.
+        InputError: the style or the colormap is unknown, alpha is outside 0..1, or max_side is not a number of pixels.
     """
     for kind, word, choices in (("style", style, STYLES), ("colormap", colormap, tuple(COLORMAPS))):
         if word not in choices:
@@ -45,7 +45,7 @@ def check(style: str, colormap: str, alpha: float, max_side: int | None = None) 
     if not 0 <= alpha <= 1:
         raise InputError(f"alpha must be a weight between 0 and 1, not {alpha}")
     if max_side is not None and (not isinstance(max_side, int) or max_side < 1):
-        raise InputError(f"max_side is a number of pixels from 1, or None for any size, not {max_side!r}")
+        raise InputError(f"max_side must be at least 1 pixel, or None for any size, not {max_side!r}")
 
 
 def colorize(heatmap: Float[np.ndarray, "h w"], colormap: str = "turbo") -> Pixels:

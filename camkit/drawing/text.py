@@ -76,7 +76,7 @@ def _shortened(words: str, kept: int) -> str:
 
 
 def wrapped(words: str, width: float | int, size: int = 14, lines: int = 2) -> list[str]:
-    """Return a text as at most so many lines, each at most ``width`` pixels wide; the last is shortened if needed.
+    """Return a text in at most ``lines`` lines, each at most ``width`` pixels wide; the last is shortened if needed.
 
     >>> wrapped("prairie chicken, prairie grouse, prairie fowl", 200)
     ['prairie chicken, prairie grouse,', 'prairie fowl']

@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}\w")
 
 
 def refuse_address(name: str) -> None:
-    """Refuse the address of a page, which is no file.
+    """Refuse a URL, which is not a file.
 
     Raises:
         InputError: the name is an address.
@@ -46,7 +46,7 @@ def about_address(name: str) -> str | None:
     if not _ADDRESS.match(name):
         return None
     address = re.sub(":/+", "://", name, count=1)
-    return f"{address} is an address, and camkit reads only files: download the picture and name the file"
+    return f"{address} is a URL, but camkit reads only files; download the picture and pass the file"
 
 
 def names_file(out: Path) -> bool:

@@ -49,7 +49,7 @@ class _Start:
 
 
 class Pictures:
-    """The picture files in files, folders and glob patterns. Each iteration lists them anew.
+    """The picture files in files, folders and glob patterns. Each iteration lists them again.
 
     Folders are searched in order of name, with their subfolders if ``recursive``; a folder of more than 65,536 names in
     blocks of as many. Hidden files and folders are left out, and so is everything in ``skip`` and every drawing that

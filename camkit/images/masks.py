@@ -122,7 +122,7 @@ class MaskFile:
         stored = _Stored(self.path, size)
         reading = self.readings.get(stored.storage)
         if reading is None:
-            raise ImageError(f"the mask {self.path} is stored in another way than the masks that camkit examined")
+            raise ImageError(f"the mask {self.path} is stored differently from the masks that camkit examined")
         values = stored.values(reading.channel)
         unknown = set() if reading.known is None else set(np.unique(values).tolist()) - reading.known
         if unknown:
@@ -151,7 +151,7 @@ class _Stored:
             raise ImageError(f"{self._name} holds several pictures; save the mask as a single picture")
         rawmode = _rawmode(picture)
         if ";16" in rawmode and picture.mode[:2] != "I;":
-            raise ImageError(f"{self._name} has 16 bits per colour; save it with 8, or in grey")
+            raise ImageError(f"{self._name} has 16 bits per colour; save it with 8 bits, or in grey")
         if size is not None and sorted(picture.size) != sorted(size):  # before decoding, which may cost much memory
             raise ImageError(_wrong_size(self._name, picture.size, size))
         picture.load()

@@ -194,8 +194,8 @@ def _tiff_levels(picture: Image.Image, source: str) -> tuple[int, int]:
     white = 2 ** tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0] - 1
     if _SIGNED in tags.get(TiffImagePlugin.SAMPLEFORMAT, ()) and white <= _WHITE_OF_16_BITS:
         raise ImageError(
-            f"{source} holds numbers with a sign, so it is not clear which are black and white; save it with 8 or 16 "
-            "bits without sign"
+            f"{source} holds signed numbers, so it is not clear which values are black and white; save it with 8 "
+            "or 16 bits, unsigned"
         )
     return (white, 0) if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == _WHITE_IS_0 else (0, white)
 

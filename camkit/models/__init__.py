@@ -124,7 +124,7 @@ def load_model(
         ('plane', 'ship', 'car', 'bird')
     """
     if not isinstance(name, str):
-        raise ModelError(f"the name of a model is text, not {type(name).__name__}")
+        raise ModelError(f"the name of a model must be a string, not {type(name).__name__}")
     request = Request(
         name,
         weights,

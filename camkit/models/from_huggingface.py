@@ -246,7 +246,7 @@ def _prepared(request: Request, name: str) -> Prepare:
     processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=request.trust_remote_code)
     if request.size is not None:
         if hasattr(processor, "max_num_patches"):
-            raise ModelError(f"{request.name} keeps the shape of each picture (its own shape), so leave out size")
+            raise ModelError(f"{request.name} keeps the shape of each picture; leave out size")
         height, width = request.size
         usual = processor.size
         processor.size = {"height": height, "width": width}
@@ -256,7 +256,7 @@ def _prepared(request: Request, name: str) -> Prepare:
         except (AttributeError, KeyError, TypeError, ValueError):
             actual = ()
         if actual != request.size:
-            raise ModelError(f"the image processor of {request.name} takes no other size than {usual}; leave out size")
+            raise ModelError(f"the image processor of {request.name} accepts only the size {usual}; leave out size")
     if request.mean is not None:
         processor.image_mean, processor.do_normalize = list(request.mean), True
     if request.std is not None:

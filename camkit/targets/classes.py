@@ -282,7 +282,7 @@ class ContrastTarget(Target):
 
 @dataclass(frozen=True)
 class FinerTarget(Target):
-    """What tells a class from its nearest ones: its logit less a share of the mean of theirs (Finer-CAM).
+    """What tells a class from its nearest ones: its logit minus a share of the mean of theirs (Finer-CAM).
 
     The nearest classes of a picture are those whose logits differ least from that of the class.
     """
@@ -312,7 +312,7 @@ class FinerTarget(Target):
         return replace(
             scored,
             values=logits.gather(1, own)[:, 0] - self.weight * others.mean(1),
-            quantity=f"logit less {self.weight:g} of the mean of its {count} nearest",
+            quantity=f"logit minus {self.weight:g} times the mean of its {count} nearest",
         )
 
 
@@ -444,7 +444,7 @@ def contrast(target: int | str, rather_than: int | str) -> ContrastTarget:
 def finer(target: int | str | None = None, weight: float = FINER_WEIGHT, nearest: int = FINER_NEAREST) -> FinerTarget:
     """Return a target for what tells a class from its nearest ones (Zhang et al. 2025, Finer-CAM, arXiv:2501.11309).
 
-    The score is the class's logit less ``weight`` times the mean logit of the ``nearest`` classes whose logits differ
+    The score is the class's logit minus ``weight`` times the mean logit of the ``nearest`` classes whose logits differ
     least from it. What the classes share leaves the map, and what only this class has stays.
 
     Args:
@@ -453,10 +453,10 @@ def finer(target: int | str | None = None, weight: float = FINER_WEIGHT, nearest
         nearest: how many classes; all others if the model has fewer.
 
     Raises:
-        TargetError: the weight is no number of at least 0, or ``nearest`` is no whole number of at least 1.
+        TargetError: ``weight`` is not a number of at least 0, or ``nearest`` is not a whole number of at least 1.
     """
     if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= float(weight) < float("inf"):
-        raise TargetError(f"the weight of the nearest classes is a number of at least 0, not {weight!r}")
+        raise TargetError(f"the weight of the nearest classes must be a number of at least 0, not {weight!r}")
     nearest = whole_number(nearest, "the number of nearest classes")
     if nearest < 1:
         raise TargetError(f"the number of nearest classes must be at least 1, not {nearest}")

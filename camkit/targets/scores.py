@@ -26,7 +26,7 @@ class Scores:
         quantity: what the scores are, as a phrase such as "logit"; one phrase for all images, or one for each.
         present: True for images in which the target exists; None if it exists in all.
         absence: the error for images in which it does not exist.
-        fewer: True if an image without the target is no error: not every image has a second best box.
+        fewer: True if an image without the target is not an error: not every image has a second best box.
         boxes: the detected box (left, top, right, bottom) of each image, in pixels of the model's input.
         activation: the softmax or sigmoid that gave the scores, as a node of the autograd graph. Gradients pass
             through it unchanged, so the map explains the logits.

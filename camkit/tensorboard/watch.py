@@ -115,9 +115,9 @@ class TrainingWatch:
         graph: bool = True,
     ) -> None:
         if every < 1:
-            raise InputError(f"every must be a number of steps from 1, not {every}")
+            raise InputError(f"every must be at least 1 step, not {every}")
         if pictures_every is not None and pictures_every < 0:
-            raise InputError(f"pictures_every must be a number of steps from 1, 0 or None, not {pictures_every}")
+            raise InputError(f"pictures_every must be None, 0 or a number of steps, not {pictures_every}")
         self._model, self._every = unwrapped(model), every
         self._pictures_every = every if pictures_every is None else pictures_every
         self._images = _separate(images, spatial_rank(self._model) + 1)

@@ -121,7 +121,7 @@ except AssertionError as error:
 #     camkit.check("mine.py:build", "validation/", out="report/").assert_ok()
 # ```
 #
-# or one step of a pipeline. Its exit code is 0 if the network may ship, 1 for FAIL, and 3 if the pictures are too few to
+# or one step of a pipeline. Its exit code is 0 if the network may ship, 1 for FAIL, and 3 if the check could not
 # decide:
 #
 # ```sh

@@ -7,7 +7,7 @@
 #
 # ## The pictures
 #
-# Each picture has a square with one of four patterns, at any place, on a blurred background. With `cue=True`, the tint of the
+# Each picture has a square with one of four patterns, anywhere on a blurred background. With `cue=True`, the tint of the
 # background goes with the class, like snow with wolves.
 
 # %%
@@ -91,7 +91,7 @@ def network():
 # %% [markdown]
 # ## Before the training: do gradients arrive?
 #
-# `camkit.hooks.record` keeps what layers return, and the gradients of it, while your own code runs the model. With `reduce` it
+# `camkit.hooks.record` keeps what layers return, and its gradients, while your own code runs the model. With `reduce` it
 # keeps one number instead of each tensor.
 
 # %%
@@ -109,7 +109,7 @@ for name, call in recording.items():
     print(f"layer {name}: norm of the gradient {call.gradient:.3f}")
 
 # %% [markdown]
-# Every layer receives a gradient, and none is thousands of times smaller than the others. `camkit.diagnose` asks more: dead
+# Every layer receives a gradient, and none is thousands of times smaller than the others. `camkit.diagnose` checks more: dead
 # channels, saturated activations, NaN.
 
 # %%

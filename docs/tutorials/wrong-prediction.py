@@ -2,7 +2,7 @@
 # # Explain a wrong prediction
 #
 # A network calls a plane a bird. You want to know why, and what to do about it. This takes four steps: look at the heat,
-# compare it with the right class, test what it suggests, and decide what to mend.
+# compare it with the right class, test what it suggests, and decide what to fix.
 #
 # The network and the picture ship with camkit, so nothing is downloaded. To use your own, pass a module or a name such
 # as `"resnet50"` instead of `"demo-biased"`, and the path of your picture.
@@ -26,7 +26,7 @@ found
 #
 # ## Where the heat lies
 #
-# The plane is white and stands out, yet the heat is on the trees. A number says it better than the eye. Here the region of
+# The plane is white and stands out, yet the heat is on the trees. A number is more precise than the eye. Here the region of
 # the plane is known. For your own picture, a box drawn by hand is enough.
 
 # %%
@@ -40,8 +40,8 @@ print(
 # %% [markdown]
 # ## The class that was expected
 #
-# Ask for both classes in one call. They are drawn on one scale, so that their colours can be compared: what is dark red in
-# one picture has the same value in the other.
+# Ask for both classes in one call. camkit draws them on one scale, so that you can compare their colours: dark red in
+# one picture means the same value in the other.
 
 # %%
 both = camkit.explain("demo-biased", path, target=["bird", "plane"])
@@ -75,7 +75,7 @@ top, bottom, left, right = (
 height = bottom - top
 start = (
     top - height if top >= height else bottom
-)  # where a piece of wood lies that is as large as the plane
+)  # the top of a piece of wood as large as the plane
 without_plane = picture.copy()
 without_plane[top:bottom, left:right] = picture[
     start : start + height, left:right
@@ -115,4 +115,4 @@ fair
 
 # %% [markdown]
 # One picture explains one answer. Whether a network reads the background *in general* is a question for many pictures, and
-# for an experiment instead of a look: see [Refuse a model in CI](refuse-in-ci.ipynb).
+# for an experiment rather than a look: see [Refuse a model in CI](refuse-in-ci.ipynb).

@@ -41,7 +41,7 @@ _COLUMNS = (
         "class",
         "The class of the pictures. The last row stands for all classes together, and for the verdict on the model.",
     ),
-    ("verdict", "FAIL, INCONCLUSIVE, WARN or PASS; the tables below say which applies when."),
+    ("verdict", "FAIL, INCONCLUSIVE, WARN or PASS; the tables below say when each applies."),
     ("pictures", "Pictures that the model answered. Below: how many of them took part in the experiment."),
     ("accuracy", "Share of right answers to the unedited pictures. Below: its 95% interval."),
     (
@@ -64,8 +64,8 @@ _COLUMNS = (
     (
         "skill",
         "0: the heat lies on the object no more than the heat of other pictures does. 1: as much as a perfect map on "
-        "the grid of the heatmap. It is above 1 if the heat keeps to the middle of the object, because a perfect map "
-        "also covers its edge, where cells of the grid reach beyond the object. Below: the 95% interval.",
+        "the grid of the heatmap. It is above 1 if the heat concentrates on the middle of the object, because a "
+        "perfect map also covers its edge, where cells of the grid reach beyond the object. Below: the 95% interval.",
     ),
     (
         "energy",
