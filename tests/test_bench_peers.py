@@ -130,7 +130,9 @@ def test_the_benchmark_of_methods_writes_a_row_for_each_claim(tmp_path: Path, mo
     methods = import_module("bench_head_methods")
     threads = torch.get_num_threads()
     page = tmp_path / "methods.md"
-    monkeypatch.setattr(sys, "argv", ["bench_head_methods.py", "--rounds", "1", "--only", ", all", "--markdown", str(page)])
+    monkeypatch.setattr(
+        sys, "argv", ["bench_head_methods.py", "--rounds", "1", "--only", ", all", "--markdown", str(page)]
+    )
     try:
         methods.main()
     finally:
