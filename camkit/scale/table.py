@@ -126,7 +126,10 @@ class Table:
     def _continue(self, fingerprint: Fingerprint) -> None:
         about = self._form.about()
         if not about:
-            raise InputError(f"{self.path} cannot be continued: nothing says how it was made; choose another name")
+            raise InputError(
+                f"{self.path} cannot be continued: the file that says how it was made is missing or damaged; choose "
+                "another name"
+            )
         different = differences(about.get("fingerprint", {}), fingerprint)
         if different:
             raise InputError(
@@ -499,10 +502,14 @@ def _csv_line(cells: Iterable[Any]) -> bytes:
     return text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
 
+_DIGITS = 5
+"""Significant digits of a number of a map: with four, some numbers of 16 bits would be written alike."""
+
+
 def _cell(value: Any) -> Any:
     """Return a value as a CSV holds it; numbers of a list are separated by spaces."""
     if isinstance(value, np.ndarray):
-        return " ".join(f"{number:.4g}" for number in value.tolist())
+        return " ".join(f"{number:.{_DIGITS}g}" for number in value.tolist())
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
