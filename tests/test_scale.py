@@ -328,6 +328,15 @@ def test_a_csv_that_was_cut_is_one_sentence(tmp_path, tiny):
         tabulate(tiny, tmp_path / "in", table, resume=True)
 
 
+def test_a_csv_has_the_same_maps_as_a_parquet_table(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 3)
+    maps = []
+    for name in TABLES:
+        tabulate(tiny, tmp_path / "in", tmp_path / name)
+        maps.append(np.stack([row.raw for row in read(tmp_path / name)]))
+    np.testing.assert_array_equal(*maps)
+
+
 def test_a_csv_is_read_while_a_part_of_it_is_written(tmp_path, tiny):
     write_pictures(tmp_path / "in", 3)
     table = tmp_path / "t.csv"
@@ -540,7 +549,7 @@ def test_format_and_a_name_choose_another_type(photos):
 def test_a_shell_limits_the_size_and_says_so(photos, capsys):
     sizes = drawn(photos, "--style", "overlay", "--max-side", "400")
     assert set(sizes.values()) == {(400, 300)}
-    assert "3 drawings are smaller than their pictures, at most 400 pixels" in capsys.readouterr().err
+    assert "3 drawings were reduced to 400 pixels on the longer side" in capsys.readouterr().err
     assert set(drawn(photos, "-s", "overlay", "--max-side", 0, "--overwrite").values()) == {(800, 600)}
     assert "smaller" not in capsys.readouterr().err
 

@@ -116,7 +116,8 @@ def explain(
         recursive: Search folders with their subfolders, which is the default, or without them.
         out: The folder for the drawn pictures, which gets the subfolders of the pictures' folder; or for one picture a
             file, such as heat.png.
-        overwrite: Replace files that show something else, and the table. Without it, what differs is added to the name.
+        overwrite: Replace the table, and files that show something else. Without it, what differs is added to a file's
+            name.
         style: figure (with a caption and a colour bar), overlay, side-by-side or heatmap.
         colormap: One of OpenCV's colour maps: turbo, jet, viridis, inferno, ...
         alpha: The weight of the colours over the picture, 0 to 1.
@@ -124,7 +125,7 @@ def explain(
             each draws every map on its own scale. Default: the targets of one picture share a scale.
         max_side: Draw overlays of larger pictures with this many pixels on their longer side; 0 keeps their size.
         format: The type of the drawings. Default: jpg for overlays of a JPEG, otherwise png.
-        every: Draw every so many frames of a video.
+        every: Draw one of this many frames of a video.
         table: A table for the results, with a row per picture and target and the raw maps: a name ending in .parquet
             (a folder of parts, needs pyarrow) or .csv.
         no_pictures: Write the table alone, and draw nothing.

@@ -41,7 +41,7 @@ _COLUMNS = (
 
 
 _MOST_ERRORS = 1000
-"""So many different errors are told apart, so that memory stays bounded; later ones are counted as one."""
+"""At most this many different errors are told apart, so that memory stays bounded; later ones are counted as one."""
 
 
 @dataclass
@@ -170,10 +170,9 @@ def report(
     if form == "text" and not TALK.verbose:
         _print_repeated(tally)
     if tally.reduced:
-        say(
-            f"{tally.reduced} drawings are smaller than their pictures, at most {rows.max_side} pixels on the longer "
-            "side; --max-side 0 keeps the size"
-        )
+        drawings = "1 drawing was" if tally.reduced == 1 else f"{tally.reduced} drawings were"
+        side = f"{rows.max_side} pixel{'s' * (rows.max_side != 1)}"
+        say(f"{drawings} reduced to {side} on the longer side; --max-side 0 keeps the size of the pictures")
     _print_summary(tally, progress.seconds, form, rows.skipped, table)
     return tally.code
 
@@ -242,7 +241,7 @@ class _Progress:
         )
 
     def update(self, finished: int) -> None:
-        """Show that so many pictures are finished."""
+        """Show how many pictures are finished."""
         if self._has_bar:
             words = _progress(finished, self._rows.skipped, self._total, self.seconds)
             done = finished + self._rows.skipped

@@ -154,11 +154,11 @@ def explain_files(
 
     Reading, computing, drawing and writing overlap. The pictures are listed while they are explained, and memory grows
     neither with their number nor with their size. A picture that cannot be read, or a drawing that cannot be written,
-    becomes a Failure in its place. A video or an animated picture becomes one drawn video; for a table, it is an
-    ordinary picture, so that a video is a Failure, and the first frame of an animated picture is explained.
+    becomes a Failure in its place. A video or an animated picture becomes one drawn video. With a
+    table, a video is a Failure, and of an animated picture the first frame is explained.
 
-    A drawing is called after its picture, the method and, if the caller chose them, the layer and the target. If a
-    file of that name shows something else, what differs (such as the model or the style) is added to the name.
+    The name of a drawing consists of its picture's name, the method and, if the caller chose them, the layer and the
+    target. If a file of that name shows something else, what differs (such as the model or the style) is added.
 
     Args:
         model: a model from ``camkit.load_model``.
@@ -169,10 +169,10 @@ def explain_files(
         method, targets, precision, batch_size, fuse, smooth, progress: as for ``camkit.explain``.
         layers: the names of the layers to explain; None lets camkit choose.
         about: further settings that distinguish a drawing from others of the same name, such as the weights.
-        overwrite: write into files that show something else, and name none differently; replace a table.
+        overwrite: replace files that show something else, without adding to their names; replace the table.
         one_scale: draw all pictures on one scale, and all frames of a video on one. Each is explained twice then: the
             first time to find the largest value.
-        every: every how many frames of a video one is drawn.
+        every: draw one of this many frames of a video.
         table: a file ending in .parquet or .csv for the results; see ``camkit.scale.table``. A drawing that cannot be
             written leaves no row, so that a resumed run draws it again.
         resume: continue the table if it exists: pictures that have their rows in it are left out.
@@ -201,7 +201,7 @@ def explain_files(
     has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
     video = None if table else next((found.path for found in pictures.named() if is_video(found.path)), None)
     if every < 1:
-        raise InputError(f"every is a number of frames from 1, not {every}")
+        raise InputError(f"every is a number of frames, at least 1, not {every}")
     if resume and table is None:
         raise InputError("to resume a run, name the table that says what is finished")
     if out is None and table is None:
