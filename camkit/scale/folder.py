@@ -154,8 +154,8 @@ def explain_files(
 
     Reading, computing, drawing and writing overlap. The pictures are listed while they are explained, and memory grows
     neither with their number nor with their size. A picture that cannot be read, or a drawing that cannot be written,
-    becomes a Failure in its place. A video or an animated picture becomes one drawn video. With a table, the first frame
-    of an animated picture is explained, and a video is a Failure.
+    becomes a Failure in its place. A video or an animated picture becomes one drawn video. With a table, a video is a
+    Failure, and the first frame of an animated picture is explained.
 
     The name of a drawing consists of its picture's name, the method and, if the caller chose them, the layer and the
     target. If a file of that name shows something else, what differs (such as the model or the style) is added.
