@@ -745,7 +745,10 @@ class TestInProcess:
         out = tmp_path / "out"
         assert main([str(odd), "--model", "demo-fair", "--out", str(out)]) == 0
         assert main(["features", str(odd), "--model", "demo-fair", "--out", str(out)]) == 0
-        assert {file.name for file in out.iterdir()} == {"a-[2J--b.gradcam.png", "a-[2J--b.features.features.png"}
+        assert {file.name for file in out.iterdir()} == {
+            "a-[2J--b-5fb11365.gradcam.png",  # the checksum tells it from a picture that is called so
+            "a-[2J--b-5fb11365.features.features.png",
+        }
 
     @pytest.mark.parametrize("body", ["exit_code = 0", "__str__ = lambda error: sys.exit(0)"])
     def test_an_error_of_the_users_own_class_does_not_end_with_0(self, tmp_path: Path, plane: Path, body: str) -> None:

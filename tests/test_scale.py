@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision import transforms
 from torchvision.transforms._presets import ImageClassification
 
 import camkit
@@ -281,7 +283,7 @@ def test_a_run_with_other_settings_does_not_continue_a_table(tmp_path, tiny, nam
         preprocess = tiny.preprocess if change == "labels" else lambda picture: tiny.preprocess(picture) * 0.99
         model = LoadedModel(tiny.module, "tiny", preprocess, labels)
 
-    with pytest.raises(InputError, match=f"cannot be continued: it was made with another {change};"):
+    with pytest.raises(InputError, match=f"cannot be continued: it was made with different settings .{change}.;"):
         tabulate(model, tmp_path / "in", tmp_path / name, resume=True, **options)
 
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
@@ -324,6 +326,51 @@ def test_a_csv_that_was_cut_is_one_sentence(tmp_path, tiny):
     table.write_bytes(table.read_bytes()[:-10])
     with pytest.raises(InputError, match="is damaged: it has"):
         tabulate(tiny, tmp_path / "in", table, resume=True)
+
+
+def test_a_csv_has_the_same_maps_as_a_parquet_table(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 3)
+    maps = []
+    for name in TABLES:
+        tabulate(tiny, tmp_path / "in", tmp_path / name)
+        maps.append(np.stack([row.raw for row in read(tmp_path / name)]))
+    np.testing.assert_array_equal(*maps)
+
+
+def test_a_csv_is_read_while_a_part_of_it_is_written(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 3)
+    table = tmp_path / "t.csv"
+    tabulate(tiny, tmp_path / "in", table)
+    with table.open("ab") as file:
+        file.write(b'in/000/00003.png,ok,2,"c')
+    assert len(read(table)) == 3
+
+
+def test_a_csv_has_names_with_line_ends(tmp_path, tiny):
+    names = ["a\nb.png", "a\rb.png", "a\r\nb.png", 'a,"b.png']
+    for name in names:
+        write_pictures(tmp_path / "in", 1)[0].rename(tmp_path / "in" / name)
+    table = tmp_path / "t.csv"
+    tabulate(tiny, tmp_path / "in", table)
+    assert sorted(Path(row.source).name for row in read(table)) == sorted(names)
+    assert tabulate(tiny, tmp_path / "in", table, resume=True) == []
+
+
+@pytest.mark.parametrize("damaged", ["", "3", "{}", "[1]", '{"folder": "x"}'])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_whose_fingerprint_is_damaged_is_one_sentence(tmp_path, tiny, name, damaged):
+    write_pictures(tmp_path / "in", 1)
+    table = tmp_path / name
+    tabulate(tiny, tmp_path / "in", table)
+    beside = table / "_camkit.json" if table.is_dir() else table.with_name(f".{name}.json")
+    beside.write_text(damaged)
+    before = content(table)
+    try:
+        assert tabulate(tiny, tmp_path / "in", table, resume=True) == []  # a part of a Parquet table says it too
+    except InputError as error:
+        assert "cannot be continued" in str(error)
+    assert len(read(table)) == 1
+    assert content(table) == before
 
 
 def test_rows_that_a_kill_left_half_written_are_cut_off(tmp_path, tiny):
@@ -502,7 +549,7 @@ def test_format_and_a_name_choose_another_type(photos):
 def test_a_shell_limits_the_size_and_says_so(photos, capsys):
     sizes = drawn(photos, "--style", "overlay", "--max-side", "400")
     assert set(sizes.values()) == {(400, 300)}
-    assert "3 drawings are smaller than their pictures, at most 400 pixels" in capsys.readouterr().err
+    assert "3 drawings were reduced to 400 pixels on the longer side" in capsys.readouterr().err
     assert set(drawn(photos, "-s", "overlay", "--max-side", 0, "--overwrite").values()) == {(800, 600)}
     assert "smaller" not in capsys.readouterr().err
 
@@ -568,6 +615,17 @@ def test_a_draft_is_a_smaller_picture_with_boxes_in_pixels_of_the_file(tmp_path)
     assert np.corrcoef(draft.heatmap.ravel(), whole.heatmap.ravel())[0, 1] > 0.99
 
 
+def test_a_draft_is_not_read_for_a_preprocessing_that_crops_pixels_first(tmp_path, tiny):
+    write_pictures(tmp_path, 1, side=1200, suffix="jpg")[0].rename(tmp_path / "big.jpg")
+    steps = [transforms.CenterCrop(256), transforms.Resize(32), transforms.ToTensor()]
+    for preprocess in (transforms.Compose(steps), transforms.Compose([transforms.Pad(20), *steps[1:]])):
+        model = LoadedModel(tiny.module, "tiny", preprocess, tiny.labels)
+        (whole,) = camkit.explain_many(model, [tmp_path / "big.jpg"], target_layer="0")
+        (draft,) = camkit.explain_many(model, [tmp_path / "big.jpg"], target_layer="0", draft=True)
+        assert draft.reduction == 1
+        assert draft.to_dict() == whole.to_dict()
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -585,9 +643,9 @@ def test_the_command_writes_the_table_alone(tmp_path, capsys, monkeypatch):
     assert main(call) == 2
     assert "pass --resume to continue it, or --overwrite to replace it" in capsys.readouterr().err
     assert main([*call, "--resume"]) == 0
-    assert "5 were finished before" in capsys.readouterr().out
+    assert "5 finished in an earlier run" in capsys.readouterr().out
     assert main([*call, "--resume", "--method", "layercam"]) == 2
-    assert "another method; choose another --table" in capsys.readouterr().err
+    assert "different settings (method); choose another --table" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -619,6 +677,47 @@ def test_a_drawing_that_cannot_be_written_leaves_no_row(tmp_path, tiny):
     assert len(read(tmp_path / "t.csv")) == 2
     (again,) = explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), resume=True, **options)
     assert again.source == str(files[1])
+
+
+def test_pictures_whose_names_differ_in_control_characters_have_drawings_of_their_own(tmp_path, tiny):
+    for name in ("a\nb.jpg", "a\rb.jpg", "a\tb.jpg", "a-b.jpg", os.fsdecode(b"a\xffb.jpg")):
+        write_pictures(tmp_path, 1, suffix="jpg")[0].rename(tmp_path / name)
+    rows = list(explain_files(tiny, Pictures([tmp_path], skip=tmp_path / "out"), tmp_path / "out", Drawing()))
+    assert [type(row) for row in rows] == [Written] * 5
+    assert len({row.file for row in rows}) == 5
+    assert tmp_path / "out" / "a-b.gradcam.jpg" in {row.file for row in rows}
+
+
+def test_names_with_line_ends_stay_in_one_row_of_what_is_printed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["in/a\nb.png", "in/a\rb.png", 'in/a,"b.png']
+    for name in names:
+        write_pictures(Path("in"), 1)[0].rename(name)
+    assert main(["in", "--model", "demo-fair", "--csv"]) == 0
+    assert sorted(row["source"] for row in csv.DictReader(StringIO(capsys.readouterr().out, newline=""))) == sorted(
+        names
+    )
+
+
+def test_a_full_disk_is_said_once_for_all_drawings(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_pictures(Path("in"), 3, suffix="jpg")
+    Path("out").mkdir()
+    Path("out/000").write_bytes(b"")  # where the folder of the drawings would be
+    assert main(["in", "--model", "demo-fair", "--out", "out"]) == 2
+    said = capsys.readouterr()
+    assert "0 explained, 3 failed" in said.out
+    assert said.err.count("cannot write") == 1
+    assert "2 more pictures have the same error as 00000.jpg" in said.err
+
+
+def test_a_name_and_a_format_that_contradict_each_other_are_one_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (file,) = write_pictures(tmp_path, 1)
+    call = [str(file), "--model", "demo-fair", "--format", "jpg", "--out"]
+    assert main([*call, "heat.png"]) == 2
+    assert "heat.png does not end in .jpg" in capsys.readouterr().err
+    assert main([*call, "heat.jpeg"]) == 0
 
 
 # --- the stream -------------------------------------------------------------------------------------------------------

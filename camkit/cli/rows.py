@@ -17,7 +17,7 @@ from rich.text import Text
 
 from camkit.cli import json_lines, text
 from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
-from camkit.errors import CamkitError, InputError, printable
+from camkit.errors import CamkitError, InputError, OutputError, printable
 
 if TYPE_CHECKING:
     from camkit.images.listing import Pictures
@@ -107,11 +107,15 @@ class _Tally:
 
 
 class _Lines:
-    """A file for the writer of CSV rows, which writes each row at once."""
+    """A file for the writer of CSV rows, which writes each row at once, with a line feed at its end.
+
+    A writer quotes only those control characters that may end its lines. So the writer ends them in a carriage return
+    and a line feed, or else a name with one of these would break its row.
+    """
 
     def write(self, row: str) -> None:
         """Print a row."""
-        emit(row)
+        emit(row.removesuffix("\r\n"))
 
 
 class PassProgress:
@@ -149,7 +153,7 @@ def report(
         table: the table that the rows go into.
     """
     tally = _Tally()
-    printed = csv.DictWriter(_Lines(), _COLUMNS, extrasaction="ignore", lineterminator="")
+    printed = csv.DictWriter(_Lines(), _COLUMNS, extrasaction="ignore", lineterminator="\r\n")
     if form == "csv":
         printed.writeheader()
     with_rows = table is None or TALK.verbose
@@ -166,12 +170,9 @@ def report(
     if form == "text" and not TALK.verbose:
         _print_repeated(tally)
     if tally.reduced:
-        drawings = (
-            "1 drawing is smaller than its picture"
-            if tally.reduced == 1
-            else f"{tally.reduced} drawings are smaller than their pictures"
-        )
-        say(f"{drawings}, at most {rows.max_side} pixels on the longer side; --max-side 0 keeps the full size")
+        drawings = "1 drawing was" if tally.reduced == 1 else f"{tally.reduced} drawings were"
+        side = f"{rows.max_side} pixel{'s' * (rows.max_side != 1)}"
+        say(f"{drawings} reduced to {side} on the longer side; --max-side 0 keeps the size of the pictures")
     _print_summary(tally, progress.seconds, form, rows.skipped, table)
     return tally.code
 
@@ -289,7 +290,7 @@ def _print_summary(tally: _Tally, seconds: float, form: Form, skipped: int, tabl
     if tally.images:
         line += f"; {tally.images / max(seconds, 1e-9):.3g} pictures a second"
     if skipped:
-        line += f"; {skipped} were finished before"
+        line += f"; {skipped} finished in an earlier run"
     if table is not None:
         line += f"; wrote {printable(str(table))}"
     if form != "text":
@@ -299,7 +300,13 @@ def _print_summary(tally: _Tally, seconds: float, form: Form, skipped: int, tabl
 
 
 def _without_name(failed: Failure) -> str:
-    """Return an error without its picture's name, so that the same error of two pictures is the same text."""
+    """Return an error without its picture's name, so that the same error of two pictures is the same text.
+
+    A drawing that cannot be written has a name of its own in its error; the reason is the same for all on a full disk.
+    """
+    reason = failed.error.__cause__
+    if isinstance(failed.error, OutputError) and isinstance(reason, OSError):
+        return f"cannot write: {reason.strerror or reason}"
     error = str(failed.error)
     for name in (failed.source, Path(failed.source).name):
         error = error.replace(name, "")

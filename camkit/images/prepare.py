@@ -50,7 +50,7 @@ def prepare(
         return _prepare_tensor(image, source, rank)
     reduction = 1.0
     if isinstance(image, (str, Path)):
-        side = _resized_side(preprocess) if draft and preprocess is not None else None
+        side = _resized_side(preprocess, at_once=True) if draft and preprocess is not None else None
         if side is None:
             picture = open_picture(image)
         else:
@@ -102,16 +102,26 @@ def _check_not_thin(picture: Image.Image, preprocess: Preprocess, source: str) -
         )
 
 
-def _resized_side(preprocess: Preprocess) -> int | None:
+_KEEPING_SIZE = ("PILToTensor", "ToDtype", "ToImage", "ToPILImage", "ToTensor", "Grayscale", "RGB")
+"""Steps of a preprocessing whose result is the same picture at any size."""
+
+
+def _resized_side(preprocess: Preprocess, *, at_once: bool = False) -> int | None:
     """Return the length to which a preprocessing of torchvision, timm or transformers resizes the shorter side.
 
     None if it resizes to a fixed size, or is another kind of function.
+
+    Args:
+        preprocess: the preprocessing.
+        at_once: return None also if a step before it depends on the size of the picture, such as a crop of so many
+            pixels.
     """
     if isinstance(preprocess, ImageClassification):
         return preprocess.resize_size[0] if len(preprocess.resize_size) == 1 else None
-    processor_size = getattr(getattr(preprocess, "processor", None), "size", None)
+    processor = getattr(preprocess, "processor", None)
+    processor_size = getattr(processor, "size", None)
     if processor_size is not None:
-        edges = dict(processor_size)
+        edges = dict(processor_size) if getattr(processor, "do_resize", True) else {}
         return edges.get("shortest_edge") if edges.get("longest_edge") is None else None
     for step in getattr(preprocess, "transforms", ()):
         kind, size = type(step).__name__, getattr(step, "size", 0)
@@ -120,6 +130,8 @@ def _resized_side(preprocess: Preprocess) -> int | None:
             return sides[0] if len(sides) == 1 else None
         if kind == "ResizeKeepRatio" and not getattr(step, "longest", 0):
             return max(sides)
+        if at_once and kind not in _KEEPING_SIZE:
+            return None
     return None
 
 

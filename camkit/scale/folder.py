@@ -85,6 +85,16 @@ class Drawing:
         named = {name: value for name, value in vars(self).items() if name != "format"}
         return named if scale is None else {**named, "scale": scale}
 
+    def words(self, *, one_scale: bool) -> dict[str, str]:
+        """Return what decides a drawing, as words for the names of files."""
+        return {
+            "style": self.style,
+            "colormap": self.colormap,
+            "alpha": f"alpha-{self.alpha}",
+            "scale": "shared-by-all" if one_scale else str(self.scale),
+            "size": "" if self.max_side is None else f"side-{self.max_side}",
+        }
+
     def suffix_for(self, picture: str) -> str:
         """Return the suffix of the drawing of a picture."""
         is_jpeg = os.path.splitext(picture)[1].lower() in JPEG_SUFFIXES  # noqa: PTH122 - a source may be no path
@@ -144,11 +154,11 @@ def explain_files(
 
     Reading, computing, drawing and writing overlap. The pictures are listed while they are explained, and memory grows
     neither with their number nor with their size. A picture that cannot be read, or a drawing that cannot be written,
-    becomes a Failure in its place. A video or an animated picture becomes one drawn video; for a table, it is an
-    ordinary picture, so that a video is a Failure, and the first frame of an animated picture is explained.
+    becomes a Failure in its place. A video or an animated picture becomes one drawn video. With a table, a video is a
+    Failure, and the first frame of an animated picture is explained.
 
-    A drawing is called after its picture, the method and, if the caller chose them, the layer and the target. If a
-    file of that name shows something else, what differs (such as the model or the style) is added to the name.
+    The name of a drawing consists of its picture's name, the method and, if the caller chose them, the layer and the
+    target. If a file of that name shows something else, what differs (such as the model or the style) is added.
 
     Args:
         model: a model from ``camkit.load_model``.
@@ -159,10 +169,10 @@ def explain_files(
         method, targets, precision, batch_size, fuse, smooth, progress: as for ``camkit.explain``.
         layers: the names of the layers to explain; None lets camkit choose.
         about: further settings that distinguish a drawing from others of the same name, such as the weights.
-        overwrite: write into files that show something else, and name none differently; replace a table.
+        overwrite: replace files that show something else, without adding to their names; replace the table.
         one_scale: draw all pictures on one scale, and all frames of a video on one. Each is explained twice then: the
             first time to find the largest value.
-        every: every how many frames of a video one is drawn.
+        every: draw one of this many frames of a video.
         table: a file ending in .parquet or .csv for the results; see ``camkit.scale.table``. A drawing that cannot be
             written leaves no row, so that a resumed run draws it again.
         resume: continue the table if it exists: pictures that have their rows in it are left out.
@@ -189,10 +199,9 @@ def explain_files(
         draft=draft,
     )
     has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
-    first = pictures.first(2)
     video = None if table else next((found.path for found in pictures.named() if is_video(found.path)), None)
     if every < 1:
-        raise InputError(f"every is a number of frames from 1, not {every}")
+        raise InputError(f"every is a number of frames, at least 1, not {every}")
     if resume and table is None:
         raise InputError("to resume a run, name the table that says what is finished")
     if out is None and table is None:
@@ -200,25 +209,10 @@ def explain_files(
     if video is not None and has_several:
         raise InputError(f"{video} is a video, and a video shows one target; explain the targets one by one")
     explained([], batch_size=batch_size)  # checks the arguments
-    is_one_file = out is not None and names_file(out)
-    if is_one_file and (len(first) != 1 or has_several):
-        what = "several targets" if has_several else f"{pictures.count()} pictures"
-        raise InputError(f"{out} is one file, but there are {what}; name a folder")
-    if out is not None and is_one_file and (out.suffix.lower() == ".mp4") != (video is not None):
-        raise InputError(f"{out} must end in .mp4 for a video, and in the type of a picture for a picture")
     if out is not None:
-        check_folder(out.parent if is_one_file else out)
-    requested = {
-        "model": model.name,
-        **(about or {}),
-        "style": drawing.style,
-        "colormap": drawing.colormap,
-        "alpha": f"alpha-{drawing.alpha}",
-        "scale": "shared-by-all" if one_scale else str(drawing.scale),
-        "every": f"every-{every}",
-        "size": "" if drawing.max_side is None else f"side-{drawing.max_side}",
-        "draft": "draft" if draft else "",
-    }
+        if names_file(out):
+            _check_one_file(out, pictures, drawing.format, is_video=video is not None, has_several=has_several)
+        check_folder(out.parent if names_file(out) else out)
     results = None
     if table is not None:
         settings = {"method": method, "layers": layers, "targets": targets, "precision": precision, "fuse": fuse}
@@ -230,7 +224,13 @@ def explain_files(
     files = _DrawingFiles(
         out,
         drawing_names({found.path: found.place for found in pictures.named()}),
-        requested,
+        {
+            "model": model.name,
+            **(about or {}),
+            **drawing.words(one_scale=one_scale),
+            "every": f"every-{every}",
+            "draft": "draft" if draft else "",
+        },
         with_layer=bool(layers),
         with_target=bool(targets),
         with_rank=has_several,
@@ -250,6 +250,18 @@ def explain_files(
     )
     rows = (row for row, _ in written) if results is None else _tabled(written, results)
     return Run(_one_after_the_other(rows, drawn_videos), stills, drawing.max_side)
+
+
+def _check_one_file(out: Path, pictures: Pictures, chosen: Format | None, *, is_video: bool, has_several: bool) -> None:
+    """Refuse a file for the drawings unless there is one drawing, and the file has its type."""
+    if has_several or len(pictures.first(2)) != 1:
+        what = "several targets" if has_several else f"{pictures.count()} pictures"
+        raise InputError(f"{out} is one file, but there are {what}; name a folder")
+    suffix = out.suffix.lower()
+    if (suffix == ".mp4") != is_video:
+        raise InputError(f"{out} must end in .mp4 for a video, and in the type of a picture for a picture")
+    if chosen is not None and not is_video and suffix not in (JPEG_SUFFIXES if chosen == "jpg" else (".png",)):
+        raise InputError(f"{out} does not end in .{chosen}, the format of the drawing; choose another name or format")
 
 
 def _one_after_the_other(*parts: Iterator[Written | WrittenVideo | Failure]) -> Generator[Any, None, None]:

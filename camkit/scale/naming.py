@@ -122,12 +122,17 @@ def _told_apart(pictures: Sequence[Path]) -> dict[Path, Path]:
 
 
 def picture_name(path: Path) -> str:
-    """Return the name of a picture without ``.jpg``, cut if a file system might not take it with what follows.
+    r"""Return the name of a picture without ``.jpg``, cut if a file system might not take it with what follows.
 
-    Control characters, which could change a terminal or forge a line of a log, are left out.
+    Control characters, which could change a terminal or forge a line of a log, become hyphens. A name that was changed
+    ends in a checksum, so that two pictures never have the same name.
+
+    >>> picture_name(Path("cat.jpg")), picture_name(Path("a-b.jpg")), picture_name(Path("a\nb.jpg"))
+    ('cat', 'a-b', 'a-b-ef0790fb')
     """
-    name = without_control(path.name.removesuffix(".jpg") or path.name)
-    return name if len(os.fsencode(name)) <= _LONGEST_STEM else f"{_cut(name)}-{_checksum(name)}"
+    name = path.name.removesuffix(".jpg") or path.name
+    safe = _cut(without_control(name))
+    return safe if safe == name else f"{safe}-{_checksum(name)}"
 
 
 def _cut(name: str) -> str:

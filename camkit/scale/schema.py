@@ -100,7 +100,8 @@ def explanation_of(row: Mapping[str, Any], folder: Path = Path()) -> Explanation
         InputError: the row lacks a column or holds something else.
     """
     try:
-        raw = np.asarray(row["raw"], np.float32).reshape(row["shape"]) * np.float32(row["raw_scale"])
+        shares_of_scale = np.asarray(row["raw"], np.float16).reshape(row["shape"])
+        raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"])
         shares = list(row["extent"] or ())
         extent = tuple(zip(shares[::2], shares[1::2], strict=True))
         box, detection = (None if row[name] is None else Box(*row[name]) for name in ("box", "detection"))

@@ -11,6 +11,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import time
@@ -125,11 +126,14 @@ class Table:
     def _continue(self, fingerprint: Fingerprint) -> None:
         about = self._form.about()
         if not about:
-            raise InputError(f"{self.path} cannot be continued: nothing says how it was made; choose another name")
+            raise InputError(
+                f"{self.path} cannot be continued: the file that says how it was made is missing or damaged; choose "
+                "another name"
+            )
         different = differences(about.get("fingerprint", {}), fingerprint)
         if different:
             raise InputError(
-                f"{self.path} cannot be continued: it was made with another {different}; choose another "
+                f"{self.path} cannot be continued: it was made with different settings ({different}); choose another "
                 + advice(
                     "table, or replace this one with overwrite=True and without resume=True",
                     "--table, or replace this one with --overwrite and without --resume",
@@ -343,7 +347,7 @@ class _Parquet(_Form):
 
     def about(self) -> dict[str, Any]:
         """Return what the table was started with, from its own file or from the metadata of a part."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, TypeError):
             return dict(json.loads((self._path / self._ABOUT).read_bytes()))
         for part in self.parts():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -418,7 +422,7 @@ class _Csv(_Form):
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def start(self, about: Mapping[str, Any]) -> None:
-        head = _csv_lines([list(COLUMNS)])
+        head = _csv_line(COLUMNS)
         write_file(self._path, head)
         self._remember({**about, "bytes": len(head)})
 
@@ -427,10 +431,9 @@ class _Csv(_Form):
         self._about = dict(about)
 
     def about(self) -> dict[str, Any]:
-        try:
+        with contextlib.suppress(OSError, ValueError, TypeError):
             return dict(json.loads(self._beside.read_bytes()))
-        except (OSError, ValueError):
-            return {}
+        return {}
 
     def repair(self) -> None:
         """Cut off what an interrupted run wrote after the last complete part."""
@@ -455,9 +458,10 @@ class _Csv(_Form):
             yield {name: _parsed(kind, row[name]) for name, kind in COLUMNS.items()}
 
     def _cells(self, part: Path) -> Iterator[dict[str, str]]:
+        """Yield the rows of the complete parts: a run that is writing, or that was killed, may have left half a row."""
         try:
-            with part.open(newline="", encoding="utf-8") as lines:
-                for row in csv.DictReader(lines, strict=True):
+            with part.open("rb") as file:
+                for row in csv.DictReader(_lines_of(file, self.about().get("bytes", math.inf)), strict=True):
                     if None in row.values() or row.keys() != COLUMNS.keys():
                         raise InputError(f"{part} cannot be read: it has other columns than a table of camkit")
                     yield row
@@ -466,7 +470,7 @@ class _Csv(_Form):
 
     def append(self, rows: Sequence[Row]) -> None:
         """Append a part, and say that it is complete; if the disk is full, cut off what was written of it."""
-        lines = _csv_lines([_cell(row[name]) for name in COLUMNS] for row in rows)
+        lines = b"".join(_csv_line(_cell(row[name]) for name in COLUMNS) for row in rows)
         complete = self._about["bytes"]
         try:
             with self._path.open("ab") as file:
@@ -478,16 +482,34 @@ class _Csv(_Form):
             raise
 
 
-def _csv_lines(rows: Iterable[Sequence[Any]]) -> bytes:
+def _lines_of(file: BinaryIO, most: float | int) -> Iterator[str]:
+    """Yield the lines of the first ``most`` bytes of a file."""
+    for line in file:
+        most -= len(line)
+        if most < 0:
+            return
+        yield line.decode()
+
+
+def _csv_line(cells: Iterable[Any]) -> bytes:
+    """Return cells as a line of a CSV file.
+
+    A writer quotes only those control characters that may end its lines. This one ends them in a carriage return and a
+    line feed, so that both are quoted in names; the line itself then ends in a line feed alone.
+    """
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
+    csv.writer(text, lineterminator="\r\n").writerow(cells)
+    return text.getvalue().removesuffix("\r\n").encode() + b"\n"
+
+
+_DIGITS = 5
+"""Significant digits of a number of a map: with four, some numbers of 16 bits would be written alike."""
 
 
 def _cell(value: Any) -> Any:
     """Return a value as a CSV holds it; numbers of a list are separated by spaces."""
     if isinstance(value, np.ndarray):
-        return " ".join(f"{number:.4g}" for number in value.tolist())
+        return " ".join(f"{number:.{_DIGITS}g}" for number in value.tolist())
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
