@@ -19,11 +19,12 @@ class Reason(NamedTuple):
     text: str
 
 
-_WITH_ARTICLE: Mapping[EffectName, str] = {
+WITH_ARTICLE: Mapping[EffectName, str] = {
     "gap": "a gap",
     "attraction": "an attraction",
     "sufficiency": "a sufficiency",
 }
+"""The effects' names within a sentence."""
 
 
 def reason_of(effect: Effect) -> Reason:
@@ -34,15 +35,15 @@ def reason_of(effect: Effect) -> Reason:
         return Reason(text, text)
     match effect.level:
         case "fail":
-            kind = f"reads the background: {_WITH_ARTICLE[effect.name]} above the limit"
+            kind = f"reads the background: {WITH_ARTICLE[effect.name]} above the limit"
             return Reason(kind, _significant(effect, measured))
         case "warn":
-            kind = f"possibly reads the background: {_WITH_ARTICLE[effect.name]} that may be above the limit"
+            kind = f"possibly reads the background: {WITH_ARTICLE[effect.name]} that may be above the limit"
             return Reason(kind, _probable(effect, measured))
         case "excluded":
-            return Reason(f"{_WITH_ARTICLE[effect.name]} above the limit is excluded", _excluded(effect, measured))
+            return Reason(f"{WITH_ARTICLE[effect.name]} above the limit is excluded", _excluded(effect, measured))
         case "open":
-            return Reason(f"{_WITH_ARTICLE[effect.name]} above the limit cannot be excluded", _open(effect, measured))
+            return Reason(f"{WITH_ARTICLE[effect.name]} above the limit cannot be excluded", _open(effect, measured))
 
 
 def _significant(effect: Effect, measured: MeasuredEffect) -> str:
@@ -67,12 +68,13 @@ def _probable(effect: Effect, measured: MeasuredEffect) -> str:
 
 def _excluded(effect: Effect, measured: MeasuredEffect) -> str:
     value, _, high = _figures(measured, effect.limit)
-    return f"the {effect.name} is {value} and at most {high} (limit {effect.limit:.2f})"
+    above = high if measured.effect.high > 0 else "0.00"
+    return f"{WITH_ARTICLE[effect.name]} above {above} is excluded at 95% (measured: {value}, limit {effect.limit:.2f})"
 
 
 def _open(effect: Effect, measured: MeasuredEffect) -> str:
     value, low, high = _figures(measured, effect.limit)
-    name = _WITH_ARTICLE[effect.name]
+    name = WITH_ARTICLE[effect.name]
     if low is None:
         return (
             f"{name} above the limit of {effect.limit:.2f} cannot be excluded (measured: {value}): fewer than "
@@ -82,7 +84,7 @@ def _open(effect: Effect, measured: MeasuredEffect) -> str:
     outlook = (
         "the estimate is too near the limit for any number of pictures to settle it"
         if more is None
-        else f"about {more} more pictures in the experiment would settle it"
+        else f"about {more} more picture{'' if more == 1 else 's'} in the experiment would settle it"
     )
     return f"{name} up to {high} cannot be excluded (measured: {value}, limit {effect.limit:.2f}); {outlook}"
 

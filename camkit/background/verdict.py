@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from camkit.background.decision import Effect, Findings
 from camkit.background.measures import OVERALL, EffectName, Measures
-from camkit.background.reasons import Reason, reason_of
+from camkit.background.reasons import WITH_ARTICLE, Reason, reason_of
 from camkit.background.statistics import MIN_GROUPS, holm, wilson
 from camkit.background.values import Verdict
 from camkit.config.settings import LimitsSection
@@ -211,7 +211,7 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     findings = Findings.joined([judgement.findings for judgement in counted.values()])
     verdict = findings.verdict
     if verdict == "PASS":
-        return replace(overall, verdict=verdict, reasons=(*overall.reasons, *_open_classes(counted)))
+        return replace(overall, verdict=verdict, reasons=(*overall.reasons, *_excluded_for_classes(counted)))
     of_all = [Reason(reason.kind, f"all classes together: {reason.text}") for reason in overall.reasons]
     of_classes = _summarised(
         {name: own for name, own in counted.items() if name != OVERALL and own.verdict == verdict},
@@ -224,20 +224,38 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     return replace(overall, verdict=verdict, reasons=tuple(reasons))
 
 
-def _open_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
-    """Say in how many classes an effect above the limit is still possible, which only a strict check minds."""
-    of_classes = [judgement for name, judgement in judged.items() if name != OVERALL]
-    still_open = sum(judgement.findings.has("open") for judgement in of_classes)
-    if not still_open:
-        return []
-    kind = "an effect on a single class cannot be excluded"
-    return [
-        Reason(
-            kind,
-            f"for {still_open} of {len(of_classes)} classes alone, a gap or attraction above the limit cannot be "
-            "excluded; --strict asks for that too",
+def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
+    """Say which effects are excluded for each class alone, and in how many classes a strict check asks for more."""
+    of_classes = {name: judgement for name, judgement in judged.items() if name != OVERALL and judgement.effects}
+    reasons = []
+    for effect in ("gap", "attraction"):
+        ends = {name: judgement.effects[effect].excluded_above for name, judgement in of_classes.items()}
+        known = {name: end for name, end in ends.items() if end is not None}
+        if known and len(known) == len(ends):
+            worst = max(known, key=lambda name: known[name])
+            kind = f"{WITH_ARTICLE[effect]} of a single class is excluded"
+            text = f"for each class alone, {WITH_ARTICLE[effect]} above {known[worst]:.2f} is excluded at 95%"
+            reasons.append(Reason(kind, text if len(known) == 1 else f"{text} (the least certain class is {worst})"))
+    not_excluded = [judgement for judgement in of_classes.values() if judgement.findings.has("open")]
+    if not_excluded:
+        kind = "an effect on a single class cannot be excluded"
+        text = (
+            f"for {len(not_excluded)} of {len(of_classes)} classes alone, a gap or attraction above the limit cannot "
+            "be excluded; --strict asks for that too"
         )
-    ]
+        reasons.append(Reason(kind, f"{text}{_outlook(not_excluded)}"))
+    return reasons
+
+
+def _outlook(judgements: Sequence[Judgement]) -> str:
+    """Say how many more pictures of a class would exclude its effects, if a number would."""
+    more = [effect.more_pictures for judgement in judgements for effect in judgement.effects.values()]
+    known = [count for count in more if count]
+    if not known:
+        return ""
+    most = "" if len(known) == 1 else "up to "
+    exception = "; the estimates of some are too near the limit" if None in more else ""
+    return f", which takes {most}about {max(known)} more pictures of a class{exception}"
 
 
 def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]:

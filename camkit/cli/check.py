@@ -170,6 +170,7 @@ def check(
     console = printer()
     if not TALK.quiet:
         console.print(check_console.data_summary(plan))
+        console.print(check_console.power_notice(plan))
         cost = estimate_cost(plan, count_finished(out / JOURNAL) if resume else None)
         console.print(check_console.cost_notice(plan, cost))
     with events_into(tensorboard) as events:

@@ -125,6 +125,8 @@ def render(result: CheckResult) -> str:
         rows=[_row(measures, result.judged[name]) for name, measures in result.classes.items()],
         total=_row(result.overall, result.judged[OVERALL]),
         intervals=_INTERVALS,
+        exclusions=_exclusions(result),
+        exclusions_help=words.EXCLUSIONS,
         levels=LEVELS,
         verdicts=VERDICTS,
         limits=_limits(result),
@@ -186,6 +188,20 @@ def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
         else _Cell(
             words.number(energy), energy, (f"{words.number(measures.shuffled)} to {words.number(measures.ceiling)}",)
         ),
+    ]
+
+
+def _exclusions(result: CheckResult) -> list[tuple[str, ...]]:
+    """Return for each class, and last for all together, what is excluded and how many more pictures would do it."""
+    named = [*result.classes.items(), (OVERALL, result.overall)]
+    return [
+        (
+            words.class_title(measures),
+            *(words.excluded_above(effect, judgement) for effect in ("gap", "attraction", "sufficiency")),
+            words.more_pictures(judgement),
+        )
+        for name, measures in named
+        for judgement in (result.judged[name],)
     ]
 
 

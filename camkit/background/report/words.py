@@ -33,6 +33,12 @@ CAVEAT = (
     "shortcut that lies on the object itself, or one that is absent from these pictures."
 )
 
+EXCLUSIONS = (
+    "Excluded above: every effect that counts for this row is at most this large, at 95% for each effect. More "
+    "pictures: about how many more the experiment needs to exclude all of them above their limits, if the estimates "
+    "stay as they are; 0 if they are excluded, and a dash if no number of pictures would do."
+)
+
 REFERENCES = (
     "Background gap: ResNet-50 has 0.07 on ImageNet-9, and 0.002 after training on mixed backgrounds (Xiao et al. "
     "2020, arXiv:2006.09994).",
@@ -65,13 +71,40 @@ def sentence(result: CheckResult) -> str:
 def _pass_sentence(model: str, judgement: Judgement) -> str:
     """Say how large the effects of all classes together can be."""
     upper_ends = [
-        f"a {name} of at most {max(0.0, effect.decisive.effect.high):.2f}"
+        f"a {name} above {effect.excluded_above:.2f}"
         for name, effect in judgement.effects.items()
-        if effect.decisive is not None
+        if effect.excluded_above is not None
     ]
     if not upper_ends:
         return f"{model} was not tested, because every class is waived or exempt"
-    return f"{model} depends on the background by less than the limits: {' and '.join(upper_ends)}"
+    are = "is" if len(upper_ends) == 1 else "are"
+    return (
+        f"{model} depends on the background by less than the limits: {' and '.join(upper_ends)} {are} excluded at 95%"
+    )
+
+
+def excluded_above(name: EffectName, judgement: Judgement) -> str:
+    """Return the size above which an effect is excluded; a dash if no size is, or if the effect does not count."""
+    return number(judgement.effects[name].excluded_above) if name in judgement.effects else NONE
+
+
+def all_excluded_above(judgement: Judgement) -> str:
+    """Return the size above which every effect that counts is excluded; a dash if there is none."""
+    sizes = [effect.excluded_above for effect in judgement.effects.values()]
+    known = [size for size in sizes if size is not None]
+    return number(max(known)) if known and len(known) == len(sizes) else NONE
+
+
+def more_pictures(judgement: Judgement) -> str:
+    """Return how many more pictures would exclude all effects above their limits, such as "0" or "about 43".
+
+    A dash stands for effects that no number of pictures would exclude.
+    """
+    more = [effect.more_pictures for effect in judgement.effects.values()]
+    known = [count for count in more if count is not None]
+    if not more or len(known) < len(more):
+        return NONE
+    return f"about {max(known)}" if max(known) else "0"
 
 
 def shown(name: EffectName, measures: Measures, judgement: Judgement) -> MeasuredEffect | None:
