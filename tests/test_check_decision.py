@@ -336,10 +336,10 @@ def items(**counts):
 
 def test_the_notice_before_a_run_counts_pictures():
     assert notice(items(cat=100, dog=120), LIMITS).endswith("it has 220, and as many of each class, as --strict needs")
-    assert notice(items(cat=20, dog=30), LIMITS).endswith(
-        "it has 50, so the verdict may be INCONCLUSIVE; --strict needs as many of each class, and every class has fewer "
-        "(cat 20, dog 30)"
+    few = (
+        "it has 50, so the verdict may be INCONCLUSIVE; --strict needs as many of each class, and every class has fewer"
     )
+    assert notice(items(cat=20, dog=30), LIMITS).endswith(f"{few} (cat 20, dog 30)")
     assert "1 of 2 classes have fewer (cat 20)" in notice(items(cat=20, dog=130), LIMITS)
     assert "limit of 0" in notice(items(cat=20), LimitsSection(gap=0))
 
