@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from camkit.background.measures import OVERALL, ImageRow, Limits, MeasuredEffect, Measures
 from camkit.background.statistics import (
+    RESAMPLES,
     Estimate,
     bootstrap_sums,
     group_numbers,
@@ -32,7 +33,12 @@ def _seed_of(name: str) -> int:
 
 
 def measure_all(
-    rows: Sequence[ImageRow], limits: Limits, seed: int, excluded: Collection[str] = (), classes: Collection[str] = ()
+    rows: Sequence[ImageRow],
+    limits: Limits,
+    seed: int,
+    excluded: Collection[str] = (),
+    classes: Collection[str] = (),
+    resamples: int = RESAMPLES,
 ) -> dict[str, Measures]:
     """Measure each class and, under OVERALL, all classes together.
 
@@ -42,6 +48,7 @@ def measure_all(
         seed: the seed of the bootstrap.
         excluded: classes left out of the measures of all classes together, and of the attraction of others.
         classes: classes that must have measures even if none of their pictures could be used.
+        resamples: resamples of each bootstrap.
     """
     by_class: dict[str, list[ImageRow]] = defaultdict(list, {name: [] for name in classes})
     for row in rows:
@@ -49,14 +56,14 @@ def measure_all(
     counted = [row for row in rows if row.label not in excluded]
     fills = sorted({fill for row in rows for fill in row.removed})
     false_shares = {fill: _false_shares(rows, fill) for fill in fills}
-    attractions = _attractions(counted, limits.attraction, seed)
+    attractions = _attractions(counted, limits.attraction, seed, resamples)
     measures = {}
     for name, class_rows in sorted(by_class.items()):
         chances = {fill: _constant(shares[name]) for fill, shares in false_shares.items() if name in shares}
-        own = _measure(name, class_rows, limits, seed, chances)
+        own = _measure(name, class_rows, limits, seed, chances, resamples)
         measures[name] = replace(own, attraction=attractions.get(name, {}))
     overall_chances = {fill: _share_of_answer(fill, _class_shares(counted, fill)) for fill in fills}
-    measures[OVERALL] = _measure(OVERALL, counted, limits, seed, overall_chances)
+    measures[OVERALL] = _measure(OVERALL, counted, limits, seed, overall_chances, resamples)
     return measures
 
 
@@ -105,7 +112,9 @@ class _Pair(NamedTuple):
     attracted: bool
 
 
-def _attractions(rows: Sequence[ImageRow], limit: float, seed: int) -> dict[str, dict[str, MeasuredEffect]]:
+def _attractions(
+    rows: Sequence[ImageRow], limit: float, seed: int, resamples: int
+) -> dict[str, dict[str, MeasuredEffect]]:
     """Return, by class and fill, how much a class's backgrounds attract the answers to objects of other classes.
 
     The rate on other backgrounds is taken as exact, because it rests on many more pictures.
@@ -126,16 +135,21 @@ def _attractions(rows: Sequence[ImageRow], limit: float, seed: int) -> dict[str,
             elsewhere = total - involving[name]
             if elsewhere:
                 rate_elsewhere = named_elsewhere[name] / elsewhere
-                attractions[name][fill] = _attraction(name, pairs, rate_elsewhere, limit, seed)
+                attractions[name][fill] = _attraction(name, pairs, rate_elsewhere, limit, seed, resamples)
     return attractions
 
 
-def _attraction(name: str, pairs: Sequence[_Pair], rate_elsewhere: float, limit: float, seed: int) -> MeasuredEffect:
+def _attraction(
+    name: str, pairs: Sequence[_Pair], rate_elsewhere: float, limit: float, seed: int, resamples: int
+) -> MeasuredEffect:
     """Test the attraction of one class, over the groups of the objects and over those of its backgrounds."""
     terms = np.array([(float(pair.attracted), rate_elsewhere, 1.0) for pair in pairs])
     by_object, by_background = (
         _measured_effect(
-            bootstrap_sums(terms, group_numbers(groups), [seed, _seed_of(name), number]), terms, groups, limit
+            bootstrap_sums(terms, group_numbers(groups), [seed, _seed_of(name), number], resamples),
+            terms,
+            groups,
+            limit,
         )
         for number, groups in enumerate(([pair.group for pair in pairs], [pair.background_group for pair in pairs]))
     )
@@ -155,7 +169,7 @@ def _less_certain(by_object: MeasuredEffect, by_background: MeasuredEffect) -> M
 
 
 def _gap_by_background(
-    name: str, rows: Sequence[ImageRow], fill: str, limit: float, seed: int
+    name: str, rows: Sequence[ImageRow], fill: str, limit: float, seed: int, resamples: int
 ) -> MeasuredEffect | None:
     """Test a gap by resampling the backgrounds of either kind separately; None if either kind has none."""
     same: list[tuple[str, bool]] = []
@@ -168,7 +182,9 @@ def _gap_by_background(
     shares, draws = [], []
     for number, arm in enumerate((same, other)):
         terms = np.array([(float(right), 1.0) for _, right in arm])
-        sums = bootstrap_sums(terms, group_numbers([group for group, _ in arm]), [seed, _seed_of(name), 2 + number])
+        sums = bootstrap_sums(
+            terms, group_numbers([group for group, _ in arm]), [seed, _seed_of(name), 2 + number], resamples
+        )
         draws.append(sums[:, 0] / np.where(sums[:, 1] > 0, sums[:, 1], np.nan))
         shares.append(float(terms[:, 0].mean()))
     groups = min(len({group for group, _ in arm}) for arm in (same, other))
@@ -183,14 +199,16 @@ def _mean(values: Sequence[float | bool | None]) -> float | None:
     return float(np.mean(numbers)) if numbers else None
 
 
-def _measure(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance]) -> Measures:
+def _measure(
+    name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance], resamples: int
+) -> Measures:
     """Measure everything but the attraction."""
     if not rows:
         return Measures(name, 0, 0, Estimate(math.nan, math.nan, math.nan, 0), 0.0)
     right = sum(row.right for row in rows)
     low, high = wilson(right, len(rows))
     skilled = [row for row in rows if row.skilled]
-    effects = _effects(name, rows, limits, seed, chances)
+    effects = _effects(name, rows, limits, seed, chances, resamples)
     return Measures(
         name=name,
         pictures=len(rows),
@@ -235,7 +253,9 @@ class _Effects:
     sufficiency: dict[str, MeasuredEffect] = field(default_factory=dict)
 
 
-def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance]) -> _Effects:
+def _effects(
+    name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance], resamples: int
+) -> _Effects:
     """Measure the gap, the sufficiency and the skill on the same resamples.
 
     Each is a ratio of sums over the pictures that have it, so each adds three columns of terms to one resampling.
@@ -251,7 +271,9 @@ def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, cha
         return _Effects()
     groups_of_rows = group_numbers([row.group for row in rows])
     strata = strata_of_groups(groups_of_rows, [row.label for row in rows])
-    all_sums = bootstrap_sums(np.hstack(list(terms.values())), groups_of_rows, [seed, _seed_of(name)], strata=strata)
+    all_sums = bootstrap_sums(
+        np.hstack(list(terms.values())), groups_of_rows, [seed, _seed_of(name)], resamples, strata
+    )
     effects = _Effects()
     for number, ((what, fill), columns) in enumerate(terms.items()):
         sums = all_sums[:, 3 * number : 3 * number + 3]
@@ -262,7 +284,7 @@ def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, cha
             effects.sufficiency[fill] = _measured_effect(sums, columns, groups, limits.sufficiency)
         else:
             by_object = _measured_effect(sums, columns, groups, limits.gap)
-            by_background = _gap_by_background(name, rows, fill, limits.gap, seed)
+            by_background = _gap_by_background(name, rows, fill, limits.gap, seed, resamples)
             effects.gap[fill] = by_object if by_background is None else _less_certain(by_object, by_background)
     return effects
 
