@@ -8,8 +8,8 @@ called excluded that are larger, models that FAIL although no effect is above it
 one is.
 
 An answer is right if a sum of normal numbers is positive: one for the object, one for the background, one for the
-edit, and one for how the object takes the other backgrounds. So the accuracy is Phi(mean / deviation of the sum), and the
-mean follows from the accuracy that is wanted.
+edit, and one for how the object takes the other backgrounds. So the accuracy is Phi(mean / deviation of the sum), and
+the mean follows from the accuracy that is wanted.
 """
 
 from __future__ import annotations

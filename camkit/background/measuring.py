@@ -22,6 +22,7 @@ from camkit.background.statistics import (
     interval,
     p_above,
     strata_of_groups,
+    two_way_ratio,
     widened,
     wilson,
 )
@@ -144,53 +145,63 @@ def _attraction(
 ) -> MeasuredEffect:
     """Test the attraction of one class, over the groups of the objects and over those of its backgrounds."""
     terms = np.array([(float(pair.attracted), rate_elsewhere, 1.0) for pair in pairs])
-    by_object, by_background = (
-        _measured_effect(
-            bootstrap_sums(terms, group_numbers(groups), [seed, _seed_of(name), number], resamples),
-            terms,
-            groups,
-            limit,
-        )
-        for number, groups in enumerate(([pair.group for pair in pairs], [pair.background_group for pair in pairs]))
-    )
-    pictures = len({pair.picture for pair in pairs})
-    return _less_certain(replace(by_object, pictures=pictures), by_background)
+    objects, backgrounds = [pair.group for pair in pairs], [pair.background_group for pair in pairs]
+    sums = bootstrap_sums(terms, group_numbers(objects), [seed, _seed_of(name)], resamples)
+    attracted = terms[:, 0]
+    shown = _Shown(attracted - attracted.mean(), objects, backgrounds, len(set(backgrounds)))
+    return replace(_measured_effect(sums, terms, objects, limit, shown), pictures=len({pair.picture for pair in pairs}))
 
 
-def _less_certain(by_object: MeasuredEffect, by_background: MeasuredEffect) -> MeasuredEffect:
-    """Join a test over objects with a test over backgrounds: the wider interval and the larger p-value count.
+class _Shown(NamedTuple):
+    """The answers behind an effect, one for each object on a background.
 
-    An effect that a few objects or a few backgrounds make must not decide.
+    Attributes:
+        residuals: what each answer adds to the effect, less what is expected.
+        objects, backgrounds: the groups of the object and of the background.
+        background_groups: groups of backgrounds, of the kind that has fewer.
     """
-    first, second = by_object.effect, by_background.effect
-    low, high = np.minimum(first.low, second.low), np.maximum(first.high, second.high)  # NaN if either is NaN
-    effect = Estimate(first.value, float(low), float(high), min(first.groups, second.groups))
-    return replace(by_object, effect=effect, p=max(by_object.p, by_background.p))
+
+    residuals: Float[np.ndarray, " m"]
+    objects: Sequence[str]
+    backgrounds: Sequence[str]
+    background_groups: int
+
+    @property
+    def ratio(self) -> float:
+        """How much larger the error is than one that takes the backgrounds as given."""
+        return two_way_ratio(self.residuals, group_numbers(self.objects), group_numbers(self.backgrounds))
 
 
-def _gap_by_background(
-    name: str, rows: Sequence[ImageRow], fill: str, limit: float, seed: int, resamples: int
-) -> MeasuredEffect | None:
-    """Test a gap by resampling the backgrounds of either kind separately; None if either kind has none."""
-    same: list[tuple[str, bool]] = []
-    other: list[tuple[str, bool]] = []
+def _shown(rows: Sequence[ImageRow], fill: str) -> _Shown | None:
+    """Return the answers behind a gap; None if the backgrounds are not known.
+
+    An object is shown on both kinds of backgrounds, so its answers form a pair: what they have in common, such as an
+    object that is hard to recognise, cancels in the difference. The same holds for a background that serves objects of
+    its own class and of others. The expectation of an answer is the mean of its class and kind.
+    """
+    answers: dict[tuple[str, bool], list[tuple[float, float, str, str]]] = defaultdict(list)
     for row in rows:
-        for background, group, answer in row.pasted.get(fill, ()):
-            (same if background == row.label else other).append((group, answer == row.label))
-    if not same or not other:
+        pasted = row.pasted.get(fill, ())
+        own = sum(background == row.label for background, _, _ in pasted)
+        if not 0 < own < len(pasted):
+            continue
+        for background, group, answer in pasted:
+            same = background == row.label
+            weight = 1 / own if same else -1 / (len(pasted) - own)
+            answers[row.label, same].append((float(answer == row.label), weight, row.group, group))
+    if not answers:
         return None
-    shares, draws = [], []
-    for number, arm in enumerate((same, other)):
-        terms = np.array([(float(right), 1.0) for _, right in arm])
-        sums = bootstrap_sums(
-            terms, group_numbers([group for group, _ in arm]), [seed, _seed_of(name), 2 + number], resamples
-        )
-        draws.append(sums[:, 0] / np.where(sums[:, 1] > 0, sums[:, 1], np.nan))
-        shares.append(float(terms[:, 0].mean()))
-    groups = min(len({group for group, _ in arm}) for arm in (same, other))
-    gap = draws[0] - draws[1]
-    effect = widened(interval(gap, shares[0] - shares[1], groups))
-    return MeasuredEffect(effect, p_above(gap, limit, groups), (shares[0], shares[1]), len(rows))
+    residuals: list[float] = []
+    for kind in answers.values():
+        expected = sum(right for right, *_ in kind) / len(kind)
+        residuals += [(right - expected) * weight for right, weight, *_ in kind]
+    listed = [answer for kind in answers.values() for answer in kind]
+    by_kind = [
+        {group for (_, same), kind in answers.items() if same is which for *_, group in kind} for which in (True, False)
+    ]
+    return _Shown(
+        np.array(residuals), [group for *_, group, _ in listed], [group for *_, group in listed], min(map(len, by_kind))
+    )
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
@@ -283,9 +294,7 @@ def _effects(
         elif what == "sufficiency":
             effects.sufficiency[fill] = _measured_effect(sums, columns, groups, limits.sufficiency)
         else:
-            by_object = _measured_effect(sums, columns, groups, limits.gap)
-            by_background = _gap_by_background(name, rows, fill, limits.gap, seed, resamples)
-            effects.gap[fill] = by_object if by_background is None else _less_certain(by_object, by_background)
+            effects.gap[fill] = _measured_effect(sums, columns, groups, limits.gap, _shown(rows, fill))
     return effects
 
 
@@ -298,23 +307,34 @@ def _skill(sums: Float[np.ndarray, "b 3"], terms: Float[np.ndarray, "n 3"], grou
 
 
 def _measured_effect(
-    sums: Float[np.ndarray, "b 3"], terms: Float[np.ndarray, "n 3"], groups: Sequence[str], limit: float
+    sums: Float[np.ndarray, "b 3"],
+    terms: Float[np.ndarray, "n 3"],
+    groups: Sequence[str],
+    limit: float,
+    shown: _Shown | None = None,
 ) -> MeasuredEffect:
     """Test a difference of two shares.
+
+    The resamples draw objects with all their answers, so the two shares of an object stay a pair. That backgrounds
+    serve several objects widens the distribution about the estimate.
 
     Args:
         sums: over each resample, the sum of the first share, of the second share, and the count.
         terms: the same three for each picture.
         groups: the group of each picture that counts.
         limit: what the difference is tested against.
+        shown: the answers on each background, if the objects were shown on backgrounds of others.
     """
     first, second, count = sums.T
     total = terms.sum(0)
     draws = (first - second) / np.where(count > 0, count, np.nan)
     shares = (float(total[0] / total[2]), float(total[1] / total[2]))
-    group_count = len(set(groups))
+    value, group_count = shares[0] - shares[1], len(set(groups))
+    if shown is not None:
+        draws = value + shown.ratio * (draws - value)
+        group_count = min(group_count, shown.background_groups)
     pictures = int(np.count_nonzero(terms[:, 2]))
-    effect = widened(interval(draws, shares[0] - shares[1], group_count))
+    effect = widened(interval(draws, value, group_count))
     return MeasuredEffect(effect, p_above(draws, limit, group_count), shares, pictures)
 
 
