@@ -39,8 +39,8 @@ FILLS = ("blur", "tile")
 FILL_AGREEMENT = 0.7
 """Correlation of the edits' own numbers between the fills: both fills show the same object on the same background."""
 
-RESAMPLES = 2000
-"""Bootstrap resamples: enough for ends of intervals, and five times faster than those of the check."""
+RESAMPLES = 1000
+"""Bootstrap resamples: enough for the ends of intervals, and much faster than the number that the check draws."""
 
 LIMITS = LimitsSection()
 BEGIN, END = "<!-- simulate_check -->", "<!-- end of simulate_check -->"
@@ -92,7 +92,6 @@ class Scenario:
 
 SCENARIOS = (
     Scenario("no effect"),
-    Scenario("no effect, 40 pictures a class", per_class=40),
     Scenario("no effect, 10 classes of 40", classes=10, per_class=40),
     Scenario("at the limit", gap=0.10, sufficiency=0.10),
     Scenario("at the limit, 40 pictures a class", gap=0.10, sufficiency=0.10, per_class=40),
@@ -102,10 +101,8 @@ SCENARIOS = (
     Scenario("at the limit, objects differ in their gap", gap=0.10, sufficiency=0.10, uneven=1.5),
     Scenario("at the limit, accuracy 98%", gap=0.10, sufficiency=0.10, accuracy=0.98),
     Scenario("one class of 8 at the limit", marked=0.10, classes=8, per_class=50),
-    Scenario("gap 0.15", gap=0.15),
     Scenario("gap 0.20", gap=0.20),
     Scenario("gap 0.20, 40 pictures a class", gap=0.20, per_class=40),
-    Scenario("gap 0.30, 40 pictures a class", gap=0.30, per_class=40),
     Scenario("sufficiency 0.20", sufficiency=0.20),
     Scenario("one class of 8 with 0.30", marked=0.30, classes=8, per_class=50),
 )

@@ -5,6 +5,7 @@ Every function depends on its arguments and a seed alone, never on the number of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ def group_numbers(groups: Sequence[str]) -> Int[np.ndarray, " n"]:
     return np.array([numbers[name] for name in groups], dtype=int)
 
 
+@functools.cache
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the score interval of a proportion (Wilson 1927).
 
