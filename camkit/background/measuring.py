@@ -17,12 +17,12 @@ from camkit.background.measures import OVERALL, ImageRow, Limits, MeasuredEffect
 from camkit.background.statistics import (
     RESAMPLES,
     Estimate,
+    added_variance,
     bootstrap_sums,
     group_numbers,
     interval,
     p_above,
     strata_of_groups,
-    two_way_ratio,
     widened,
     wilson,
 )
@@ -152,6 +152,10 @@ def _attraction(
     return replace(_measured_effect(sums, terms, objects, limit, shown), pictures=len({pair.picture for pair in pairs}))
 
 
+_ADDED_SEED = 1
+"""Seeds the normal numbers that stand for the backgrounds. Every effect may use the same ones."""
+
+
 class _Shown(NamedTuple):
     """The answers behind an effect, one for each object on a background.
 
@@ -167,9 +171,9 @@ class _Shown(NamedTuple):
     background_groups: int
 
     @property
-    def ratio(self) -> float:
-        """How much larger the error is than one that takes the backgrounds as given."""
-        return two_way_ratio(self.residuals, group_numbers(self.objects), group_numbers(self.backgrounds))
+    def added_variance(self) -> float:
+        """What it adds to the variance of the sum that a background is shown behind several objects."""
+        return added_variance(self.residuals, group_numbers(self.objects), group_numbers(self.backgrounds))
 
 
 def _shown(rows: Sequence[ImageRow], fill: str) -> _Shown | None:
@@ -316,7 +320,7 @@ def _measured_effect(
     """Test a difference of two shares.
 
     The resamples draw objects with all their answers, so the two shares of an object stay a pair. That backgrounds
-    serve several objects widens the distribution about the estimate.
+    serve several objects adds a normal number to each resample.
 
     Args:
         sums: over each resample, the sum of the first share, of the second share, and the count.
@@ -331,7 +335,9 @@ def _measured_effect(
     shares = (float(total[0] / total[2]), float(total[1] / total[2]))
     value, group_count = shares[0] - shares[1], len(set(groups))
     if shown is not None:
-        draws = value + shown.ratio * (draws - value)
+        deviation = shown.added_variance**0.5 / float(total[2])
+        numbers = np.random.default_rng(_ADDED_SEED).standard_normal(len(draws))
+        draws = draws + deviation * numbers
         group_count = min(group_count, shown.background_groups)
     pictures = int(np.count_nonzero(terms[:, 2]))
     effect = widened(interval(draws, value, group_count))

@@ -118,30 +118,25 @@ def bootstrap_sums(
     return drawn
 
 
-def two_way_ratio(
+def added_variance(
     residuals: Float[np.ndarray, " m"], first: Int[np.ndarray, " m"], second: Int[np.ndarray, " m"]
 ) -> float:
-    """Return how much larger the error of a mean is if its terms are grouped in two ways at once, and not only in one.
+    """Return what a second way of grouping adds to the variance of a sum whose terms are grouped in a first way.
 
     An object is shown on several backgrounds, and a background is shown behind several objects. The variance of the sum
-    of the residuals is then V(first) + V(second) - V(both), where V adds up the squared sums of the groups, and "both"
-    groups the terms that share both (Cameron, Gelbach and Miller 2011, 10.1198/jbes.2010.07136, Eq. 2.11). What groups
-    of the second kind add to V(first) is not allowed to be negative.
+    of the residuals is V(first) + V(second) - V(both), where V adds up the squared sums of the groups, and "both"
+    groups the terms that share both (Cameron, Gelbach and Miller 2011, 10.1198/jbes.2010.07136, Eq. 2.11). This
+    function returns V(second) - V(both), and 0 if that is negative.
 
     Args:
         residuals: what each term adds to the sum, less its expectation.
         first, second: each term's group of either kind, numbered from 0.
 
-    Returns:
-        The ratio of the standard errors, at least 1.
-
-    >>> two_way_ratio(np.array([1.0, 1.0, -1.0, -1.0]), np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1]))
-    1.732...
+    >>> added_variance(np.array([1.0, 1.0, -1.0, -1.0]), np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1]))
+    10.66...
     """
-    by_first = _variance_over(residuals, first)
     both = np.unique(np.stack([first, second]), axis=1, return_inverse=True)[1].ravel()
-    added = _variance_over(residuals, second) - _variance_over(residuals, both)
-    return float(np.sqrt(1 + max(0.0, added) / by_first)) if by_first > 0 else 1.0
+    return max(0.0, _variance_over(residuals, second) - _variance_over(residuals, both))
 
 
 def _variance_over(residuals: Float[np.ndarray, " m"], groups: Int[np.ndarray, " m"]) -> float:
