@@ -39,7 +39,7 @@ FILLS = ("blur", "tile")
 FILL_AGREEMENT = 0.7
 """Correlation of the edits' own numbers between the fills: both fills show the same object on the same background."""
 
-RESAMPLES = 1000
+RESAMPLES = 500
 """Bootstrap resamples: enough for the ends of intervals, and much faster than the number that the check draws."""
 
 LIMITS = LimitsSection()
@@ -67,7 +67,7 @@ class Scenario:
     marked: float | None = None
     sufficiency: float = 0.0
     classes: int = 4
-    per_class: int = 100
+    per_class: int = 50
     pastes: int = 2
     accuracy: float = 0.85
     objects: float = 1.0
@@ -92,19 +92,20 @@ class Scenario:
 
 SCENARIOS = (
     Scenario("no effect"),
-    Scenario("no effect, 10 classes of 40", classes=10, per_class=40),
     Scenario("at the limit", gap=0.10, sufficiency=0.10),
-    Scenario("at the limit, 40 pictures a class", gap=0.10, sufficiency=0.10, per_class=40),
-    Scenario("at the limit, one background of either kind", gap=0.10, sufficiency=0.10, pastes=1),
     Scenario("at the limit, groups of 5 pictures", gap=0.10, sufficiency=0.10, together=5),
     Scenario("at the limit, backgrounds differ much", gap=0.10, sufficiency=0.10, backgrounds=1.5),
     Scenario("at the limit, objects differ in their gap", gap=0.10, sufficiency=0.10, uneven=1.5),
     Scenario("at the limit, accuracy 98%", gap=0.10, sufficiency=0.10, accuracy=0.98),
-    Scenario("one class of 8 at the limit", marked=0.10, classes=8, per_class=50),
+    Scenario("at the limit, one background of either kind", gap=0.10, sufficiency=0.10, pastes=1),
+    Scenario("one class of 8 at the limit", marked=0.10, classes=8),
+    Scenario("gap 0.15", gap=0.15),
     Scenario("gap 0.20", gap=0.20),
-    Scenario("gap 0.20, 40 pictures a class", gap=0.20, per_class=40),
+    Scenario("gap 0.30", gap=0.30),
     Scenario("sufficiency 0.20", sufficiency=0.20),
-    Scenario("one class of 8 with 0.30", marked=0.30, classes=8, per_class=50),
+    Scenario("one class of 8 with 0.30", marked=0.30, classes=8),
+    Scenario("no effect, 100 pictures of each class", per_class=100),
+    Scenario("at the limit, 100 pictures of each class", gap=0.10, sufficiency=0.10, per_class=100),
 )
 
 

@@ -436,6 +436,13 @@ def test_the_animals_that_imagenet_does_not_have_are_left_out(test_data: Path) -
     assert any("of 'dolphin', which the class map leaves out (null)" in line for line in words.left_out(plan))
 
 
+def test_a_picture_instead_of_a_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    file = picture(tmp_path / "cat.jpg")
+    with pytest.raises(InputError) as caught:
+        read_data(file)
+    assert str(caught.value).startswith(f"{file} is a picture, and the check needs many; name the folder")
+
+
 def test_two_names_for_one_number_are_refused_and_equal_labels_are_reported() -> None:
     with pytest.raises(InputError, match="output 1 of the model is both '01' and '1'"):
         match_classes(["01", "1"], None, 5, None)

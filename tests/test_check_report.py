@@ -434,6 +434,19 @@ def test_junit_skips_an_overall_verdict_that_may_be_inconclusive_and_has_times(r
     assert datetime.fromisoformat(suite.get("timestamp")).date() == result.run.started.date()
 
 
+def test_junit_skips_an_inconclusive_model_by_default_and_the_exit_code_stays_3(result):
+    undecided = {name: replace(judgement, verdict="INCONCLUSIVE") for name, judgement in result.judged.items()}
+    found = replace(result, judged=undecided)
+
+    *classes, overall = ET.fromstring(junit.render(found)).find("testsuite").findall("testcase")
+
+    assert found.inconclusive == "fail"
+    assert found.exit_code() == 3
+    assert overall.find("skipped") is not None
+    assert overall.find("failure") is None
+    assert all(case.find("failure") is not None for case in classes)
+
+
 def test_the_json_is_strict_and_names_its_schema(result):
     report = json.loads(check_json.render(result), parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
 

@@ -16,7 +16,7 @@ from camkit.background.regions.boxes import find_columns
 from camkit.background.values import Annotations, Dataset, Item, ObjectAnnotation
 from camkit.config.settings import normalize_name
 from camkit.errors import ImageError, InputError, did_you_mean
-from camkit.images.files import files_in
+from camkit.images.files import files_in, has_picture_suffix
 from camkit.images.listing import find_pictures
 from camkit.types import Box
 
@@ -86,6 +86,11 @@ def _read_data(
 ) -> Dataset:
     if not data.exists():
         raise InputError(f"{data} does not exist")
+    if data.is_file() and has_picture_suffix(data.name):
+        raise InputError(
+            f"{data} is a picture, and the check needs many; name the folder that has a folder per class, or a CSV "
+            "with the columns path and label"
+        )
     root = data if data.is_dir() else data.parent
     sources = read_regions(regions) if regions is not None else find_regions(root)
     labelled = _label_pictures(data, sources, group, skip, only)

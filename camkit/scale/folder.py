@@ -21,7 +21,7 @@ from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, InputError, OutputError, RunError
 from camkit.explainer import explain_many
 from camkit.explanation import ColourScale, Explanation
-from camkit.images.files import check_folder, names_file
+from camkit.images.files import check_folder, names_file, refuse_other_file
 from camkit.images.listing import Found, Pictures
 from camkit.images.video import is_video
 from camkit.methods import MethodLike
@@ -200,6 +200,8 @@ def explain_files(
     if video is not None and has_several:
         raise InputError(f"{video} is a video, and a video shows one target; explain the targets one by one")
     explained([], batch_size=batch_size)  # checks the arguments
+    if out is not None:
+        refuse_other_file(out)
     is_one_file = out is not None and names_file(out)
     if is_one_file and (len(first) != 1 or has_several):
         what = "several targets" if has_several else f"{pictures.count()} pictures"
