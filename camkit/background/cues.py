@@ -16,6 +16,8 @@ import cv2
 import numpy as np
 from jaxtyping import Bool, Float
 
+from camkit.images.quality import LOSSLESS
+
 Picture = Float[np.ndarray, "h w 3"]
 Where = Bool[np.ndarray, "h w"]
 Value = Float[np.ndarray, " k"]
@@ -43,9 +45,6 @@ _FEW_PIXELS = 64
 
 _NOISE_SEED = 1
 """Seeds the noise that is added. Every picture may have the same."""
-
-LOSSLESS = 100.0
-"""The quality of a picture whose file is not a JPEG."""
 
 
 def brightness(picture: Picture) -> Float[np.ndarray, "h w"]:
@@ -84,7 +83,7 @@ def impose_sharpness(picture: Picture, where: Where, value: Value) -> Picture:
         deviation = _bisected(0.05, _MOST_BLUR, lambda strength: _sharpness(_blurred(bright, strength), where) > target)
         return _blurred(picture, deviation)
     detail = bright - _blurred(bright, _BLUR)
-    weight = _bisected(0, _MOST_SHARPENING, lambda strength: _sharpness(bright + strength * detail, where) < target)
+    weight = _bisected(0.0, _MOST_SHARPENING, lambda strength: _sharpness(bright + strength * detail, where) < target)
     return np.asarray((picture + weight * (picture - _blurred(picture, _BLUR))).clip(0, 1), np.float32)
 
 
@@ -123,11 +122,11 @@ def impose_noise(picture: Picture, where: Where, value: Value) -> Picture:
     if _deviation(residual, where) < target:
         noise = np.random.default_rng(_NOISE_SEED).standard_normal(residual.shape, dtype=np.float32)
         of_noise = _residual(noise)
-        strength = _bisected(0, 2 * target, lambda much: _deviation(residual + much * of_noise, where) < target)
+        strength = _bisected(0.0, 2 * target, lambda much: _deviation(residual + much * of_noise, where) < target)
         return np.asarray((picture + strength * noise[..., None]).clip(0, 1), np.float32)
     smooth = _blurred(picture, _BLUR)
     of_smooth = _residual(brightness(smooth))
-    share = _bisected(0, 1, lambda much: _deviation(residual + much * (of_smooth - residual), where) > target)
+    share = _bisected(0.0, 1.0, lambda much: _deviation(residual + much * (of_smooth - residual), where) > target)
     return np.asarray(picture + share * (smooth - picture), np.float32)
 
 
@@ -157,7 +156,8 @@ def impose_compression(picture: Picture, where: Where, value: Value) -> Picture:
         return picture
     levels = np.round(picture[..., ::-1] * 255).astype(np.uint8)
     _, encoded = cv2.imencode(".jpg", levels, [cv2.IMWRITE_JPEG_QUALITY, round(float(value[0]))])
-    return np.asarray(cv2.imdecode(encoded, cv2.IMREAD_COLOR)[..., ::-1] / np.float32(255), np.float32)
+    decoded = np.asarray(cv2.imdecode(encoded, cv2.IMREAD_COLOR), np.float32)
+    return np.asarray(decoded[..., ::-1] / 255, np.float32)
 
 
 class Cue(NamedTuple):
@@ -181,6 +181,6 @@ CUES: Mapping[str, Cue] = MappingProxyType(
 
 
 def beside(hole: Where, view: Where) -> Where:
-    """Return where a statistic is measured: beside the objects; in the whole view if nearly nothing lies beside them."""
+    """Return where a statistic is measured: beside the objects, or everywhere if little is beside them."""
     outside = view & ~hole
     return outside if np.count_nonzero(outside) >= _FEW_PIXELS else view

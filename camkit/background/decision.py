@@ -26,7 +26,7 @@ class Effect:
     """What is known of one effect of a class, or of all classes together.
 
     Attributes:
-        name: gap, sufficiency or attraction.
+        name: gap, sufficiency or attraction; or a statistic of the whole picture, such as sharpness.
         by_fill: the effect measured with each way of filling the holes; empty if it could not be measured.
         limit: the largest effect that may ship.
         p: the p-value of "with at least one fill, the effect is not above the limit", after the correction for the
@@ -209,7 +209,7 @@ VERDICTS = (
     ),
     VerdictRule(
         "PASS",
-        "both effects of all classes together are excluded (with --strict: those of each class too)",
+        "all effects of all classes together are excluded (with --strict: those of each class too)",
         lambda findings: all(level == "excluded" for level in findings.required),
     ),
     VerdictRule("INCONCLUSIVE", "otherwise", lambda _: True),

@@ -241,6 +241,7 @@ def _measure(
         area=_mean([row.area for row in rows]),
         gap=effects.gap,
         sufficiency=effects.sufficiency,
+        cues=effects.cues,
         foreground_sensitivity=_foreground_sensitivity(
             _mean([row.right_with_noise_on_object for row in rows]),
             _mean([row.right_with_noise_on_background for row in rows]),
@@ -266,12 +267,13 @@ class _Effects:
     skill: Estimate | None = None
     gap: dict[str, MeasuredEffect] = field(default_factory=dict)
     sufficiency: dict[str, MeasuredEffect] = field(default_factory=dict)
+    cues: dict[str, MeasuredEffect] = field(default_factory=dict)
 
 
 def _effects(
     name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance], resamples: int
 ) -> _Effects:
-    """Measure the gap, the sufficiency and the skill on the same resamples.
+    """Measure the gap, the sufficiency, the exchanged statistics and the skill on the same resamples.
 
     Each is a ratio of sums over the pictures that have it, so each adds three columns of terms to one resampling.
     """
@@ -280,6 +282,8 @@ def _effects(
         terms["gap", fill] = _terms_of(rows, functools.partial(_gap_terms, fill))
     for fill, chance in chances.items():
         terms["sufficiency", fill] = _terms_of(rows, functools.partial(_sufficiency_terms, fill, chance))
+    for cue in sorted({cue for row in rows for cue in row.same_cue.keys() & row.other_cue.keys()}):
+        terms["cue", cue] = _terms_of(rows, functools.partial(_cue_terms, cue))
     terms["skill", ""] = _terms_of(rows, _skill_terms)
     terms = {key: columns for key, columns in terms.items() if columns.any()}
     if not terms:
@@ -295,6 +299,8 @@ def _effects(
         groups = [row.group for row, (_, second, count) in zip(rows, columns, strict=True) if count or second]
         if what == "skill":
             effects.skill = _skill(sums, columns, groups)
+        elif what == "cue":
+            effects.cues[fill] = _measured_effect(sums, columns, groups, limits.gap)
         elif what == "sufficiency":
             effects.sufficiency[fill] = _measured_effect(sums, columns, groups, limits.sufficiency)
         else:
@@ -356,6 +362,12 @@ def _terms_of(rows: Sequence[ImageRow], of_row: Callable[[ImageRow], _Terms]) ->
 
 def _gap_terms(fill: str, row: ImageRow) -> _Terms:
     return (row.same[fill], row.other[fill], 1.0) if fill in row.same and fill in row.other else _NOTHING
+
+
+def _cue_terms(cue: str, row: ImageRow) -> _Terms:
+    if cue not in row.same_cue or cue not in row.other_cue:
+        return _NOTHING
+    return float(row.same_cue[cue]), float(row.other_cue[cue]), 1.0
 
 
 def _sufficiency_terms(fill: str, chance: Chance, row: ImageRow) -> _Terms:

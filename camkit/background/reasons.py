@@ -23,6 +23,10 @@ WITH_ARTICLE: Mapping[EffectName, str] = {
     "gap": "a gap",
     "attraction": "an attraction",
     "sufficiency": "a sufficiency",
+    "sharpness": "a sharpness gap",
+    "noise": "a noise gap",
+    "colour": "a colour gap",
+    "compression": "a compression gap",
 }
 """The effects' names within a sentence."""
 
@@ -31,14 +35,14 @@ def reason_of(effect: Effect) -> Reason:
     """Say what is known of an effect, by the fill that decides."""
     measured = effect.decisive
     if measured is None:
-        text = f"the {effect.name} could not be measured"
+        text = f"the {_noun(effect)} could not be measured"
         return Reason(text, text)
     match effect.level:
         case "fail":
-            kind = f"reads the background: {WITH_ARTICLE[effect.name]} above the limit"
+            kind = f"reads {_reads(effect)}: {WITH_ARTICLE[effect.name]} above the limit"
             return Reason(kind, _significant(effect, measured))
         case "warn":
-            kind = f"possibly reads the background: {WITH_ARTICLE[effect.name]} that may be above the limit"
+            kind = f"possibly reads {_reads(effect)}: {WITH_ARTICLE[effect.name]} that may be above the limit"
             return Reason(kind, _probable(effect, measured))
         case "excluded":
             return Reason(f"{WITH_ARTICLE[effect.name]} above the limit is excluded", _excluded(effect, measured))
@@ -58,12 +62,12 @@ def _probable(effect: Effect, measured: MeasuredEffect) -> str:
     if low is None:
         text += f"fewer than {MIN_GROUPS} groups give no interval"
     else:
-        text += f"the {effect.name} is probably between {low} and {high}"
+        text += f"the {_noun(effect)} is probably between {low} and {high}"
     text += f"; the limit is {effect.limit:.2f}"
     if {effect.level_with(fill) for fill in effect.by_fill} == {effect.level}:
         return text
     by_fill = ", ".join(f"{fill} {other.effect.value:.2f}" for fill, other in effect.by_fill.items())
-    return f"{text}; the fills disagree about the {effect.name}: {by_fill}"
+    return f"{text}; the fills disagree about the {_noun(effect)}: {by_fill}"
 
 
 def _excluded(effect: Effect, measured: MeasuredEffect) -> str:
@@ -89,6 +93,16 @@ def _open(effect: Effect, measured: MeasuredEffect) -> str:
     return f"{name} up to {high} cannot be excluded (measured: {value}, limit {effect.limit:.2f}); {outlook}"
 
 
+def _noun(effect: Effect) -> str:
+    return WITH_ARTICLE[effect.name].partition(" ")[2]
+
+
+def _reads(effect: Effect) -> str:
+    """Return what a model reads that has an effect."""
+    is_cue = effect.name not in ("gap", "attraction", "sufficiency")
+    return f"the {effect.name} of the whole picture" if is_cue else "the background"
+
+
 def _answers(effect: Effect, measured: MeasuredEffect) -> str:
     """Say how the two shares of right answers, or of answers that name the class, differ."""
     first, second = measured.accuracies
@@ -105,6 +119,11 @@ def _answers(effect: Effect, measured: MeasuredEffect) -> str:
         case "sufficiency":
             removed = "the middle made grey" if rings else "the object removed"
             return f"accuracy {first:.0%} with {removed} and {second:.0%} by chance, a sufficiency"
+        case cue:
+            return (
+                f"accuracy {first:.0%} with the {cue} of pictures of the object's own class and {second:.0%} with the "
+                f"{cue} of other classes, {WITH_ARTICLE[cue]}"
+            )
 
 
 def _figures(measured: MeasuredEffect, limit: float) -> tuple[str, str | None, str | None]:

@@ -4,6 +4,7 @@
   is significantly above its limit.
 - Half of the significance level goes to the two effects of all classes together and half to the effects of the classes,
   each with Holm's correction. So a clear effect on the whole model is not diluted by the number of classes.
+- The statistics of the whole picture count for all classes together only, with the limit of the gap.
 - Sufficiency counts for all classes together only. For one class it also rises if a model that sees no object names the
   class that the bare background resembles.
 - A class's attraction counts beside its gap: a mark on one class of many moves each of the other classes' answers only
@@ -17,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from camkit.background.decision import Effect, Findings
-from camkit.background.measures import OVERALL, EffectName, Measures
+from camkit.background.measures import OVERALL, CueName, EffectName, Measures
 from camkit.background.reasons import WITH_ARTICLE, Reason, reason_of
 from camkit.background.statistics import MIN_GROUPS, holm, wilson
 from camkit.background.values import Verdict
@@ -27,6 +29,11 @@ from camkit.config.settings import LimitsSection
 
 _MAX_LISTED = 5
 """Classes with the same kind of reason that are listed one by one; more are counted, to keep the summary short."""
+
+CUE_NAMES: tuple[CueName, ...] = get_args(CueName)
+
+WHOLE_PICTURE = "whole picture"
+"""The name in place of a fill for effects of statistics of the whole picture, which fill nothing."""
 
 _FAMILIES = 2
 """The families of tests that share the significance level equally: all classes together, and the single classes."""
@@ -126,7 +133,10 @@ def _effects_of(name: str, measures: Measures, limits: LimitsSection) -> list[Ef
     """List the effects of a class, or of all classes together, that count for the verdict."""
     gap = Effect("gap", measures.gap, limits.gap)
     if name == OVERALL:
-        return [gap, Effect("sufficiency", measures.sufficiency, limits.sufficiency)]
+        cues = [
+            Effect(cue, {WHOLE_PICTURE: measures.cues[cue]}, limits.gap) for cue in CUE_NAMES if cue in measures.cues
+        ]
+        return [gap, Effect("sufficiency", measures.sufficiency, limits.sufficiency), *cues]
     return [gap, Effect("attraction", measures.attraction, limits.attraction)]
 
 

@@ -15,7 +15,7 @@ from camkit.errors import printable
 
 _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan"}
 
-_MAX_REASONS = 6
+_MAX_REASONS = 10
 """Reasons printed; the rest are in the report."""
 
 

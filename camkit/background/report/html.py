@@ -22,7 +22,7 @@ from camkit.drawing.encode import encode
 from camkit.errors import printable
 from camkit.types import Pixels
 
-_MAX_REASONS = 8
+_MAX_REASONS = 10
 """Reasons at the top of the page; the others follow below the table."""
 
 _MAX_FAILURES = 50
@@ -126,6 +126,7 @@ def render(result: CheckResult) -> str:
         total=_row(result.overall, result.judged[OVERALL]),
         intervals=_INTERVALS,
         exclusions=_exclusions(result),
+        cues=_cues(result),
         exclusions_help=words.EXCLUSIONS,
         levels=LEVELS,
         verdicts=VERDICTS,
@@ -189,6 +190,18 @@ def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
             words.number(energy), energy, (f"{words.number(measures.shuffled)} to {words.number(measures.ceiling)}",)
         ),
     ]
+
+
+def _cues(result: CheckResult) -> list[tuple[str, ...]]:
+    """Return for each statistic of the whole picture what its exchange changed."""
+    rows: list[tuple[str, ...]] = []
+    for name, measured in result.overall.cues.items():
+        effects = result.judged[OVERALL].effects
+        own, other = measured.accuracies
+        level = next((effect.level for cue, effect in effects.items() if cue == name), words.NONE)
+        interval = " ".join(_interval(measured.effect)) or words.NONE
+        rows.append((name, words.share(own), words.share(other), words.number(measured.effect.value), interval, level))
+    return rows
 
 
 def _exclusions(result: CheckResult) -> list[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from camkit.errors import printable
 
 _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
 
-_MAX_REASONS = 6
+_MAX_REASONS = 10
 """Reasons in the summary; the rest are in the HTML report."""
 
 

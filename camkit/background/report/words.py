@@ -10,8 +10,9 @@ from pathlib import Path
 from camkit.background.check import CheckResult
 from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
 from camkit.background.plan import Plan
+from camkit.background.reasons import WITH_ARTICLE
 from camkit.background.statistics import Estimate
-from camkit.background.verdict import Judgement
+from camkit.background.verdict import CUE_NAMES, Judgement
 
 NONE = "-"
 """Printed if there is no number."""
@@ -60,6 +61,10 @@ def sentence(result: CheckResult) -> str:
         listed = ", ".join(failing[:_MAX_CLASSES]) + (f" and {more} more" if more > 0 else "")
         return f"{model} reads the background for {listed}"
     if result.verdict == "FAIL":
+        read = [name for name, effect in result.judged[OVERALL].effects.items() if effect.level == "fail"]
+        cues = [name for name in read if name in CUE_NAMES]
+        if cues and len(cues) == len(read):
+            return f"{model} reads the {' and the '.join(cues)} of the whole picture"
         return f"{model} reads the background"
     if result.verdict == "WARN":
         return f"{model} may ship, but look at {'the reasons' if worst == OVERALL else f'class {worst}'} first"
@@ -71,16 +76,15 @@ def sentence(result: CheckResult) -> str:
 def _pass_sentence(model: str, judgement: Judgement) -> str:
     """Say how large the effects of all classes together can be."""
     upper_ends = [
-        f"a {name} above {effect.excluded_above:.2f}"
+        f"{WITH_ARTICLE[name]} above {effect.excluded_above:.2f}"
         for name, effect in judgement.effects.items()
         if effect.excluded_above is not None
     ]
     if not upper_ends:
         return f"{model} was not tested, because every class is waived or exempt"
     are = "is" if len(upper_ends) == 1 else "are"
-    return (
-        f"{model} depends on the background by less than the limits: {' and '.join(upper_ends)} {are} excluded at 95%"
-    )
+    listed = " and ".join(", ".join(upper_ends).rsplit(", ", 1))
+    return f"{model} depends on the background by less than the limits: {listed} {are} excluded at 95%"
 
 
 def excluded_above(name: EffectName, judgement: Judgement) -> str:
@@ -112,7 +116,7 @@ def shown(name: EffectName, measures: Measures, judgement: Judgement) -> Measure
     if name in judgement.effects:
         return judgement.effects[name].decisive
     by_fill = {"gap": measures.gap, "attraction": measures.attraction, "sufficiency": measures.sufficiency}
-    return weakest(by_fill[name])
+    return weakest(by_fill.get(name, {}))
 
 
 def change_since_baseline(result: CheckResult) -> str:
