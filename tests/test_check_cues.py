@@ -33,7 +33,7 @@ def scene(seed=0):
 def changed(kind, picture):
     """Return a picture on which a camera or an editor left a cue."""
     if kind == "sharpness":
-        return cv2.GaussianBlur(picture, (0, 0), 1.5)
+        return cv2.GaussianBlur(picture, (0, 0), 0.6)
     if kind == "noise":
         return (picture + 0.05 * np.random.default_rng(5).standard_normal((SIDE, SIDE, 1), np.float32)).clip(0, 1)
     return (picture * np.array([1.3, 1.0, 0.7], np.float32)).clip(0, 1)

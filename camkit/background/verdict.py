@@ -2,7 +2,7 @@
 
 - Heat alone never fails a model. The experiment does, and only if every way of filling the holes shows an effect that
   is significantly above its limit.
-- Half of the significance level goes to the two effects of all classes together and half to the effects of the classes,
+- Half of the significance level goes to the effects of all classes together and half to the effects of the classes,
   each with Holm's correction. So a clear effect on the whole model is not diluted by the number of classes.
 - The statistics of the whole picture count for all classes together only, with the limit of the gap.
 - Sufficiency counts for all classes together only. For one class it also rises if a model that sees no object names the

@@ -247,7 +247,7 @@ def _limits(result: CheckResult) -> str:
     strict = "this check was strict" if limits.strict else "this check was not strict"
     text = (
         f"The limits: gap {limits.gap:g}, attraction {limits.attraction:g}, sufficiency {limits.sufficiency:g}. "
-        f"Significant means at {limits.alpha:.0%}: half for the two effects of all classes together and half for those "
+        f"Significant means at {limits.alpha:.0%}: half for the effects of all classes together and half for those "
         f"of the classes, corrected for their number by Holm's method. The heat alone never fails a model; {strict}."
     )
     if with_regions or settings.check.ring_is_background:
