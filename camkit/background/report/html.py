@@ -22,7 +22,7 @@ from camkit.drawing.encode import encode
 from camkit.errors import printable
 from camkit.types import Pixels
 
-_MAX_REASONS = 10
+_MAX_REASONS = 8
 """Reasons at the top of the page; the others follow below the table."""
 
 _MAX_FAILURES = 50
