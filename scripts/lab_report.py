@@ -108,6 +108,7 @@ def _measures(stored: Row) -> Measures:
     values["skill"] = values["skill"] and Estimate(**values["skill"])
     for name in ("gap", "sufficiency", "attraction"):
         values[name] = {fill: _measured_effect(effect) for fill, effect in values[name].items()}
+    values["cues"] = {cue: _measured_effect(effect) for cue, effect in values.get("cues", {}).items()}
     return Measures(**values)
 
 

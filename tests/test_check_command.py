@@ -92,6 +92,14 @@ def test_the_data_and_the_cost_are_printed_first(biased):
     assert "classes matched by label" in done.stdout
 
 
+def test_the_number_of_pictures_that_is_needed_is_printed_before_the_run(biased):
+    done, _ = biased
+    needed = "to exclude an effect above 0.1, the experiment needs about 97 pictures if the model has none; it has 40"
+
+    assert done.stdout.index(needed) < done.stdout.index("edits: about")
+    assert "--strict needs as many of each class, and every class has fewer (bird 10" in done.stdout
+
+
 @pytest.fixture(scope="module")
 def many_scenes(tmp_path_factory):
     """Return enough scenes to exclude effects above the limits, as the demonstration of the check draws them."""
@@ -201,7 +209,8 @@ def test_piped_output_keeps_all_figures(tmp_path):
     assert len(table) == 5
     assert "…" not in done.stdout
     assert table[0].startswith(name)
-    assert all(len(re.findall(r"-?\d+\.\d\d|\d+%| -(?= |$)", line)) == 5 for line in table), table
+    assert all(len(re.findall(r"-?\d+\.\d\d|\d+%| -(?= |$)", line.rsplit("  ", 1)[0])) == 6 for line in table), table
+    assert all(re.search(r" (-|\d+)$", line) for line in table), table
 
 
 def test_a_reader_that_closes_the_output_early_is_no_verdict(tmp_path):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -17,6 +19,8 @@ from PIL import Image
 from camkit.background.classes import match_classes, parse_class_map, read_class_map
 from camkit.background.data import read_data
 from camkit.background.plan import FileHashes, without_duplicates
+from camkit.background.report import words
+from camkit.background.run import plan_check
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
 from camkit.errors import InputError
@@ -394,9 +398,49 @@ def test_a_class_map_may_be_a_mapping_and_is_validated_like_a_file() -> None:
         "cat": [1],
         "dog": ["pug", 3],
     }
-    for wrong in (1.0, None, [], True, [1.5], {"b": 1}):
+    for wrong in (1.0, [], True, [1.5], {"b": 1}):
         with pytest.raises(InputError, match="class_map: 'a' must have indices or labels"):
             parse_class_map({"a": wrong}, "class_map")
+
+
+def test_null_in_a_class_map_leaves_the_pictures_of_a_class_out(tmp_path: Path) -> None:
+    assert parse_class_map({"cat": 1, "emu": None}, "class_map") == {"cat": [1], "emu": None}
+    for label in ("cat", "dog", "emu"):
+        pictures(tmp_path / label, "1.png", "2.png")
+
+    found = read_data(tmp_path, without={"emu"})
+
+    assert found.classes == ("cat", "dog")
+    assert found.facts[0].startswith("4 pictures of 2 classes")
+    assert found.left_out == {"pictures of 'emu', which the class map leaves out (null)": ("emu/1.png", "emu/2.png")}
+    with pytest.raises(InputError, match="leaves out every class"):
+        read_data(tmp_path, without={"cat", "dog", "emu"})
+
+
+def test_a_class_without_an_entry_is_refused_with_its_number_of_pictures() -> None:
+    with pytest.raises(InputError) as caught:
+        match_classes(["cat", "dolphin"], None, 3, {"cat": [0]}, {"cat": 9, "dolphin": 62})
+    assert str(caught.value) == "class map: no entry for 'dolphin' (62 pictures); map it to null to leave it out"
+
+
+def test_the_animals_that_imagenet_does_not_have_are_left_out(test_data: Path) -> None:
+    plan = plan_check(
+        torchvision.models.mobilenet_v2(num_classes=1000),
+        test_data / "caltech",
+        preprocess=lambda picture: torch.zeros(3, 32, 32),
+        class_map=test_data / "caltech" / "to_imagenet.json",
+    )
+
+    assert len(plan.data.classes) == 10
+    assert not {"dolphin", "emu"} & set(plan.data.classes)
+    assert any("of 'dolphin', which the class map leaves out (null)" in line for line in words.left_out(plan))
+
+
+def test_a_picture_instead_of_a_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    file = picture(tmp_path / "cat.jpg")
+    with pytest.raises(InputError) as caught:
+        read_data(file)
+    assert str(caught.value).startswith(f"{file} is a picture, and the check needs many; name the folder")
 
 
 def test_two_names_for_one_number_are_refused_and_equal_labels_are_reported() -> None:
@@ -415,7 +459,7 @@ def test_a_class_map_is_read_without_its_comments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "3", "{", '{"a": []}', '{"a": null}', '{"a": true}', '{"a": [1.5]}', '{"a": {"b": 1}}', "[" * 100_000],
+    ["", "[]", "3", "{", '{"a": []}', '{"a": true}', '{"a": [1.5]}', '{"a": {"b": 1}}', "[" * 100_000],
     ids=lambda text: text[:20],
 )
 def test_an_invalid_class_map_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:

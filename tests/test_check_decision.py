@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +14,10 @@ from scipy import stats
 
 from camkit.background.decision import LEVELS, VERDICTS, Effect, Findings
 from camkit.background.measures import OVERALL, MeasuredEffect, Measures
+from camkit.background.power import CHANCE_TO_EXCLUDE, SPREAD, notice, pictures_needed
 from camkit.background.reasons import reason_of
 from camkit.background.statistics import Estimate
+from camkit.background.values import Item
 from camkit.background.verdict import judge
 from camkit.config.settings import LimitsSection
 
@@ -275,6 +278,70 @@ def test_the_number_of_pictures_follows_the_square_root_rule(figures, pictures, 
     assert ("about" in words) == (more is not None)
     if more is None and not math.isnan(figures[1]):
         assert "too near the limit for any number of pictures" in words
+
+
+@pytest.mark.parametrize(
+    ("known", "above", "more"),
+    [
+        (effect((0.02, -0.05, 0.09), (0.03, -0.03, 0.08)), 0.09, 0),
+        (effect((-0.2, -0.3, -0.1)), 0.0, 0),
+        (effect((0.02, -0.07, 0.11)), 0.11, 43),
+        (effect((0.07, 0.01, 0.13)), 0.13, 480),  # a warning, but more pictures could still exclude it
+        (effect((0.12, 0.07, 0.17)), 0.17, None),
+        (effect((0.3, 0.2, 0.4), significant=True), 0.4, None),
+        (effect(NOTHING_KNOWN), None, None),
+        (effect(), None, None),
+    ],
+)
+def test_an_effect_says_what_is_excluded_and_how_many_more_pictures_that_takes(known, above, more):
+    assert (known.excluded_above, known.more_pictures) == (above, more)
+
+
+def test_a_pass_says_what_it_excludes_for_all_classes_together_and_for_each():
+    found = model(bird={"gap": both(0.02, -0.04, 0.085), "attraction": CLEAN["attraction"]})
+
+    assert [reason.text for reason in found[OVERALL].reasons] == [
+        "a gap above 0.03 is excluded at 95% (measured: 0.00, limit 0.10)",
+        "a sufficiency above 0.03 is excluded at 95% (measured: 0.00, limit 0.10)",
+        "for each class alone, a gap above 0.09 is excluded at 95% (the least certain class is bird)",
+        "for each class alone, an attraction above 0.03 is excluded at 95% (the least certain class is cat)",
+    ]
+    assert found["bird"].reasons[0].text == "a gap above 0.09 is excluded at 95% (measured: 0.02, limit 0.10)"
+
+
+def test_a_pass_says_how_many_more_pictures_a_strict_check_needs():
+    reasons = model(bird={"gap": both(0.02, -0.07, 0.11), "attraction": CLEAN["attraction"]})[OVERALL].reasons
+
+    assert (
+        reasons[2].text == "for each class alone, a gap above 0.11 is excluded at 95% (the least certain class is bird)"
+    )
+    assert reasons[-1].text.endswith("--strict asks for that too, which takes about 43 more pictures of a class")
+
+
+def test_the_pictures_needed_exclude_the_limit_with_the_stated_chance():
+    rng, limit = np.random.default_rng(0), 0.1
+    count = pictures_needed(limit)
+
+    estimates = rng.normal(0, SPREAD / count**0.5, 4000)
+
+    excluded = np.mean(estimates + 1.96 * SPREAD / count**0.5 < limit)
+    assert excluded == pytest.approx(CHANCE_TO_EXCLUDE, abs=0.02)
+    assert pictures_needed(1.0) >= 1
+    assert pictures_needed(0.0) is None
+
+
+def items(**counts):
+    return [Item(f"{name}/{n}", Path(), name, f"{n}") for name, count in counts.items() for n in range(count)]
+
+
+def test_the_notice_before_a_run_counts_pictures():
+    assert notice(items(cat=100, dog=120), LIMITS).endswith("it has 220, and as many of each class, as --strict needs")
+    few = (
+        "it has 50, so the verdict may be INCONCLUSIVE; --strict needs as many of each class, and every class has fewer"
+    )
+    assert notice(items(cat=20, dog=30), LIMITS).endswith(f"{few} (cat 20, dog 30)")
+    assert "1 of 2 classes have fewer (cat 20)" in notice(items(cat=20, dog=130), LIMITS)
+    assert "limit of 0" in notice(items(cat=20), LimitsSection(gap=0))
 
 
 def test_the_fill_that_needs_most_pictures_decides_how_many():

@@ -333,7 +333,7 @@ def test_markdown_and_annotations_stay_on_their_lines(evil):
     commands = markdown.workflow_commands(evil)
 
     assert EVIL not in text
-    assert all(line.count("|") - line.count(r"\|") == 9 for line in text.splitlines() if line.startswith("|"))
+    assert all(line.count("|") - line.count(r"\|") == 11 for line in text.splitlines() if line.startswith("|"))
     assert all(re.match(r"::(error|warning) title=[^:,\n]*::[^\n]*$", line) for line in commands)
 
 
@@ -434,6 +434,19 @@ def test_junit_skips_an_overall_verdict_that_may_be_inconclusive_and_has_times(r
     assert datetime.fromisoformat(suite.get("timestamp")).date() == result.run.started.date()
 
 
+def test_junit_skips_an_inconclusive_model_by_default_and_the_exit_code_stays_3(result):
+    undecided = {name: replace(judgement, verdict="INCONCLUSIVE") for name, judgement in result.judged.items()}
+    found = replace(result, judged=undecided)
+
+    *classes, overall = ET.fromstring(junit.render(found)).find("testsuite").findall("testcase")
+
+    assert found.inconclusive == "fail"
+    assert found.exit_code() == 3
+    assert overall.find("skipped") is not None
+    assert overall.find("failure") is None
+    assert all(case.find("failure") is not None for case in classes)
+
+
 def test_the_json_is_strict_and_names_its_schema(result):
     report = json.loads(check_json.render(result), parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
 
@@ -442,6 +455,24 @@ def test_the_json_is_strict_and_names_its_schema(result):
     assert set(report["hashes"]) == {"weights", "settings", "data"}
     assert len(report["images"]) == 40
     assert all(len(image["sha256"]) == 64 for image in report["images"])
+
+
+def test_every_report_says_what_is_excluded_and_how_many_more_pictures_it_takes(result, page, out):
+    report = json.loads(check_json.render(result))
+    for name, stored in [*report["classes"].items(), ("", report["overall"])]:
+        effects = result.judged[name].effects
+        assert stored["excluded_above"] == {
+            effect: pytest.approx(known.excluded_above, abs=1e-6) for effect, known in effects.items()
+        }
+        assert stored["more_pictures"] == {effect: known.more_pictures for effect, known in effects.items()}
+    rows = page.locator("#exclusions tbody tr")
+    assert rows.count() == len(result.classes) + 1
+    for row, name in zip(rows.all(), [*result.classes, ""], strict=True):
+        gap = result.judged[name].effects["gap"].excluded_above
+        assert f"{gap:.2f}" in row.inner_text()
+    summary = (out / "summary.md").read_text()
+    assert "| excluded above | more pictures |" in summary
+    assert "95% for each effect" in summary
 
 
 def test_every_report_for_people_has_the_caveat(out):

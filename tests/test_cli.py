@@ -225,6 +225,18 @@ class TestNamesOfDrawings:
         assert self.explain(tree, "--no-recursive", "-o", tmp_path / "flat") == 0
         assert files_in(tmp_path / "flat") == ["cat.gradcam.png", "cat.png.gradcam.png"]
 
+    def test_an_output_that_looks_like_a_file_of_another_type_is_refused(
+        self, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.explain(tree / "cat.jpg", "-o", tmp_path / "foo.xyz") == 2
+        assert (
+            ".xyz is no type of picture that camkit writes; use .png, .jpg, .jpeg or another" in capsys.readouterr().err
+        )
+        assert not (tmp_path / "foo.xyz").exists()
+        (tmp_path / "run.old").mkdir()
+        assert self.explain(tree / "cat.jpg", "-o", tmp_path / "run.old") == 0
+        assert self.explain(tree / "cat.jpg", "-o", tmp_path / "run-2.1") == 0
+
     def test_a_name_does_not_depend_on_other_pictures(self, tree: Path, tmp_path: Path) -> None:
         for picture in sorted(path for path in tree.rglob("*") if path.is_file()):
             alone = tmp_path / "alone" / picture.relative_to(tree).parent

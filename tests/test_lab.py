@@ -7,6 +7,7 @@ import pytest
 import torch
 from lab_report import auroc, detection, interval, is_held_out, kind
 from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, SIDE, Parts, Recipe, draw
+from simulate_check import SCENARIOS, Scenario, draw_rows, simulate_all
 from validate_check import model_specs
 
 COUNT = 400
@@ -112,3 +113,37 @@ def test_models_used_for_tuning_are_not_held_out():
     assert not is_held_out({**row, "shortcut": "corner"})
     assert not is_held_out({**row, "architecture": "plain"})
     assert is_held_out({**row, "redrawn": 0.9, "shortcut": "background"})
+
+
+@pytest.mark.extended
+def test_simulated_checks_make_few_wrong_statements():
+    at_limit = next(scenario for scenario in SCENARIOS if scenario.name == "at the limit")
+    (summary,) = simulate_all([at_limit], checks=60, workers=1)
+
+    assert summary.wrongly_excluded <= 0.10  # 5 % of 60 checks are 3; more than 6 have a probability of 3 %
+    assert summary.verdicts("FAIL") <= 0.10
+    assert summary.covered > 0.90
+
+
+def test_the_simulated_answers_have_the_effects_they_should_have():
+    scenario = Scenario("large", gap=0.2, marked=0.4, sufficiency=0.1, per_class=2000)
+    rows = draw_rows(scenario, 0)
+
+    gap = np.mean([row.same["blur"] - row.other["blur"] for row in rows])
+    assert gap == pytest.approx(scenario.truth("gap", ""), abs=0.02)
+    assert np.mean([row.removed["tile"] for row in rows]) == pytest.approx(0.25 + 0.1, abs=0.02)
+    first = [row for row in rows if row.label == "class 0"]
+    assert np.mean([row.same["tile"] - row.other["tile"] for row in first]) == pytest.approx(0.2, abs=0.03)
+    on_first = [
+        answer == "class 0"
+        for row in rows
+        for label, _, answer in row.pasted["blur"]
+        if label == "class 0" != row.label
+    ]
+    elsewhere = [
+        answer == "class 0"
+        for row in rows
+        for label, _, answer in row.pasted["blur"]
+        if label != "class 0" != row.label
+    ]
+    assert np.mean(on_first) - np.mean(elsewhere) == pytest.approx(scenario.truth("attraction", "class 0"), abs=0.02)

@@ -47,7 +47,8 @@ class CheckResult:
         change: the change since the baseline; None without a baseline.
         report: the HTML report; None if none was written.
         run: when and how the check was run.
-        inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also in the JUnit XML.
+        inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
+            the JUnit XML.
         cues: for the worst classes of a model that is not a PASS, what in their backgrounds the model uses.
     """
 

@@ -23,6 +23,16 @@ _SIMILAR = 0.5
 """Similarity, by difflib's ratio, from which a label is suggested instead of a misspelt one."""
 
 
+ClassMap = Mapping[str, Sequence[int | str] | None]
+"""From each class to indices or labels of the model; None leaves the pictures of a class out."""
+
+
+def split_class_map(class_map: ClassMap) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the classes that a class map gives outputs, and those that it leaves out."""
+    left_out = frozenset(name for name, entries in class_map.items() if entries is None)
+    return frozenset(class_map) - left_out, left_out
+
+
 @dataclass(frozen=True)
 class ClassMatch:
     """The model's output indices for each class of the data, and in words how they were found."""
@@ -35,7 +45,8 @@ def match_classes(
     classes: Sequence[str],
     labels: Sequence[str] | None,
     outputs: int,
-    class_map: Mapping[str, Sequence[int | str]] | None,
+    class_map: ClassMap | None,
+    counts: Mapping[str, int] | None = None,
 ) -> ClassMatch:
     """Find the model's outputs for each class of the data.
 
@@ -44,6 +55,7 @@ def match_classes(
         labels: the model's labels, in the order of its outputs.
         outputs: how many outputs the model has.
         class_map: from class to indices or labels, if the caller has one.
+        counts: how many pictures each class has, for messages.
 
     Returns:
         The outputs by class map if there is one. Else by label, if each class is a label or a synonym in one ("tabby,
@@ -54,7 +66,7 @@ def match_classes(
         InputError: none of these rules applies, or the class map is wrong.
     """
     if class_map is not None:
-        indices = {name: _look_up(name, class_map, labels, outputs) for name in classes}
+        indices = {name: _look_up(name, class_map, labels, outputs, counts or {}) for name in classes}
         return ClassMatch(_validated(indices, outputs), "by the class map")
     unknown = list(classes)
     if labels is not None:
@@ -128,14 +140,16 @@ def _outputs_by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _look_up(
-    name: str, class_map: Mapping[str, Sequence[int | str]], labels: Sequence[str] | None, outputs: int
+    name: str, class_map: ClassMap, labels: Sequence[str] | None, outputs: int, counts: Mapping[str, int]
 ) -> tuple[int, ...]:
     """Return the outputs that the class map gives a class."""
-    if name not in class_map:
-        raise InputError(f"class map: no entry for {name!r}, but the data has pictures of it; add an entry")
+    entries = class_map.get(name)
+    if entries is None:
+        pictures = f" ({counts[name]} picture{'' if counts[name] == 1 else 's'})" if name in counts else ""
+        raise InputError(f"class map: no entry for {name!r}{pictures}; map it to null to leave it out")
     by_name = _outputs_by_name(labels or ())
     indices: list[int] = []
-    for entry in class_map[name]:
+    for entry in entries:
         own = (entry,) if isinstance(entry, int) else by_name.get(normalize_name(entry), ())
         if isinstance(entry, str) and not own:
             hint = _suggestion(entry, labels or ())
@@ -146,7 +160,7 @@ def _look_up(
     return tuple(dict.fromkeys(indices))
 
 
-def read_class_map(path: Path) -> dict[str, list[int | str]]:
+def read_class_map(path: Path) -> dict[str, list[int | str] | None]:
     """Read a JSON table from class to indices or labels; keys that begin with "_" are comments.
 
     Raises:
@@ -162,20 +176,27 @@ def read_class_map(path: Path) -> dict[str, list[int | str]]:
     return parse_class_map(table, str(path))
 
 
-def parse_class_map(table: Mapping[str, Any], source: str) -> dict[str, list[int | str]]:
+def parse_class_map(table: Mapping[str, Any], source: str) -> dict[str, list[int | str] | None]:
     """Validate a table from class to an index, a label or a list of them; keys that begin with "_" are comments.
+
+    None leaves the pictures of a class out.
 
     Raises:
         InputError: a value is something else.
     """
-    class_map: dict[str, list[int | str]] = {}
+    class_map: dict[str, list[int | str] | None] = {}
     for name, value in table.items():
         if str(name).startswith("_"):
+            continue
+        if value is None:
+            class_map[str(name)] = None
             continue
         entries = list(value) if isinstance(value, (list, tuple)) else [value]
         if not entries or not all(
             isinstance(entry, (Integral, str)) and not isinstance(entry, bool) for entry in entries
         ):
-            raise InputError(f"{source}: {name!r} must have indices or labels of the model, not {value!r}")
+            raise InputError(
+                f"{source}: {name!r} must have indices or labels of the model, or null to leave it out, not {value!r}"
+            )
         class_map[str(name)] = [entry if isinstance(entry, str) else int(entry) for entry in entries]
     return class_map

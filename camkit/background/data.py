@@ -16,7 +16,7 @@ from camkit.background.regions.boxes import find_columns
 from camkit.background.values import Annotations, Dataset, Item, ObjectAnnotation
 from camkit.config.settings import normalize_name
 from camkit.errors import ImageError, InputError, did_you_mean
-from camkit.images.files import files_in
+from camkit.images.files import files_in, has_picture_suffix
 from camkit.images.listing import find_pictures
 from camkit.types import Box
 
@@ -51,6 +51,7 @@ def read_data(
     group: str | None = None,
     skip: Path | None = None,
     only: Collection[str] | None = None,
+    without: Collection[str] = (),
     also: Mapping[str, frozenset[str]] | None = None,
 ) -> Dataset:
     """Read labelled pictures and the regions of their objects.
@@ -62,13 +63,14 @@ def read_data(
         group: the CSV column that says which pictures belong together.
         skip: a folder to ignore, such as the one the reports go into.
         only: the annotated classes that may label a picture; None allows all.
+        without: the classes whose pictures are left out, as a class map says.
         also: for each class, further categories (lower case) whose objects count as objects of that class.
 
     Raises:
         InputError: there are no labelled pictures, or there are regions and none of them belongs to a picture.
     """
     try:
-        return _read_data(data, regions, group, skip, only, also or {})
+        return _read_data(data, regions, group, skip, only, without, also or {})
     except OSError as error:  # any folder or file may be unreadable
         raise InputError(f"{error.filename or data} cannot be read: {error.strerror or error}") from error
 
@@ -79,10 +81,16 @@ def _read_data(
     group: str | None,
     skip: Path | None,
     only: Collection[str] | None,
+    without: Collection[str],
     also: Mapping[str, frozenset[str]],
 ) -> Dataset:
     if not data.exists():
         raise InputError(f"{data} does not exist")
+    if data.is_file() and has_picture_suffix(data.name):
+        raise InputError(
+            f"{data} is a picture, and the check needs many; name the folder that has a folder per class, or a CSV "
+            "with the columns path and label"
+        )
     root = data if data.is_dir() else data.parent
     sources = read_regions(regions) if regions is not None else find_regions(root)
     labelled = _label_pictures(data, sources, group, skip, only)
@@ -91,6 +99,7 @@ def _read_data(
             f"{data} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
             "or pictures with regions that name classes"
         )
+    labelled = _without_classes(labelled, without)
     classes = tuple(sorted({item.label for item in labelled.items}))
     of_classes = f"{len(classes)} class{'' if len(classes) == 1 else 'es'}"
     fact = f"{len(labelled.items)} pictures of {of_classes} ({labelled.rule})"
@@ -98,6 +107,24 @@ def _read_data(
     if not sources:
         return replace(dataset, facts=(fact, "no regions"))
     return _annotate(dataset, sources, also)
+
+
+def _without_classes(labelled: _Labelled, classes: Collection[str]) -> _Labelled:
+    """Leave out the pictures of classes that the class map sets to null.
+
+    Raises:
+        InputError: no picture remains.
+    """
+    items = [item for item in labelled.items if item.label not in classes]
+    if not items:
+        raise InputError("the class map leaves out every class that has pictures; give at least one class an entry")
+    left_out = {
+        f"pictures of {name!r}, which the class map leaves out (null)": tuple(
+            item.name for item in labelled.items if item.label == name
+        )
+        for name in sorted(classes)
+    }
+    return replace(labelled, items=items, left_out={**labelled.left_out, **_without_empty(left_out)})
 
 
 def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, frozenset[str]]) -> Dataset:

@@ -26,7 +26,7 @@ class Effect:
     """What is known of one effect of a class, or of all classes together.
 
     Attributes:
-        name: gap, sufficiency or attraction.
+        name: gap, sufficiency or attraction; or a statistic of the whole picture, such as sharpness.
         by_fill: the effect measured with each way of filling the holes; empty if it could not be measured.
         limit: the largest effect that may ship.
         p: the p-value of "with at least one fill, the effect is not above the limit", after the correction for the
@@ -58,15 +58,25 @@ class Effect:
         return max(deciding, key=_value if self.level == "warn" else _upper_end, default=None)
 
     @property
+    def excluded_above(self) -> float | None:
+        """The upper end of the interval, with every fill: a larger effect is excluded. None if there is no interval."""
+        highest = max(map(_upper_end, self.by_fill.values()), default=math.inf)
+        return max(0.0, highest) if math.isfinite(highest) else None
+
+    @property
     def more_pictures(self) -> int | None:
-        """About how many more pictures would exclude an open effect; None if no number would.
+        """About how many more pictures would exclude an effect above the limit: 0 if it is, None if no number would.
 
         The interval's width falls with the square root of the number of pictures, and the estimate is taken as it is.
         """
+        if self.level == "excluded":
+            return 0
+        if self.level == "fail":
+            return None
         more = [
             _more_pictures(measured, self.limit)
             for fill, measured in self.by_fill.items()
-            if self.level_with(fill) == "open"
+            if self.level_with(fill) != "excluded"
         ]
         known = [number for number in more if number is not None]
         return max(known) if known and len(known) == len(more) else None
@@ -199,7 +209,7 @@ VERDICTS = (
     ),
     VerdictRule(
         "PASS",
-        "both effects of all classes together are excluded (with --strict: those of each class too)",
+        "all effects of all classes together are excluded (with --strict: those of each class too)",
         lambda findings: all(level == "excluded" for level in findings.required),
     ),
     VerdictRule("INCONCLUSIVE", "otherwise", lambda _: True),

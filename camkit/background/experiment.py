@@ -1,12 +1,14 @@
 """Evidence 2: what the model does when the picture changes.
 
 Each picture of the sample gets a handful of edits. Each edit is shown to the model, and its answer is recorded.
+The statistics of the whole picture exchanged for those of a picture of its own class and of another (``cues.py``).
 With regions: the object pasted on backgrounds of its own class and of other classes, the object removed, either part
 smoothed, and noise on either part. Without regions: the outer ring exchanged for the ring of a picture of its own class
 or of another class, and the middle made grey.
 
 Edits are named ``same.FILL.NUMBER.NAME`` and ``other.FILL.NUMBER.NAME``, where NAME is the picture that lends its
-background; ``removed.FILL``; ``edited.WHAT``; and ``noise.WHAT``.
+background; ``same-cue.CUE.0.NAME`` and ``other-cue.CUE.0.NAME``, where NAME lends the value of a statistic;
+``removed.FILL``; ``edited.WHAT``; and ``noise.WHAT``.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from camkit.background import edits
+from camkit.background import cues, edits
 from camkit.background.statistics import MIN_GROUPS
 from camkit.background.values import Item
 from camkit.engine.streams import Task, in_order
 from camkit.images.filling import fill_smoothly
+from camkit.images.quality import LOSSLESS
 from camkit.images.regions import Shades
 
 SAME, OTHER, REMOVED = "same", "other", "removed"
+SAME_CUE, OTHER_CUE = "same-cue", "other-cue"
 EDITED_OBJECT, EDITED_BACKGROUND = "edited.object", "edited.background"
 NOISY_OBJECT, NOISY_BACKGROUND = "noise.object", "noise.background"
 """The first parts of the edits' names, and the whole names of edits without further parts."""
@@ -51,12 +55,43 @@ class PreparedPicture:
         shades: black and white after the preprocessing.
         region: how much of each pixel the objects of the picture's own class cover, 0..1; None without regions.
         hole: the slightly widened boxes of all objects of the checked classes; None without regions.
+        quality: the quality of the JPEG file; LOSSLESS if the file is another.
     """
 
     tensor: Float[Tensor, "c h w"]
     shades: Shades
     region: Float[Tensor, "h w"] | None = None
     hole: Bool[Tensor, "h w"] | None = None
+    quality: float = LOSSLESS
+
+    @property
+    def has_cues(self) -> bool:
+        """Whether the statistics of the whole picture can be measured: it has three colours."""
+        return len(self.tensor) == 3
+
+    def value_of(self, cue: str) -> Float[np.ndarray, " k"]:
+        """Return the value of a statistic of the whole picture."""
+        return np.array([self.quality]) if cue == cues.COMPRESSION else self._values[cue]
+
+    @functools.cached_property
+    def _values(self) -> dict[str, Float[np.ndarray, " k"]]:
+        """The statistics of the pixels. They are kept because the picture lends them to others."""
+        pixels, where = self._pixels
+        return {name: cue.measure(pixels, where) for name, cue in cues.CUES.items() if cue.measure is not None}
+
+    @property
+    def _pixels(self) -> tuple[Float[np.ndarray, "h w 3"], Bool[np.ndarray, "h w"]]:
+        """The picture with values 0..1, and where its statistics are measured."""
+        hole = torch.zeros_like(self.shades.view) if self.hole is None else self.hole
+        pixels = self.shades.pixels(self.tensor).permute(1, 2, 0).numpy()
+        return np.ascontiguousarray(pixels), cues.beside(hole.numpy(), self.shades.view.numpy())
+
+    def with_value(self, cue: str, value: Float[np.ndarray, " k"]) -> Float[Tensor, "c h w"]:
+        """Return the picture with another value of a statistic."""
+        pixels, where = self._pixels
+        imposed = torch.from_numpy(np.ascontiguousarray(cues.CUES[cue].impose(pixels, where, value)))
+        tensor = self.shades.black + imposed.permute(2, 0, 1) * self.shades.contrast
+        return torch.where(self.shades.view, tensor, self.tensor)
 
     def without(self, fill: str) -> Float[Tensor, "c h w"]:
         """Return the picture with its objects' boxes filled. If there is no texture to copy, the fill is smooth."""
@@ -187,6 +222,23 @@ def region_edits(
     listed.append((NOISY_OBJECT, functools.partial(_add_noise, picture, inside, seed)))
     listed.append((NOISY_BACKGROUND, functools.partial(_add_noise, picture, view & ~inside, seed)))
     return listed
+
+
+def cue_edits(
+    picture: PreparedPicture, same: Sequence[Background], other: Sequence[Background], names: Sequence[str]
+) -> list[Edit]:
+    """List the exchanges of statistics of the whole picture: with one picture of its own class and one of another."""
+    if not (picture.has_cues and same and other):
+        return []
+    return [
+        (f"{arm}.{cue}.0.{lender}", functools.partial(_exchange_cue, picture, lending, cue))
+        for cue in names
+        for arm, (lender, lending) in ((SAME_CUE, same[0]), (OTHER_CUE, other[0]))
+    ]
+
+
+def _exchange_cue(picture: PreparedPicture, lender: PreparedPicture, cue: str) -> Float[Tensor, "c h w"]:
+    return picture.with_value(cue, lender.value_of(cue))
 
 
 def ring_edits(

@@ -29,6 +29,8 @@ class ImageRow:
         pasted: by fill, for each background that the object was shown on: the background's class and group, and the
             class that the model named.
         removed, named: by fill, whether the answer was right with the object removed, and the class named then.
+        same_cue, other_cue: by statistic of the whole picture, whether the answer was right with the value of a picture
+            of its own class, and of another class.
         background_change, object_change: how far the margin falls if that part is smoothed.
         right_with_noise_on_object, right_with_noise_on_background: whether the answer was right with noise there.
     """
@@ -54,6 +56,8 @@ class ImageRow:
     pasted: Mapping[str, Sequence[tuple[str, str, str]]] = field(default_factory=dict)
     removed: Mapping[str, bool] = field(default_factory=dict)
     named: Mapping[str, str] = field(default_factory=dict)
+    same_cue: Mapping[str, bool] = field(default_factory=dict)
+    other_cue: Mapping[str, bool] = field(default_factory=dict)
     background_change: float | None = None
     object_change: float | None = None
     right_with_noise_on_object: bool | None = None
@@ -100,6 +104,8 @@ class Measures:
         sufficiency: for each fill, how far the accuracy without the object is above chance.
         attraction: for each fill, how often objects of other classes get this class's name on its backgrounds, minus
             how often they get it on other backgrounds. Empty for all classes together, where the gap measures the same.
+        cues: for each statistic of the whole picture, accuracy with the values of the object's own class minus accuracy
+            with those of other classes.
         foreground_sensitivity: Moayeri et al. 2022; None if either accuracy is undefined.
         background_change, object_change: how far the margin falls if an equal area of that part is smoothed; means.
     """
@@ -121,6 +127,7 @@ class Measures:
     gap: Mapping[str, MeasuredEffect] = field(default_factory=dict)
     sufficiency: Mapping[str, MeasuredEffect] = field(default_factory=dict)
     attraction: Mapping[str, MeasuredEffect] = field(default_factory=dict)
+    cues: Mapping[str, MeasuredEffect] = field(default_factory=dict)
     foreground_sensitivity: float | None = None
     background_change: float | None = None
     object_change: float | None = None
@@ -135,7 +142,9 @@ class Limits:
     attraction: float
 
 
-EffectName = Literal["gap", "sufficiency", "attraction"]
+CueName = Literal["sharpness", "noise", "colour", "compression"]
+EffectName = Literal["gap", "sufficiency", "attraction"] | CueName
+"""The effects that can count for the verdict: those of the background, and those of statistics of the whole picture."""
 
 
 def weakest(by_fill: Mapping[str, MeasuredEffect]) -> MeasuredEffect | None:

@@ -15,7 +15,9 @@ from jaxtyping import Float
 
 from camkit.background.measures import OVERALL, ImageRow, Limits, MeasuredEffect, Measures
 from camkit.background.statistics import (
+    RESAMPLES,
     Estimate,
+    added_variance,
     bootstrap_sums,
     group_numbers,
     interval,
@@ -32,7 +34,12 @@ def _seed_of(name: str) -> int:
 
 
 def measure_all(
-    rows: Sequence[ImageRow], limits: Limits, seed: int, excluded: Collection[str] = (), classes: Collection[str] = ()
+    rows: Sequence[ImageRow],
+    limits: Limits,
+    seed: int,
+    excluded: Collection[str] = (),
+    classes: Collection[str] = (),
+    resamples: int = RESAMPLES,
 ) -> dict[str, Measures]:
     """Measure each class and, under OVERALL, all classes together.
 
@@ -42,6 +49,7 @@ def measure_all(
         seed: the seed of the bootstrap.
         excluded: classes left out of the measures of all classes together, and of the attraction of others.
         classes: classes that must have measures even if none of their pictures could be used.
+        resamples: resamples of each bootstrap.
     """
     by_class: dict[str, list[ImageRow]] = defaultdict(list, {name: [] for name in classes})
     for row in rows:
@@ -49,14 +57,14 @@ def measure_all(
     counted = [row for row in rows if row.label not in excluded]
     fills = sorted({fill for row in rows for fill in row.removed})
     false_shares = {fill: _false_shares(rows, fill) for fill in fills}
-    attractions = _attractions(counted, limits.attraction, seed)
+    attractions = _attractions(counted, limits.attraction, seed, resamples)
     measures = {}
     for name, class_rows in sorted(by_class.items()):
         chances = {fill: _constant(shares[name]) for fill, shares in false_shares.items() if name in shares}
-        own = _measure(name, class_rows, limits, seed, chances)
+        own = _measure(name, class_rows, limits, seed, chances, resamples)
         measures[name] = replace(own, attraction=attractions.get(name, {}))
     overall_chances = {fill: _share_of_answer(fill, _class_shares(counted, fill)) for fill in fills}
-    measures[OVERALL] = _measure(OVERALL, counted, limits, seed, overall_chances)
+    measures[OVERALL] = _measure(OVERALL, counted, limits, seed, overall_chances, resamples)
     return measures
 
 
@@ -105,7 +113,9 @@ class _Pair(NamedTuple):
     attracted: bool
 
 
-def _attractions(rows: Sequence[ImageRow], limit: float, seed: int) -> dict[str, dict[str, MeasuredEffect]]:
+def _attractions(
+    rows: Sequence[ImageRow], limit: float, seed: int, resamples: int
+) -> dict[str, dict[str, MeasuredEffect]]:
     """Return, by class and fill, how much a class's backgrounds attract the answers to objects of other classes.
 
     The rate on other backgrounds is taken as exact, because it rests on many more pictures.
@@ -126,55 +136,76 @@ def _attractions(rows: Sequence[ImageRow], limit: float, seed: int) -> dict[str,
             elsewhere = total - involving[name]
             if elsewhere:
                 rate_elsewhere = named_elsewhere[name] / elsewhere
-                attractions[name][fill] = _attraction(name, pairs, rate_elsewhere, limit, seed)
+                attractions[name][fill] = _attraction(name, pairs, rate_elsewhere, limit, seed, resamples)
     return attractions
 
 
-def _attraction(name: str, pairs: Sequence[_Pair], rate_elsewhere: float, limit: float, seed: int) -> MeasuredEffect:
+def _attraction(
+    name: str, pairs: Sequence[_Pair], rate_elsewhere: float, limit: float, seed: int, resamples: int
+) -> MeasuredEffect:
     """Test the attraction of one class, over the groups of the objects and over those of its backgrounds."""
     terms = np.array([(float(pair.attracted), rate_elsewhere, 1.0) for pair in pairs])
-    by_object, by_background = (
-        _measured_effect(
-            bootstrap_sums(terms, group_numbers(groups), [seed, _seed_of(name), number]), terms, groups, limit
-        )
-        for number, groups in enumerate(([pair.group for pair in pairs], [pair.background_group for pair in pairs]))
-    )
-    pictures = len({pair.picture for pair in pairs})
-    return _less_certain(replace(by_object, pictures=pictures), by_background)
+    objects, backgrounds = [pair.group for pair in pairs], [pair.background_group for pair in pairs]
+    sums = bootstrap_sums(terms, group_numbers(objects), [seed, _seed_of(name)], resamples)
+    attracted = terms[:, 0]
+    shown = _Shown(attracted - attracted.mean(), objects, backgrounds, len(set(backgrounds)))
+    return replace(_measured_effect(sums, terms, objects, limit, shown), pictures=len({pair.picture for pair in pairs}))
 
 
-def _less_certain(by_object: MeasuredEffect, by_background: MeasuredEffect) -> MeasuredEffect:
-    """Join a test over objects with a test over backgrounds: the wider interval and the larger p-value count.
+_ADDED_SEED = 1
+"""Seeds the normal numbers that stand for the backgrounds. Every effect may use the same ones."""
 
-    An effect that a few objects or a few backgrounds make must not decide.
+
+class _Shown(NamedTuple):
+    """The answers behind an effect, one for each object on a background.
+
+    Attributes:
+        residuals: what each answer adds to the effect, less what is expected.
+        objects, backgrounds: the groups of the object and of the background.
+        background_groups: groups of backgrounds, of the kind that has fewer.
     """
-    first, second = by_object.effect, by_background.effect
-    low, high = np.minimum(first.low, second.low), np.maximum(first.high, second.high)  # NaN if either is NaN
-    effect = Estimate(first.value, float(low), float(high), min(first.groups, second.groups))
-    return replace(by_object, effect=effect, p=max(by_object.p, by_background.p))
+
+    residuals: Float[np.ndarray, " m"]
+    objects: Sequence[str]
+    backgrounds: Sequence[str]
+    background_groups: int
+
+    @property
+    def added_variance(self) -> float:
+        """What it adds to the variance of the sum that a background is shown behind several objects."""
+        return added_variance(self.residuals, group_numbers(self.objects), group_numbers(self.backgrounds))
 
 
-def _gap_by_background(
-    name: str, rows: Sequence[ImageRow], fill: str, limit: float, seed: int
-) -> MeasuredEffect | None:
-    """Test a gap by resampling the backgrounds of either kind separately; None if either kind has none."""
-    same: list[tuple[str, bool]] = []
-    other: list[tuple[str, bool]] = []
+def _shown(rows: Sequence[ImageRow], fill: str) -> _Shown | None:
+    """Return the answers behind a gap; None if the backgrounds are not known.
+
+    An object is shown on both kinds of backgrounds, so its answers form a pair: what they have in common, such as an
+    object that is hard to recognise, cancels in the difference. The same holds for a background that serves objects of
+    its own class and of others. The expectation of an answer is the mean of its class and kind.
+    """
+    answers: dict[tuple[str, bool], list[tuple[float, float, str, str]]] = defaultdict(list)
     for row in rows:
-        for background, group, answer in row.pasted.get(fill, ()):
-            (same if background == row.label else other).append((group, answer == row.label))
-    if not same or not other:
+        pasted = row.pasted.get(fill, ())
+        own = sum(background == row.label for background, _, _ in pasted)
+        if not 0 < own < len(pasted):
+            continue
+        for background, group, answer in pasted:
+            same = background == row.label
+            weight = 1 / own if same else -1 / (len(pasted) - own)
+            answers[row.label, same].append((float(answer == row.label), weight, row.group, group))
+    if not answers:
         return None
-    shares, draws = [], []
-    for number, arm in enumerate((same, other)):
-        terms = np.array([(float(right), 1.0) for _, right in arm])
-        sums = bootstrap_sums(terms, group_numbers([group for group, _ in arm]), [seed, _seed_of(name), 2 + number])
-        draws.append(sums[:, 0] / np.where(sums[:, 1] > 0, sums[:, 1], np.nan))
-        shares.append(float(terms[:, 0].mean()))
-    groups = min(len({group for group, _ in arm}) for arm in (same, other))
-    gap = draws[0] - draws[1]
-    effect = widened(interval(gap, shares[0] - shares[1], groups))
-    return MeasuredEffect(effect, p_above(gap, limit, groups), (shares[0], shares[1]), len(rows))
+    residuals: list[float] = []
+    for kind in answers.values():
+        expected = sum(right for right, *_ in kind) / len(kind)
+        residuals += [(right - expected) * weight for right, weight, *_ in kind]
+    listed = [answer for kind in answers.values() for answer in kind]
+    by_kind = [
+        {group for (_, same), kind in answers.items() if same is which for *_, group in kind} for which in (True, False)
+    ]
+    return _Shown(
+        np.array(residuals), [group for *_, group, _ in listed], [group for *_, group in listed], min(map(len, by_kind))
+    )
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
@@ -183,14 +214,16 @@ def _mean(values: Sequence[float | bool | None]) -> float | None:
     return float(np.mean(numbers)) if numbers else None
 
 
-def _measure(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance]) -> Measures:
+def _measure(
+    name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance], resamples: int
+) -> Measures:
     """Measure everything but the attraction."""
     if not rows:
         return Measures(name, 0, 0, Estimate(math.nan, math.nan, math.nan, 0), 0.0)
     right = sum(row.right for row in rows)
     low, high = wilson(right, len(rows))
     skilled = [row for row in rows if row.skilled]
-    effects = _effects(name, rows, limits, seed, chances)
+    effects = _effects(name, rows, limits, seed, chances, resamples)
     return Measures(
         name=name,
         pictures=len(rows),
@@ -208,6 +241,7 @@ def _measure(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, cha
         area=_mean([row.area for row in rows]),
         gap=effects.gap,
         sufficiency=effects.sufficiency,
+        cues=effects.cues,
         foreground_sensitivity=_foreground_sensitivity(
             _mean([row.right_with_noise_on_object for row in rows]),
             _mean([row.right_with_noise_on_background for row in rows]),
@@ -233,10 +267,13 @@ class _Effects:
     skill: Estimate | None = None
     gap: dict[str, MeasuredEffect] = field(default_factory=dict)
     sufficiency: dict[str, MeasuredEffect] = field(default_factory=dict)
+    cues: dict[str, MeasuredEffect] = field(default_factory=dict)
 
 
-def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance]) -> _Effects:
-    """Measure the gap, the sufficiency and the skill on the same resamples.
+def _effects(
+    name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance], resamples: int
+) -> _Effects:
+    """Measure the gap, the sufficiency, the exchanged statistics and the skill on the same resamples.
 
     Each is a ratio of sums over the pictures that have it, so each adds three columns of terms to one resampling.
     """
@@ -245,25 +282,29 @@ def _effects(name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, cha
         terms["gap", fill] = _terms_of(rows, functools.partial(_gap_terms, fill))
     for fill, chance in chances.items():
         terms["sufficiency", fill] = _terms_of(rows, functools.partial(_sufficiency_terms, fill, chance))
+    for cue in sorted({cue for row in rows for cue in row.same_cue.keys() & row.other_cue.keys()}):
+        terms["cue", cue] = _terms_of(rows, functools.partial(_cue_terms, cue))
     terms["skill", ""] = _terms_of(rows, _skill_terms)
     terms = {key: columns for key, columns in terms.items() if columns.any()}
     if not terms:
         return _Effects()
     groups_of_rows = group_numbers([row.group for row in rows])
     strata = strata_of_groups(groups_of_rows, [row.label for row in rows])
-    all_sums = bootstrap_sums(np.hstack(list(terms.values())), groups_of_rows, [seed, _seed_of(name)], strata=strata)
+    all_sums = bootstrap_sums(
+        np.hstack(list(terms.values())), groups_of_rows, [seed, _seed_of(name)], resamples, strata
+    )
     effects = _Effects()
     for number, ((what, fill), columns) in enumerate(terms.items()):
         sums = all_sums[:, 3 * number : 3 * number + 3]
         groups = [row.group for row, (_, second, count) in zip(rows, columns, strict=True) if count or second]
         if what == "skill":
             effects.skill = _skill(sums, columns, groups)
+        elif what == "cue":
+            effects.cues[fill] = _measured_effect(sums, columns, groups, limits.gap)
         elif what == "sufficiency":
             effects.sufficiency[fill] = _measured_effect(sums, columns, groups, limits.sufficiency)
         else:
-            by_object = _measured_effect(sums, columns, groups, limits.gap)
-            by_background = _gap_by_background(name, rows, fill, limits.gap, seed)
-            effects.gap[fill] = by_object if by_background is None else _less_certain(by_object, by_background)
+            effects.gap[fill] = _measured_effect(sums, columns, groups, limits.gap, _shown(rows, fill))
     return effects
 
 
@@ -276,23 +317,36 @@ def _skill(sums: Float[np.ndarray, "b 3"], terms: Float[np.ndarray, "n 3"], grou
 
 
 def _measured_effect(
-    sums: Float[np.ndarray, "b 3"], terms: Float[np.ndarray, "n 3"], groups: Sequence[str], limit: float
+    sums: Float[np.ndarray, "b 3"],
+    terms: Float[np.ndarray, "n 3"],
+    groups: Sequence[str],
+    limit: float,
+    shown: _Shown | None = None,
 ) -> MeasuredEffect:
     """Test a difference of two shares.
+
+    The resamples draw objects with all their answers, so the two shares of an object stay a pair. That backgrounds
+    serve several objects adds a normal number to each resample.
 
     Args:
         sums: over each resample, the sum of the first share, of the second share, and the count.
         terms: the same three for each picture.
         groups: the group of each picture that counts.
         limit: what the difference is tested against.
+        shown: the answers on each background, if the objects were shown on backgrounds of others.
     """
     first, second, count = sums.T
     total = terms.sum(0)
     draws = (first - second) / np.where(count > 0, count, np.nan)
     shares = (float(total[0] / total[2]), float(total[1] / total[2]))
-    group_count = len(set(groups))
+    value, group_count = shares[0] - shares[1], len(set(groups))
+    if shown is not None:
+        deviation = shown.added_variance**0.5 / float(total[2])
+        numbers = np.random.default_rng(_ADDED_SEED).standard_normal(len(draws))
+        draws = draws + deviation * numbers
+        group_count = min(group_count, shown.background_groups)
     pictures = int(np.count_nonzero(terms[:, 2]))
-    effect = widened(interval(draws, shares[0] - shares[1], group_count))
+    effect = widened(interval(draws, value, group_count))
     return MeasuredEffect(effect, p_above(draws, limit, group_count), shares, pictures)
 
 
@@ -308,6 +362,12 @@ def _terms_of(rows: Sequence[ImageRow], of_row: Callable[[ImageRow], _Terms]) ->
 
 def _gap_terms(fill: str, row: ImageRow) -> _Terms:
     return (row.same[fill], row.other[fill], 1.0) if fill in row.same and fill in row.other else _NOTHING
+
+
+def _cue_terms(cue: str, row: ImageRow) -> _Terms:
+    if cue not in row.same_cue or cue not in row.other_cue:
+        return _NOTHING
+    return float(row.same_cue[cue]), float(row.other_cue[cue]), 1.0
 
 
 def _sufficiency_terms(fill: str, chance: Chance, row: ImageRow) -> _Terms:

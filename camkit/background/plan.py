@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from camkit.background.classes import ClassMatch
+from camkit.background.cues import COMPRESSION, CUES
 from camkit.background.data import in_pixels
 from camkit.background.experiment import PreparedPicture
 from camkit.background.render import object_region, widened_boxes
@@ -30,6 +31,7 @@ from camkit.config.settings import Settings
 from camkit.images.crop import CropBoxes
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
+from camkit.images.quality import LOSSLESS, jpeg_quality
 from camkit.images.read import open_picture
 from camkit.images.regions import ShadesBySize, preprocess_region
 from camkit.models.loaded import LoadedModel
@@ -100,7 +102,14 @@ class Plan:
     def edits(self) -> int:
         """The number of edits of each sample picture that the model classifies, at most."""
         pastes = self.settings.check.pastes
-        return 2 * (2 * pastes + 1) + 4 if self.with_regions else 2 * pastes + 1
+        exchanges = 2 * len(self.cues)
+        return exchanges + (2 * (2 * pastes + 1) + 4 if self.with_regions else 2 * pastes + 1)
+
+    @functools.cached_property
+    def cues(self) -> tuple[str, ...]:
+        """The statistics of the whole picture that are exchanged: compression only if the files differ in it."""
+        differs = len({jpeg_quality(item.path) for item in self.sample}) > 1
+        return tuple(name for name in CUES if name != COMPRESSION or differs)
 
     def name_of(self, output: int) -> str:
         """Return the data's class for an output; if there is none, the model's label or the output's number."""
@@ -263,10 +272,11 @@ def load_prepared(plan: Plan, item: Item) -> PreparedPicture:
     picture = open_picture(item.path)
     tensor = prepare(picture, preprocess, item.name).tensor.float()
     shades = plan.shades.of(picture.size)
+    quality = jpeg_quality(item.path) if COMPRESSION in plan.cues else LOSSLESS
     if not plan.with_regions:
-        return PreparedPicture(tensor, shades)
+        return PreparedPicture(tensor, shades, quality=quality)
     own = [in_pixels(annotation, picture.size) for annotation in item.objects]
     others = [in_pixels(annotation, picture.size) for annotation in item.others]
     region = preprocess_region(object_region(own, picture.size, round_boxes=True), preprocess, shades)
     hole = preprocess_region(widened_boxes([*own, *others], picture.size), preprocess, shades) > 0
-    return PreparedPicture(tensor, shades, region, hole)
+    return PreparedPicture(tensor, shades, region, hole, quality)

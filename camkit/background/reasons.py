@@ -19,30 +19,35 @@ class Reason(NamedTuple):
     text: str
 
 
-_WITH_ARTICLE: Mapping[EffectName, str] = {
+WITH_ARTICLE: Mapping[EffectName, str] = {
     "gap": "a gap",
     "attraction": "an attraction",
     "sufficiency": "a sufficiency",
+    "sharpness": "a sharpness gap",
+    "noise": "a noise gap",
+    "colour": "a colour gap",
+    "compression": "a compression gap",
 }
+"""The effects' names within a sentence."""
 
 
 def reason_of(effect: Effect) -> Reason:
     """Say what is known of an effect, by the fill that decides."""
     measured = effect.decisive
     if measured is None:
-        text = f"the {effect.name} could not be measured"
+        text = f"the {_noun(effect)} could not be measured"
         return Reason(text, text)
     match effect.level:
         case "fail":
-            kind = f"reads the background: {_WITH_ARTICLE[effect.name]} above the limit"
+            kind = f"reads {_reads(effect)}: {WITH_ARTICLE[effect.name]} above the limit"
             return Reason(kind, _significant(effect, measured))
         case "warn":
-            kind = f"possibly reads the background: {_WITH_ARTICLE[effect.name]} that may be above the limit"
+            kind = f"possibly reads {_reads(effect)}: {WITH_ARTICLE[effect.name]} that may be above the limit"
             return Reason(kind, _probable(effect, measured))
         case "excluded":
-            return Reason(f"{_WITH_ARTICLE[effect.name]} above the limit is excluded", _excluded(effect, measured))
+            return Reason(f"{WITH_ARTICLE[effect.name]} above the limit is excluded", _excluded(effect, measured))
         case "open":
-            return Reason(f"{_WITH_ARTICLE[effect.name]} above the limit cannot be excluded", _open(effect, measured))
+            return Reason(f"{WITH_ARTICLE[effect.name]} above the limit cannot be excluded", _open(effect, measured))
 
 
 def _significant(effect: Effect, measured: MeasuredEffect) -> str:
@@ -57,22 +62,23 @@ def _probable(effect: Effect, measured: MeasuredEffect) -> str:
     if low is None:
         text += f"fewer than {MIN_GROUPS} groups give no interval"
     else:
-        text += f"the {effect.name} is probably between {low} and {high}"
+        text += f"the {_noun(effect)} is probably between {low} and {high}"
     text += f"; the limit is {effect.limit:.2f}"
     if {effect.level_with(fill) for fill in effect.by_fill} == {effect.level}:
         return text
     by_fill = ", ".join(f"{fill} {other.effect.value:.2f}" for fill, other in effect.by_fill.items())
-    return f"{text}; the fills disagree about the {effect.name}: {by_fill}"
+    return f"{text}; the fills disagree about the {_noun(effect)}: {by_fill}"
 
 
 def _excluded(effect: Effect, measured: MeasuredEffect) -> str:
     value, _, high = _figures(measured, effect.limit)
-    return f"the {effect.name} is {value} and at most {high} (limit {effect.limit:.2f})"
+    above = high if measured.effect.high > 0 else "0.00"
+    return f"{WITH_ARTICLE[effect.name]} above {above} is excluded at 95% (measured: {value}, limit {effect.limit:.2f})"
 
 
 def _open(effect: Effect, measured: MeasuredEffect) -> str:
     value, low, high = _figures(measured, effect.limit)
-    name = _WITH_ARTICLE[effect.name]
+    name = WITH_ARTICLE[effect.name]
     if low is None:
         return (
             f"{name} above the limit of {effect.limit:.2f} cannot be excluded (measured: {value}): fewer than "
@@ -82,9 +88,19 @@ def _open(effect: Effect, measured: MeasuredEffect) -> str:
     outlook = (
         "the estimate is too near the limit for any number of pictures to settle it"
         if more is None
-        else f"about {more} more pictures in the experiment would settle it"
+        else f"about {more} more picture{'' if more == 1 else 's'} in the experiment would settle it"
     )
     return f"{name} up to {high} cannot be excluded (measured: {value}, limit {effect.limit:.2f}); {outlook}"
+
+
+def _noun(effect: Effect) -> str:
+    return WITH_ARTICLE[effect.name].partition(" ")[2]
+
+
+def _reads(effect: Effect) -> str:
+    """Return what a model reads that has an effect."""
+    is_cue = effect.name not in ("gap", "attraction", "sufficiency")
+    return f"the {effect.name} of the whole picture" if is_cue else "the background"
 
 
 def _answers(effect: Effect, measured: MeasuredEffect) -> str:
@@ -103,6 +119,11 @@ def _answers(effect: Effect, measured: MeasuredEffect) -> str:
         case "sufficiency":
             removed = "the middle made grey" if rings else "the object removed"
             return f"accuracy {first:.0%} with {removed} and {second:.0%} by chance, a sufficiency"
+        case cue:
+            return (
+                f"accuracy {first:.0%} with the {cue} of pictures of the object's own class and {second:.0%} with the "
+                f"{cue} of other classes, {WITH_ARTICLE[cue]}"
+            )
 
 
 def _figures(measured: MeasuredEffect, limit: float) -> tuple[str, str | None, str | None]:

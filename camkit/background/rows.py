@@ -18,8 +18,10 @@ from camkit.background.experiment import (
     NOISY_BACKGROUND,
     NOISY_OBJECT,
     OTHER,
+    OTHER_CUE,
     REMOVED,
     SAME,
+    SAME_CUE,
     Answer,
     EditName,
 )
@@ -106,6 +108,8 @@ def _image_row(
         pasted={fill: tuple(pasted[fill]) for fill in fills},
         removed={fill: edits.is_right(f"{REMOVED}.{fill}") for fill in removed},
         named={fill: edits.named(f"{REMOVED}.{fill}") for fill in removed},
+        same_cue=edits.with_cues(SAME_CUE),
+        other_cue=edits.with_cues(OTHER_CUE),
         background_change=edits.margin_drop(EDITED_BACKGROUND),
         object_change=edits.margin_drop(EDITED_OBJECT),
         right_with_noise_on_object=edits.is_right(NOISY_OBJECT) if NOISY_OBJECT in answers else None,
@@ -133,6 +137,10 @@ class _EditAnswers:
     def named(self, edit: str) -> str:
         """Return the class that the model named."""
         return self.plan.name_of(int(self.answers[edit]["answer"]))
+
+    def with_cues(self, arm: str) -> dict[str, bool]:
+        """Return by statistic whether the answer was right with the values of pictures of one kind."""
+        return {EditName.of(edit).fill: self.is_right(edit) for edit in self.answers if EditName.of(edit).arm == arm}
 
     def margin_drop(self, edit: str) -> float | None:
         """Return how far the margin fell; None if the edit was not possible."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from camkit.background.baseline import (
     read_baseline,
 )
 from camkit.background.check import CheckResult, run_check
-from camkit.background.classes import match_classes, parse_class_map, read_class_map
+from camkit.background.classes import ClassMap, match_classes, parse_class_map, read_class_map, split_class_map
 from camkit.background.data import read_data
 from camkit.background.heat import check_same_answers, heat_rows
 from camkit.background.journal import Journal
@@ -87,7 +88,7 @@ def check(
             ``preprocess``, ``labels``: as for ``camkit.explain``.
             ``regions``: the file or folder with the objects' regions. None searches beside the pictures.
             ``class_map``: maps classes of the data to outputs of the model, by index or label: a mapping or a JSON
-            file.
+            file. None (null in JSON) leaves the pictures of a class out.
             ``config``: a ``camkit.toml``, or its tables as a mapping, in which ``method`` may also be a function, as
             for ``camkit.explain``.
             ``quick``: use a smaller sample.
@@ -167,17 +168,20 @@ def plan_check(
             "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
         )
     regions, table = options.get("regions"), _class_map(options.get("class_map"), settings)
+    only, without = (None, ()) if table is None else split_class_map(table)
     dataset = read_data(
         folder,
         regions=settings.data.regions if regions is None else Path(regions),
         group=settings.data.group,
         skip=skip,
-        only=None if table is None else set(table),
+        only=only,
+        without=without,
         also={name: settings.also_allowed(name) for name in settings.classes},
     )
     _refuse_unknown_classes(settings, dataset)
     outputs = count_outputs(loaded, dataset.items)
-    matched = match_classes(dataset.classes, loaded.labels, outputs, table)
+    counts = Counter(item.label for item in dataset.items)
+    matched = match_classes(dataset.classes, loaded.labels, outputs, table, counts)
     return make_plan(loaded, dataset, matched, settings, dt.datetime.now(dt.UTC).date())
 
 
@@ -212,7 +216,7 @@ def _settings(
     return settings.model_copy(update={"check": settings.check.model_copy(update=smaller)})
 
 
-def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings) -> Mapping[str, Any] | None:
+def _class_map(given: Mapping[str, Any] | str | Path | None, settings: Settings) -> ClassMap | None:
     if isinstance(given, Mapping):
         return parse_class_map(given, "class_map")
     file = settings.data.class_map if given is None else Path(given)

@@ -5,6 +5,7 @@ Every function depends on its arguments and a seed alone, never on the number of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ def group_numbers(groups: Sequence[str]) -> Int[np.ndarray, " n"]:
     return np.array([numbers[name] for name in groups], dtype=int)
 
 
+@functools.cache
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the score interval of a proportion (Wilson 1927).
 
@@ -114,6 +116,33 @@ def bootstrap_sums(
         weights = np.bincount(bins.ravel(), minlength=picks.size).reshape(picks.shape)
         drawn[start : start + len(picks)] = weights.astype(float) @ sums
     return drawn
+
+
+def added_variance(
+    residuals: Float[np.ndarray, " m"], first: Int[np.ndarray, " m"], second: Int[np.ndarray, " m"]
+) -> float:
+    """Return what a second way of grouping adds to the variance of a sum whose terms are grouped in a first way.
+
+    An object is shown on several backgrounds, and a background is shown behind several objects. The variance of the sum
+    of the residuals is V(first) + V(second) - V(both), where V adds up the squared sums of the groups, and "both"
+    groups the terms that share both (Cameron, Gelbach and Miller 2011, 10.1198/jbes.2010.07136, Eq. 2.11). This
+    function returns V(second) - V(both), and 0 if that is negative.
+
+    Args:
+        residuals: what each term adds to the sum, less its expectation.
+        first, second: each term's group of either kind, numbered from 0.
+
+    >>> added_variance(np.array([1.0, 1.0, -1.0, -1.0]), np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1]))
+    10.66...
+    """
+    both = np.unique(np.stack([first, second]), axis=1, return_inverse=True)[1].ravel()
+    return max(0.0, _variance_over(residuals, second) - _variance_over(residuals, both))
+
+
+def _variance_over(residuals: Float[np.ndarray, " m"], groups: Int[np.ndarray, " m"]) -> float:
+    """Return the variance of the sum of residuals whose groups are independent."""
+    count = len(np.unique(groups))
+    return float(np.square(np.bincount(groups, residuals)).sum()) * count / max(1, count - 1)
 
 
 def interval(draws: Float[np.ndarray, " b"], value: float, groups: int, confidence: float = 0.95) -> Estimate:

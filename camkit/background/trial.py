@@ -92,10 +92,11 @@ def list_edits(plan: Plan, item: Item, partners: Partners, wanted: int, load: Lo
     same = _first_usable(plan, picture, partners.same, wanted, load)
     other = _first_usable(plan, picture, partners.other, wanted, load)
     check = plan.settings.check
+    exchanges = experiment.cue_edits(picture, same, other, plan.cues)
     if not plan.with_regions:
-        return experiment.ring_edits(picture, same, other, check.ring)
+        return [*experiment.ring_edits(picture, same, other, check.ring), *exchanges]
     own_seed = int(experiment.own_generator(item.name, check.seed).integers(1 << 62))
-    return experiment.region_edits(picture, same, other, own_seed)
+    return [*experiment.region_edits(picture, same, other, own_seed), *exchanges]
 
 
 def _first_usable(

@@ -2,8 +2,9 @@
 
 - Heat alone never fails a model. The experiment does, and only if every way of filling the holes shows an effect that
   is significantly above its limit.
-- Half of the significance level goes to the two effects of all classes together and half to the effects of the classes,
+- Half of the significance level goes to the effects of all classes together and half to the effects of the classes,
   each with Holm's correction. So a clear effect on the whole model is not diluted by the number of classes.
+- The statistics of the whole picture count for all classes together only, with the limit of the gap.
 - Sufficiency counts for all classes together only. For one class it also rises if a model that sees no object names the
   class that the bare background resembles.
 - A class's attraction counts beside its gap: a mark on one class of many moves each of the other classes' answers only
@@ -17,16 +18,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from camkit.background.decision import Effect, Findings
-from camkit.background.measures import OVERALL, EffectName, Measures
-from camkit.background.reasons import Reason, reason_of
+from camkit.background.measures import OVERALL, CueName, EffectName, Measures
+from camkit.background.reasons import WITH_ARTICLE, Reason, reason_of
 from camkit.background.statistics import MIN_GROUPS, holm, wilson
 from camkit.background.values import Verdict
 from camkit.config.settings import LimitsSection
 
 _MAX_LISTED = 5
 """Classes with the same kind of reason that are listed one by one; more are counted, to keep the summary short."""
+
+CUE_NAMES: tuple[CueName, ...] = get_args(CueName)
+
+WHOLE_PICTURE = "whole picture"
+"""The name in place of a fill for effects of statistics of the whole picture, which fill nothing."""
 
 _FAMILIES = 2
 """The families of tests that share the significance level equally: all classes together, and the single classes."""
@@ -126,7 +133,10 @@ def _effects_of(name: str, measures: Measures, limits: LimitsSection) -> list[Ef
     """List the effects of a class, or of all classes together, that count for the verdict."""
     gap = Effect("gap", measures.gap, limits.gap)
     if name == OVERALL:
-        return [gap, Effect("sufficiency", measures.sufficiency, limits.sufficiency)]
+        cues = [
+            Effect(cue, {WHOLE_PICTURE: measures.cues[cue]}, limits.gap) for cue in CUE_NAMES if cue in measures.cues
+        ]
+        return [gap, Effect("sufficiency", measures.sufficiency, limits.sufficiency), *cues]
     return [gap, Effect("attraction", measures.attraction, limits.attraction)]
 
 
@@ -211,7 +221,7 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     findings = Findings.joined([judgement.findings for judgement in counted.values()])
     verdict = findings.verdict
     if verdict == "PASS":
-        return replace(overall, verdict=verdict, reasons=(*overall.reasons, *_open_classes(counted)))
+        return replace(overall, verdict=verdict, reasons=(*overall.reasons, *_excluded_for_classes(counted)))
     of_all = [Reason(reason.kind, f"all classes together: {reason.text}") for reason in overall.reasons]
     of_classes = _summarised(
         {name: own for name, own in counted.items() if name != OVERALL and own.verdict == verdict},
@@ -224,20 +234,38 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     return replace(overall, verdict=verdict, reasons=tuple(reasons))
 
 
-def _open_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
-    """Say in how many classes an effect above the limit is still possible, which only a strict check minds."""
-    of_classes = [judgement for name, judgement in judged.items() if name != OVERALL]
-    still_open = sum(judgement.findings.has("open") for judgement in of_classes)
-    if not still_open:
-        return []
-    kind = "an effect on a single class cannot be excluded"
-    return [
-        Reason(
-            kind,
-            f"for {still_open} of {len(of_classes)} classes alone, a gap or attraction above the limit cannot be "
-            "excluded; --strict asks for that too",
+def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
+    """Say which effects are excluded for each class alone, and in how many classes a strict check asks for more."""
+    of_classes = {name: judgement for name, judgement in judged.items() if name != OVERALL and judgement.effects}
+    reasons = []
+    for effect in ("gap", "attraction"):
+        ends = {name: judgement.effects[effect].excluded_above for name, judgement in of_classes.items()}
+        known = {name: end for name, end in ends.items() if end is not None}
+        if known and len(known) == len(ends):
+            worst = max(known, key=lambda name: known[name])
+            kind = f"{WITH_ARTICLE[effect]} of a single class is excluded"
+            text = f"for each class alone, {WITH_ARTICLE[effect]} above {known[worst]:.2f} is excluded at 95%"
+            reasons.append(Reason(kind, text if len(known) == 1 else f"{text} (the least certain class is {worst})"))
+    not_excluded = [judgement for judgement in of_classes.values() if judgement.findings.has("open")]
+    if not_excluded:
+        kind = "an effect on a single class cannot be excluded"
+        text = (
+            f"for {len(not_excluded)} of {len(of_classes)} classes alone, a gap or attraction above the limit cannot "
+            "be excluded; --strict asks for that too"
         )
-    ]
+        reasons.append(Reason(kind, f"{text}{_outlook(not_excluded)}"))
+    return reasons
+
+
+def _outlook(judgements: Sequence[Judgement]) -> str:
+    """Say how many more pictures of a class would exclude its effects, if a number would."""
+    more = [effect.more_pictures for judgement in judgements for effect in judgement.effects.values()]
+    known = [count for count in more if count]
+    if not known:
+        return ""
+    most = "" if len(known) == 1 else "up to "
+    exception = "; the estimates of some are too near the limit" if None in more else ""
+    return f", which takes {most}about {max(known)} more pictures of a class{exception}"
 
 
 def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]:

@@ -36,7 +36,7 @@ class DataOptions:
 
     Attributes:
         regions: The file or folder with the objects' regions. Without it, camkit searches beside the pictures.
-        class_map: A JSON file that maps the data's classes to the model's outputs.
+        class_map: A JSON file that maps the data's classes to the model's outputs; null leaves a class out.
         group: The column of the CSV that says which pictures belong together, such as those of one patient.
     """
 
@@ -171,6 +171,7 @@ def check(
     console = printer()
     if not TALK.quiet:
         console.print(check_console.data_summary(plan))
+        console.print(check_console.power_notice(plan))
         cost = estimate_cost(plan, count_finished(out / JOURNAL) if resume else None)
         console.print(check_console.cost_notice(plan, cost))
     with events_into(tensorboard) as events:
@@ -248,7 +249,7 @@ def init(
         overwrite: Replace the file if it exists.
         common: A config to start from, and how much is printed.
     """
-    from camkit.background.classes import read_class_map
+    from camkit.background.classes import read_class_map, split_class_map
     from camkit.background.data import read_data
     from camkit.background.starter import starter_config
     from camkit.images.files import write_file
@@ -261,8 +262,11 @@ def init(
     settings = _settings(common.config, data, pictures, check=experiment, limits=limits, run=run, model=model)
     if settings.data.path is None:
         raise InputError("name the pictures: camkit check init validation/ --model resnet50")
-    only = None if settings.data.class_map is None else set(read_class_map(settings.data.class_map))
-    dataset = read_data(settings.data.path, regions=settings.data.regions, group=settings.data.group, only=only)
+    table = settings.data.class_map
+    only, without = (None, ()) if table is None else split_class_map(read_class_map(table))
+    dataset = read_data(
+        settings.data.path, regions=settings.data.regions, group=settings.data.group, only=only, without=without
+    )
     settings = settings.relative_to(file.parent)
     text = starter_config(
         dataset,

@@ -101,11 +101,12 @@ def features(
     if picture is None:
         raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
     from camkit.diagnosis.feature_maps import feature_maps
-    from camkit.images.files import check_folder, names_file, refuse_address
+    from camkit.images.files import check_folder, names_file, refuse_address, refuse_other_file
     from camkit.scale.naming import free_file, picture_name, slug, write_drawing
 
     refuse_address(str(picture))
     loaded = source.load()
+    refuse_other_file(out)
     check_folder(out.parent if names_file(out) else out)
     maps = feature_maps(loaded, picture, layer, top=top)
     words = ["features", slug(maps.layer)]

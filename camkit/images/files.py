@@ -23,6 +23,9 @@ _PICTURE_SUFFIXES = (
 """The files of a folder that are pictures. A file that is named explicitly may have any suffix."""
 
 _DRAWN_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".mp4")
+_LOOKS_LIKE_SUFFIX = re.compile(r"\.[A-Za-z]{3,4}")
+"""Names of folders rarely end so, and names of files nearly always do."""
+
 """Types of files that camkit draws into."""
 
 
@@ -52,6 +55,19 @@ def about_address(name: str) -> str | None:
 def names_file(out: Path) -> bool:
     """Return whether an output path names a picture file and not a folder."""
     return out.suffix.lower() in _DRAWN_SUFFIXES and not out.is_dir()
+
+
+def refuse_other_file(out: Path) -> None:
+    """Refuse an output path that looks like a file of another type than a picture's.
+
+    Raises:
+        InputError: the path ends in a dot and three or four letters, is no folder that exists, and is no picture.
+    """
+    if _LOOKS_LIKE_SUFFIX.fullmatch(out.suffix) and not names_file(out) and not out.is_dir():
+        raise InputError(
+            f"{out}: {out.suffix} is no type of picture that camkit writes; use {', '.join(_DRAWN_SUFFIXES[:3])} or "
+            "another such type, or name a folder without a dot"
+        )
 
 
 def has_picture_suffix(name: str) -> bool:

@@ -21,7 +21,7 @@ from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, InputError, OutputError, RunError
 from camkit.explainer import explain_many
 from camkit.explanation import ColourScale, Explanation
-from camkit.images.files import check_folder, names_file
+from camkit.images.files import check_folder, names_file, refuse_other_file
 from camkit.images.listing import Found, Pictures
 from camkit.images.video import is_video
 from camkit.methods import MethodLike
@@ -210,6 +210,7 @@ def explain_files(
         raise InputError(f"{video} is a video, and a video shows one target; explain the targets one by one")
     explained([], batch_size=batch_size)  # checks the arguments
     if out is not None:
+        refuse_other_file(out)
         if names_file(out):
             _check_one_file(out, pictures, drawing.format, is_video=video is not None, has_several=has_several)
         check_folder(out.parent if names_file(out) else out)

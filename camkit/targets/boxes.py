@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from camkit.errors import TargetError
-from camkit.targets.names import class_of, whole_number
+from camkit.targets.names import class_of, label_of, whole_number
 from camkit.targets.outputs import describe, detections_of
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
@@ -20,14 +20,30 @@ from camkit.types import Activation
 Detections = dict[str, Tensor]
 
 
-def best_box(images: Sequence[Detections], eligible: Callable[[Detections], Tensor], rank: int = 1) -> Scores:
-    """Return the score of each image's best eligible box (rank 1), second best (rank 2), and so on."""
+def best_box(
+    images: Sequence[Detections], eligible: Callable[[Detections], Tensor], rank: int = 1, what: str = ""
+) -> Scores:
+    """Return the score of each image's best eligible box (rank 1), second best (rank 2), and so on.
+
+    ``what`` says in the error which boxes are eligible, such as "of class 'car'".
+    """
     numbers: list[int | None] = []
     for detections in images:
         candidates = torch.nonzero(eligible(detections)).flatten()
         order = detections["scores"].detach()[candidates].argsort(descending=True, stable=True)
         numbers.append(int(candidates[order[rank - 1]]) if len(order) >= rank else None)
-    return replace(box_scores(images, numbers, "no such box among the detections"), fewer=rank > 1)
+    absence = (
+        f"no such box among the detections: there are fewer than {rank}" if rank > 1 else "the detector found no box"
+    )
+    if what:
+        absence = f"no such box among the detections: the detector found none {what}"
+    return replace(box_scores(images, numbers, absence), fewer=rank > 1)
+
+
+def boxes_of_class(images: Sequence[Detections], index: int, name: str | None = None) -> Scores:
+    """Return the score of each image's best box of a class; ``name`` is its label, for the error."""
+    what = f"of class {index}" if name is None else f"of class {name!r}"
+    return best_box(images, lambda detections: detections["labels"].eq(index), what=what)
 
 
 def nearest_box(images: Sequence[Detections], box: tuple[float, float, float, float]) -> Scores:
@@ -85,11 +101,13 @@ class BoxTarget(Target):
         number: its position in the model's output, from 0.
         label: a class; the box of this class with the highest score is meant.
         near: (left, top, right, bottom) in pixels of the model's input; the box that overlaps most with it is meant.
+        name: the label of the class, for the error; filled in when the target is bound to a model.
     """
 
     number: int | None = None
     label: int | str | None = None
     near: tuple[float, float, float, float] | None = None
+    name: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the arguments.
@@ -107,7 +125,10 @@ class BoxTarget(Target):
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> BoxTarget:  # noqa: ARG002
         """Return the target with the label looked up."""
-        return self if self.label is None else replace(self, label=class_of(self.label, labels))
+        if self.label is None:
+            return self
+        index = class_of(self.label, labels)
+        return replace(self, label=index, name=label_of(index, labels))
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image."""
@@ -119,8 +140,7 @@ class BoxTarget(Target):
         if self.label is not None:
             if not all("labels" in detections for detections in images):
                 raise TargetError("the detections have no labels; choose a box by its number or its position")
-            index = int(self.label)
-            return best_box(images, lambda detections: detections["labels"].eq(index))
+            return boxes_of_class(images, int(self.label), self.name)
         return numbered_box(images, self.number or 0)
 
 

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from camkit.errors import TargetError, advice
-from camkit.targets.boxes import best_box
+from camkit.targets.boxes import best_box, boxes_of_class
 from camkit.targets.maps import SegmentTarget, class_by_area, class_on_map
-from camkit.targets.names import check_index, class_of, whole_number
+from camkit.targets.names import check_index, class_of, label_of, whole_number
 from camkit.targets.outputs import describe, detections_of, logits_of, maps_of
 from camkit.targets.probabilities import final_activation, given_probabilities
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
@@ -63,16 +63,17 @@ class ClassTarget(Target):
 
     index: int
     activation: Activation | None = field(default=None, compare=False)
+    name: str | None = field(default=None, compare=False, repr=False)
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ClassTarget:  # noqa: ARG002
-        """Return the target for a model with this activation."""
-        return replace(self, activation=activation)
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ClassTarget:
+        """Return the target for a model with this activation, and with the label of the class."""
+        return replace(self, activation=activation, name=label_of(self.index, labels))
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class for each image, with its probability."""
         images = detections_of(output, batch)
         if images is not None:
-            return best_box(images, lambda detections: detections["labels"].eq(self.index))
+            return boxes_of_class(images, self.index, self.name)
         maps = maps_of(output, batch)
         if maps is not None:
             check_index(self.index, maps.shape[1])

@@ -31,6 +31,11 @@ def class_of(value: Any, labels: tuple[str, ...] | None) -> int:
     return index_of(value, labels) if isinstance(value, str) else whole_number(value, "a class that is not a label")
 
 
+def label_of(index: int, labels: tuple[str, ...] | None) -> str | None:
+    """Return the label of a class; None if the model has none for it."""
+    return labels[index] if labels is not None and 0 <= index < len(labels) else None
+
+
 def check_index(index: int, classes: int) -> None:
     """Refuse a class that the model does not have.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
+from camkit.background import power
 from camkit.background.check import CheckResult
 from camkit.background.cost import Cost
 from camkit.background.measures import OVERALL
@@ -14,7 +15,7 @@ from camkit.errors import printable
 
 _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan"}
 
-_MAX_REASONS = 6
+_MAX_REASONS = 10
 """Reasons printed; the rest are in the report."""
 
 
@@ -22,6 +23,11 @@ def data_summary(plan: Plan) -> Text:
     """Return what was found: pictures, regions, classes, and what is left out."""
     lines = [*plan.data.facts, f"classes matched {plan.matched.how}", *words.left_out(plan)]
     return Text("\n".join(map(printable, lines)))
+
+
+def power_notice(plan: Plan) -> Text:
+    """Return how many pictures the experiment has, and how many it needs to exclude effects above the limits."""
+    return Text(printable(power.notice(plan.sample, plan.settings.limits)))
 
 
 def cost_notice(plan: Plan, cost: Cost) -> Text:
@@ -53,8 +59,11 @@ def table(result: CheckResult) -> Table:
     """Return a table with one row per class, and one for all classes."""
     removed_heading = words.without_object(result.plan)
     columns = Table(box=None, pad_edge=False)
-    for heading in ("class", "verdict", "n", "acc.", "gap", "attr.", removed_heading, "skill"):
-        may_wrap = heading == removed_heading
+    wrapped = {removed_heading, "excluded above", "more pictures"}
+    for heading in (
+        "class", "verdict", "n", "acc.", "gap", "attr.", removed_heading, "skill", "excluded above", "more pictures",
+    ):  # fmt: skip
+        may_wrap = heading in wrapped
         columns.add_column(
             heading, no_wrap=not may_wrap, justify="left" if heading in ("class", "verdict") else "right"
         )
@@ -68,5 +77,7 @@ def table(result: CheckResult) -> Table:
             words.share(measures.accuracy.value),
             *(words.number(None if measured is None else measured.effect.value) for measured in effects),
             words.number(None if measures.skill is None else measures.skill.value),
+            words.all_excluded_above(judgement),
+            words.more_pictures(judgement).removeprefix("about "),
         )
     return columns

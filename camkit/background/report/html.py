@@ -125,6 +125,9 @@ def render(result: CheckResult) -> str:
         rows=[_row(measures, result.judged[name]) for name, measures in result.classes.items()],
         total=_row(result.overall, result.judged[OVERALL]),
         intervals=_INTERVALS,
+        exclusions=_exclusions(result),
+        cues=_cues(result),
+        exclusions_help=words.EXCLUSIONS,
         levels=LEVELS,
         verdicts=VERDICTS,
         limits=_limits(result),
@@ -197,6 +200,32 @@ def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
     ]
 
 
+def _cues(result: CheckResult) -> list[tuple[str, ...]]:
+    """Return for each statistic of the whole picture what its exchange changed."""
+    rows: list[tuple[str, ...]] = []
+    for name, measured in result.overall.cues.items():
+        effects = result.judged[OVERALL].effects
+        own, other = measured.accuracies
+        level = next((effect.level for cue, effect in effects.items() if cue == name), words.NONE)
+        interval = " ".join(_interval(measured.effect)) or words.NONE
+        rows.append((name, words.share(own), words.share(other), words.number(measured.effect.value), interval, level))
+    return rows
+
+
+def _exclusions(result: CheckResult) -> list[tuple[str, ...]]:
+    """Return for each class, and last for all together, what is excluded and how many more pictures would do it."""
+    named = [*result.classes.items(), (OVERALL, result.overall)]
+    return [
+        (
+            words.class_title(measures),
+            *(words.excluded_above(effect, judgement) for effect in ("gap", "attraction", "sufficiency")),
+            words.more_pictures(judgement),
+        )
+        for name, measures in named
+        for judgement in (result.judged[name],)
+    ]
+
+
 def _effect(name: EffectName, measures: Measures, judgement: Judgement) -> _Cell:
     """Return an effect with its interval and, if it counts for the verdict, its level."""
     measured = words.shown(name, measures, judgement)
@@ -226,7 +255,7 @@ def _limits(result: CheckResult) -> str:
     strict = "this check was strict" if limits.strict else "this check was not strict"
     text = (
         f"The limits: gap {limits.gap:g}, attraction {limits.attraction:g}, sufficiency {limits.sufficiency:g}. "
-        f"Significant means at {limits.alpha:.0%}: half for the two effects of all classes together and half for those "
+        f"Significant means at {limits.alpha:.0%}: half for the effects of all classes together and half for those "
         f"of the classes, corrected for their number by Holm's method. The heat alone never fails a model; {strict}."
     )
     if with_regions or settings.check.ring_is_background:

@@ -71,6 +71,8 @@ def _measures(measures: Measures, judgement: Judgement) -> dict[str, Any]:
         "sufficiency_p": judgement.sufficiency_p,
         "attraction_p": judgement.attraction_p,
         "levels": {name: effect.level for name, effect in judgement.effects.items()},
+        "excluded_above": {name: effect.excluded_above for name, effect in judgement.effects.items()},
+        "more_pictures": {name: effect.more_pictures for name, effect in judgement.effects.items()},
         "waived": judgement.waived,
         **{name: value for name, value in asdict(measures).items() if name != "name"},
     }

@@ -12,7 +12,7 @@ from camkit.errors import printable
 
 _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
 
-_MAX_REASONS = 6
+_MAX_REASONS = 10
 """Reasons in the summary; the rest are in the HTML report."""
 
 
@@ -27,10 +27,12 @@ def render(result: CheckResult) -> str:
     lines += [
         "",
         "| class | verdict | pictures | accuracy | background gap | attraction "
-        f"| {words.without_object(result.plan)} | skill |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        f"| {words.without_object(result.plan)} | skill | excluded above | more pictures |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
         *(_row(measures, result.judged[name]) for name, measures in result.classes.items()),
         _row(result.overall, result.judged[OVERALL]),
+        "",
+        words.EXCLUSIONS,
         "",
         *(f"- {_escaped(warning)}" for warning in (*result.warnings, *result.sanity.remarks)),
         "",
@@ -58,6 +60,8 @@ def _row(measures: Measures, judgement: Judgement) -> str:
         words.NONE if attraction is None else number(attraction.effect.value),
         words.NONE if removed is None else number(removed.effect.value),
         words.NONE if measures.skill is None else number(measures.skill.value),
+        words.all_excluded_above(judgement),
+        words.more_pictures(judgement),
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from camkit.background.check import CheckResult
 from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
 from camkit.background.plan import Plan
+from camkit.background.reasons import WITH_ARTICLE
 from camkit.background.statistics import Estimate
-from camkit.background.verdict import Judgement
+from camkit.background.verdict import CUE_NAMES, Judgement
 
 NONE = "-"
 """Printed if there is no number."""
@@ -31,6 +32,12 @@ CAVEAT = (
     "A pass does not prove the absence of shortcuts. It says that, on these pictures, the answers did not depend on "
     "the background by more than the limits, as far as pasting, removing and heatmaps can show. The check cannot see a "
     "shortcut that lies on the object itself, or one that is absent from these pictures."
+)
+
+EXCLUSIONS = (
+    "Excluded above: every effect that counts for this row is at most this large, at 95% for each effect. More "
+    "pictures: about how many more the experiment needs to exclude all of them above their limits, if the estimates "
+    "stay as they are; 0 if they are excluded, and a dash if no number of pictures would do."
 )
 
 REFERENCES = (
@@ -54,6 +61,10 @@ def sentence(result: CheckResult) -> str:
         listed = ", ".join(failing[:_MAX_CLASSES]) + (f" and {more} more" if more > 0 else "")
         return f"{model} reads the background for {listed}"
     if result.verdict == "FAIL":
+        read = [name for name, effect in result.judged[OVERALL].effects.items() if effect.level == "fail"]
+        cues = [name for name in read if name in CUE_NAMES]
+        if cues and len(cues) == len(read):
+            return f"{model} reads the {' and the '.join(cues)} of the whole picture"
         return f"{model} reads the background"
     if result.verdict == "WARN":
         return f"{model} may ship, but look at {'the reasons' if worst == OVERALL else f'class {worst}'} first"
@@ -65,13 +76,39 @@ def sentence(result: CheckResult) -> str:
 def _pass_sentence(model: str, judgement: Judgement) -> str:
     """Say how large the effects of all classes together can be."""
     upper_ends = [
-        f"a {name} of at most {max(0.0, effect.decisive.effect.high):.2f}"
+        f"{WITH_ARTICLE[name]} above {effect.excluded_above:.2f}"
         for name, effect in judgement.effects.items()
-        if effect.decisive is not None
+        if effect.excluded_above is not None
     ]
     if not upper_ends:
         return f"{model} was not tested, because every class is waived or exempt"
-    return f"{model} depends on the background by less than the limits: {' and '.join(upper_ends)}"
+    are = "is" if len(upper_ends) == 1 else "are"
+    listed = " and ".join(", ".join(upper_ends).rsplit(", ", 1))
+    return f"{model} depends on the background by less than the limits: {listed} {are} excluded at 95%"
+
+
+def excluded_above(name: EffectName, judgement: Judgement) -> str:
+    """Return the size above which an effect is excluded; a dash if no size is, or if the effect does not count."""
+    return number(judgement.effects[name].excluded_above) if name in judgement.effects else NONE
+
+
+def all_excluded_above(judgement: Judgement) -> str:
+    """Return the size above which every effect that counts is excluded; a dash if there is none."""
+    sizes = [effect.excluded_above for effect in judgement.effects.values()]
+    known = [size for size in sizes if size is not None]
+    return number(max(known)) if known and len(known) == len(sizes) else NONE
+
+
+def more_pictures(judgement: Judgement) -> str:
+    """Return how many more pictures would exclude all effects above their limits, such as "0" or "about 43".
+
+    A dash stands for effects that no number of pictures would exclude.
+    """
+    more = [effect.more_pictures for effect in judgement.effects.values()]
+    known = [count for count in more if count is not None]
+    if not more or len(known) < len(more):
+        return NONE
+    return f"about {max(known)}" if max(known) else "0"
 
 
 def shown(name: EffectName, measures: Measures, judgement: Judgement) -> MeasuredEffect | None:
@@ -79,7 +116,7 @@ def shown(name: EffectName, measures: Measures, judgement: Judgement) -> Measure
     if name in judgement.effects:
         return judgement.effects[name].decisive
     by_fill = {"gap": measures.gap, "attraction": measures.attraction, "sufficiency": measures.sufficiency}
-    return weakest(by_fill[name])
+    return weakest(by_fill.get(name, {}))
 
 
 def change_since_baseline(result: CheckResult) -> str:

@@ -1,0 +1,186 @@
+"""Statistics of the whole picture that a camera, an editor or a file format leaves on it: objects included.
+
+Pasting carries such a cue along with the object, so the background gap does not see it. Each statistic has two pure
+functions of pictures (H, W, 3) with values 0..1: ``measure`` returns its value, and ``impose`` returns the picture
+changed so that it has another value. The objects stay in both. The value is measured beside the objects, because an
+object's own texture and colour are no cue, and imposed on the whole picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from jaxtyping import Bool, Float
+
+from camkit.images.quality import LOSSLESS
+
+Picture = Float[np.ndarray, "h w 3"]
+Where = Bool[np.ndarray, "h w"]
+Value = Float[np.ndarray, " k"]
+
+_BRIGHTNESS = np.array([0.299, 0.587, 0.114], np.float32)
+"""The weights of red, green and blue in the brightness (ITU-R BT.601)."""
+
+_BLUR = 1.0
+"""Deviation in pixels of the blur that sharpness and noise compare a picture with."""
+
+_MOST_BLUR = 4.0
+"""The largest deviation in pixels of the blur that is imposed; beyond it objects of 48 pixels are unrecognisable."""
+
+_MOST_SHARPENING = 3.0
+"""The largest weight of the detail that is added to a picture to sharpen it; beyond it edges get halos."""
+
+_STEPS = 8
+"""Steps of the bisection: the value is met to within 1/256 of the range."""
+
+_MOST_GAIN = 2.0
+"""The largest factor by which a colour channel is changed; a stronger cast is rare and would clip."""
+
+_FEW_PIXELS = 64
+"""A statistic of fewer pixels is measured over the whole picture."""
+
+_NOISE_SEED = 1
+"""Seeds the noise that is added. Every picture may have the same."""
+
+
+def brightness(picture: Picture) -> Float[np.ndarray, "h w"]:
+    """Return the brightness of each pixel."""
+    return np.asarray(picture @ _BRIGHTNESS, np.float32)
+
+
+def _blurred(picture: Float[np.ndarray, "h w *c"], deviation: float) -> Float[np.ndarray, "h w *c"]:
+    return np.asarray(cv2.GaussianBlur(picture, (0, 0), deviation, borderType=cv2.BORDER_REFLECT))
+
+
+def _sharpness(bright: Float[np.ndarray, "h w"], where: Where) -> float:
+    """Return how much of the variation between neighbours a second blur removes (Crete et al. 2007, 10.1117/12.702790).
+
+    It is near 1 for the sharpest picture, and near 0 for a blurred one, nearly whatever the picture shows.
+    """
+    again = _blurred(bright, _BLUR)
+    before = after = 1e-6
+    for axis in (0, 1):
+        inside = where[1:] & where[:-1] if axis == 0 else where[:, 1:] & where[:, :-1]
+        own, blurred = (np.abs(np.diff(values, axis=axis))[inside] for values in (bright, again))
+        before += float(own.sum())
+        after += float(np.minimum(own, blurred).sum())
+    return 1 - after / before
+
+
+def measure_sharpness(picture: Picture, where: Where) -> Value:
+    """Return the sharpness, 0..1."""
+    return np.array([_sharpness(brightness(picture), where)])
+
+
+def impose_sharpness(picture: Picture, where: Where, value: Value) -> Picture:
+    """Blur or sharpen a picture until it has a sharpness; as far as the largest blur or sharpening goes."""
+    bright, target = brightness(picture), float(value[0])
+    if _sharpness(bright, where) > target:
+        deviation = _bisected(0.05, _MOST_BLUR, lambda strength: _sharpness(_blurred(bright, strength), where) > target)
+        return _blurred(picture, deviation)
+    detail = bright - _blurred(bright, _BLUR)
+    weight = _bisected(0.0, _MOST_SHARPENING, lambda strength: _sharpness(bright + strength * detail, where) < target)
+    return np.asarray((picture + weight * (picture - _blurred(picture, _BLUR))).clip(0, 1), np.float32)
+
+
+def _bisected(low: float, high: float, goes_on: Callable[[float], bool]) -> float:
+    """Return the strength at which a condition ends that holds for small ones."""
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if goes_on(middle) else (low, middle)
+    return (low + high) / 2
+
+
+_SECOND_DIFFERENCES = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32) / 6
+"""Immerkaer's mask (1996, 10.1006/cviu.1996.0060): it removes everything that is linear, and white noise keeps its
+deviation."""
+
+_MAD = 0.6745
+"""The median of the absolute values of normal numbers with deviation 1."""
+
+
+def _residual(bright: Float[np.ndarray, "h w"]) -> Float[np.ndarray, "h w"]:
+    return np.asarray(cv2.filter2D(bright, -1, _SECOND_DIFFERENCES, borderType=cv2.BORDER_REFLECT))
+
+
+def _deviation(residual: Float[np.ndarray, "h w"], where: Where) -> float:
+    return float(np.median(np.abs(residual[where]))) / _MAD
+
+
+def measure_noise(picture: Picture, where: Where) -> Value:
+    """Return the deviation of the noise in the brightness, by the median, which edges hardly move."""
+    return np.array([_deviation(_residual(brightness(picture)), where)])
+
+
+def impose_noise(picture: Picture, where: Where, value: Value) -> Picture:
+    """Add grey noise to a picture, or smooth it, until its noise has a deviation."""
+    residual, target = _residual(brightness(picture)), float(value[0])
+    if _deviation(residual, where) < target:
+        noise = np.random.default_rng(_NOISE_SEED).standard_normal(residual.shape, dtype=np.float32)
+        of_noise = _residual(noise)
+        strength = _bisected(0.0, 2 * target, lambda much: _deviation(residual + much * of_noise, where) < target)
+        return np.asarray((picture + strength * noise[..., None]).clip(0, 1), np.float32)
+    smooth = _blurred(picture, _BLUR)
+    of_smooth = _residual(brightness(smooth))
+    share = _bisected(0.0, 1.0, lambda much: _deviation(residual + much * (of_smooth - residual), where) > target)
+    return np.asarray(picture + share * (smooth - picture), np.float32)
+
+
+def measure_colour(picture: Picture, where: Where) -> Value:
+    """Return the colour cast: the contrast of each channel at edges, as shares of their sum.
+
+    Edges show the colour of the light better than means, which show the colours of the things in the picture (van de
+    Weijer, Gevers and Gijsenij 2007, 10.1109/TIP.2007.901808).
+    """
+    across = np.abs(np.diff(picture, axis=1))[where[:, 1:] & where[:, :-1]].sum(0)
+    down = np.abs(np.diff(picture, axis=0))[where[1:] & where[:-1]].sum(0)
+    contrast = np.asarray(across + down, float) + 1e-3
+    return np.asarray(contrast / contrast.sum())
+
+
+def impose_colour(picture: Picture, where: Where, value: Value) -> Picture:
+    """Multiply the channels of a picture until it has a colour cast; the mean of the brightness stays."""
+    gains = (value / measure_colour(picture, where)).clip(1 / _MOST_GAIN, _MOST_GAIN)
+    cast = np.asarray(picture * gains, np.float32)
+    same = float(brightness(picture).mean()) / max(1e-6, float(brightness(cast).mean()))
+    return np.asarray((cast * same).clip(0, 1), np.float32)
+
+
+def impose_compression(picture: Picture, where: Where, value: Value) -> Picture:  # noqa: ARG001 - as all others
+    """Compress a picture as a JPEG of a quality; LOSSLESS leaves it as it is."""
+    if float(value[0]) >= LOSSLESS:
+        return picture
+    levels = np.round(picture[..., ::-1] * 255).astype(np.uint8)
+    _, encoded = cv2.imencode(".jpg", levels, [cv2.IMWRITE_JPEG_QUALITY, round(float(value[0]))])
+    decoded = np.asarray(cv2.imdecode(encoded, cv2.IMREAD_COLOR), np.float32)
+    return np.asarray(decoded[..., ::-1] / 255, np.float32)
+
+
+class Cue(NamedTuple):
+    """One statistic. ``measure`` is None if the picture's file has the value and not its pixels."""
+
+    measure: Callable[[Picture, Where], Value] | None
+    impose: Callable[[Picture, Where, Value], Picture]
+
+
+COMPRESSION = "compression"
+
+CUES: Mapping[str, Cue] = MappingProxyType(
+    {
+        "sharpness": Cue(measure_sharpness, impose_sharpness),
+        "noise": Cue(measure_noise, impose_noise),
+        "colour": Cue(measure_colour, impose_colour),
+        COMPRESSION: Cue(None, impose_compression),
+    }
+)
+"""The statistics that are exchanged, by name."""
+
+
+def beside(hole: Where, view: Where) -> Where:
+    """Return where a statistic is measured: beside the objects, or everywhere if little is beside them."""
+    outside = view & ~hole
+    return outside if np.count_nonzero(outside) >= _FEW_PIXELS else view
