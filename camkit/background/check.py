@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from camkit.background.baseline import Change
-from camkit.background.cue import Cue, find_cues
 from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
 from camkit.background.journal import EDITS, HEAT, Journal, Row
@@ -21,6 +20,7 @@ from camkit.background.measuring import measure_all
 from camkit.background.plan import Plan
 from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, check_sanity
+from camkit.background.shortcuts import Shortcut, find_shortcuts
 from camkit.background.trial import cached_loader, run_experiment
 from camkit.background.values import Inconclusive, Progress, Run
 from camkit.background.verdict import Judgement, judge
@@ -49,7 +49,7 @@ class CheckResult:
         run: when and how the check was run.
         inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
             the JUnit XML.
-        cues: for the worst classes of a model that is not a PASS, what in their backgrounds the model uses.
+        shortcuts: for the worst classes of a model that is not a PASS, what in their backgrounds the model uses.
     """
 
     reasons: tuple[str, ...]
@@ -68,7 +68,7 @@ class CheckResult:
     report: Path | None = None
     change: Change | None = None
     inconclusive: Inconclusive = "fail"
-    cues: tuple[Cue, ...] = ()
+    shortcuts: tuple[Shortcut, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line with the verdict and the first reason."""
@@ -167,7 +167,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     progress("measures", 0, 1)
     rows = image_rows(plan, heat, journal.rows(EDITS))
     measures, judged = _judge(plan, rows, heat, sanity)
-    cues = find_cues(plan, _suspects(judged), cached_loader(plan))
+    shortcuts = find_shortcuts(plan, _suspects(judged), cached_loader(plan))
     first = next(iter(heat.values()))
     return CheckResult(
         reasons=tuple(reason.text for reason in judged[OVERALL].reasons),
@@ -182,7 +182,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         layer_reason=first["layer_reason"],
         hashes=hashes,
         warnings=_warnings(plan, all_heat, measures[OVERALL].room),
-        cues=cues,
+        shortcuts=shortcuts,
     )
 
 

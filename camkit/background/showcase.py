@@ -14,12 +14,12 @@ from torch import Tensor
 
 from camkit.background.answers import answer_batch
 from camkit.background.check import CheckResult
-from camkit.background.cue import Cue
 from camkit.background.edits import BLUR, RING
 from camkit.background.experiment import OTHER, REMOVED, SAME, EditName, Partners, PreparedPicture
 from camkit.background.measures import ImageRow
 from camkit.background.plan import Plan, load_prepared
 from camkit.background.sampling import stratified
+from camkit.background.shortcuts import Shortcut
 from camkit.background.trial import LoadPicture, cached_loader, list_edits, partners_of
 from camkit.background.values import Item
 from camkit.drawing import overlay
@@ -96,13 +96,16 @@ def thumbnails(plan: Plan) -> list[Panel]:
     return panels
 
 
-def cue_panels(result: CheckResult) -> list[tuple[Cue, list[Panel]]]:
-    """Draw the pictures of each cue with a frame around the part that raises the class."""
+def shortcut_panels(result: CheckResult) -> list[tuple[Shortcut, list[Panel]]]:
+    """Draw the pictures of each shortcut with a frame around the part that raises the class."""
     plan = result.plan
     items = {item.name: item for item in plan.data.items}
     return [
-        (cue, [Panel(crop.name, _with_frame(load_prepared(plan, items[crop.name]), crop.box)) for crop in cue.crops])
-        for cue in result.cues
+        (
+            found,
+            [Panel(crop.name, _with_frame(load_prepared(plan, items[crop.name]), crop.box)) for crop in found.crops],
+        )
+        for found in result.shortcuts
     ]
 
 

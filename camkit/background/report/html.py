@@ -15,7 +15,7 @@ from camkit.background.check import CheckResult
 from camkit.background.decision import LEVELS, VERDICTS
 from camkit.background.measures import OVERALL, EffectName, Measures
 from camkit.background.report import words
-from camkit.background.showcase import Strip, cue_panels, strips, thumbnails
+from camkit.background.showcase import Strip, shortcut_panels, strips, thumbnails
 from camkit.background.statistics import Estimate
 from camkit.background.verdict import Judgement
 from camkit.drawing.encode import encode
@@ -131,13 +131,13 @@ def render(result: CheckResult) -> str:
         levels=LEVELS,
         verdicts=VERDICTS,
         limits=_limits(result),
-        cues=[
+        shortcuts=[
             {
-                "label": cue.label,
-                "sentences": cue.sentences,
+                "label": shortcut.label,
+                "sentences": shortcut.sentences,
                 "panels": [{"title": panel.title, "image": _embedded(panel.pixels)} for panel in panels],
             }
-            for cue, panels in cue_panels(result)
+            for shortcut, panels in shortcut_panels(result)
         ],
         strips=[_strip(strip) for strip in strips(result)],
         references=words.REFERENCES,

@@ -56,7 +56,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "sanity": {"agreement_with_hirescam": result.sanity.agreement, "like_random_weights": result.sanity.randomised},
         "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
-        "cues": [{**asdict(cue), "sentences": list(cue.sentences)} for cue in result.cues],
+        "shortcuts": [{**asdict(found), "sentences": list(found.sentences)} for found in result.shortcuts],
         "change": None if result.change is None else asdict(result.change),
         "images": [_image(row, hashes[row.name]) for row in result.images],
         "caveat": words.CAVEAT,

@@ -22,7 +22,7 @@ def render(result: CheckResult) -> str:
     lines += [f"- {_escaped(reason)}" for reason in result.reasons[:_MAX_REASONS]]
     if len(result.reasons) > _MAX_REASONS:
         lines.append(f"- and {len(result.reasons) - _MAX_REASONS} more, in {words.PAGE}")
-    lines += [f"- {_escaped(' '.join(cue.sentences))}" for cue in result.cues]
+    lines += [f"- {_escaped(' '.join(found.sentences))}" for found in result.shortcuts]
     lines += [f"- {_escaped(change)}"] if (change := words.change_since_baseline(result)) else []
     lines += [
         "",

@@ -40,7 +40,7 @@ HOSTS = 24
 """Backgrounds of other classes onto which parts are pasted: half of them for the choice, half for the test."""
 
 MOST_CLASSES = 3
-"""Classes whose cues are sought. Each takes up to 1,000 passes of one picture."""
+"""Classes whose shortcuts are sought. Each takes up to 1,000 passes of one picture."""
 
 CROPS = 3
 """Parts shown and tested."""
@@ -55,8 +55,8 @@ _MOST_FILLED = 0.25
 """The share of a part's pixels that may have been filled where an object was."""
 
 _SIGNIFICANT = 0.01
-"""The p-value below which parts count as a cue: three sizes are tried for each class. What counts are the backgrounds
-onto which they are pasted, not the parts, since these are alike."""
+"""The p-value below which parts count as a shortcut, of three sizes for each class. The backgrounds onto which they are
+pasted are counted, not the parts, since these are alike."""
 
 _IN_ONE_THIRD = 0.55
 """The share of the rise above which it is said to lie in one third of the frame. An even rise has a third there; the
@@ -80,7 +80,7 @@ class Crop:
 
 
 @dataclass(frozen=True)
-class Cue:
+class Shortcut:
     """What the model takes from the backgrounds of one class.
 
     Attributes:
@@ -147,13 +147,13 @@ class _Background:
     own: Bool[Tensor, "h w"]
 
 
-def find_cues(plan: Plan, suspects: Sequence[str], load: LoadPicture) -> tuple[Cue, ...]:
-    """Find the cues of the first few classes; a class without one is left out. See ``find_cue``."""
-    found = (find_cue(plan, label, load) for label in suspects[:MOST_CLASSES])
-    return tuple(cue for cue in found if cue is not None)
+def find_shortcuts(plan: Plan, suspects: Sequence[str], load: LoadPicture) -> tuple[Shortcut, ...]:
+    """Find the shortcuts of the first few classes; a class without one is left out. See ``find_shortcut``."""
+    found = (find_shortcut(plan, label, load) for label in suspects[:MOST_CLASSES])
+    return tuple(shortcut for shortcut in found if shortcut is not None)
 
 
-def find_cue(plan: Plan, label: str, load: LoadPicture) -> Cue | None:
+def find_shortcut(plan: Plan, label: str, load: LoadPicture) -> Shortcut | None:
     """Find what the backgrounds of a class have that makes the model name the class.
 
     Args:
@@ -172,7 +172,7 @@ def find_cue(plan: Plan, label: str, load: LoadPicture) -> Cue | None:
     if len({background.tensor.shape for background in (*own, *hosts)}) != 1:
         return None
     found = (_find(plan, label, own, hosts, side) for side in SIDES)
-    return next((cue for cue in found if cue is not None), None)
+    return next((shortcut for shortcut in found if shortcut is not None), None)
 
 
 def _backgrounds(plan: Plan, items: Sequence[Item], load: LoadPicture, most: int) -> list[_Background]:
@@ -222,7 +222,9 @@ class _Part:
         return part
 
 
-def _find(plan: Plan, label: str, own: Sequence[_Background], hosts: Sequence[_Background], side: float) -> Cue | None:
+def _find(
+    plan: Plan, label: str, own: Sequence[_Background], hosts: Sequence[_Background], side: float
+) -> Shortcut | None:
     """Search parts of one size; None if those that raise the class most on some backgrounds do not do so on others."""
     chosen_on, tested_on = hosts[::2], [host.tensor for host in hosts[1::2]]
     parts = _with_rises(plan, label, _parts(own, side), chosen_on)
@@ -240,7 +242,7 @@ def _find(plan: Plan, label: str, own: Sequence[_Background], hosts: Sequence[_B
     if not higher or binomtest(higher, higher + lower, alternative="greater").pvalue > _SIGNIFICANT:
         return None
     crops = tuple(Crop(part.background.name, part.box) for part in best)
-    return Cue(
+    return Shortcut(
         label,
         crops,
         place=_place(parts),

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from camkit.background.cue import find_cue, place_of
 from camkit.background.run import plan_check
+from camkit.background.shortcuts import find_shortcut, place_of
 from camkit.background.trial import cached_loader
 
 SIDE, PER_CLASS = 48, 14
@@ -74,47 +74,47 @@ def tensor_of(picture):
     return torch.from_numpy(np.array(picture.convert("RGB")).transpose(2, 0, 1)).float() / 255
 
 
-def cue_of(model: nn.Module, folder: Path, label: str):
+def shortcut_of(model: nn.Module, folder: Path, label: str):
     plan = plan_check(
         model.eval(), folder / "images", regions=folder / "masks", preprocess=tensor_of, labels=["a", "b"]
     )
-    return find_cue(plan, label, cached_loader(plan))
+    return find_shortcut(plan, label, cached_loader(plan))
 
 
 def test_a_mark_is_found_with_its_place_and_its_colour(folder):
-    cue = cue_of(ReadsMark(), folder, "a")
+    shortcut = shortcut_of(ReadsMark(), folder, "a")
 
-    assert cue is not None
-    assert (cue.before, cue.after) == (0, cue.pasted)
-    assert cue.place == "at the top right"
-    for crop in cue.crops:
+    assert shortcut is not None
+    assert (shortcut.before, shortcut.after) == (0, shortcut.pasted)
+    assert shortcut.place == "at the top right"
+    for crop in shortcut.crops:
         assert crop.box.top <= MARK[0].start
         assert crop.box.right >= MARK[1].stop
         assert crop.box.right - crop.box.left <= SIDE / 3
-    assert len({crop.name for crop in cue.crops}) == 3
-    assert cue.grey == 0
-    assert "without such parts" in " ".join(cue.sentences)
+    assert len({crop.name for crop in shortcut.crops}) == 3
+    assert shortcut.grey == 0
+    assert "without such parts" in " ".join(shortcut.sentences)
 
 
 def test_stripes_are_found_and_not_for_their_colour(folder):
-    cue = cue_of(ReadsStripes(), folder, "a")
+    shortcut = shortcut_of(ReadsStripes(), folder, "a")
 
-    assert cue is not None
-    assert cue.after == cue.grey > cue.before
-    assert cue.place == "mostly at the bottom"
+    assert shortcut is not None
+    assert shortcut.after == shortcut.grey > shortcut.before
+    assert shortcut.place == "mostly at the bottom"
 
 
 def test_a_colour_is_found_that_needs_no_shape(folder):
-    cue = cue_of(ReadsRed(), folder, "a")
+    shortcut = shortcut_of(ReadsRed(), folder, "a")
 
-    assert cue is not None
-    assert cue.after == cue.shuffled > cue.before == cue.grey
-    assert cue.look == "their colours suffice without texture and shape"
+    assert shortcut is not None
+    assert shortcut.after == shortcut.shuffled > shortcut.before == shortcut.grey
+    assert shortcut.look == "their colours suffice without texture and shape"
 
 
 @pytest.mark.parametrize("label", ["a", "b"])
-def test_a_model_that_does_not_use_backgrounds_has_no_cue(folder, label):
-    assert cue_of(ReadsNothing(), folder, label) is None
+def test_a_model_that_does_not_use_backgrounds_has_no_shortcut(folder, label):
+    assert shortcut_of(ReadsNothing(), folder, label) is None
 
 
 @pytest.mark.parametrize(
