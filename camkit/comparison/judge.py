@@ -37,6 +37,10 @@ SHOWN = ("insertion", "deletion", "average-drop", "complexity")
 RANDOMISED = "mprt"
 """The metric that tells whether a map changes with the weights."""
 
+_FILL = "blur"
+"""What takes the place of removed pixels in all metrics: with one fill, SRG is exactly insertion minus deletion, and the
+three share their passes."""
+
 _STEPS = 10
 """Steps of a curve: half of the usual, since the mean over pictures matters and not the single value."""
 
@@ -251,9 +255,8 @@ class _Study:
         source = str(picture) if isinstance(picture, (str, Path)) else name
         try:
             opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
-            evaluator = Evaluator(
-                self._explainer, opened, self._target, steps=_STEPS, seed=self._seed + len(self.names)
-            )
+            seed = self._seed + len(self.names)
+            evaluator = Evaluator(self._explainer, opened, self._target, fill=_FILL, steps=_STEPS, seed=seed)
         except (ImageError, TargetError) as error:
             self.unreadable[source] = str(error)
             return
