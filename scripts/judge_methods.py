@@ -9,8 +9,8 @@ that networks can be judged one by one. Each seed has a process of its own.
 from __future__ import annotations
 
 import argparse
-import json
 import functools
+import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path

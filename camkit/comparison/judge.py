@@ -38,8 +38,8 @@ RANDOMISED = "mprt"
 """The metric that tells whether a map changes with the weights."""
 
 _FILL = "blur"
-"""What takes the place of removed pixels in all metrics: with one fill, SRG is exactly insertion minus deletion, and the
-three share their passes."""
+"""What takes the place of removed pixels in all metrics: with one fill, SRG is exactly insertion minus deletion, and
+the three share their passes."""
 
 _STEPS = 10
 """Steps of a curve: half of the usual, since the mean over pictures matters and not the single value."""
