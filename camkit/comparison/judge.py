@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from camkit.targets import TargetLike
     from camkit.types import ImageLike
 
+USUAL = (*DEFAULTS, "ablationcam")
+"""The methods of a judgement that names none: those of a comparison, and the exact one that is too slow for it."""
+
 DECIDING = ("srg", "adcc", "feature-srg")
 """The metrics that decide: pixels in order of their heat, the picture times its map, and cells of the layer."""
 
@@ -198,7 +201,7 @@ def judge(
         raise InputError(f"the Explainer has its {', '.join(options)} already; pass the model instead")
     if isinstance(pictures, bool) or not isinstance(pictures, int) or pictures < _FEWEST:
         raise InputError(f"pictures is a whole number from {_FEWEST}, not {pictures!r}")
-    usual = [name for name in DEFAULTS if name in METHODS]
+    usual = [name for name in USUAL if name in METHODS]
     chosen = [find_method(method) for method in (usual if methods is None else methods)]
     if not chosen:
         raise InputError("the list of methods is empty; pass None for the usual ones")

@@ -91,6 +91,11 @@ class Method:
     stages: bool = False
     finer: bool = False
 
+    @property
+    def shares_pass(self) -> bool:
+        """True if it weights what a plain pass leaves at the layer, so that several such methods can share one pass."""
+        return self.needs in ("gradients", "activations") and self.layer and not self.stages and not self.finer
+
 
 MethodLike: TypeAlias = str | WeightFunction | Method
 """What ``method=`` takes: a name, a function, or an entry of ``METHODS``."""
