@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from camkit.drawing.pixels import bytes_of
 from camkit.engine.capture import NotRunError, Pass
+from camkit.engine.capture_attention import NoAttentionError
 from camkit.engine.capture_pictures import at_once
 from camkit.engine.captures import CAPTURES
 from camkit.engine.features import Capture
@@ -57,7 +58,7 @@ from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
 from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
-from camkit.layers.memory import ModelMemory, watching_places
+from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Selector
 from camkit.methods import ATTENTION, ONE_BY_ONE, Method, WeightFunction, find_method
 from camkit.models import (
@@ -695,6 +696,9 @@ class Explainer:
         targets = _targets(request, batch)
         if self._method is not None and self._method.finer:
             targets = tuple(map(EachFiner, targets))
+        method, kind = self._method, kind_of(inputs)
+        if method is not None and method.needs in ATTENTION and kind in self._memory.without_attention:
+            raise NoAttentionError(method)
         run = functools.partial(self._run, targets, inputs)
         if self._method is None or self._method.layer:
             return self._captured_at_layers(modules, inputs, run)
@@ -825,7 +829,11 @@ class Explainer:
             any(not isinstance(target, (ClassTarget, TopTarget)) for target in targets),
             self._progress,
         )
-        captured = CAPTURES[method.needs](module, inputs, targets, options, method)
+        try:
+            captured = CAPTURES[method.needs](module, inputs, targets, options, method)
+        except NoAttentionError:
+            memory.without_attention.add(kind_of(inputs))
+            raise
         memory.may_resize = captured.resized
         memory.note_changes_by_passes()
         return captured

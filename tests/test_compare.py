@@ -77,6 +77,20 @@ def test_a_comparison_runs_each_map_once_and_shares_what_it_can() -> None:
     assert len(passes) == 1 + 1 + len(methods) + 1  # the picture's scores; the maps; the metric; and the random map's
 
 
+def test_a_model_without_attention_is_run_once_to_find_that_out() -> None:
+    loaded = camkit.load_model("demo-fair")
+    passes = passes_of(loaded.module)
+    explainer = camkit.Explainer(loaded)
+    counts = []
+    for method in ("legrad", "legrad", "chefer"):
+        passes.clear()
+        with pytest.raises(MethodError, match=f"'{method}' reads attention maps, and camkit saw none"):
+            explainer.using(method)(PLANE)
+        counts.append(len(passes))
+    assert counts[0] > 0
+    assert counts[1:] == [0, 0]
+
+
 def test_methods_that_need_a_pass_of_their_own_cannot_share_one() -> None:
     explainer = camkit.Explainer("demo-fair")
     with pytest.raises(MethodError, match=r"'fullgrad' needs a pass of its own; use explainer\.using"):

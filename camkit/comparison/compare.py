@@ -39,14 +39,14 @@ DEFAULTS = (
     "reciprocam",
     "legrad",
     "chefer",
-    "fullgrad",
     "eigencam",
     "eigengradcam",
+    "fem",
     "kpcacam",
 )
-"""The methods of a comparison that names none, one or two of each family; those that a model has no place for are left
-out, such as LeGrad without attention. Together, with the values of the metric, they cost less than 30 plain passes:
-seven share one pass, and Ablation-CAM, which alone takes 4 to 9 on MobileNetV2, is not among them."""
+"""The methods of a comparison that names none; those that a model has no place for are left out, such as LeGrad without
+attention. With the metric's values they cost less than 30 plain passes together, as most share one pass. FullGrad and
+Ablation-CAM are not among them: on MobileNetV2, each takes 4 to 9."""
 
 
 @dataclass(frozen=True, eq=False)

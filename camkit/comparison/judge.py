@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from camkit.targets import TargetLike
     from camkit.types import ImageLike
 
-USUAL = (*DEFAULTS, "ablationcam")
-"""The methods of a judgement that names none: those of a comparison, and the exact one that is too slow for it."""
+USUAL = (*DEFAULTS, "ablationcam", "fullgrad")
+"""The methods of a judgement that names none: those of a comparison, and two that are too slow for it."""
 
 DECIDING = ("srg", "adcc", "feature-srg")
 """The metrics that decide: pixels in order of their heat, the picture times its map, and cells of the layer."""
