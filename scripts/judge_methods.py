@@ -1,9 +1,9 @@
 """Judges the methods on networks with real weights and photos, and writes the tables into docs/methods.md.
 
-    .venv/bin/python scripts/judge_methods.py --data ../shared/data mobilenet_v2
+    .venv/bin/python scripts/judge_methods.py --data ../shared/data --out judged/ mobilenet_v2
 
-Each seed draws 50 photos of its own and shuffles the weights anew. Each network has its own section of the page, so
-that networks can be judged one by one. Each seed has a process of its own.
+Each seed draws 50 photos of its own and shuffles the weights anew, in a process of its own. The reports go into a
+folder; those that are there already are not made again. Each network has its own section of the page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import camkit
-from camkit.comparison.judge import MethodJudgement
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 
@@ -58,26 +57,27 @@ def photos(data: Path) -> list[Path]:
     return sorted(caltech) + sorted(others)
 
 
-def section(found: Sequence[MethodJudgement]) -> str:
-    """Return what the page says about one network: the table of the first seed, and what each seed recommends."""
-    first = found[0]
-    seeds = " and ".join(str(judged.seed) for judged in found)
-    recommended = [judged.recommendation.row or "none" for judged in found]
-    if len(set(recommended)) == 1:
-        repeated = f"The recommendation is the same for the seeds {seeds}."
+def section(network: str, reports: Sequence[Path]) -> str:
+    """Return what the page says about one network: the table of the first seed, and what each seed recommends.
+
+    Args:
+        network: its name.
+        reports: the folder with the reports of each seed.
+    """
+    judged = [json.loads((report / "judge.json").read_text("utf-8")) for report in reports]
+    table = [line for line in (reports[0] / "judge.md").read_text("utf-8").splitlines() if line.startswith("|")]
+    notes = [f"Seed {one['seed']}: {one['recommendation']['sentence']}" for one in judged]
+    recommended = {one["seed"]: one["recommendation"]["row"] or "none" for one in judged}
+    if len(set(recommended.values())) == 1:
+        notes.append("Both samples of photos give the same recommendation.")
     else:
-        each = " and ".join(f"`{row}` for seed {judged.seed}" for row, judged in zip(recommended, found, strict=True))
-        repeated = f"The recommendation depends on the sample: {each}."
-    notes = [f"Seed {judged.seed}, {len(judged.pictures)} photos: {judged.recommendation.sentence}" for judged in found]
-    unmoved = [", ".join(f"`{row.name}`" for row in judged.rows if row.hardly_changes) or "none" for judged in found]
-    same = len(set(unmoved)) == 1
-    shuffled = (
-        unmoved[0]
-        if same
-        else "; ".join(f"{names} (seed {judged.seed})" for names, judged in zip(unmoved, found, strict=True))
-    )
-    lines = [*notes, repeated, f"Maps that hardly change under shuffled weights: {shuffled}."]
-    return "\n".join([first.table(), "", *(f"- {line}" for line in lines), ""])
+        each = " and ".join(f"`{row}` with seed {seed}" for seed, row in recommended.items())
+        notes.append(f"The recommendation depends on the sample of photos: {each}.")
+    for one in judged:
+        unmoved = ", ".join(f"`{row['name']}`" for row in one["rows"] if row["hardly_changes"]) or "none"
+        notes.append(f"Seed {one['seed']}: maps that hardly change under shuffled weights: {unmoved}.")
+    about = f"{len(judged[0]['pictures'])} photos, seed {judged[0]['seed']}:"
+    return "\n".join([f"### {network}", "", about, "", *table, "", *(f"- {note}" for note in notes), ""])
 
 
 def write(network: str, text: str) -> None:
@@ -89,33 +89,33 @@ def write(network: str, text: str) -> None:
     PAGE.write_text(before + start + text + end + after, "utf-8")
 
 
-def _judged(seed: int, network: str, data: Path, out: Path | None, pictures: int) -> MethodJudgement:
+def _judge(seed: int, network: str, data: Path, out: Path, pictures: int) -> Path:
+    """Return the folder with the reports of one network and seed; they are made if they are not there."""
+    report = out / f"{network}-{seed}"
+    if (report / "judge.html").exists():  # it is written last
+        return report
     name, weights = NETWORKS[network]
     model = camkit.load_model(name, data / "weights" / weights)
 
     def tell(done: int, of: int) -> None:
         print(f"{network}, seed {seed}: {done} of {of}", flush=True)
 
-    found = camkit.judge(model, photos(data), METHODS, pictures=pictures, seed=seed, progress=tell)
-    if out is not None:
-        found.save(out / f"{network}-{seed}")
-    return found
+    camkit.judge(model, photos(data), METHODS, pictures=pictures, seed=seed, progress=tell).save(report)
+    return report
 
 
 def main() -> None:
     """Judge the networks one after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], help="default: all")
+    parser.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}; default: all")
     parser.add_argument("--data", type=Path, required=True, help="the folder of weights and photos")
-    parser.add_argument("--out", type=Path, help="a folder for the reports of each network and seed")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the reports of each network and seed")
     parser.add_argument("--pictures", type=int, default=PHOTOS)
-    arguments = parser.parse_args()
-    for network in arguments.networks or NETWORKS:
-        judged = functools.partial(
-            _judged, network=network, data=arguments.data, out=arguments.out, pictures=arguments.pictures
-        )
+    given = parser.parse_args()
+    for network in given.networks or NETWORKS:
+        judged = functools.partial(_judge, network=network, data=given.data, out=given.out, pictures=given.pictures)
         with ProcessPoolExecutor(len(SEEDS)) as processes:
-            write(network, section(list(processes.map(judged, SEEDS))))
+            write(network, section(network, list(processes.map(judged, SEEDS))))
 
 
 if __name__ == "__main__":
