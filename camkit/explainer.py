@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from camkit.drawing.pixels import bytes_of
 from camkit.engine.capture import NotRunError, Pass
+from camkit.engine.capture_attention import NoAttentionError
 from camkit.engine.capture_pictures import at_once
 from camkit.engine.captures import CAPTURES
 from camkit.engine.features import Capture
@@ -57,7 +58,7 @@ from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
 from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
-from camkit.layers.memory import ModelMemory, watching_places
+from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Selector
 from camkit.methods import ATTENTION, ONE_BY_ONE, Method, WeightFunction, find_method
 from camkit.models import (
@@ -127,6 +128,7 @@ class _Request:
     """What is to be explained, checked."""
 
     targets: tuple[Target, ...]
+    methods: tuple[Method | None, ...]
     batch_size: int = 32
     draft: bool = False
     on_pass: Callable[[], None] | None = None
@@ -305,18 +307,60 @@ class Explainer:
             InputError: something in the call or the picture is wrong.
             Exception: whatever the model, ``preprocess`` or a target function raises.
         """
+        return self._of_one_picture(img, target, (self._method,))[0]
+
+    def by_methods(
+        self, img: ImageLike, methods: Iterable[MethodLike], target: TargetLike | None = None
+    ) -> list[Explanation]:
+        """Explain one target of one picture with several methods, in one pass.
+
+        Args:
+            img, target: as for one method.
+            methods: names or functions, each of which weights the same feature maps and gradients
+                (``camkit.methods.Method.shares_pass``).
+
+        Returns:
+            An Explanation for each method, in their order.
+
+        Raises:
+            MethodError: a method needs a pass of its own, or there is none.
+            InputError: something else in the call or the picture is wrong.
+
+        Examples:
+            >>> import camkit
+            >>> explainer = camkit.Explainer("demo-fair")
+            >>> maps = explainer.by_methods(camkit.scenes.scene_paths()["plane-sky"], ["gradcam", "layercam"])
+            >>> [explanation.method for explanation in maps]
+            ['gradcam', 'layercam']
+        """
+        chosen = tuple(map(find_method, methods))
+        if not chosen:
+            raise MethodError("the list of methods is empty; pass at least one")
+        for method in chosen:
+            if not method.shares_pass:
+                raise MethodError(
+                    f"method {method.name!r} needs a pass of its own; use explainer.using({method.name!r})(img)"
+                )
+        # The pass of a method that reads gradients leaves all that the others need.
+        run_for = next((method for method in chosen if method.needs == "gradients"), chosen[0])
+        return self.using(run_for)._of_one_picture(img, target, chosen)
+
+    def _of_one_picture(
+        self, img: ImageLike, target: TargetLike | None, methods: tuple[Method | None, ...]
+    ) -> list[Explanation]:
+        """Explain one target of one picture, with each of the methods."""
         if _are_several_targets(target):
             raise TargetError(
                 "explainer(img, target) explains one target; use explainer.batch([img], targets) for several"
             )
         if self._are_several_images(img):
             raise ImageError("explainer(img) explains one picture; use explainer.batch(images) for several")
-        request = self._request(target, 1)
+        request = replace(self._request(target, 1), methods=methods)
         _check_count(request, 1)
         image = next(iter(unbatched([img], self._rank)))
         prepared = prepare(image, self._loaded.preprocess, _source(image, 1), self._rank)
         rows = self._explain_batch(request, [located(prepared, self._loaded.preprocess, self._boxes)])
-        return cast("Explanation", next(_checked(rows, "raise")))
+        return cast("list[Explanation]", list(_checked(rows, "raise")))
 
     def using(
         self,
@@ -470,7 +514,7 @@ class Explainer:
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
             raise InputError(f"batch_size is a whole number from 1, not {batch_size!r}")
         targets = as_targets(target, self._loaded.labels, self._loaded.activation)
-        return _Request(tuple(map(self._completed, targets)), int(batch_size))
+        return _Request(tuple(map(self._completed, targets)), (self._method,), int(batch_size))
 
     def _completed(self, target: Target) -> Target:
         """Return a target whose reference picture, if it has one, has been run through the model."""
@@ -526,7 +570,7 @@ class Explainer:
         """Explain a batch of pictures of one size, in halves if the device has too little memory for all.
 
         Returns:
-            An explanation, or a failure, for each target of each picture, picture by picture.
+            An explanation, or a failure, for each target of each picture: picture by picture, then method by method.
         """
         try:
             memory = self._current_memory()
@@ -550,7 +594,7 @@ class Explainer:
         if not all(finite):
             return self._explain_finite(request, batch, finite)
         shown = shown_pictures(batch, inputs)
-        rows: list[list[Explanation | Failure]] = [[] for _ in batch]
+        rows: list[list[list[Explanation | Failure]]] = [[[] for _ in request.methods] for _ in batch]
         scores: list[Scores] = []
         for part in _parts(request, apart=averages(self._smooth)):
             try:
@@ -565,19 +609,22 @@ class Explainer:
                     return [Failure(item.source, _caused(ImageError(str(sentence)), error)) for item in batch]
                 raise sentence from error
             self._used = layers
-            maps = signed_maps(captured, self._method, self._smooth)
-            if averages(self._smooth):
-                maps = self._averaged(maps, part, captured, layers, batch, inputs)
-            new = explanations(maps, captured, batch, shown, layers, self._fuse, self._smooth, self._loaded.labels)
-            for of_picture, more in zip(rows, new, strict=True):
-                of_picture.extend(more)
+            for number, method in enumerate(request.methods):
+                maps = signed_maps(captured, method, self._smooth)
+                if averages(self._smooth):
+                    maps = self._averaged(maps, method, part, captured, layers, batch, inputs)
+                new = explanations(maps, captured, batch, shown, layers, self._fuse, self._smooth, self._loaded.labels)
+                for of_picture, more in zip(rows, new, strict=True):
+                    of_picture[number].extend(more)
             scores += captured.scores
             del captured  # frees the gradients before the next pass
-        return [row for of_picture in rows for row in sharing_scale(existing(of_picture, scores))]
+        by_method = (of_method for of_picture in rows for of_method in of_picture)
+        return [row for of_method in by_method for row in sharing_scale(existing(of_method, scores))]
 
     def _averaged(
         self,
         maps: list[SignedMaps],
+        method: Method | None,
         request: _Request,
         captured: Capture,
         layers: tuple[TargetLayer, ...],
@@ -607,7 +654,7 @@ class Explainer:
                     f"the model is explained at {others[0]} for a changed picture, but at {layers[0]} for the picture; "
                     "name the layer"
                 )
-            of_version = signed_maps(version, self._method, self._smooth)
+            of_version = signed_maps(version, method, self._smooth)
             versions.append([signed.mirrored() if mirrored else signed for signed in of_version])
         return [SignedMaps.averaged(of_target) for of_target in zip(*versions, strict=True)]
 
@@ -649,6 +696,9 @@ class Explainer:
         targets = _targets(request, batch)
         if self._method is not None and self._method.finer:
             targets = tuple(map(EachFiner, targets))
+        method, kind = self._method, kind_of(inputs)
+        if method is not None and method.needs in ATTENTION and kind in self._memory.without_attention:
+            raise NoAttentionError(method)
         run = functools.partial(self._run, targets, inputs)
         if self._method is None or self._method.layer:
             return self._captured_at_layers(modules, inputs, run)
@@ -779,7 +829,11 @@ class Explainer:
             any(not isinstance(target, (ClassTarget, TopTarget)) for target in targets),
             self._progress,
         )
-        captured = CAPTURES[method.needs](module, inputs, targets, options, method)
+        try:
+            captured = CAPTURES[method.needs](module, inputs, targets, options, method)
+        except NoAttentionError:
+            memory.without_attention.add(kind_of(inputs))
+            raise
         memory.may_resize = captured.resized
         memory.note_changes_by_passes()
         return captured

@@ -28,7 +28,7 @@ from camkit.images.files import write_file
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
 from camkit.layers.choose import UNSURE
-from camkit.methods import METHODS, WEIGHED_IN_PASS, Method, check_weights, find_method
+from camkit.methods import METHODS, WEIGHED_IN_PASS, WEIGHTED, Method, check_weights, find_method
 from camkit.targets.scores import Scores
 from camkit.types import (
     WHOLE_MODEL,
@@ -139,7 +139,7 @@ class ColourScale:
 
     @property
     def largest(self) -> float:
-        """The number at the end of the colour bar: a value in the score's units, or 1 if several layers are fused."""
+        """The number at the end of the colour bar: a value in the map's units, or 1 if several layers are fused."""
         return self.limits[0] if len(self.limits) == 1 else 1.0
 
     def __str__(self) -> str:
@@ -154,9 +154,9 @@ class Explanation:
 
     Attributes:
         maps: the layers' maps that the heatmap is drawn from.
-        raw: (h, w) float32, the signed map on the layer's grid, in the units of the score, so that pictures can be
-            compared. For several layers, their maps are each divided by their largest absolute value and then fused. If
-            the model pads its input, the grid covers the padded input.
+        raw: (h, w) float32, the signed map on the layer's grid, before any scaling, so that pictures can be compared;
+            ``camkit.METHODS[method].unit`` says what the values are. For several layers, their maps are each divided by
+            their largest absolute value and then fused. If the model pads its input, the grid covers the padded input.
         target: the class index, or None for a target function.
         label: the name of the class or of the target function; None if it has no name.
         score: the target's value; for a class, its logit, or its probability if the model returns probabilities.
@@ -384,7 +384,8 @@ class Explanation:
 
     def _bar_words(self, scale: ColourScale) -> str:
         fused = len(scale.limits) > 1
-        units = "Shares of each layer's largest value" if fused else "Evidence in units of the score"
+        unit = METHODS[self.method].unit if self.method in METHODS else WEIGHTED
+        units = "Shares of each layer's largest value" if fused else unit
         if scale.maps == 1:
             return f"{units}. This map's own scale."
         reached = "" if fused else f"; this one reaches {figure.number(self.maps.maxima[0])}"

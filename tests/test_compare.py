@@ -42,6 +42,85 @@ def test_methods_stand_beside_each_other_with_what_the_model_says() -> None:
             np.testing.assert_allclose(compared.explanation.heatmap, alone.heatmap, atol=1e-5)
 
 
+def passes_of(model: nn.Module) -> list[int]:
+    """Return a list that grows with each pass of the model."""
+    passes: list[int] = []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    return passes
+
+
+def test_methods_that_weight_the_same_feature_maps_share_a_pass() -> None:
+    sharing = [name for name in DEFAULTS if METHODS[name].shares_pass]
+    assert len(sharing) >= 7
+    loaded = camkit.load_model("demo-fair")
+    explainer = camkit.Explainer(loaded, method="eigencam")
+    explainer(PLANE)  # chooses the layer
+    passes = passes_of(loaded.module)
+    explainer(PLANE)  # the hook is new, so the layer is chosen again
+    passes.clear()
+    together = explainer.by_methods(PLANE, sharing)
+    assert len(passes) == 1
+    for name, explained in zip(sharing, together, strict=True):
+        alone = explainer.using(name)(PLANE)
+        assert (explained.method, explained.target, explained.together) == (name, alone.target, ())
+        np.testing.assert_allclose(explained.raw, alone.raw, atol=1e-5 * float(np.abs(alone.raw).max()))
+
+
+def test_a_comparison_runs_each_map_once_and_shares_what_it_can() -> None:
+    loaded = camkit.load_model("demo-fair")
+    passes = passes_of(loaded.module)
+    explainer = camkit.Explainer(loaded)
+    methods = ["gradcam", "hirescam", "eigencam", "layercam"]
+    camkit.compare(explainer, PLANE, methods)
+    passes.clear()
+    camkit.compare(explainer, PLANE, methods)
+    assert len(passes) == 1 + 1 + len(methods) + 1  # the picture's scores; the maps; the metric; and the random map's
+
+
+def test_a_model_without_attention_is_run_once_to_find_that_out() -> None:
+    loaded = camkit.load_model("demo-fair")
+    passes = passes_of(loaded.module)
+    explainer = camkit.Explainer(loaded)
+    counts = []
+    for method in ("legrad", "legrad", "chefer"):
+        passes.clear()
+        with pytest.raises(MethodError, match=f"'{method}' reads attention maps, and camkit saw none"):
+            explainer.using(method)(PLANE)
+        counts.append(len(passes))
+    assert counts[0] > 0
+    assert counts[1:] == [0, 0]
+
+
+def test_methods_that_need_a_pass_of_their_own_cannot_share_one() -> None:
+    explainer = camkit.Explainer("demo-fair")
+    with pytest.raises(MethodError, match=r"'fullgrad' needs a pass of its own; use explainer\.using"):
+        explainer.by_methods(PLANE, ["gradcam", "fullgrad"])
+    with pytest.raises(MethodError, match="list of methods is empty"):
+        explainer.by_methods(PLANE, [])
+
+
+class NoGradientAtTheLayer(nn.Module):
+    """Reads its layer's output through a comparison, which has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head((self.layer(x) > 0).float().mean((2, 3)))
+
+
+def test_a_method_without_gradients_works_beside_one_that_finds_none() -> None:
+    found = camkit.compare(
+        NoGradientAtTheLayer().eval(), planted_picture(), ["gradcam", "eigencam"], target_layer=["layer"]
+    )
+    gradcam, eigencam = found.rows[0].maps
+    assert "does not depend on layer 'layer'" in gradcam.reason
+    assert eigencam.explanation is not None
+
+
 def test_the_loss_is_that_of_the_picture_without_its_hottest_fifth() -> None:
     loaded = camkit.load_model("demo-fair")
     found = camkit.compare(loaded, PLANE, ["hirescam"])

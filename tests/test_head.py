@@ -6,6 +6,8 @@ import functools
 import threading
 from collections.abc import Callable
 
+import numpy as np
+import oracles
 import pytest
 import torch
 from test_harmless import unchanged
@@ -243,3 +245,44 @@ def test_from_grid_reverses_to_grid(layout: Layout) -> None:
     assert torch.equal(to_grid(wide, layout), maps)
     same = from_grid(to_grid(output, layout), output, layout)
     assert torch.equal(same, output)
+
+
+class TinyTransformer(nn.Module):
+    """Patches and a class token, one layer, and a head of attention that reads the class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.patches = nn.Conv2d(3, 8, 8, stride=8)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.layer = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def after(self, tokens: torch.Tensor) -> torch.Tensor:
+        attention = (tokens @ tokens.mT / 8**0.5).softmax(-1)
+        return self.head((tokens + attention @ tokens)[:, 0])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        patches = self.patches(images).flatten(2).mT
+        tokens = torch.cat([self.token.expand(len(images), -1, -1), patches], 1)
+        return self.after(self.layer(tokens))
+
+
+def test_recipro_cam_of_a_transformer_masks_patches_and_keeps_the_class_token() -> None:
+    """The form for ViTs of Byun and Lee 2022: the class token goes to the head as it is, whichever patch is kept."""
+    net = TinyTransformer().eval()
+    image = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(5))
+    found = camkit.explain(net, image, "layer", method="reciprocam", target=1)
+    assert isinstance(found, camkit.Explanation)
+    recorded: list[torch.Tensor] = []
+    with net.layer.register_forward_hook(lambda *called: recorded.append(called[-1].detach())), torch.no_grad():
+        net(image[None])
+    token, patches = recorded[0][:, :1], recorded[0][0, 1:]
+
+    def score(maps: np.ndarray) -> float:
+        masked = torch.from_numpy(maps).float().flatten(1).mT[None]
+        with torch.no_grad():
+            return float(net.after(torch.cat([token, masked], 1))[0, 1])
+
+    expected = oracles.reciprocam(patches.mT.reshape(8, 4, 4), score)
+    np.testing.assert_allclose(found.raw, expected, atol=1e-5 * expected.max())

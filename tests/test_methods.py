@@ -34,7 +34,7 @@ from camkit.cli import main
 from camkit.demo.scenes import scene_paths
 from camkit.engine.heatmap import to_heatmap, weighted_sum
 from camkit.errors import MethodError
-from camkit.methods import METHODS, check_weights, find_method
+from camkit.methods import METHODS, WEIGHTED, check_weights, find_method
 
 NAMES = tuple(ORACLES)
 GRADIENT_NAMES = tuple(name for name in NAMES if name != "cam")
@@ -704,3 +704,7 @@ class TestOfTheUser:
     def test_weights_of_a_wrong_type_are_refused(self, weights: Any, said: str) -> None:
         with pytest.raises(MethodError, match=said):
             check_weights(find_method(gradient_size), weights, torch.zeros(2, 3, 4, 5))
+
+
+def test_every_method_says_what_its_values_are() -> None:
+    assert all(method.unit != WEIGHTED for method in METHODS.values())

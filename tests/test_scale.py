@@ -142,6 +142,15 @@ def test_a_table_is_read_back_as_the_explanations_that_were_written(tmp_path, ti
 
 
 @pytest.mark.parametrize("name", TABLES)
+def test_a_table_keeps_how_maps_are_smoothed(tmp_path, tiny, name):
+    write_pictures(tmp_path / "in", 2)
+    rows = tabulate(tiny, tmp_path / "in", tmp_path / name, smooth="eigen")
+    found = camkit.scale.read(tmp_path / name)
+    assert [row.smooth for row in found] == ["eigen"] * 2
+    assert [row.caption().lines[0] for row in found] == [row.explanation.caption().lines[0] for row in rows]
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_maps_of_any_scale_and_without_numbers_survive(tmp_path, tiny, name):
     write_pictures(tmp_path / "in", 2)
     with torch.no_grad():
@@ -263,7 +272,7 @@ def test_a_resumed_run_may_start_in_another_folder(tmp_path, tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("change", ["weights", "method", "layers", "targets", "preprocessing", "labels"])
+@pytest.mark.parametrize("change", ["weights", "method", "layers", "targets", "preprocessing", "labels", "smooth"])
 def test_a_run_with_other_settings_does_not_continue_a_table(tmp_path, tiny, name, change):
     write_pictures(tmp_path / "in", 10)
     tabulate(tiny, tmp_path / "in", tmp_path / name)
@@ -278,6 +287,8 @@ def test_a_run_with_other_settings_does_not_continue_a_table(tmp_path, tiny, nam
         options = {"layers": ["0.1"]}
     elif change == "targets":
         options = {"targets": [1]}
+    elif change == "smooth":
+        options = {"smooth": "eigen"}
     else:
         labels = ("a", "b", "c", "x") if change == "labels" else tiny.labels
         preprocess = tiny.preprocess if change == "labels" else lambda picture: tiny.preprocess(picture) * 0.99

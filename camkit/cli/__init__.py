@@ -132,7 +132,7 @@ def explain(
         resume: Continue the table of an interrupted run, and skip the pictures that it has.
         json: Print one JSON object per picture and target instead of text.
         csv: Print a table as CSV instead of text, with a row per picture and target.
-        raw: Add the raw maps, in the units of the score, to the JSON.
+        raw: Add the raw maps, in the method's units, to the JSON.
         tensorboard: A folder for TensorBoard event files with the drawn pictures.
         common: The config, and how much is printed.
     """

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from camkit.targets import TargetLike
     from camkit.types import ImageLike
 
+USUAL = (*DEFAULTS, "ablationcam", "fullgrad")
+"""The methods of a judgement that names none: those of a comparison, and two that are too slow for it."""
+
 DECIDING = ("srg", "adcc", "feature-srg")
 """The metrics that decide: pixels in order of their heat, the picture times its map, and cells of the layer."""
 
@@ -36,6 +39,10 @@ SHOWN = ("insertion", "deletion", "average-drop", "complexity")
 
 RANDOMISED = "mprt"
 """The metric that tells whether a map changes with the weights."""
+
+_FILL = "blur"
+"""What takes the place of removed pixels in all metrics: with one fill, SRG is exactly insertion minus deletion, and
+the three share their passes."""
 
 _STEPS = 10
 """Steps of a curve: half of the usual, since the mean over pictures matters and not the single value."""
@@ -194,7 +201,7 @@ def judge(
         raise InputError(f"the Explainer has its {', '.join(options)} already; pass the model instead")
     if isinstance(pictures, bool) or not isinstance(pictures, int) or pictures < _FEWEST:
         raise InputError(f"pictures is a whole number from {_FEWEST}, not {pictures!r}")
-    usual = [name for name in DEFAULTS if name in METHODS]
+    usual = [name for name in USUAL if name in METHODS]
     chosen = [find_method(method) for method in (usual if methods is None else methods)]
     if not chosen:
         raise InputError("the list of methods is empty; pass None for the usual ones")
@@ -251,9 +258,8 @@ class _Study:
         source = str(picture) if isinstance(picture, (str, Path)) else name
         try:
             opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
-            evaluator = Evaluator(
-                self._explainer, opened, self._target, steps=_STEPS, seed=self._seed + len(self.names)
-            )
+            seed = self._seed + len(self.names)
+            evaluator = Evaluator(self._explainer, opened, self._target, fill=_FILL, steps=_STEPS, seed=seed)
         except (ImageError, TargetError) as error:
             self.unreadable[source] = str(error)
             return

@@ -87,6 +87,16 @@ class _Run:
         return [saved.gradients.pop().float() for saved in maps]
 
 
+class NoAttentionError(MethodError):
+    """A pass ran no attention that camkit can see."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__(
+            f"{method.name!r} reads attention maps, and camkit saw none: the model has no attention, or computes it in "
+            f"a kernel that does not show them (flash-attn, flex attention); {_OTHERS}"
+        )
+
+
 def capture_attention(
     model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass, method: Method
 ) -> Capture:
@@ -154,10 +164,7 @@ def _checked(attention: AttentionRecorder, tokens: int, method: Method) -> list[
         MethodError: there are none, or some are not over all tokens.
     """
     if not attention.maps and not attention.others:
-        raise MethodError(
-            f"{method.name!r} reads attention maps, and camkit saw none: the model has no attention, or computes it in "
-            f"a kernel that does not show them (flash-attn, flex attention); {_OTHERS}"
-        )
+        raise NoAttentionError(method)
     shapes = [tuple(saved.output.shape[2:]) for saved in attention.maps]
     partial = [*attention.others, *(shape for shape in shapes[:-1] if shape != (tokens, tokens))]
     if shapes and shapes[-1][1] != tokens:  # any number of queries may pool the tokens at the end

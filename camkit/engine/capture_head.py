@@ -39,6 +39,9 @@ def capture_with_head(
 ) -> Capture:
     """Run the model once for one picture, and then its head for what ``weigh`` asks for.
 
+    All passes run in fp32, whatever the precision: the scores of changed feature maps differ by less than the steps of
+    16 bits. On MobileNetV2, Ablation-CAM in bf16 correlated with itself in fp32 by as little as 0.70.
+
     Raises:
         LayerError, TargetError: as for ``capture``.
         MethodError: the head cannot be run alone, or a target is not a score of the model's classes.
@@ -53,7 +56,7 @@ def _capture(
 ) -> Capture:
     """Capture it. The head's graph shows whether the model ends in a softmax or sigmoid."""
     each_pass = functools.partial(
-        quiet_pass, model, image.device, options.precision, options.record, users_code=options.users_code
+        quiet_pass, model, image.device, "fp32", options.record, users_code=options.users_code
     )
     with each_pass(), ExitStack() as recordings:
         recorded = {ref: recordings.enter_context(recording(model, ref)) for ref in options.modules}

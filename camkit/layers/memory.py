@@ -33,6 +33,12 @@ class ModelMemory:
     """Remembers what was decided for one model, without keeping the model alive.
 
     ``refresh`` forgets everything if the model's structure changed, such as a submodule, a hook or a switch.
+
+    Attributes:
+        answers_alike: for each precision, whether the model gives the same results in both memory formats.
+        may_resize: whether the model may resize its input itself.
+        without_attention: the kinds of inputs for which a pass showed no attention.
+        record: the model's record.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -43,6 +49,7 @@ class ModelMemory:
         record = ModelRecord.of_model(model)
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
+        self.without_attention: set[InputKind] = set()
         self._noted = False
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[InputKind, tuple[Decision, WeightMarks | None]] = OrderedDict()

@@ -58,6 +58,7 @@ def first_component(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *one
     paper="Muhammad and Yeasin 2020, Eigen-CAM, arXiv:2008.00299",
     needs="activations",
     cost="1",
+    unit="First principal component, in units of the feature maps",
 )
 def eigencam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *ones"]:
     """Weight the channels by the first right singular vector of the maps (cells x channels): M = A V_1."""
@@ -69,6 +70,7 @@ def eigencam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *one
     title="EigenGrad-CAM",
     summary="the first principal direction of gradient times activation",
     paper="Muhammad and Yeasin 2020, Eigen-CAM, with the maps weighted by their gradients",
+    unit="Evidence in units of the score",
 )
 def eigengradcam(
     activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
@@ -84,6 +86,7 @@ def eigengradcam(
     paper="Fuad et al. 2020, Features Understanding in 3D CNNs for Actions Recognition in Video, FEM",
     needs="activations",
     cost="1",
+    unit="Sum of channel means, in units of the feature maps",
 )
 def fem(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
     """Sum over the channels B_k mean(A_k): B_k is 1 in cells above the mean plus two standard deviations, else 0."""
@@ -101,6 +104,7 @@ def fem(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
     paper="Karmani et al. 2024, KPCA-CAM, arXiv:2410.00267, with the sigmoid kernel",
     needs="activations",
     cost="1",
+    unit="First kernel principal component, without units",
 )
 def kpcacam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
     """Project the cells on their first kernel principal component, with the kernel tanh(x y / C + 1).

@@ -51,6 +51,7 @@ def _back_to_the_first_layer(
     needs="attention",
     cost="1, and back through the head",
     layer=False,
+    unit="Share of attention",
 )
 def rollout(maps: Sequence[Float[Tensor, "n _ _ tokens"]], rows: Float[Tensor, "n q"]) -> Float[Tensor, "n tokens"]:
     """Multiply (A + I) / 2 of all layers, where A is the mean over the heads (section 4)."""
@@ -68,6 +69,7 @@ def rollout(maps: Sequence[Float[Tensor, "n _ _ tokens"]], rows: Float[Tensor, "
     needs="attention-gradients",
     cost=_BACK,
     layer=False,
+    unit="Relevance by attention and gradients, without units",
 )
 def gradrollout(
     maps: Sequence[Float[Tensor, "n _ _ tokens"]],
@@ -92,6 +94,7 @@ def gradrollout(
     needs="attention-gradients",
     cost=_BACK,
     layer=False,
+    unit="Relevance by attention and gradients, without units",
 )
 def chefer(
     maps: Sequence[Float[Tensor, "n _ _ tokens"]],
@@ -111,6 +114,7 @@ def chefer(
     needs="attention-by-layer",
     cost=f"{_BACK}, and the head once for each block",
     layer=False,
+    unit="Gradient of the score with respect to attention",
 )
 def legrad(gradients: Sequence[Float[Tensor, "n _ _ tokens"]]) -> Float[Tensor, "n tokens"]:
     """Average ReLU(dS_l / dA_l) over heads and queries, and then over the layers l.

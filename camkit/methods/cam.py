@@ -21,6 +21,7 @@ else:
     paper="Zhou et al. 2016, Learning Deep Features for Discriminative Localization, arXiv:1512.04150",
     needs="head",
     cost="1",
+    unit="Evidence in units of the score",
 )
 def cam(activations: Float[Tensor, "n c *grid"], class_weights: Float[Tensor, "n c"]) -> Float[Tensor, "n c *ones"]:
     """Weight channel k by the class weight w_k (section 2): M(x, y) = sum_k w_k f_k(x, y), without the bias."""

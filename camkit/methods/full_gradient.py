@@ -25,6 +25,7 @@ else:
     needs="parts",
     cost="1, and back through the whole model",
     layer=False,
+    unit="Sum over the layers, each scaled to 0..1, without units",
 )
 def fullgrad(
     inputs: Float[Tensor, "n c *size"],  # noqa: ARG001 - every method takes what it explains
@@ -58,6 +59,7 @@ def fullgrad(
     needs="guided",
     cost="1, and back through the whole model",
     layer=False,
+    unit="Guided gradient of the score, largest over the colours",
 )
 def guidedbackprop(
     inputs: Float[Tensor, "n c *size"],  # noqa: ARG001 - as above
@@ -74,6 +76,7 @@ def guidedbackprop(
     paper="Selvaraju et al. 2017, Grad-CAM, arXiv:1610.02391, section 3.2",
     needs="guided",
     cost="1, and back through the whole model twice",
+    unit="Guided gradient times Grad-CAM",
 )
 def guidedgradcam(activations: Float[Tensor, "n c *grid"], guided: GuidedGradients) -> Float[Tensor, "n *size"]:
     """Multiply the map of guided backpropagation by ReLU(sum_k mean(G_k) A_k), enlarged to the picture's size."""

@@ -28,6 +28,7 @@ def _cells(maps: Tensor) -> tuple[int, ...]:
     title="Grad-CAM",
     summary="the mean gradient of each channel; the standard choice",
     paper="Selvaraju et al. 2017, Grad-CAM, arXiv:1610.02391, Eq. 1",
+    unit="Evidence in units of the score",
 )
 def gradcam(
     activations: Float[Tensor, "n c *grid"],  # noqa: ARG001 - every gradient method takes the same two tensors
@@ -42,6 +43,7 @@ def gradcam(
     title="Grad-CAM++",
     summary="positive gradients, weighted so that several instances of a class count equally",
     paper="Chattopadhay et al. 2018, Grad-CAM++, arXiv:1710.11063, Eq. 19",
+    unit="Feature maps times weights from positive gradients",
 )
 def gradcam_plus_plus(
     activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
@@ -64,6 +66,7 @@ def gradcam_plus_plus(
     title="HiResCAM",
     summary="each cell's own gradient; shows exactly what a one-layer head used",
     paper="Draelos and Carin 2020, Use HiResCAM instead of Grad-CAM, arXiv:2011.08891",
+    unit="Evidence in units of the score",
 )
 def hirescam(
     activations: Float[Tensor, "n c *grid"],  # noqa: ARG001 - every gradient method takes the same two tensors
@@ -78,6 +81,7 @@ def hirescam(
     title="XGrad-CAM",
     summary="the mean gradient of each channel, with the activations as weights",
     paper="Fu et al. 2020, Axiom-based Grad-CAM, arXiv:2008.02312",
+    unit="Evidence in units of the score",
 )
 def xgradcam(
     activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
@@ -101,6 +105,7 @@ def xgradcam(
     title="LayerCAM",
     summary="positive gradients, cell by cell; stays sharp in early layers",
     paper="Jiang et al. 2021, LayerCAM, IEEE Transactions on Image Processing 30",
+    unit="Evidence in units of the score",
 )
 def layercam(
     activations: Float[Tensor, "n c *grid"],  # noqa: ARG001 - every gradient method takes the same two tensors
@@ -115,6 +120,7 @@ def layercam(
     title="Grad-CAM element-wise",
     summary="the positive part of gradient times activation, cell by cell",
     paper="Pillai and Pirsiavash 2021, Explainable Models with Consistent Interpretations, AAAI 35(3)",
+    unit="Evidence in units of the score",
 )
 def gradcam_elementwise(
     activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
@@ -130,6 +136,7 @@ def gradcam_elementwise(
     summary="Grad-CAM of what tells the class from its three nearest classes",
     paper="Zhang et al. 2025, Finer-CAM, arXiv:2501.11309, with the paper's weight 0.6",
     finer=True,
+    unit="Evidence in units of the score",
 )
 def finercam(
     activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]
@@ -145,6 +152,7 @@ def finercam(
     paper="Cai 2025, CAMs as Shapley Value-based Explainers, arXiv:2501.06261",
     needs="curvature",
     cost="1, and back through the head twice",
+    unit="Evidence in units of the score",
 )
 def shapleycam(
     activations: Float[Tensor, "n c *grid"],  # noqa: ARG001 - the first argument of every method
@@ -165,6 +173,7 @@ def shapleycam(
     paper="Domeniconi et al. 2026, How to Evaluate and Refine your CAM, arXiv:2605.14641",
     cost="1, and back through most of the model",
     stages=True,
+    unit="Feature maps times weights from positive gradients",
 )
 def refinecam(
     activations: Float[Tensor, "n c *grid"], gradients: Float[Tensor, "n c *grid"]

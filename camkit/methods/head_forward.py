@@ -34,6 +34,7 @@ def _portions(count: int, head: ScoresOfMaps) -> Iterator[range]:
     paper="Desai and Ramaswamy 2020, Ablation-CAM, WACV",
     needs="scores",
     cost="1, and the head once for each channel",
+    unit="Feature maps times the fall of the score without each",
 )
 def ablationcam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 c *ones"]:
     """Weight channel k by S - S_k, where S_k is the score with channel k set to zero.
@@ -59,6 +60,7 @@ def ablationcam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> 
     paper="after Wang et al. 2020, Score-CAM, arXiv:1910.01279, which multiplies the picture instead",
     needs="scores",
     cost="1, and the head once for each channel",
+    unit="Feature maps times the softmax of the scores",
 )
 def feature_scorecam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 c *ones"]:
     """Weight channel k by softmax_k(S(A H_k) - S(0)), where H_k is channel k scaled to 0..1.
@@ -86,6 +88,7 @@ def feature_scorecam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps
     paper="Byun and Lee 2022, Recipro-CAM, arXiv:2209.14074",
     needs="scores",
     cost="1, and the head once for each cell",
+    unit="Score with this cell alone, less the lowest",
 )
 def reciprocam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 *grid"]:
     """Give cell ij the score of the maps times a Gaussian of 3 x 3 cells around ij, minus the lowest such score."""

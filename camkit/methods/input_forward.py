@@ -30,6 +30,7 @@ else:
     paper="Wang et al. 2020, Score-CAM, arXiv:1910.01279",
     needs="pictures",
     cost="1, and 1 for each channel",
+    unit="Feature maps times the softmax of the scores",
 )
 def scorecam(activations: Float[Tensor, "1 c *grid"], scores: ScoresOfPictures) -> Float[Tensor, "t c *ones"]:
     """Weight channel k by softmax_k(S(X H_k) - S(X_b)), where H_k is channel k enlarged, and then scaled to 0..1.
@@ -51,6 +52,7 @@ def scorecam(activations: Float[Tensor, "1 c *grid"], scores: ScoresOfPictures) 
     paper="Wang et al. 2020, SS-CAM, arXiv:2006.14255",
     needs="pictures",
     cost="1, and 35 for each channel",
+    unit="Feature maps times the softmax of the scores",
 )
 def sscam(
     activations: Float[Tensor, "1 c *grid"], scores: ScoresOfPictures, *, samples: int = 35, sigma: float = 2.0
@@ -84,6 +86,7 @@ def sscam(
     paper="Naidu et al. 2020, IS-CAM, arXiv:2010.03023",
     needs="pictures",
     cost="1, and 9 for each channel",
+    unit="Feature maps times the softmax of the scores",
 )
 def iscam(
     activations: Float[Tensor, "1 c *grid"], scores: ScoresOfPictures, *, steps: int = 10
@@ -118,6 +121,7 @@ def iscam(
     needs="pictures",
     cost="4001",
     layer=False,
+    unit="Probability where the pixel is shown, less the mean",
 )
 def rise(
     image: Float[Tensor, "1 c *size"],

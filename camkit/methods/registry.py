@@ -59,6 +59,9 @@ ATTENTION = frozenset({"attention", "attention-gradients", "attention-by-layer"}
 WEIGHED_IN_PASS = ONE_BY_ONE | ATTENTION | {"curvature", "parts", "guided"}
 """The needs of methods that are called while the model's graph is there, or while it may run again."""
 
+WEIGHTED = "Weighted feature maps"
+"""What a map is whose method does not say more."""
+
 _NAME = re.compile(r"[\w+-][\w+.-]*")
 """What a name may look like: it is typed after ``--method`` and becomes part of a file name."""
 
@@ -75,6 +78,7 @@ class Method:
     "pictures" (``camkit.types.ScoresOfPictures``, whose T targets give T rows of weights); the "parts" of the score
     (``PartsOfScore``); or "guided" gradients (``GuidedGradients``). Methods that need "attention" take the attention
     maps of all layers instead; see ``register_method``. ``cost`` is the time it takes, in plain passes of the model.
+    ``unit`` says what the values of the raw map are, as the first words of a caption.
     ``layer`` is False if it reads the whole model and not one layer: the activations are the input then.
     With ``stages``, the maps of the last layer of each size of grid are multiplied. With ``finer``, a class is compared
     with its nearest ones.
@@ -90,6 +94,12 @@ class Method:
     layer: bool = True
     stages: bool = False
     finer: bool = False
+    unit: str = WEIGHTED
+
+    @property
+    def shares_pass(self) -> bool:
+        """True if it weights what a plain pass leaves at the layer, so that several such methods can share one pass."""
+        return self.needs in ("gradients", "activations") and self.layer and not self.stages and not self.finer
 
 
 MethodLike: TypeAlias = str | WeightFunction | Method
@@ -110,6 +120,7 @@ def register_method(
     layer: bool = True,
     stages: bool = False,
     finer: bool = False,
+    unit: str = WEIGHTED,
     replace: bool = False,
 ) -> Callable[[WeightFunction], WeightFunction]:
     """Add a weight function to ``camkit.METHODS`` under a name, as a decorator.
@@ -135,6 +146,8 @@ def register_method(
         layer: False if it reads the whole model, and no target layer.
         stages: True to multiply the maps of the last layer of each size of grid, unless the caller names layers.
         finer: True to compare a class with its nearest ones, as ``camkit.targets.finer`` does.
+        unit: what the values of the raw map are, as the first words of a caption: "Evidence in units of the score" for
+            gradient times activation.
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
@@ -158,7 +171,7 @@ def register_method(
         raise MethodError(f"there is already a method {name!r}; choose another name, or pass replace=True")
 
     def add(function: WeightFunction) -> WeightFunction:
-        METHODS[name] = Method(name, title or name, summary, paper, needs, function, cost, layer, stages, finer)
+        METHODS[name] = Method(name, title or name, summary, paper, needs, function, cost, layer, stages, finer, unit)
         return function
 
     return add

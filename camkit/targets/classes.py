@@ -302,11 +302,12 @@ class FinerTarget(Target):
         if scored.indices is None or scored.boxes is not None or maps_of(output, batch) is not None:
             raise TargetError("finer compares a class with its nearest ones, so it needs a classifier's class")
         logits = logits_of(output, batch)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # the difference is small in 16 bits
         if logits.shape[1] < 2:
             raise TargetError("finer compares a class with its nearest ones, but the model has one output")
         count = min(self.nearest, logits.shape[1] - 1)
         own = torch.tensor(scored.indices, device=logits.device)[:, None]
-        values = logits.detach().float()
+        values = logits.detach()
         distance = (values - values.gather(1, own)).abs().scatter(1, own, torch.inf)
         others = logits.gather(1, distance.topk(count, largest=False).indices)
         # A model may return probabilities; their gradients pass through the softmax for all classes alike.
