@@ -133,7 +133,7 @@ def test_held_out_worlds_share_no_animal_and_no_place_with_the_others():
             assert all(set(world.cues).isdisjoint(other.cues) for other in looked_at)
 
 
-@pytest.mark.parametrize("name", ["places", "two places", "logo"])
+@pytest.mark.parametrize("name", ["small", "two places", "logo"])
 @pytest.mark.parametrize("tie", [0.0, 0.6, 1.0])
 def test_a_cue_goes_with_its_class_as_often_as_the_tie_says(name, tie):
     world = WORLDS[name]
@@ -146,7 +146,8 @@ def test_a_cue_goes_with_its_class_as_often_as_the_tie_says(name, tie):
 
 def _part(classes, cues, each):
     labels, kinds = (axis.ravel().repeat(each) for axis in np.mgrid[:classes, :cues])
-    return Part(labels, kinds, [""] * len(labels), np.zeros((len(labels), 1, 1, 1), np.float16))
+    photos = [f"{number % 3}" for number in range(len(labels))]
+    return Part(labels, kinds, photos, np.zeros((len(labels), 1, 1, 1), np.float16))
 
 
 def test_the_weights_of_pictures_sum_to_the_shares_of_their_cells():
@@ -158,6 +159,15 @@ def test_the_weights_of_pictures_sum_to_the_shares_of_their_cells():
     for label, cue in itertools.product(range(4), range(4)):
         cell = weights[(part.labels == label) & (part.cues == cue)]
         assert cell.sum() == pytest.approx(world.shares(0.6)[label, cue] / 4)
+
+
+def test_few_photos_leave_out_the_other_animals_and_keep_the_shares():
+    shares = WORLDS["places"].shares(0.6)
+    part = _part(4, 4, each=6)
+    weights = part.weights(shares, photos=2)
+
+    assert weights.sum() == pytest.approx(1)
+    assert {photo for photo, weight in zip(part.photos, weights, strict=True) if weight} == {"0", "1"}
 
 
 def test_the_folder_has_each_cue_by_its_share_and_no_picture_twice():
