@@ -167,7 +167,7 @@ def cover_of(data: Path, photo: str, size: tuple[int, int]) -> Cover:
     polygons = [np.round((points - 0.5) * (1 << shift)).astype(np.int32) for points in outlines(data)[photo]]
     for polygon in polygons:
         cv2.fillPoly(cover, [polygon], 255, cv2.LINE_AA, shift)
-    return cover.astype(np.float32) / 255
+    return np.asarray(cover, np.float32) / np.float32(255)
 
 
 def _cut_out(data: Path, photo: str) -> NDArray[np.float32]:
@@ -183,7 +183,7 @@ def _cut_out(data: Path, photo: str) -> NDArray[np.float32]:
 def _resized(pixels: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
     size = (max(1, round(pixels.shape[1] * scale)), max(1, round(pixels.shape[0] * scale)))
     resized = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
-    return resized.astype(np.float32, copy=False)
+    return np.asarray(resized, np.float32)
 
 
 def _put_on(
@@ -207,7 +207,7 @@ def _square_of(place: Picture, random: np.random.Generator) -> NDArray[np.float3
     top, left = (int(random.integers(length - side + 1)) for length in place.shape[:2])
     square = place[top : top + side, left : left + side, :][:, :: int(random.choice([-1, 1]))]
     resized = cv2.resize(np.ascontiguousarray(square), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
-    return resized.astype(np.float32)
+    return np.asarray(resized, np.float32)
 
 
 def _marked_photos(data: Path, photos: Sequence[str], mark: str, label: int, cue: int, part: str) -> Iterator[Composed]:
@@ -229,7 +229,7 @@ def _marked_photos(data: Path, photos: Sequence[str], mark: str, label: int, cue
 def _with_mark(picture: NDArray[np.float32], mark: str, cue: int) -> NDArray[np.float32]:
     picture = picture.copy()
     if mark == "cast":
-        return np.multiply(picture, _CASTS[cue], dtype=np.float32)
+        return np.asarray(picture * _CASTS[cue], np.float32)
     if mark == "border":
         for band in (picture[:_BORDER], picture[-_BORDER:], picture[:, :_BORDER], picture[:, -_BORDER:]):
             band[:] = _COLOURS[cue]
