@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from camkit.background.verdict import judge
 from camkit.config.settings import LimitsSection
 
 Row = dict[str, Any]
+Rules = Mapping[str, tuple[Callable[[Row], float], float | None]]
 
 BIASED, CLEAN = 0.15, 0.03
 """Accuracy lost when the shortcut is redrawn, above which a model is biased and below which it is clean."""
@@ -139,13 +140,19 @@ def detection(biased: NDArray[np.float64], clean: NDArray[np.float64], alarms: f
     return float((biased > np.quantile(clean, 1 - alarms, method="higher")).mean())
 
 
-def page(rows: Sequence[Row]) -> str:
-    """Return the page, without the plots."""
+def page(rows: Sequence[Row], held_out: Callable[[Row], bool] = is_held_out, rules: Rules = SCORES) -> str:
+    """Return the page, without the plots.
+
+    Args:
+        rows: the models, judged.
+        held_out: whether a model was not looked at while the rule was made.
+        rules: the rules that are compared: each with its score, and its limit if it has one.
+    """
     parts = [
         _head(rows),
-        _table("Held out: other architectures, other shortcuts", [row for row in rows if is_held_out(row)]),
+        _table("Held out: other architectures, other shortcuts", [row for row in rows if held_out(row)], rules),
+        _table("All models", rows, rules),
     ]
-    parts.append(_table("All models", rows))
     parts.append(_verdicts(rows))
     parts.append(_clean(rows))
     return "\n\n".join(parts) + "\n"
@@ -160,18 +167,22 @@ def _head(rows: Sequence[Row]) -> str:
     )
 
 
-def _table(title: str, rows: Sequence[Row]) -> str:
+def _table(title: str, rows: Sequence[Row], rules: Rules) -> str:
     biased, clean = ([row for row in rows if kind(row) == wanted] for wanted in ("biased", "clean"))
     lines = [
         f"### {title}",
         "",
         f"{len(biased)} biased, {len(clean)} clean.",
         "",
+    ]
+    if not biased or not clean:
+        return "\n".join([*lines, "Rules can be compared only if there are both."])
+    lines += [
         "| rule | AUROC | 95% interval | biased found at 5% false alarms | biased found at its limit "
         "| clean condemned at its limit |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for name, (score, limit) in SCORES.items():
+    for name, (score, limit) in rules.items():
         biased_scores, clean_scores = (np.array([score(row) for row in group]) for group in (biased, clean))
         low, high = interval(biased_scores.tolist(), clean_scores.tolist())
         found, condemned = (
@@ -235,23 +246,25 @@ def _clean(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def plots(rows: Sequence[Row], folder: Path) -> None:
+def plots(
+    rows: Sequence[Row], file: Path, held_out: Callable[[Row], bool] = is_held_out, rules: Rules = SCORES
+) -> None:
     """Draw each model's evidence over its truth, and the ROC curve of every rule on the held-out models."""
     from matplotlib import pyplot  # noqa: PLC0415 - only this function needs it
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    _plot_evidence(rows, left)
-    _plot_curves([row for row in rows if is_held_out(row)], right)
-    figure.savefig(folder / "validation.png", dpi=110)
+    _plot_evidence(rows, left, held_out)
+    _plot_curves([row for row in rows if held_out(row)], right, rules)
+    figure.savefig(file, dpi=110)
     pyplot.close(figure)
 
 
 _COLOURS = {"FAIL": "#b3261e", "WARN": "#c98a00", "PASS": "#1b6b3a", "INCONCLUSIVE": "#6b7c93"}
 
 
-def _plot_evidence(rows: Sequence[Row], left: Any) -> None:
-    for held_out, mark in ((False, "o"), (True, "^")):
-        models = [row for row in rows if is_held_out(row) is held_out]
+def _plot_evidence(rows: Sequence[Row], left: Any, held_out: Callable[[Row], bool]) -> None:
+    for unseen, mark in ((False, "o"), (True, "^")):
+        models = [row for row in rows if held_out(row) is unseen]
         colours = [_COLOURS[row["verdict"]] for row in models]
         left.scatter(
             [loss(row) for row in models], [evidence(row) for row in models], c=colours, marker=mark, s=26, alpha=0.75
@@ -263,8 +276,8 @@ def _plot_evidence(rows: Sequence[Row], left: Any) -> None:
     left.set_title("red FAIL, yellow WARN, green PASS, blue INCONCLUSIVE; triangles are held out", fontsize=9)
 
 
-def _plot_curves(rows: Sequence[Row], right: Any) -> None:
-    for name, (score, _) in SCORES.items():
+def _plot_curves(rows: Sequence[Row], right: Any, rules: Rules) -> None:
+    for name, (score, _) in rules.items():
         biased, clean = (
             np.array([score(row) for row in rows if kind(row) == wanted]) for wanted in ("biased", "clean")
         )

@@ -12,7 +12,6 @@ continues where it stopped. To check the same networks again, as after a change 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,16 +19,15 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from lab_models import ARCHITECTURES, accuracy, preprocess, train
 from lab_report import judge_again, page, plots
+from lab_run import Row, row_of, run_models, write_between
 from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, draw, load_parts, write_folder
 
 import camkit
 from camkit.background.check import CheckResult
-from camkit.background.measures import Measures
 from camkit.config.settings import LimitsSection
 from camkit.demo.scenes.drawing import THINGS
 
@@ -51,7 +49,8 @@ PER_CLASS = 100
 _FOLDER_WITH_SHORTCUT = 0.9
 """Correlation in a folder with a shortcut that is shown to clean networks, and for the layouts other than the usual."""
 
-BEGIN, END = "<!-- validate_check -->", "<!-- end of validate_check -->"
+MARK = "validate_check"
+"""The name of the marks between which a page has the tables."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def model_specs() -> Iterator[ModelSpec]:
             yield ModelSpec(architecture, "background", 0.0, "usual", 10 + seed, _FOLDER_WITH_SHORTCUT)
 
 
-def train_and_check(spec: ModelSpec, state: str) -> dict[str, Any]:
+def train_and_check(spec: ModelSpec, state: str) -> Row:
     """Train one model, measure its truth, and check it."""
     torch.set_num_threads(1)
     parts = load_parts(Path(state), 1)
@@ -111,14 +110,7 @@ def train_and_check(spec: ModelSpec, state: str) -> dict[str, Any]:
         "name": spec.name,
         "matched": matched,
         "redrawn": redrawn,
-        "verdict": result.verdict,
-        "reasons": list(result.reasons),
-        "overall": _plain(result.overall),
-        "classes": {
-            name: {**_plain(measures), "verdict": result.judged[name].verdict}
-            for name, measures in result.classes.items()
-        },
-        "sanity": asdict(result.sanity),
+        **row_of(result),
         "seconds": [round(trained - start, 1), round(time.perf_counter() - trained, 1)],
     }
 
@@ -166,19 +158,6 @@ def _check(network: torch.nn.Module, parts: Parts, spec: ModelSpec) -> CheckResu
         return camkit.check(network, pictures, preprocess=preprocess, labels=THINGS)
 
 
-def _plain(measures: Measures) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(measures)))
-    return plain
-
-
-def finished(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the finished models of a state, by name. A line without its end comes from an interrupted write."""
-    if not file.exists():
-        return {}
-    rows = [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return {row["name"]: row for row in rows}
-
-
 def main() -> None:
     """Train and check the models, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -192,7 +171,14 @@ def main() -> None:
     if options.train_only:
         train_all(options.state, options.workers)
         return
-    rows = check_all(options.state, options.workers, options.most)
+    rows = run_models(
+        options.state / "models.jsonl",
+        model_specs(),
+        train_and_check,
+        (str(options.state),),
+        options.workers,
+        options.most,
+    )
     if options.markdown is not None:
         write_page(options.markdown, rows)
 
@@ -205,34 +191,11 @@ def train_all(state: Path, workers: int) -> None:
             print(f"trained {future.result()}", flush=True)
 
 
-def check_all(state: Path, workers: int, most: int | None) -> list[dict[str, Any]]:
-    """Train and check every model that has no row yet, at most ``most`` of them, and return all rows."""
-    file = state / "models.jsonl"
-    rows = finished(file)
-    todo = [spec for spec in model_specs() if spec.name not in rows][:most]
-    print(f"{len(rows)} models are finished, {len(todo)} follow", flush=True)
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool, file.open("a") as lines:
-        running = [pool.submit(train_and_check, spec, str(state)) for spec in todo]
-        for count, future in enumerate(as_completed(running), start=1):
-            row = future.result()
-            lines.write(f"{json.dumps(row)}\n")
-            lines.flush()
-            rows[row["name"]] = row
-            print(
-                f"{count}/{len(todo)} {row['name']}: {row['matched']:.2f} {row['redrawn']:.2f} {row['verdict']}",
-                flush=True,
-            )
-    return list(rows.values())
-
-
-def write_page(file: Path, rows: list[dict[str, Any]]) -> None:
+def write_page(file: Path, rows: list[Row]) -> None:
     """Write the tables between the marks of a page, and the plots beside the page. The text around the marks stays."""
     judged = [judge_again(row, LimitsSection()) for row in rows]
-    plots(judged, file.parent)
-    text = file.read_text("utf-8") if file.exists() else f"# Validation\n\n{BEGIN}\n{END}\n"
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    file.write_text(f"{before}{BEGIN}\n\n{page(judged)}\n{END}{after}", "utf-8")
+    plots(judged, file.parent / "validation.png")
+    write_between(file, MARK, page(judged))
 
 
 if __name__ == "__main__":

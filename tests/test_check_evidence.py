@@ -4,8 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch import nn
 from torch.nn import functional
+from torchvision.transforms import v2
 
+import camkit
 from camkit.background import edits
 from camkit.background.evidence import ceiling, energies, headroom, heat_in_cells, measure
 from camkit.background.experiment import draw_partners
@@ -245,3 +249,46 @@ def test_holes_of_pictures_with_many_channels_are_filled():
 
     parts = [edits.fill_smoothly(picture[start : start + 3], hole) for start in (0, 3)]
     torch.testing.assert_close(filled, torch.cat(parts))
+
+
+def write_crosses(folder):
+    """Write red and blue pictures with a white diagonal cross, whose box is nearly the whole picture, and its masks."""
+    rng = np.random.default_rng(0)
+    rows, columns = np.indices((64, 64))
+    cross = (np.abs(rows - columns) < 4) | (np.abs(rows + columns - 63) < 4)
+    for name, colour in (("red", (200, 40, 40)), ("blue", (40, 40, 200))):
+        for number in range(32):
+            picture = np.clip(colour + rng.normal(0, 12, (64, 64, 3)), 0, 255)
+            picture[cross] = 230
+            for kind, pixels in (("pictures", picture), ("masks", 255 * cross)):
+                file = folder / kind / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels.astype(np.uint8)).save(file)
+    return folder / "pictures"
+
+
+def test_a_gap_shows_on_objects_whose_boxes_fill_the_picture(tmp_path):
+    reads_colour = nn.Sequential(
+        nn.Conv2d(3, 2, 4, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)
+    )
+    with torch.no_grad():
+        for layer in (reads_colour[0], reads_colour[4]):
+            layer.weight.zero_()
+            layer.bias.zero_()
+        reads_colour[0].weight[0, 2] = reads_colour[0].weight[1, 0] = 1
+        reads_colour[4].weight.copy_(torch.eye(2))
+    preprocess = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    pictures = write_crosses(tmp_path)
+
+    result = camkit.check(
+        reads_colour.eval(),
+        pictures,
+        preprocess=preprocess,
+        labels=["blue", "red"],
+        config={"check": {"layer": "1"}},
+    )
+
+    assert result.overall.tested == 64
+    assert all(gap.effect.value > 0.9 for gap in result.overall.gap.values())
+    assert not result.overall.sufficiency, "without the boxes nothing is left of the pictures"
+    assert result.verdict == "FAIL"

@@ -1,14 +1,17 @@
-"""The validation of the check: its scenes have the shortcut they should have, and its figures equal their formulas."""
+"""The validation of the check: pictures have the shortcut they should have, and figures equal their formulas."""
 
 import itertools
 
 import numpy as np
 import pytest
 import torch
+from lab_photos import LOOKED_AT_WORLDS, PARTS, WORLDS, Composed, compose, photos_of
 from lab_report import auroc, detection, interval, is_held_out, kind
 from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, SIDE, Parts, Recipe, draw
 from simulate_check import SCENARIOS, Scenario, draw_rows, simulate_all
 from validate_check import model_specs
+from validate_photos import Part, folder_rows, true_behaviour
+from validate_photos import model_specs as photo_specs
 
 COUNT = 400
 
@@ -147,3 +150,101 @@ def test_the_simulated_answers_have_the_effects_they_should_have():
         if label != "class 0" != row.label
     ]
     assert np.mean(on_first) - np.mean(elsewhere) == pytest.approx(scenario.truth("attraction", "class 0"), abs=0.02)
+
+
+def test_the_photo_lab_has_at_least_100_models_with_unique_names():
+    specs = list(photo_specs())
+
+    assert len({spec.name for spec in specs}) == len(specs) >= 100
+    assert sum(spec.held_out for spec in specs) >= 40
+
+
+def test_held_out_worlds_share_no_animal_and_no_place_with_the_others():
+    looked_at = [world for world in WORLDS.values() if world.name in LOOKED_AT_WORLDS]
+    for spec in photo_specs():
+        world = WORLDS[spec.world]
+        if spec.held_out and not world.mark:
+            assert all(set(world.classes).isdisjoint(other.classes) for other in looked_at)
+            assert all(set(world.cues).isdisjoint(other.cues) for other in looked_at)
+
+
+@pytest.mark.parametrize("name", ["small", "two places", "logo"])
+@pytest.mark.parametrize("tie", [0.0, 0.6, 1.0])
+def test_a_cue_goes_with_its_class_as_often_as_the_tie_says(name, tie):
+    world = WORLDS[name]
+    shares = world.shares(tie)
+
+    assert shares.sum(1) == pytest.approx(np.ones(len(world.classes)))
+    own = shares[np.arange(len(world.classes)), world.own_cues]
+    assert own == pytest.approx(tie + (1 - tie) / len(world.cues))
+
+
+def _part(classes, cues, each):
+    labels, kinds = (axis.ravel().repeat(each) for axis in np.mgrid[:classes, :cues])
+    photos = [f"{number % 3}" for number in range(len(labels))]
+    return Part(labels, kinds, photos, np.zeros((len(labels), 1, 1, 1), np.float16))
+
+
+def test_the_weights_of_pictures_sum_to_the_shares_of_their_cells():
+    world = WORLDS["places"]
+    part = _part(4, 4, each=5)
+    weights = part.weights(world.shares(0.6))
+
+    assert weights.sum() == pytest.approx(1)
+    for label, cue in itertools.product(range(4), range(4)):
+        cell = weights[(part.labels == label) & (part.cues == cue)]
+        assert cell.sum() == pytest.approx(world.shares(0.6)[label, cue] / 4)
+
+
+def test_few_photos_leave_out_the_other_animals_and_keep_the_shares():
+    shares = WORLDS["places"].shares(0.6)
+    part = _part(4, 4, each=6)
+    weights = part.weights(shares, photos=2)
+
+    assert weights.sum() == pytest.approx(1)
+    assert {photo for photo, weight in zip(part.photos, weights, strict=True) if weight} == {"0", "1"}
+
+
+def test_the_folder_has_each_cue_by_its_share_and_no_picture_twice():
+    world = WORLDS["two places"]
+    part = _part(4, 2, each=75)
+    rows = folder_rows(part, world.shares(1.0), seed=0)
+
+    assert len(set(rows.tolist())) == len(rows) == 300
+    assert (part.cues[rows] == world.own_cues[part.labels[rows]]).all()
+
+
+def test_a_network_that_reads_only_the_place_loses_what_the_tie_gives():
+    world = WORLDS["places"]
+    part = _part(4, 4, each=3)
+    part.maps[:, 0, 0, 0] = part.cues
+
+    class ReadsPlace(torch.nn.Module):
+        def forward(self, maps):
+            return torch.nn.functional.one_hot(maps[:, 0, 0, 0].long(), 4).float()
+
+    measured = true_behaviour(ReadsPlace(), part, world, 0.8)
+
+    assert measured["matched"] == pytest.approx(0.85)
+    assert measured["redrawn"] == pytest.approx(0.25)
+    assert (measured["own"], measured["others"], measured["worst_group"]) == (1, 0, 0)
+
+
+def test_no_photo_of_an_animal_is_in_two_parts(test_data):
+    for name in ("elephant", "emu"):
+        parts = [set(photos_of(test_data, name, part)) for part in PARTS]
+
+        assert all(parts)
+        assert all(first.isdisjoint(second) for first, second in itertools.combinations(parts, 2))
+
+
+def test_a_composed_picture_shows_the_animal_where_its_cover_says(test_data):
+    scenes = list(itertools.islice(compose(test_data, WORLDS["places"], "validate"), 8))
+    again = next(compose(test_data, WORLDS["places"], "validate"))
+
+    assert np.array_equal(scenes[0].picture, again.picture)
+    for scene in scenes:
+        assert isinstance(scene, Composed)
+        assert scene.picture.shape == (224, 224, 3)
+        assert (scene.label, scene.cue) == (0, 0)
+        assert 0.01 < scene.cover.mean() < 0.6

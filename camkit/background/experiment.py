@@ -55,6 +55,7 @@ class PreparedPicture:
         shades: black and white after the preprocessing.
         region: how much of each pixel the objects of the picture's own class cover, 0..1; None without regions.
         hole: the slightly widened boxes of all objects of the checked classes; None without regions.
+        silhouettes: the slightly widened outlines of the same objects; None without regions.
         quality: the quality of the JPEG file; LOSSLESS if the file is another.
     """
 
@@ -62,6 +63,7 @@ class PreparedPicture:
     shades: Shades
     region: Float[Tensor, "h w"] | None = None
     hole: Bool[Tensor, "h w"] | None = None
+    silhouettes: Bool[Tensor, "h w"] | None = None
     quality: float = LOSSLESS
 
     @property
@@ -97,14 +99,29 @@ class PreparedPicture:
         """Return the picture with its objects' boxes filled. If there is no texture to copy, the fill is smooth."""
         return self._filled[fill]
 
+    def as_background(self, fill: str) -> Float[Tensor, "c h w"]:
+        """Return the picture with only its objects' silhouettes filled, to paste another object onto.
+
+        Their boxes cover far more: filling these destroys much of the background that is to be shown.
+        """
+        return self._as_background[fill]
+
     @functools.cached_property
     def _filled(self) -> dict[str, Float[Tensor, "c h w"]]:
-        """The picture without its objects, for each fill. It is kept because several pictures are pasted on it."""
-        assert self.hole is not None
-        unknown = self.hole | ~self.shades.view
+        """The picture without its objects' boxes, for each fill."""
+        return self._fill_everywhere(self.hole)
+
+    @functools.cached_property
+    def _as_background(self) -> dict[str, Float[Tensor, "c h w"]]:
+        """The background for each fill. It is kept because several pictures are pasted on it."""
+        return self._fill_everywhere(self.silhouettes)
+
+    def _fill_everywhere(self, hole: Bool[Tensor, "h w"] | None) -> dict[str, Float[Tensor, "c h w"]]:
+        assert hole is not None
+        unknown = hole | ~self.shades.view
         smooth = fill_smoothly(self.tensor, unknown)
         filled = {fill: function(self.tensor, unknown) for fill, function in edits.FILLS.items()}
-        removed = self.hole & self.shades.view
+        removed = hole & self.shades.view
         return {
             fill: torch.where(removed, smooth if result is None else result, self.tensor)
             for fill, result in filled.items()
@@ -113,7 +130,15 @@ class PreparedPicture:
     @functools.cached_property
     def has_background(self) -> bool:
         """Whether enough of the picture lies beside its objects to serve as a background."""
-        return self.hole is not None and edits.largest_rectangle(self.hole | ~self.shades.view) is not None
+        return self._has_room_beside(self.silhouettes)
+
+    @functools.cached_property
+    def can_lose_boxes(self) -> bool:
+        """Whether enough of the picture is left if the objects' boxes are removed."""
+        return self._has_room_beside(self.hole)
+
+    def _has_room_beside(self, hole: Bool[Tensor, "h w"] | None) -> bool:
+        return hole is not None and edits.largest_rectangle(hole | ~self.shades.view) is not None
 
 
 @dataclass(frozen=True)
@@ -212,7 +237,8 @@ def region_edits(
             for number, (partner, background) in enumerate(backgrounds):
                 name = f"{arm}.{fill}.{number}.{partner}"
                 listed.append((name, functools.partial(_paste_on, picture, background, fill)))
-        listed.append((f"{REMOVED}.{fill}", functools.partial(picture.without, fill)))
+        if picture.can_lose_boxes:
+            listed.append((f"{REMOVED}.{fill}", functools.partial(picture.without, fill)))
     inside = picture.region > 0.5
     view = picture.shades.view
     listed.append((EDITED_OBJECT, functools.partial(fill_smoothly, picture.tensor, inside)))
@@ -279,7 +305,7 @@ class EditName(NamedTuple):
 
 def _paste_on(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
     assert picture.region is not None
-    return edits.paste(picture.tensor, picture.region, background.without(fill))
+    return edits.paste(picture.tensor, picture.region, background.as_background(fill))
 
 
 def _exchange_ring(

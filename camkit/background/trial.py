@@ -22,8 +22,8 @@ _WORKERS = min(4, os.cpu_count() or 1)
 _CACHE_BYTES, _MIN_CACHED = 1 << 29, 16
 """Memory for loaded pictures, each of which is a background of several others, and the least number kept."""
 
-_COPIES = 3
-"""Tensors kept of each picture: itself, and one for each way of filling the holes of its objects."""
+_COPIES = 5
+"""Tensors kept of each picture: itself, and for each fill one without its objects' boxes and one as a background."""
 
 _PROBED = 20
 """Pictures of the sample that are tried when the size of a loaded picture is measured: the first may be unreadable."""

@@ -1,0 +1,98 @@
+"""What the labs share: finished models as lines of a file, the run over the others, and the page with the tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from camkit.background.check import CheckResult
+from camkit.background.measures import Measures
+
+Row = dict[str, Any]
+
+
+class Named(Protocol):
+    """A description of a model to train and check."""
+
+    @property
+    def name(self) -> str:
+        """The model's name in the state."""
+
+
+Spec = TypeVar("Spec", bound=Named)
+
+
+def finished(file: Path) -> dict[str, Row]:
+    """Return the finished models of a state, by name. A line without its end comes from an interrupted write."""
+    if not file.exists():
+        return {}
+    rows = [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return {row["name"]: row for row in rows}
+
+
+def run_models(
+    file: Path,
+    specs: Iterable[Spec],
+    make: Callable[..., Row],
+    arguments: tuple[Any, ...],
+    workers: int,
+    limit: int | None,
+) -> list[Row]:
+    """Make the row of every model that has none yet, at most ``limit`` of them, and return all rows.
+
+    Args:
+        file: holds a line for each finished model.
+        specs: the models.
+        make: ``make(spec, *arguments)`` returns a model's row; it runs in a process of its own.
+        arguments: further arguments of ``make``.
+        workers: processes.
+        limit: the most models of this run; None means all.
+    """
+    rows = finished(file)
+    todo = [spec for spec in specs if spec.name not in rows][:limit]
+    print(f"{len(rows)} models are finished, {len(todo)} follow", flush=True)
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool, file.open("a") as lines:
+        running = [pool.submit(make, spec, *arguments) for spec in todo]
+        for count, future in enumerate(as_completed(running), start=1):
+            row = future.result()
+            lines.write(f"{json.dumps(row)}\n")
+            lines.flush()
+            rows[row["name"]] = row
+            truth = f"{row['matched']:.2f} {row['redrawn']:.2f}"
+            print(f"{count}/{len(todo)} {row['name']}: {truth} {row['verdict']}", flush=True)
+    return list(rows.values())
+
+
+def row_of(result: CheckResult) -> Row:
+    """Return what a model's row stores of its check: the verdict, and the measures it is judged on again later."""
+    return {
+        "verdict": result.verdict,
+        "reasons": list(result.reasons),
+        "overall": _plain(result.overall),
+        "classes": {
+            name: {**_plain(measures), "verdict": result.judged[name].verdict}
+            for name, measures in result.classes.items()
+        },
+        "sanity": asdict(result.sanity),
+    }
+
+
+def _plain(measures: Measures) -> Row:
+    plain: Row = json.loads(json.dumps(asdict(measures)))
+    return plain
+
+
+def write_between(file: Path, mark: str, text: str) -> None:
+    """Write a text between two marks of a page, or a new page. What is outside the marks stays."""
+    begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+    page = file.read_text("utf-8") if file.exists() else f"# Validation\n\n{begin}\n{end}\n"
+    if begin not in page or end not in page:
+        raise SystemExit(f"{file} has no line {begin} with a line {end} below it; add them where the tables belong")
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    file.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", "utf-8")

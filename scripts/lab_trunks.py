@@ -1,0 +1,163 @@
+"""The photo lab's networks: heads on frozen features of ImageNet networks, and fine-tuned last stages.
+
+A network is front, back and head. The feature maps that leave the front are computed once for each world and kept in
+the state, so that training and measuring run the back and the head alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+import torchvision
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+BATCH = 64
+STEPS = {"linear": 400, "two layers": 400, "fine-tuned": 300}
+LEARNING_RATE = {"linear": 3e-3, "two layers": 1e-3, "fine-tuned": 2e-4}
+WEIGHT_DECAY = 0.01
+HIDDEN = 128
+HEADS = tuple(STEPS)
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """A pretrained network without its classifier.
+
+    Attributes:
+        front: from the picture to the feature maps that are kept.
+        back: from there to the last feature maps; this is what is fine-tuned.
+        channels: of the last feature maps.
+        mean, std: the normalisation of the three colours.
+        classifier: from the last feature maps to the classes of ImageNet.
+    """
+
+    front: nn.Module
+    back: nn.Module
+    channels: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    classifier: nn.Module
+
+    @property
+    def preprocess(self) -> v2.Compose:
+        """The preprocessing of a picture that has the right size."""
+        return v2.Compose(
+            [v2.RGB(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(self.mean, self.std)]
+        )
+
+
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+
+
+def _lite0(weights: Path) -> Trunk:
+    network = timm.create_model("tf_efficientnet_lite0")
+    network.load_state_dict(_read(weights / "tf_efficientnet_lite0-tpu.pth"))
+    front = nn.Sequential(network.conv_stem, network.bn1, *network.blocks[:6])
+    back = nn.Sequential(network.blocks[6], network.conv_head, network.bn2)
+    classifier = nn.Sequential(network.global_pool, network.classifier)
+    return Trunk(front, back, 1280, **_HALF, classifier=classifier)
+
+
+def _mobilenet(weights: Path) -> Trunk:
+    network = torchvision.models.mobilenet_v2()
+    network.load_state_dict(_read(weights / "mobilenet_v2-coral_qat.pth"))
+    classifier = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), network.classifier)
+    return Trunk(network.features[:17], network.features[17:], 1280, **_IMAGENET, classifier=classifier)
+
+
+def _squeezenet(weights: Path) -> Trunk:
+    network = torchvision.models.squeezenet1_1()
+    network.load_state_dict(_read(weights / "squeezenet1_1-winml_fp16.pth"))
+    classifier = nn.Sequential(network.classifier, nn.Flatten())
+    return Trunk(network.features[:11], network.features[11:], 512, **_IMAGENET, classifier=classifier)
+
+
+TRUNKS: dict[str, Callable[[Path], Trunk]] = {
+    "EfficientNet-Lite0": _lite0,
+    "MobileNetV2": _mobilenet,
+    "SqueezeNet": _squeezenet,
+}
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    tensors = torch.load(file, weights_only=True)
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def load_trunk(name: str, data: Path) -> Trunk:
+    """Load a trunk with its ImageNet weights, in evaluation mode."""
+    trunk = TRUNKS[name](data / "weights")
+    for module in (trunk.front, trunk.back, trunk.classifier):
+        module.eval().requires_grad_(requires_grad=False)
+    return trunk
+
+
+def head_of(kind: str, channels: int, classes: int) -> nn.Module:
+    """Return an untrained head on the mean of the last feature maps."""
+    layers: list[nn.Module] = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    if kind == "two layers":
+        return nn.Sequential(
+            *layers, nn.Linear(channels, HIDDEN), nn.ReLU(), nn.Dropout(0.2), nn.Linear(HIDDEN, classes)
+        )
+    return nn.Sequential(*layers, nn.Linear(channels, classes))
+
+
+@torch.inference_mode()
+def maps_of(trunk: Trunk, pictures: NDArray[np.uint8]) -> NDArray[np.float16]:
+    """Return the feature maps that leave the front, for pictures (N, H, W, 3)."""
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) * 255 for values in (trunk.mean, trunk.std))
+    parts = []
+    for start in range(0, len(pictures), BATCH):
+        batch = torch.from_numpy(pictures[start : start + BATCH]).permute(0, 3, 1, 2).float()
+        parts.append(trunk.front((batch - mean) / std).half().numpy())
+    return np.concatenate(parts)
+
+
+def train(
+    trunk: Trunk, kind: str, maps: NDArray[np.float16], labels: Tensor, weights: Tensor, seed: int
+) -> nn.Sequential:
+    """Train a head on the feature maps of the front, and for "fine-tuned" the back too; return back and head.
+
+    ``weights`` (N,) says how often each picture is drawn. Batch normalisation keeps its statistics.
+    """
+    torch.manual_seed(seed)
+    random = torch.Generator().manual_seed(1000 + seed)
+    classes = int(labels.max()) + 1
+    head = head_of(kind, trunk.channels, classes).train()
+    tuned = kind == "fine-tuned"
+    inputs = torch.from_numpy(maps) if tuned else _pooled(trunk.back, maps)
+    network = nn.Sequential(trunk.back.requires_grad_(requires_grad=tuned), head) if tuned else head
+    optimiser = torch.optim.AdamW(network.parameters(), LEARNING_RATE[kind], weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS[kind])
+    for _ in range(STEPS[kind]):
+        rows = torch.multinomial(weights, BATCH, replacement=True, generator=random)
+        loss = nn.functional.cross_entropy(network(inputs[rows].float()), labels[rows])
+        optimiser.zero_grad()
+        torch.autograd.backward(loss)
+        optimiser.step()
+        schedule.step()
+    return nn.Sequential(
+        trunk.back.requires_grad_(requires_grad=False), head.requires_grad_(requires_grad=False)
+    ).eval()
+
+
+@torch.inference_mode()
+def _pooled(back: nn.Module, maps: NDArray[np.float16]) -> Tensor:
+    """Return the mean of the last feature maps as (N, C, 1, 1)."""
+    batches = torch.from_numpy(maps).split(BATCH)
+    return torch.cat([back(batch.float()).mean((2, 3), keepdim=True) for batch in batches]).clone()
+
+
+@torch.inference_mode()
+def answers(back_and_head: nn.Module, maps: NDArray[np.float16]) -> NDArray[np.int64]:
+    """Return the class that a network names for each feature map of its front."""
+    batches = torch.from_numpy(maps).split(BATCH)
+    return torch.cat([back_and_head(batch.float()).argmax(1) for batch in batches]).numpy()
