@@ -99,9 +99,9 @@ def test_the_page_begins_with_twelve_pictures_of_the_classes_in_turn(page, resul
 
 @pytest.mark.extended
 def test_the_table_has_a_caption_and_headings_of_rows(page, result):
-    assert page.inner_text("table caption") == "Measures by class. Click a heading to sort."
+    assert page.inner_text("#table caption") == "Measures by class. Click a heading to sort."
     assert page.eval_on_selector_all(
-        "tbody th[scope=row]", "all => all.map(element => element.textContent.trim())"
+        "#table tbody th[scope=row]", "all => all.map(element => element.textContent.trim())"
     ) == sorted(result.classes)
 
 
