@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,15 +15,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
-from torchvision.transforms._presets import ImageClassification
 
 import camkit
 from camkit.cli import main
 from camkit.errors import InputError
 from camkit.models import load_model
 from camkit.models.loaded import LoadedModel
-from camkit.scale.cluster import ModelSource, Pool, connected, explain_on_cluster, prepared_job
+from camkit.scale.cluster import ModelSource, Pool, explain_on_cluster, prepared_job
 from camkit.scale.folder import Drawing, explain_files
 from camkit.scale.schema import COLUMNS
 
@@ -152,7 +149,7 @@ def scaled(model: Any, pictures: Any, out: Path, **options: Any) -> Any:
     """Explain pictures on the cluster, and return what was finished."""
     ways = {name: options.pop(name) for name in ("resume", "overwrite") if name in options}
     job = prepared_job(ModelSource(model) if isinstance(model, str) else model, "0", batch_size=4, **options)
-    return explain_on_cluster(job, pictures, out, Pool.of_cluster(None, 1, None), **ways)
+    return explain_on_cluster(job, pictures, out, Pool.of_cluster(None, 1.0, None), **ways)
 
 
 def listed(folder: Path) -> Any:
@@ -378,7 +375,7 @@ def test_a_node_that_dies_costs_only_its_blocks(nodes, tmp_path, model):
     job = prepared_job(ModelSource(model.replace(":make", ":slow")), "0", batch_size=4, target=[0, 3])
     watched = threading.Thread(target=_kill_when_it_runs, args=(cluster, victim), daemon=True)
     watched.start()
-    done = explain_on_cluster(job, listed(tmp_path / "in"), tmp_path / "out", Pool.of_cluster(None, 1, None))
+    done = explain_on_cluster(job, listed(tmp_path / "in"), tmp_path / "out", Pool.of_cluster(None, 1.0, None))
     watched.join()
     assert victim not in cluster.worker_nodes, "the node ran until the end"
     assert (done.explained, done.failed) == (240, 0)

@@ -35,7 +35,7 @@ def scale(
     recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
     address: Annotated[str | None, Parameter(group=RUN, metavar="ADDRESS")] = None,
     actors: Annotated[int | None, Parameter(group=RUN, metavar="NUMBER")] = None,
-    cpus: Annotated[float, Parameter(group=RUN, metavar="NUMBER")] = 1,
+    cpus: Annotated[float, Parameter(group=RUN, metavar="NUMBER")] = 1.0,
     gpus: Annotated[float | None, Parameter(group=RUN, metavar="NUMBER")] = None,
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     resume: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,

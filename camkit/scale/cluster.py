@@ -89,7 +89,7 @@ def explain_dataset(
     draft: bool = False,
     resume: str | Path | None = None,
     actors: int | None = None,
-    cpus: float = 1,
+    cpus: float = 1.0,
     gpus: float | None = None,
     **options: Unpack[Options],
 ) -> Dataset:
@@ -207,12 +207,13 @@ class Pool:
             raise InputError(f"actors, cpus and gpus are positive, not {actors}, {cpus} and {gpus}")
         resources = _ray().cluster_resources()
         there = {"cores": resources.get("CPU", 0.0), "GPUs": resources.get("GPU", 0.0)}
-        gpus = (1.0 if there["GPUs"] >= 1 else 0.0) if gpus is None else gpus
+        gpus = (1.0 if there["GPUs"] >= 1 else 0.0) if gpus is None else float(gpus)
         room = math.floor(there["GPUs"] / gpus) if gpus else math.floor(there["cores"] / cpus)
         pool = cls(actors or max(1, room), cpus, gpus)
         if room < pool.actors:
             raise InputError(
-                f"the cluster has {_number(there['cores'], 'core')} and {_number(there['GPUs'], 'GPU')}, too few for {pool}"
+                f"the cluster has {_number(there['cores'], 'core')} and {_number(there['GPUs'], 'GPU')}, too few for "
+                f"{pool}"
             )
         return pool
 
@@ -578,7 +579,8 @@ def explain_on_cluster(
     ray = _ray()
     out = Path(os.path.abspath(out))  # noqa: PTH100 - links stay as the nodes know them
     check_folder(out)
-    with ClusterTable(out, job.made_with, resume=resume, overwrite=overwrite and not resume) as table:
+    table = ClusterTable(out, job.made_with, resume=resume, overwrite=overwrite and not resume)
+    with table:
         total = None
         if isinstance(pictures, Path):
             dataset = _of_parquet(pictures)

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -195,7 +195,7 @@ class Table:
         self._written += len(self._part)
         self._part, self._held, self._started = [], 0, time.monotonic()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Table:
         """Return the table itself."""
         return self
 
