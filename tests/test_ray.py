@@ -197,7 +197,7 @@ def test_pictures_come_as_paths_bytes_or_pixels(nodes, tmp_path, model, kind):
         items = [dict(zip(["path", *data], row, strict=True)) for row in zip(paths, *data.values(), strict=True)]
         dataset = ray.data.from_items(items)
     rows = camkit.scale.explain_dataset(dataset, model, "0", target=[0, 3], batch_size=4)
-    rows.write_parquet(str(tmp_path / "out"), ray_remote_args={"num_cpus": 0})
+    rows.write_parquet(str(tmp_path / "out"))
     list(
         explain_files(
             load_model(model), files, None, Drawing(), layers=["0"], targets=[0, 3], table=tmp_path / "one.parquet"

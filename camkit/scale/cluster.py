@@ -63,6 +63,9 @@ _BLOCKS_PER_ACTOR = 8
 an eighth of the time."""
 _MOST_PER_BLOCK = 1024
 """Pictures in a block, which is what a lost worker costs."""
+_SPARED = 1 / 8
+"""The share of the actors that are left out, at least one, so that the tasks of the caller's dataset find cores: a task
+that reads waits forever if actors hold all of them."""
 _ROWS_ON_GPU, _ROWS_ON_CPU = 4096, 1024
 """Rows of a part. Ray may start a process to write one, which measured 2 to 3 seconds of one core: little beside the
 pictures of a part."""
@@ -105,7 +108,8 @@ def explain_dataset(
         target_layer: as for ``camkit.explain``.
         draft: as for ``camkit.explain_many``.
         resume: a table of an earlier run, whose pictures are left out: those with the same path and the same bytes.
-        actors: the number of actors; None takes as many as the cluster has room for.
+        actors: the number of actors; None takes as many as the cluster has room for. Without GPUs, it leaves an eighth
+            of the cores, at least one, to the tasks that read and write.
         cpus, gpus: the cores, or the GPUs or the share of one, for each actor. None takes one GPU if the cluster has
             any. Without a GPU, an actor computes with as many threads as it has cores.
         **options: as for ``camkit.explain``, but no ``progress``. ``batch_size`` is 32 on a GPU and 8 on cores if it is
@@ -114,8 +118,7 @@ def explain_dataset(
     Returns:
         A dataset that is computed when it is consumed. It has the columns of a table (``camkit.scale.read``) and
         ``content``, a checksum of the picture's bytes, with a row for each picture and target. A picture that cannot be
-        explained is a row with ``status`` "error". To write it where actors take all cores, pass
-        ``ray_remote_args={"num_cpus": 0}`` to ``write_parquet``.
+        explained is a row with ``status`` "error".
 
     Raises:
         InputError: something in the call is wrong, or Ray is not installed. When the dataset is consumed, the errors of
@@ -126,7 +129,7 @@ def explain_dataset(
     if resume is not None:
         with ClusterTable(Path(resume), job.made_with, resume=True) as table:
             finished = table.finished
-    return job.explained(dataset, Pool.of_cluster(actors, cpus, gpus), finished)
+    return job.explained(dataset, Pool.of_cluster(actors, cpus, gpus, spare=True), finished)
 
 
 @dataclass(frozen=True)
@@ -197,8 +200,12 @@ class Pool:
     gpus: float
 
     @classmethod
-    def of_cluster(cls, actors: int | None, cpus: float, gpus: float | None) -> Pool:
+    def of_cluster(cls, actors: int | None, cpus: float, gpus: float | None, *, spare: bool = False) -> Pool:
         """Return the pool that fits the cluster.
+
+        Args:
+            actors, cpus, gpus: as for ``explain_dataset``.
+            spare: leave cores to other tasks if ``actors`` is None.
 
         Raises:
             InputError: a number is invalid, or no actor fits.
@@ -209,7 +216,8 @@ class Pool:
         there = {"cores": resources.get("CPU", 0.0), "GPUs": resources.get("GPU", 0.0)}
         gpus = (1.0 if there["GPUs"] >= 1 else 0.0) if gpus is None else float(gpus)
         room = math.floor(there["GPUs"] / gpus) if gpus else math.floor(there["cores"] / cpus)
-        pool = cls(actors or max(1, room), cpus, gpus)
+        spared = max(1, math.ceil(room * _SPARED)) if spare and not gpus else 0
+        pool = cls(actors or max(1, room - spared), cpus, gpus)
         if room < pool.actors:
             raise InputError(
                 f"the cluster has {_number(there['cores'], 'core')} and {_number(there['GPUs'], 'GPU')}, too few for "
@@ -237,7 +245,7 @@ class Pool:
         return {"num_gpus": self.gpus} if self.gpus else {"num_cpus": self.cpus}
 
 
-def _number(count: float, thing: str) -> str:
+def _number(count: int | float, thing: str) -> str:
     return f"{count:g} {thing}" + "s" * (count != 1)
 
 
