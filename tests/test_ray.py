@@ -148,7 +148,7 @@ def assert_same(rows: list[dict[str, Any]], others: list[dict[str, Any]], *, but
 def scaled(model: Any, pictures: Any, out: Path, **options: Any) -> Any:
     """Explain pictures on the cluster, and return what was finished."""
     ways = {name: options.pop(name) for name in ("resume", "overwrite") if name in options}
-    job = prepared_job(ModelSource(model) if isinstance(model, str) else model, "0", batch_size=4, **options)
+    job = prepared_job(model, "0", batch_size=4, **options)
     return explain_on_cluster(job, pictures, out, Pool.of_cluster(None, 1.0, None), **ways)
 
 
@@ -207,18 +207,20 @@ def test_pictures_come_as_paths_bytes_or_pixels(nodes, tmp_path, model, kind):
 
 
 @on_cluster
-def test_a_model_comes_as_a_module_or_from_a_function(nodes, tmp_path, model):
+def test_a_model_comes_as_a_name_a_function_a_module_or_a_config(nodes, tmp_path, model):
     files = write_pictures(tmp_path / "in", 6)
     loaded = load_model(model)
     before = {name: value.clone() for name, value in loaded.module.state_dict().items()}
     module = LoadedModel(loaded.module[:4], "tiny", loaded.preprocess)  # type: ignore[index]
     results = []
-    for number, source in enumerate([ModelSource(model), ModelSource(_without_file(module)), ModelSource(module)]):
-        scaled(source, listed(tmp_path / "in"), tmp_path / str(number))
+    config = {"model": {"name": model}}
+    for number, source in enumerate([model, _without_file(module), module, None]):
+        options = {"config": config} if source is None else {}
+        scaled(source, listed(tmp_path / "in"), tmp_path / str(number), **options)
         results.append(rows_of(tmp_path / str(number)))
     assert len(results[0]) == len(files)
-    assert_same(results[1], results[0])
-    assert_same(results[2], results[0])
+    for rows in results[1:]:
+        assert_same(rows, results[0])
     assert all(torch.equal(value, before[name]) for name, value in loaded.module.state_dict().items())
 
 

@@ -526,7 +526,8 @@ def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
             address, include_dashboard=None if address else False, log_to_driver=not quiet, logging_level=logging.ERROR
         )
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"no Ray cluster answers at {address or 'this machine'}: {brief(error)}") from error
+        where = f"the cluster at {address}" if address else "a cluster on this machine"
+        raise InputError(f"camkit cannot use {where}: {brief(error)}") from error
     context = ray.data.DataContext.get_current()
     before = context.enable_progress_bars, logging.getLogger("ray.data").level
     try:
