@@ -21,7 +21,14 @@ from camkit.cli import main
 from camkit.errors import InputError
 from camkit.models import load_model
 from camkit.models.loaded import LoadedModel
-from camkit.scale.cluster import ModelSource, Pool, explain_on_cluster, prepared_job
+from camkit.scale.cluster import (
+    ModelSource,
+    ParquetPictures,
+    Pool,
+    explain_on_cluster,
+    parquet_pictures,
+    prepared_job,
+)
 from camkit.scale.folder import Drawing, explain_files
 from camkit.scale.schema import COLUMNS
 
@@ -149,7 +156,8 @@ def scaled(model: Any, pictures: Any, out: Path, **options: Any) -> Any:
     """Explain pictures on the cluster, and return what was finished."""
     ways = {name: options.pop(name) for name in ("resume", "overwrite") if name in options}
     job = prepared_job(model, "0", batch_size=4, **options)
-    return explain_on_cluster(job, pictures, out, Pool.of_cluster(None, 1.0, None), **ways)
+    spare = isinstance(pictures, ParquetPictures) and pictures.has_data
+    return explain_on_cluster(job, pictures, out, Pool.of_cluster(None, 1.0, None, spare=spare), **ways)
 
 
 def listed(folder: Path) -> Any:
@@ -234,7 +242,7 @@ def test_bytes_without_a_name_are_named_by_their_checksum(nodes, tmp_path, model
 
     files = write_pictures(tmp_path / "in", 5)
     pq.write_table(pa.table({"bytes": [*(file.read_bytes() for file in files), b"damaged"]}), tmp_path / "in.parquet")
-    done = scaled(model, tmp_path / "in.parquet", tmp_path / "out")
+    done = scaled(model, parquet_pictures(tmp_path / "in.parquet"), tmp_path / "out")
     assert (done.explained, done.failed) == (5, 1)
     rows = rows_of(tmp_path / "out")
     assert all(row["path"] == row["content"] for row in rows)

@@ -73,19 +73,27 @@ def scale(
     if not pictures:
         raise InputError("name at least one picture or folder: camkit scale photos/ --model resnet50 --out results")
     from camkit.images.listing import Pictures
-    from camkit.scale.cluster import ModelSource, Pool, connected, explain_on_cluster, prepared_job
+    from camkit.scale.cluster import (
+        ModelSource,
+        ParquetPictures,
+        Pool,
+        connected,
+        explain_on_cluster,
+        parquet_pictures,
+        prepared_job,
+    )
 
     targets = targets or TargetOptions()
     targets.check()
     if targets.mask is not None:
         raise InputError("--mask belongs to one picture; explain that picture alone, without camkit scale")
-    table = Path(pictures[0]) if len(pictures) == 1 and pictures[0].lower().endswith(".parquet") else None
-    files = table or Pictures(pictures, skip=out, recursive=recursive)
+    is_parquet = len(pictures) == 1 and pictures[0].lower().endswith(".parquet")
     arguments = source.arguments()
     if source.weights is not None and Path(source.weights).exists():
         arguments["weights"] = os.path.abspath(source.weights)  # noqa: PTH100 - the nodes work in other folders
     model = ModelSource(_absolute(source.model), arguments, device=source.device)
     with connected(address, quiet=not TALK.verbose):
+        files = parquet_pictures(Path(pictures[0])) if is_parquet else Pictures(pictures, skip=out, recursive=recursive)
         options: Options = {
             "method": method,
             "target": targets.targets([], None),
@@ -96,7 +104,7 @@ def scale(
         if batch_size is not None:
             options["batch_size"] = batch_size
         job = prepared_job(model, layer, draft=draft, **options)
-        pool = Pool.of_cluster(actors, cpus, gpus)
+        pool = Pool.of_cluster(actors, cpus, gpus, spare=isinstance(files, ParquetPictures) and files.has_data)
         say(f"{pool}, {job.batch_size(pool)} pictures per pass")
         with _Shown() as shown:
             done = explain_on_cluster(

@@ -63,9 +63,11 @@ _BLOCKS_PER_ACTOR = 8
 an eighth of the time."""
 _MOST_PER_BLOCK = 1024
 """Pictures in a block, which is what a lost worker costs."""
+_MOST_BLOCKS = 100_000
+"""Blocks of a very large job, which are larger then: the driver takes about 10 ms for each."""
 _SPARED = 1 / 8
-"""The share of the actors that are left out, at least one, so that the tasks of the caller's dataset find cores: a task
-that reads waits forever if actors hold all of them."""
+"""The share of the cores that are left to the tasks that read a dataset, at least one core: they wait forever if actors
+hold all of them."""
 _ROWS_ON_GPU, _ROWS_ON_CPU = 4096, 1024
 """Rows of a part. Ray may start a process to write one, which measured 2 to 3 seconds of one core: little beside the
 pictures of a part."""
@@ -205,7 +207,7 @@ class Pool:
 
         Args:
             actors, cpus, gpus: as for ``explain_dataset``.
-            spare: leave cores to other tasks if ``actors`` is None.
+            spare: leave cores to the tasks that read the dataset if ``actors`` is None.
 
         Raises:
             InputError: a number is invalid, or no actor fits.
@@ -215,13 +217,14 @@ class Pool:
         resources = _ray().cluster_resources()
         there = {"cores": resources.get("CPU", 0.0), "GPUs": resources.get("GPU", 0.0)}
         gpus = (1.0 if there["GPUs"] >= 1 else 0.0) if gpus is None else float(gpus)
-        room = math.floor(there["GPUs"] / gpus) if gpus else math.floor(there["cores"] / cpus)
-        spared = max(1, math.ceil(room * _SPARED)) if spare and not gpus else 0
-        pool = cls(actors or max(1, room - spared), cpus, gpus)
+        spared = max(1, math.floor(there["cores"] * _SPARED)) if spare and actors is None else 0
+        room = math.floor(there["GPUs"] / gpus if gpus else (there["cores"] - spared) / cpus)
+        pool = cls(actors or max(1, room), cpus, gpus)
         if room < pool.actors:
+            beside = f" beside {_number(spared, 'core')} for the tasks that read" if spared else ""
             raise InputError(
                 f"the cluster has {_number(there['cores'], 'core')} and {_number(there['GPUs'], 'GPU')}, too few for "
-                f"{pool}"
+                f"{pool}{beside}"
             )
         return pool
 
@@ -559,7 +562,7 @@ def _refuse_unreachable(address: str) -> None:
 
 def explain_on_cluster(
     job: Job,
-    pictures: Pictures | Path,
+    pictures: Pictures | ParquetPictures,
     out: Path,
     pool: Pool,
     *,
@@ -571,8 +574,7 @@ def explain_on_cluster(
 
     Args:
         job: the model and the options.
-        pictures: the files, which every node can read; or a Parquet file or folder with the column ``path`` or
-            ``bytes``.
+        pictures: the files, which every node can read, or what ``parquet_pictures`` returns.
         out: the folder for the table, which every node can write into.
         pool: the actors.
         resume: continue the table if it exists. Pictures with the same path and the same bytes are left out.
@@ -580,8 +582,7 @@ def explain_on_cluster(
         on_progress: called from another thread with what is finished, about once a second.
 
     Raises:
-        InputError: something in the call is wrong, the table belongs to a run with other settings, or a Parquet file is
-            damaged.
+        InputError: something in the call is wrong, or the table belongs to a run with other settings.
         OutputError: the table exists or cannot be written.
         Exception: whatever the model raises.
     """
@@ -590,14 +591,13 @@ def explain_on_cluster(
     check_folder(out)
     table = ClusterTable(out, job.made_with, resume=resume, overwrite=overwrite and not resume)
     with table:
-        total = None
-        if isinstance(pictures, Path):
-            dataset = _of_parquet(pictures)
+        if isinstance(pictures, ParquetPictures) and pictures.has_data:
+            total, dataset = pictures.rows, pictures.dataset()
         else:
-            names = [os.path.abspath(found.path) for found in pictures]  # noqa: PTH100
-            total = len(names)
+            listed = pictures.paths() if isinstance(pictures, ParquetPictures) else (item.path for item in pictures)
+            names = [os.path.abspath(name) for name in listed]  # noqa: PTH100 - links stay as the nodes know them
             blocks = _blocks(names, pool.actors, job.batch_size(pool))
-            dataset = ray.data.from_arrow(blocks)
+            total, dataset = len(names), ray.data.from_arrow(blocks)
             pool = replace(pool, actors=min(pool.actors, len(blocks)))
         with _Watch(table, total, on_progress) as watch, _errors_of_ray(out):
             job.explained(dataset, pool, table.finished).write_parquet(
@@ -622,13 +622,46 @@ def _blocks(names: Sequence[str], actors: int, batch_size: int) -> list[Any]:
     """Return file names as blocks of whole batches, enough of them to keep all actors busy until the end."""
     import pyarrow as pa  # noqa: PLC0415 - Ray Data needs it
 
-    wanted = math.ceil(len(names) / (actors * _BLOCKS_PER_ACTOR) / batch_size) * batch_size
-    size = max(batch_size, min(wanted, _MOST_PER_BLOCK // batch_size * batch_size))
+    most = max(_MOST_PER_BLOCK, math.ceil(len(names) / _MOST_BLOCKS))
+    wanted = min(math.ceil(len(names) / (actors * _BLOCKS_PER_ACTOR)), most)
+    size = max(1, math.ceil(wanted / batch_size)) * batch_size
     return [pa.table({"path": names[start : start + size]}) for start in range(0, len(names), size)]
 
 
-def _of_parquet(path: Path) -> Dataset:
-    """Return the dataset of a Parquet file or folder, after reading the footers of all of its files.
+@dataclass(frozen=True)
+class ParquetPictures:
+    """Parquet files with pictures or their paths.
+
+    Attributes:
+        files: the files.
+        columns: those of their columns that camkit reads.
+        rows: how many pictures they have.
+    """
+
+    files: list[str]
+    columns: list[str]
+    rows: int
+
+    @property
+    def has_data(self) -> bool:
+        """Whether they hold the pictures themselves, and not only their paths."""
+        return self.columns != ["path"]
+
+    def dataset(self) -> Dataset:
+        """Return the dataset."""
+        read: Dataset = _ray().data.read_parquet(self.files, columns=self.columns)
+        return read
+
+    def paths(self) -> Iterator[str]:
+        """Yield the paths."""
+        import pyarrow.parquet as pq  # noqa: PLC0415 - Ray Data needs it
+
+        for file in self.files:
+            yield from pq.read_table(file, columns=["path"]).column("path").to_pylist()
+
+
+def parquet_pictures(path: Path) -> ParquetPictures:
+    """Read the footers of a Parquet file, or of all files of a folder.
 
     Raises:
         InputError: it does not exist or is damaged, or has no column with pictures.
@@ -639,16 +672,18 @@ def _of_parquet(path: Path) -> Dataset:
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise InputError(f"{path} has no Parquet files")
+    rows = 0
     for file in files:
         try:
-            names = pq.read_schema(file).names
+            footer = pq.read_metadata(file)
+            names = footer.schema.to_arrow_schema().names
         except Exception as error:  # pyarrow has errors of several kinds for damaged files
             raise InputError(f"{file} cannot be read: {brief(error)}") from error
-        if not {"path", "bytes", "image"} & set(names):
+        columns = [name for name in ("path", "bytes", "image") if name in names]
+        if not columns:
             raise InputError(f"{file} has the columns {', '.join(names)}; camkit needs 'path' or 'bytes'")
-    columns = [name for name in ("path", "bytes", "image") if name in names]
-    read: Dataset = _ray().data.read_parquet(list(map(str, files)), columns=columns, num_cpus=0)
-    return read
+        rows += footer.num_rows
+    return ParquetPictures(list(map(str, files)), columns, rows)
 
 
 @contextlib.contextmanager
