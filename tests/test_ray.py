@@ -19,10 +19,10 @@ from PIL import Image
 import camkit
 from camkit.cli import main
 from camkit.errors import InputError
+from camkit.images.listing import Pictures
 from camkit.models import load_model
 from camkit.models.loaded import LoadedModel
 from camkit.scale.cluster import (
-    ModelSource,
     ParquetPictures,
     Pool,
     explain_on_cluster,
@@ -47,6 +47,8 @@ WAIT = 120.0
 
 NETWORK = f"""
 import time
+from pathlib import Path
+import ray
 import torch
 from torch import nn
 from torchvision.transforms._presets import ImageClassification
@@ -58,6 +60,10 @@ class Slow(nn.Module):
         self.seconds = seconds
 
     def forward(self, pictures):
+        passes = Path(__file__).with_name("passes")
+        passes.mkdir(exist_ok=True)
+        with (passes / ray.get_runtime_context().get_node_id()).open("a") as file:
+            file.write(".")
         time.sleep(self.seconds * len(pictures))
         return pictures
 
@@ -160,12 +166,6 @@ def scaled(model: Any, pictures: Any, out: Path, **options: Any) -> Any:
     return explain_on_cluster(job, pictures, out, Pool.of_cluster(None, 1.0, None, spare=spare), **ways)
 
 
-def listed(folder: Path) -> Any:
-    from camkit.images.listing import Pictures  # noqa: PLC0415
-
-    return Pictures([folder])
-
-
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
 
@@ -224,7 +224,7 @@ def test_a_model_comes_as_a_name_a_function_a_module_or_a_config(nodes, tmp_path
     config = {"model": {"name": model}}
     for number, source in enumerate([model, _without_file(module), module, None]):
         options = {"config": config} if source is None else {}
-        scaled(source, listed(tmp_path / "in"), tmp_path / str(number), **options)
+        scaled(source, Pictures([tmp_path / "in"]), tmp_path / str(number), **options)
         results.append(rows_of(tmp_path / str(number)))
     assert len(results[0]) == len(files)
     for rows in results[1:]:
@@ -261,18 +261,18 @@ def test_a_resumed_job_goes_by_content_and_not_by_order(nodes, tmp_path, model):
     first.mkdir()
     for number in (3, 11, 17):
         files[number].rename(first / files[number].name)
-    scaled(model, listed(tmp_path / "in"), tmp_path / "out")
+    scaled(model, Pictures([tmp_path / "in"]), tmp_path / "out")
     for number in (3, 11, 17):
         (first / files[number].name).rename(files[number])
     changed = files[5].read_bytes()
     files[5].write_bytes(files[6].read_bytes())
-    done = scaled(model, listed(tmp_path / "in"), tmp_path / "out", resume=True)
+    done = scaled(model, Pictures([tmp_path / "in"]), tmp_path / "out", resume=True)
     assert (done.explained, done.failed) == (4, 0)
     rows = rows_of(tmp_path / "out")
     assert [row["path"] for row in rows] == sorted([*map(str, files), str(files[5])])
     assert len({row["content"] for row in rows if row["path"] == str(files[5])}) == 2
     assert changed != files[5].read_bytes()
-    assert scaled(model, listed(tmp_path / "in"), tmp_path / "out", resume=True).explained == 0
+    assert scaled(model, Pictures([tmp_path / "in"]), tmp_path / "out", resume=True).explained == 0
     assert len(rows_of(tmp_path / "out")) == 21
 
 
@@ -375,31 +375,29 @@ def test_a_damaged_list_of_pictures_is_one_sentence(nodes, tmp_path, model, caps
     assert "Traceback" not in message
 
 
-# --- a node dies; the last test, since the cluster has one node less afterwards ---------------------------------------
+# --- a node dies ------------------------------------------------------------------------------------------------------
 
 
 @on_cluster
 def test_a_node_that_dies_costs_only_its_blocks(nodes, tmp_path, model):
-    files = write_pictures(tmp_path / "in", 240)
-    cluster, _, victim = nodes
-    job = prepared_job(ModelSource(model.replace(":make", ":slow")), "0", batch_size=4, target=[0, 3])
-    watched = threading.Thread(target=_kill_when_it_runs, args=(cluster, victim), daemon=True)
-    watched.start()
-    done = explain_on_cluster(job, listed(tmp_path / "in"), tmp_path / "out", Pool.of_cluster(None, 1.0, None))
-    watched.join()
-    assert victim not in cluster.worker_nodes, "the node ran until the end"
-    assert (done.explained, done.failed) == (240, 0)
-    list(
-        explain_files(
-            load_model(model), files, None, Drawing(), layers=["0"], targets=[0, 3], table=tmp_path / "one.parquet"
-        )
-    )
-    assert_same(rows_of(tmp_path / "out"), rows_of(tmp_path / "one.parquet"))
+    files = write_pictures(tmp_path / "in", 360)
+    cluster = nodes[0]
+    victim = cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
+    cluster.wait_for_nodes()
+    job = prepared_job(model.replace(":make", ":slow"), "0", batch_size=4, target=[0, 3])
+    killed = threading.Event()
 
+    def kill_at_work() -> None:
+        passes = tmp_path / "passes" / victim.node_id
+        until(lambda: passes.exists() and passes.stat().st_size >= 3)
+        cluster.remove_node(victim, allow_graceful=False)
+        killed.set()
 
-def _kill_when_it_runs(cluster: Any, victim: Any) -> None:
-    """Kill a node as soon as it has computed for some seconds."""
-    from ray.util.state import list_actors  # noqa: F401, PLC0415
-
-    time.sleep(8)
-    cluster.remove_node(victim, allow_graceful=False)
+    killer = threading.Thread(target=kill_at_work, daemon=True)
+    killer.start()
+    done = explain_on_cluster(job, Pictures([tmp_path / "in"]), tmp_path / "out", Pool.of_cluster(3, 1.0, None))
+    assert killed.is_set(), "the node ran until the end"
+    assert (done.explained, done.failed) == (360, 0)
+    targets, table = [0, 3], tmp_path / "one.parquet"
+    list(explain_files(load_model(model), files, None, Drawing(), layers=["0"], targets=targets, table=table))
+    assert_same(rows_of(tmp_path / "out"), rows_of(table))

@@ -649,7 +649,7 @@ class ParquetPictures:
 
     def dataset(self) -> Dataset:
         """Return the dataset."""
-        read: Dataset = _ray().data.read_parquet(self.files, columns=self.columns)
+        read: Dataset = _ray().data.read_parquet(self.files).select_columns(self.columns)
         return read
 
     def paths(self) -> Iterator[str]:
