@@ -283,6 +283,7 @@ class Job:
             compute=ray.data.ActorPoolStrategy(size=pool.actors),
             **pool.resources(),
         )
+        rows.context.raise_original_map_exception = True  # Ray's own exception in its place does not name the cause
         return rows
 
 
