@@ -520,29 +520,32 @@ def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
     if quiet:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     ray = _ray()
-    if ray.is_initialized():
-        yield
-        return
-    if address is not None:
+    is_own = not ray.is_initialized()
+    if is_own and address is not None:
         _refuse_unreachable(address)
-    try:
-        ray.init(
-            address, include_dashboard=None if address else False, log_to_driver=not quiet, logging_level=logging.ERROR
-        )
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        where = f"the cluster at {address}" if address else "a cluster on this machine"
-        raise InputError(f"camkit cannot use {where}: {brief(error)}") from error
-    context = ray.data.DataContext.get_current()
-    before = context.enable_progress_bars, logging.getLogger("ray.data").level
+    context, log = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
+    before = context.enable_progress_bars, log.level
     try:
         if quiet:
             context.enable_progress_bars = False
-            logging.getLogger("ray.data").setLevel(logging.ERROR)
+            log.setLevel(logging.CRITICAL)
+        if is_own:
+            _start(ray, address, quiet=quiet)
         yield
     finally:
         context.enable_progress_bars = before[0]
-        logging.getLogger("ray.data").setLevel(before[1])
-        ray.shutdown()
+        log.setLevel(before[1])
+        if is_own:
+            ray.shutdown()
+
+
+def _start(ray: Any, address: str | None, *, quiet: bool) -> None:
+    options = {} if address else {"include_dashboard": False}
+    try:
+        ray.init(address, log_to_driver=not quiet, logging_level=logging.ERROR, **options)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        where = f"the cluster at {address}" if address else "a cluster on this machine"
+        raise InputError(f"camkit cannot use {where}: {brief(error)}") from error
 
 
 def _refuse_unreachable(address: str) -> None:
