@@ -19,6 +19,7 @@ from camkit.cli.configured import fill_in
 from camkit.cli.diagnose import diagnose, features
 from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, Source, events_into
 from camkit.cli.rows import Form, PassProgress, report
+from camkit.cli.scale import scale
 from camkit.cli.targets import TargetOptions
 from camkit.cli.terminal import (
     TALK,
@@ -63,6 +64,7 @@ app.command(checks)
 app.command(diagnose)
 app.command(features)
 app.command(concepts)
+app.command(scale)
 
 
 @app.default

@@ -89,23 +89,25 @@ class _ModelOptions:
             "text": "+".join(self.text or ()),
         }
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as ``camkit.load_model`` takes them, without the device."""
+        from camkit.models import read_labels
+
+        return {
+            "weights": self.weights,
+            "size": None if self.size is None else _size(self.size),
+            "mean": None if self.mean is None else numbers("mean", self.mean),
+            "std": None if self.std is None else numbers("std", self.std),
+            "labels": None if self.labels is None else read_labels(self.labels),
+            "text": self.text,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
     def load_named(self, name: str, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
         """Load a model, and say what the user should know about it."""
-        from camkit.models import device_of, load_model, read_labels
+        from camkit.models import device_of, load_model
 
-        loaded = load_model(
-            name,
-            self.weights,
-            self.device,
-            pretrained=pretrained,
-            size=None if self.size is None else _size(self.size),
-            mean=None if self.mean is None else numbers("mean", self.mean),
-            std=None if self.std is None else numbers("std", self.std),
-            labels=None if self.labels is None else read_labels(self.labels),
-            text=self.text,
-            trainable=trainable,
-            trust_remote_code=self.trust_remote_code,
-        )
+        loaded = load_model(name, device=self.device, pretrained=pretrained, trainable=trainable, **self.arguments())
         if loaded.note:
             say(loaded.note)
         parameters = sum(parameter.numel() for parameter in loaded.module.parameters())

@@ -177,7 +177,7 @@ def report(
     return tally.code
 
 
-_SECONDS_BETWEEN_LINES = 60.0
+SECONDS_BETWEEN_LINES = 60.0
 """Where there is no terminal for a bar, a line on the progress of a long run is printed this often."""
 
 
@@ -243,18 +243,18 @@ class _Progress:
     def update(self, finished: int) -> None:
         """Show how many pictures are finished."""
         if self._has_bar:
-            words = _progress(finished, self._rows.skipped, self._total, self.seconds)
+            words = progress_words(finished, self._rows.skipped, self._total, self.seconds)
             done = finished + self._rows.skipped
             self._bars.update(self._bar, completed=done, total=self._total, description=words)
-        elif self._has_lines and time.perf_counter() - self._printed > _SECONDS_BETWEEN_LINES:
+        elif self._has_lines and time.perf_counter() - self._printed > SECONDS_BETWEEN_LINES:
             self._printed = time.perf_counter()
-            say(_progress(finished, self._rows.skipped, self._total, self.seconds))
+            say(progress_words(finished, self._rows.skipped, self._total, self.seconds))
 
 
-def _progress(finished: int, skipped: int, total: int | None, seconds: float) -> str:
+def progress_words(finished: int, skipped: int, total: int | None, seconds: float) -> str:
     """Return how far a run is, as words.
 
-    >>> _progress(1200, 0, 2_000_000, 30.0), _progress(3, 2, None, 1.5)
+    >>> progress_words(1200, 0, 2_000_000, 30.0), progress_words(3, 2, None, 1.5)
     ('1,200 of 2,000,000, 40 a second, 13:52:50 left', '5, 2 a second')
     """
     rate = finished / max(seconds, 1e-9)
@@ -286,17 +286,25 @@ def _print_repeated(tally: _Tally) -> None:
 
 def _print_summary(tally: _Tally, seconds: float, form: Form, skipped: int, table: Path | None) -> None:
     """Print the last line: below the rows if they are text, else apart from them."""
-    line = f"{tally.explained} explained, {tally.failed} failed, {tally.empty} empty"
-    if tally.images:
-        line += f"; {tally.images / max(seconds, 1e-9):.3g} pictures a second"
-    if skipped:
-        line += f"; {skipped} finished in an earlier run"
-    if table is not None:
-        line += f"; wrote {printable(str(table))}"
+    line = summary(tally.explained, tally.failed, tally.empty, tally.images, seconds, skipped, table)
     if form != "text":
         say(line)
     elif not TALK.quiet:
         printer().print(line, markup=False)
+
+
+def summary(
+    explained: int, failed: int, empty: int, images: int, seconds: float, skipped: int, table: Path | None
+) -> str:
+    """Return the last line of a run."""
+    line = f"{explained} explained, {failed} failed, {empty} empty"
+    if images:
+        line += f"; {images / max(seconds, 1e-9):.3g} pictures a second"
+    if skipped:
+        line += f"; {skipped} finished in an earlier run"
+    if table is not None:
+        line += f"; wrote {printable(str(table))}"
+    return line
 
 
 def _without_name(failed: Failure) -> str:

@@ -28,24 +28,28 @@ VIDEO_SUFFIXES = (
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
-def open_picture(path: str | Path) -> Image.Image:
+def open_picture(path: str | Path, data: bytes | None = None) -> Image.Image:
     """Read a picture file as RGB, turned upright by its EXIF orientation.
 
     16-bit greyscale is scaled to 8 bits, and colours are converted from the file's colour profile to sRGB. Transparency
     is dropped, as in ordinary training pipelines.
 
+    Args:
+        path: the file.
+        data: the file's bytes, if they are in memory already; ``path`` is only their name then.
+
     Raises:
         ImageError: the file is missing, is not a picture, is damaged, or is so large that it looks like a
             decompression bomb.
     """
-    return open_draft(path, None)[0]
+    return open_draft(path, None, data)[0]
 
 
-def open_draft(path: str | Path, shorter: int | None) -> tuple[Image.Image, float]:
+def open_draft(path: str | Path, shorter: int | None, data: bytes | None = None) -> tuple[Image.Image, float]:
     """Read a picture file, and a JPEG at a half, a quarter or an eighth of its size if that is large enough.
 
     Args:
-        path: the file.
+        path, data: as for ``open_picture``.
         shorter: the least length of the shorter side, in pixels; None for the whole size.
 
     Returns:
@@ -53,7 +57,7 @@ def open_draft(path: str | Path, shorter: int | None) -> tuple[Image.Image, floa
     """
     path, reduction = Path(path), 1.0
     try:
-        with opened(path) as picture:
+        with opened(path, data) as picture:
             longest = max(picture.size)
             if shorter is not None and picture.format == "JPEG":
                 ratio = shorter / min(picture.size)
@@ -74,7 +78,7 @@ def open_draft(path: str | Path, shorter: int | None) -> tuple[Image.Image, floa
     except FileNotFoundError as error:
         raise ImageError(about_address(str(path)) or f"there is no file {path}") from error
     except UnidentifiedImageError as error:
-        size = path.stat().st_size
+        size = path.stat().st_size if data is None else len(data)
         kind = "an empty file" if size == 0 else "not a picture"
         if size and path.suffix.lower() in VIDEO_SUFFIXES:
             kind = "a video; pass its frames to explain_many, or draw it in a shell with camkit VIDEO --model NAME"
@@ -120,15 +124,16 @@ def _has_several_frames(picture: Image.Image) -> bool:
         return False
 
 
-def opened(path: Path) -> Image.Image:
-    """Open a picture file, to be decoded later.
+def opened(path: Path, data: bytes | None = None) -> Image.Image:
+    """Open a picture file, or its bytes, to be decoded later.
 
     Raises:
         ImageError: the path is a pipe or a device, or the file is a program: Pillow would run PostScript.
         OSError: Pillow cannot open the file.
     """
-    refuse_pipe(path, ImageError)
-    picture = Image.open(path)
+    if data is None:
+        refuse_pipe(path, ImageError)
+    picture = Image.open(path if data is None else io.BytesIO(data))
     if picture.format == "EPS":
         picture.close()
         raise ImageError(f"{path} is PostScript, a program that camkit does not run; save the picture as PNG")

@@ -10,6 +10,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -43,8 +44,12 @@ _SECONDS = 60.0
 """A part is written after this time, however few rows it has: a killed run loses no more."""
 
 
+WRITTEN_WITH: Mapping[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+"""How parts are written; the checksums tell a damaged part."""
+
+
 def read(path: str | Path) -> Explanations:
-    """Read a table that ``camkit --table`` wrote.
+    """Read a table that ``camkit --table`` or ``camkit scale`` wrote.
 
     The maps have the precision of 16 bits. Pictures are read from their files when they are first drawn; relative paths
     start at the folder in which the run was started. Rows of pictures that could not be explained are left out.
@@ -141,11 +146,12 @@ class Table:
             )
         self._folder = about["folder"]
         self._form.repair()
-        self.finished = Finished(
-            os.path.normpath(os.path.join(self._folder, name))  # noqa: PTH118 - for millions of names
-            for part in self._form.parts()
-            for name in self._form.paths(part)
-        )
+        self.finished = Finished(name for part in self._form.parts() for name in self._names(part))
+
+    def _names(self, part: Path) -> Iterable[str]:
+        """Return what tells the finished pictures of a part from others: their absolute paths."""
+        for name in self._form.paths(part):
+            yield os.path.normpath(os.path.join(self._folder, name))  # noqa: PTH118 - for millions of names
 
     def has(self, picture: Path) -> bool:
         """Tell whether the table has the rows of a picture."""
@@ -222,6 +228,46 @@ class Table:
             self._lock = None
 
 
+CONTENT = "content"
+"""A column of tables that a cluster writes: a checksum of the picture's bytes."""
+
+
+class ClusterTable(Table):
+    """A folder of Parquet parts that Ray writes, with the column ``content``.
+
+    ``finished`` has the keys of its pictures.
+
+    Raises:
+        InputError, OutputError: as ``Table``.
+    """
+
+    _form: _Parquet
+
+    def _names(self, part: Path) -> Iterable[str]:
+        return itertools.starmap(key_of, self._form.values(part, "path", CONTENT))
+
+    def parts(self) -> Sequence[Path]:
+        """Return the parts that are there now, also unfinished ones."""
+        return self._form.parts()
+
+    def values(self, part: Path, *columns: str) -> Iterable[tuple[Any, ...]]:
+        """Return the values of some columns of a part, row by row.
+
+        Raises:
+            InputError: the part is damaged or not finished.
+        """
+        return self._form.values(part, *columns)
+
+    def schema(self) -> Any:
+        """Return the schema of a part, with what the table was started with."""
+        return self._form.described(cluster_schema())
+
+
+def key_of(path: str, content: str | None) -> str:
+    """Return what tells a picture from others: its path and the checksum of its bytes, which it may lack."""
+    return f"{path}\0{content or ''}"
+
+
 class Finished:
     """The names of finished pictures as 128-bit checksums: 16 bytes for each, however long the names are."""
 
@@ -292,9 +338,39 @@ class _Form(ABC):
 def _form_of(path: Path) -> _Form:
     if path.suffix.lower() == ".csv":
         return _Csv(path)
-    if path.suffix.lower() == ".parquet":
+    if path.suffix.lower() == ".parquet" or path.is_dir():
         return _Parquet(path)
     raise InputError(f"a table is a name ending in .parquet or .csv, not {str(path)!r}")
+
+
+def arrow_schema(*texts: str) -> Any:
+    """Return the columns of a table as pyarrow's schema, followed by columns of text with the given names."""
+    import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
+
+    kinds: dict[Kind, Any] = {
+        "text": pa.string(),
+        "whole": pa.int64(),
+        "real": pa.float64(),
+        "reals": pa.list_(pa.float64()),
+        "wholes": pa.list_(pa.int32()),
+        "halves": pa.list_(pa.float16()),
+    }
+    return pa.schema(
+        [*((name, kinds[kind]) for name, kind in COLUMNS.items()), *((name, pa.string()) for name in texts)]
+    )
+
+
+def cluster_schema() -> Any:
+    """Return the columns of a table that a cluster writes."""
+    return arrow_schema(CONTENT)
+
+
+def arrow_table(rows: Sequence[Row], schema: Any) -> Any:
+    """Return rows as pyarrow's table."""
+    import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
+
+    columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 class _Parquet(_Form):
@@ -306,24 +382,14 @@ class _Parquet(_Form):
 
     def __init__(self, path: Path) -> None:
         try:
-            import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
-            import pyarrow.parquet as pq  # noqa: PLC0415
+            import pyarrow.parquet as pq  # noqa: PLC0415 - an extra, which only tables need
         except ImportError as error:
             raise InputError(
                 "a Parquet table needs pyarrow: pip install 'camkit[table]', or name a table that ends in .csv"
             ) from error
-        self._pa, self._pq = pa, pq
+        self._pq = pq
         self._path = path
         self.lock = path / ".lock"
-        kinds: dict[Kind, Any] = {
-            "text": pa.string(),
-            "whole": pa.int64(),
-            "real": pa.float64(),
-            "reals": pa.list_(pa.float64()),
-            "wholes": pa.list_(pa.int32()),
-            "halves": pa.list_(pa.float16()),
-        }
-        self._schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
         self._about: Mapping[str, Any] = {}
         self._next = 0
 
@@ -376,8 +442,12 @@ class _Parquet(_Form):
         return sorted(self._path.glob("part-*.parquet"))
 
     def paths(self, part: Path) -> Iterable[str]:
-        names: list[str] = self._read(part, ["path"]).column("path").to_pylist()
-        return names
+        return [name for (name,) in self.values(part, "path")]
+
+    def values(self, part: Path, *columns: str) -> Iterable[tuple[Any, ...]]:
+        """Return the values of some columns, row by row."""
+        table = self._read(part, list(columns))
+        return zip(*(table.column(name).to_pylist() for name in columns), strict=True)
 
     def rows(self, part: Path) -> Iterator[Row]:
         table = self._read(part, None)
@@ -390,16 +460,13 @@ class _Parquet(_Form):
         except Exception as error:  # pyarrow has errors of several kinds for damaged files
             raise InputError(f"{part} cannot be read: {brief(error)}") from error
 
+    def described(self, schema: Any) -> Any:
+        """Return a schema with what the table was started with."""
+        return schema.with_metadata({self._METADATA: json.dumps(self._about)})
+
     def append(self, rows: Sequence[Row]) -> None:
-        schema = self._schema.with_metadata({self._METADATA: json.dumps(self._about)})
-        columns = [
-            self._pa.array([row[name] for row in rows], field.type)
-            for name, field in zip(COLUMNS, self._schema, strict=True)
-        ]
         data = io.BytesIO()
-        self._pq.write_table(
-            self._pa.Table.from_arrays(columns, schema=schema), data, compression="zstd", write_page_checksum=True
-        )
+        self._pq.write_table(arrow_table(rows, self.described(arrow_schema())), data, **WRITTEN_WITH)
         write_file(self._path / f"part-{self._next:06d}.parquet", data.getvalue())
         self._next += 1
 

@@ -1,0 +1,761 @@
+"""Explains pictures on a cluster with Ray Data: a pool of actors, each with the model, and the rows of a table.
+
+``explain_dataset`` is the step that users put into their own pipelines. ``explain_on_cluster`` is the command: it lists
+the pictures, lets Ray write the table, and leaves out what an earlier run finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import itertools
+import logging
+import math
+import os
+import re
+import socket
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from camkit.engine.streams import Task, in_order
+from camkit.errors import CamkitError, ImageError, InputError, ModelError, OutputError, advice, brief
+from camkit.explainer import Config, Layers, Options, explain_many
+from camkit.explanation import Explanation
+from camkit.images.files import check_folder
+from camkit.images.listing import Pictures
+from camkit.images.read import open_picture
+from camkit.models import as_model, device_of, load_model
+from camkit.models.labels import Labels
+from camkit.models.loaded import LoadedModel
+from camkit.scale.fingerprint import Fingerprint, differences, fingerprint
+from camkit.scale.schema import ERROR, Row, row_of, row_of_failure, text_of
+from camkit.scale.table import CONTENT, WRITTEN_WITH, ClusterTable, Finished, arrow_table, cluster_schema, key_of
+from camkit.types import Failure, Preprocess
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+else:
+    Dataset = Any
+
+_BATCH_ON_GPU, _BATCH_ON_CPU = 32, 8
+"""Pictures per pass. With one actor for each core, memory is scarce, and one core gains nothing from larger batches."""
+_PASSES_ON_GPU = 8
+"""Passes for which a GPU's actor gets pictures at once, so that reading them overlaps computing."""
+_READERS = 4
+"""Threads of an actor that read and checksum files, as for a folder."""
+_READ_AHEAD, _MOST_READ_AHEAD = 16, 72 * 2**20
+"""Pictures that wait for the model, and the bytes of those that are in memory."""
+_BLOCKS_PER_ACTOR = 8
+"""Blocks into which the listed pictures are divided for each actor: the last one to finish idles the others for at most
+an eighth of the time."""
+_MOST_PER_BLOCK = 1024
+"""Pictures in a block, which is what a lost worker costs."""
+_MOST_BLOCKS = 100_000
+"""Blocks of a very large job, which are larger then: the driver takes about 10 ms for each."""
+_SPARED = 1 / 8
+"""The share of the cores that are left to the tasks that read a dataset, at least one core: they wait forever if actors
+hold all of them."""
+_ROWS_ON_GPU, _ROWS_ON_CPU = 4096, 1024
+"""Rows of a part. Ray may start a process to write one, which measured 2 to 3 seconds of one core: little beside the
+pictures of a part."""
+_CONNECT_SECONDS = 10.0
+"""How long to wait until a cluster answers."""
+_POLL_SECONDS, _POLL_SHARE = 1.0, 20
+"""How often finished parts are counted, at least this many times as long apart as counting takes."""
+_SAME_ON_ALL_NODES = ("version of camkit", "network", "weights", "labels")
+"""The parts of a fingerprint that must be the same on every node. A preprocessing may round differently on another
+processor."""
+
+Source: TypeAlias = nn.Module | str | LoadedModel | Callable[[], Any] | None
+"""What a cluster takes for a model: a module, a name, or a function that makes one."""
+
+
+# --- the step of a pipeline
+
+
+def explain_dataset(
+    dataset: Dataset,
+    model: Source = None,
+    target_layer: Layers | None = None,
+    *,
+    draft: bool = False,
+    resume: str | Path | None = None,
+    actors: int | None = None,
+    cpus: float = 1.0,
+    gpus: float | None = None,
+    **options: Unpack[Options],
+) -> Dataset:
+    """Explain the pictures of a Ray dataset, with a pool of actors that hold the model.
+
+    Args:
+        dataset: rows with the column ``bytes`` (a picture's file), ``image`` (an array of uint8, as
+            ``ray.data.read_images`` returns it) or ``path`` (a file that every node can read). With ``bytes`` and
+            ``image``, the column ``path`` is the picture's name if it is there; otherwise, its checksum is.
+        model: a name as ``camkit.load_model`` takes it, from which each actor loads the model; a function without
+            arguments that returns a module, a module and its preprocessing, or a LoadedModel; or a module, which is put
+            into the object store once. None is the config's model.
+        target_layer: as for ``camkit.explain``.
+        draft: as for ``camkit.explain_many``.
+        resume: a table of an earlier run, whose pictures are left out: those with the same path and the same bytes.
+        actors: the number of actors; None takes as many as the cluster has room for. Without GPUs, it leaves an eighth
+            of the cores, at least one, to the tasks that read and write.
+        cpus, gpus: the cores, or the GPUs or the share of one, for each actor. None takes one GPU if the cluster has
+            any. Without a GPU, an actor computes with as many threads as it has cores.
+        **options: as for ``camkit.explain``, but no ``progress``. ``batch_size`` is 32 on a GPU and 8 on cores if it is
+            not given.
+
+    Returns:
+        A dataset that is computed when it is consumed. It has the columns of a table (``camkit.scale.read``) and
+        ``content``, a checksum of the picture's bytes, with a row for each picture and target. A picture that cannot be
+        explained is a row with ``status`` "error".
+
+    Raises:
+        InputError: something in the call is wrong, or Ray is not installed. When the dataset is consumed, the errors of
+            actors are raised as Ray raises them, as an instance of their own class too.
+    """
+    job = prepared_job(model, target_layer, draft=draft, **options)
+    finished = Finished([])
+    if resume is not None:
+        with ClusterTable(Path(resume), job.made_with, resume=True) as table:
+            finished = table.finished
+    return job.explained(dataset, Pool.of_cluster(actors, cpus, gpus, spare=True), finished)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """How a model reaches the actors; it is sent to each of them.
+
+    Attributes:
+        model: a name, a function that makes it, a LoadedModel, or the reference to one in the object store.
+        arguments: what ``camkit.load_model`` gets with a name.
+        config, preprocess, labels, device: as for ``camkit.explain``.
+    """
+
+    model: Any
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    config: Config | None = None
+    preprocess: Preprocess | None = None
+    labels: Labels | None = None
+    device: str | torch.device | None = None
+
+    def load(self, device: str) -> LoadedModel:
+        """Return the model on a device, unless the caller chose another."""
+        model, device = self.model, str(self.device or device)
+        if self.config is not None:
+            from camkit.config.model import configured_model  # noqa: PLC0415 - few calls have a config
+            from camkit.config.settings import as_settings  # noqa: PLC0415
+
+            model = configured_model(model, as_settings(self.config).model, device=device)
+        elif isinstance(model, str):
+            model = load_model(model, device=device, **self.arguments)
+        elif model is not None and not isinstance(model, (nn.Module, LoadedModel)):
+            model = _made(model) if callable(model) else _ray().get(model)
+        loaded = as_model(model, preprocess=self.preprocess, labels=self.labels)
+        return replace(loaded, module=loaded.module.eval().to(device))
+
+    def sent(self, loaded: LoadedModel) -> ModelSource:
+        """Return the source for the actors: a module is put into the object store."""
+        if not isinstance(self.model, (nn.Module, LoadedModel)):
+            return self
+        try:
+            return ModelSource(_ray().put(loaded), device=self.device)
+        except Exception as error:  # pickling fails with errors of many kinds
+            raise ModelError(
+                f"the model cannot be sent to the cluster ({brief(error)}); pass its name, or a function that makes it"
+            ) from error
+
+
+def _made(factory: Callable[[], Any]) -> nn.Module | LoadedModel:
+    """Return the model that a function makes, with its preprocessing if it returns that too."""
+    made = factory()
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+        return LoadedModel(made[0].eval(), type(made[0]).__name__, made[1])
+    if not isinstance(made, (nn.Module, LoadedModel)):
+        raise ModelError(f"the function that makes the model returned {type(made).__name__}, and no torch.nn.Module")
+    return made
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The actors of a job.
+
+    Attributes:
+        actors: how many there are.
+        cpus, gpus: what each of them takes.
+    """
+
+    actors: int
+    cpus: float
+    gpus: float
+
+    @classmethod
+    def of_cluster(cls, actors: int | None, cpus: float, gpus: float | None, *, spare: bool = False) -> Pool:
+        """Return the pool that fits the cluster.
+
+        Args:
+            actors, cpus, gpus: as for ``explain_dataset``.
+            spare: leave cores to the tasks that read the dataset if ``actors`` is None.
+
+        Raises:
+            InputError: a number is invalid, or no actor fits.
+        """
+        if cpus <= 0 or (gpus is not None and gpus < 0) or (actors is not None and actors < 1):
+            raise InputError(f"actors, cpus and gpus are positive, not {actors}, {cpus} and {gpus}")
+        resources = _ray().cluster_resources()
+        there = {"cores": resources.get("CPU", 0.0), "GPUs": resources.get("GPU", 0.0)}
+        gpus = (1.0 if there["GPUs"] >= 1 else 0.0) if gpus is None else float(gpus)
+        spared = max(1, math.floor(there["cores"] * _SPARED)) if spare and actors is None else 0
+        room = math.floor(there["GPUs"] / gpus if gpus else (there["cores"] - spared) / cpus)
+        pool = cls(actors or max(1, room), cpus, gpus)
+        if room < pool.actors:
+            beside = f" beside {_number(spared, 'core')} for the tasks that read" if spared else ""
+            raise InputError(
+                f"the cluster has {_number(there['cores'], 'core')} and {_number(there['GPUs'], 'GPU')}, too few for "
+                f"{pool}{beside}"
+            )
+        return pool
+
+    def __str__(self) -> str:
+        """Return, for example, "2 actors with 1 core each"."""
+        each = _number(self.gpus, "GPU") if self.gpus else _number(self.cpus, "core")
+        return f"{_number(self.actors, 'actor')} with {each} each"
+
+    @property
+    def device(self) -> str:
+        """Where the actors compute."""
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def threads(self) -> int | None:
+        """The threads with which an actor computes; None leaves it to PyTorch."""
+        return None if self.gpus else max(1, int(self.cpus))
+
+    def resources(self) -> dict[str, float]:
+        """Return what an actor takes, as Ray's arguments. A GPU's actor takes Ray's usual one core beside it."""
+        return {"num_gpus": self.gpus} if self.gpus else {"num_cpus": self.cpus}
+
+
+def _number(count: int | float, thing: str) -> str:
+    return f"{count:g} {thing}" + "s" * (count != 1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be explained, checked: it can be sent to the actors.
+
+    Attributes:
+        source: the model for the actors.
+        made_with: what decides the results.
+        options: what ``explain_many`` gets.
+    """
+
+    source: ModelSource
+    made_with: Fingerprint
+    options: Mapping[str, Any]
+
+    def batch_size(self, pool: Pool) -> int:
+        """Return the number of pictures per pass."""
+        usual: int = self.options.get("batch_size") or (_BATCH_ON_GPU if pool.gpus else _BATCH_ON_CPU)
+        return usual
+
+    def explained(self, dataset: Dataset, pool: Pool, finished: Finished) -> Dataset:
+        """Return the dataset of rows."""
+        ray, batch_size = _ray(), self.batch_size(pool)
+        job = replace(self, options={**self.options, "batch_size": batch_size})
+        rows: Dataset = dataset.map_batches(
+            Explaining,
+            fn_constructor_args=(job, pool, [ray.put(finished)]),
+            batch_size=batch_size * (_PASSES_ON_GPU if pool.gpus else 1),
+            batch_format="numpy",
+            compute=ray.data.ActorPoolStrategy(size=pool.actors),
+            **pool.resources(),
+        )
+        rows.context.raise_original_map_exception = True  # Ray's own exception in its place does not name the cause
+        return rows
+
+
+def prepared_job(
+    model: Source | ModelSource,
+    target_layer: Layers | None = None,
+    *,
+    draft: bool = False,
+    **options: Unpack[Options],
+) -> Job:
+    """Load the model here, check the arguments with it, and return what the actors get.
+
+    Raises:
+        InputError: something in the call is wrong, or Ray is not installed.
+    """
+    _ray()
+    if options.pop("progress", None) is not None:
+        raise InputError("a cluster reports no progress of single pictures; leave out progress")
+    taken = {name: options.pop(name, None) for name in ("preprocess", "labels", "device", "config")}  # type: ignore[misc]
+    config = taken["config"]
+    source = model if isinstance(model, ModelSource) else ModelSource(model, **taken)
+    if config is not None:
+        target_layer, options = _with_settings(config, target_layer, options)
+        source = replace(source, config=_as_mapping(config))
+    is_own = isinstance(source.model, (nn.Module, LoadedModel))
+    loaded = _on_cpu(as_model(source.model, preprocess=source.preprocess, labels=source.labels)) if is_own else None
+    loaded = loaded or replace(source, device=None).load("cpu")
+    settings: dict[str, Any] = {**options, "target_layer": target_layer, "draft": draft}
+    with warnings.catch_warnings():  # the actors run elsewhere, and say themselves which precision they use
+        warnings.simplefilter("ignore")
+        explain_many(loaded, [], **settings)
+    kept = {name: options.get(name) for name in ("method", "precision", "fuse", "smooth")}
+    made_with = fingerprint(loaded, **kept, layers=target_layer, targets=options.get("target"), draft=draft)
+    return Job(source.sent(loaded), made_with, settings)
+
+
+def _with_settings(config: Config, layer: Layers | None, options: Any) -> tuple[Layers | None, Any]:
+    """Complete the options from a config."""
+    from camkit.config.settings import as_settings  # noqa: PLC0415 - few calls have a config
+
+    usual = as_settings(config).explain
+    for name in ("method", "precision", "fuse", "smooth", "batch_size"):
+        if options.get(name) is None and getattr(usual, name) is not None:
+            options[name] = getattr(usual, name)
+    return usual.layer if layer is None else layer, options
+
+
+def _as_mapping(config: Config) -> Config:
+    """Return a config that needs no file on the nodes."""
+    from camkit.config.settings import as_settings  # noqa: PLC0415 - few calls have a config
+
+    return as_settings(config)
+
+
+def _on_cpu(loaded: LoadedModel) -> LoadedModel:
+    """Return a model on the CPU; the caller's own stays where it is."""
+    if device_of(loaded.module).type == "cpu":
+        return loaded
+    return replace(loaded, module=copy.deepcopy(loaded.module).cpu())
+
+
+class Explaining:
+    """Explains the pictures of batches; Ray makes one in each actor.
+
+    Args:
+        job: the model and the options.
+        pool: what the actor may take.
+        finished: the keys of pictures that are left out, as a reference; the actors of a node share their memory.
+    """
+
+    def __init__(self, job: Job, pool: Pool, finished: Sequence[Any]) -> None:
+        self._job, self._pool = job, pool
+        self._finished: Finished = _ray().get(finished[0])
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> Any:
+        """Return the rows of a batch as pyarrow's table.
+
+        Raises:
+            InputError: the dataset has no column with pictures, or the model is another one on this node.
+            Exception: whatever the model raises.
+        """
+        contents: dict[str, str] = {}
+        unread: list[Failure] = []
+        explained = self._explained(self._images(batch, contents, unread))
+        rows = [_row(explanation, contents) for explanation in explained]
+        rows += [_row(failure, contents) for failure in unread]
+        return arrow_table(rows, cluster_schema())
+
+    @functools.cached_property
+    def _explained(self) -> Callable[[Iterable[Any]], Iterator[Explanation | Failure]]:
+        """The model, which is loaded with the first batch, so that its errors are those of a batch."""
+        if self._pool.threads is not None:
+            torch.set_num_threads(self._pool.threads)
+        loaded = self._job.source.load(self._pool.device)
+        here = fingerprint(loaded)
+        different = differences(
+            *({name: made[name] for name in _SAME_ON_ALL_NODES} for made in (self._job.made_with, here))
+        )
+        if different:
+            raise ModelError(
+                f"the node {socket.gethostname()} has another {different} than the machine that started the job; give "
+                "all nodes the same files, or pass the model itself"
+            )
+        return functools.partial(explain_many, loaded, on_error="yield", **self._job.options)
+
+    def _images(
+        self, batch: dict[str, np.ndarray], contents: dict[str, str], unread: list[Failure]
+    ) -> Iterator[str | Image.Image]:
+        """Yield the pictures that are not finished, and note their checksums, and those that cannot be read."""
+        tasks = (Task(functools.partial(_checksummed, *picture), in_thread=True) for picture in _pictures(batch))
+        read = in_order(tasks, workers=_READERS, ahead=_READ_AHEAD, most=_MOST_READ_AHEAD, size_of=_size)
+        for name, content, image in read:
+            if key_of(text_of(name), content) in self._finished:
+                continue
+            if contents.setdefault(text_of(name), content) != content:
+                raise InputError(f"two different pictures are called {name}; give each row its own path")
+            if isinstance(image, Failure):
+                unread.append(image)
+            else:
+                yield image
+
+
+def _row(result: Explanation | Failure, contents: Mapping[str, str]) -> Row:
+    row = row_of(result) if isinstance(result, Explanation) else row_of_failure(result)
+    return {**row, CONTENT: contents[row["path"]]}
+
+
+def _pictures(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each picture, and its bytes or its pixels; None if it is a file."""
+    column = next((name for name in ("bytes", "image", "path") if name in batch), None)
+    if column is None:
+        raise InputError(
+            f"the dataset has the columns {', '.join(batch)}; camkit needs 'path', 'bytes' or 'image' with the pictures"
+        )
+    data = itertools.repeat(None) if column == "path" else batch[column]
+    names = batch.get("path", itertools.repeat(""))
+    return ((str(name or ""), item) for name, item in zip(names, data, strict=False))
+
+
+def _checksummed(name: str, data: Any) -> tuple[str, str, str | Image.Image | Failure]:
+    """Return a picture's name, the checksum of its bytes, and the picture: a file, pixels, or why there are none.
+
+    A file is decoded by ``explain_many``, which also says why it cannot be read.
+    """
+    if data is None:
+        with contextlib.suppress(OSError, ValueError):
+            return name, _checksum(Path(name).read_bytes()), name
+        return name, "", name
+    if isinstance(data, np.ndarray):
+        content = _checksum(str(data.shape).encode(), np.ascontiguousarray(data))
+    else:
+        content = _checksum(data)
+    name = name or content
+    try:
+        picture = _from_pixels(data, name) if isinstance(data, np.ndarray) else open_picture(name, data)
+    except CamkitError as error:
+        return name, content, Failure(name, error)
+    picture.filename = name  # type: ignore[attr-defined]  # becomes the source of the explanation
+    return name, content, picture
+
+
+def _checksum(*data: Any) -> str:
+    state = hashlib.blake2b(digest_size=16)
+    for part in data:
+        state.update(part)
+    return state.hexdigest()
+
+
+def _from_pixels(pixels: np.ndarray, name: str) -> Image.Image:
+    if pixels.dtype != np.uint8:
+        raise ImageError(f"{name} is an array of {pixels.dtype}; the column 'image' holds pixels of uint8")
+    try:
+        return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
+    except TypeError as error:
+        raise ImageError(f"{name} is an array of shape {pixels.shape}, and no picture (H, W, 3) or (H, W)") from error
+
+
+def _size(read: tuple[str, str, Any]) -> int:
+    image = read[2]
+    return image.width * image.height * 3 if isinstance(image, Image.Image) else 0
+
+
+# --- the command
+
+
+@dataclass
+class Progress:
+    """What a job has finished: pictures whose rows are on the disk.
+
+    Attributes:
+        explained, failed: how many pictures have an explanation, and how many have only errors.
+        empty: the number of maps without heat.
+        errors: how many pictures have the same error, without their names.
+        first: the first picture with each error.
+        total: how many pictures there are; None if that is unknown.
+        seconds: the time since the start.
+    """
+
+    explained: int = 0
+    failed: int = 0
+    empty: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    first: dict[str, tuple[str, str]] = field(default_factory=dict)
+    total: int | None = None
+    seconds: float = 0.0
+
+    def add(self, rows: Iterable[tuple[str, str, str | None]]) -> None:
+        """Count the rows of a part: path, status and error. The rows of a picture follow each other."""
+        for path, of_picture in itertools.groupby(rows, key=lambda row: row[0]):
+            several = list(of_picture)
+            problems = [error or "" for _, status, error in several if status == ERROR]
+            self.empty += sum(status not in ("ok", ERROR) for _, status, _ in several)
+            self.failed += len(problems) == len(several)
+            self.explained += len(problems) < len(several)
+            for problem in problems:
+                kind = problem.replace(path, "").replace(Path(path).name, "")
+                self.errors[kind] += 1
+                self.first.setdefault(kind, (path, problem))
+
+
+@contextlib.contextmanager
+def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
+    """Connect to a cluster for the time of a block.
+
+    Args:
+        address: as ``ray.init`` takes it, such as "auto" or "10.0.0.1:6379"; None takes the cluster in RAY_ADDRESS, or
+            one that runs on this machine, or starts one with all its cores.
+        quiet: whether Ray's own messages are left out.
+
+    Raises:
+        InputError: Ray is not installed, or no cluster answers.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if quiet:
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    ray = _ray()
+    is_own = not ray.is_initialized()
+    if is_own and address is not None:
+        _refuse_unreachable(address)
+    context, log = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
+    before = context.enable_progress_bars, log.level
+    try:
+        if quiet:
+            context.enable_progress_bars = False
+            log.setLevel(logging.CRITICAL)
+        if is_own:
+            _start(ray, address, quiet=quiet)
+        yield
+    finally:
+        context.enable_progress_bars = before[0]
+        log.setLevel(before[1])
+        if is_own:
+            ray.shutdown()
+
+
+def _start(ray: Any, address: str | None, *, quiet: bool) -> None:
+    options = {} if address else {"include_dashboard": False}
+    try:
+        ray.init(address, log_to_driver=not quiet, logging_level=logging.ERROR, **options)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        where = f"the cluster at {address}" if address else "a cluster on this machine"
+        raise InputError(f"camkit cannot use {where}: {brief(error)}") from error
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Try to connect: Ray itself tries for minutes, and says much.
+
+    Raises:
+        InputError: nothing answers.
+    """
+    named = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
+    if named is None:
+        return
+    try:
+        socket.create_connection((named[1], int(named[2])), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"no Ray cluster answers at {address}: {reason}") from error
+
+
+def explain_on_cluster(
+    job: Job,
+    pictures: Pictures | ParquetPictures,
+    out: Path,
+    pool: Pool,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Explain picture files on the cluster, and let Ray write the table.
+
+    Args:
+        job: the model and the options.
+        pictures: the files, which every node can read, or what ``parquet_pictures`` returns.
+        out: the folder for the table, which every node can write into.
+        pool: the actors.
+        resume: continue the table if it exists. Pictures with the same path and the same bytes are left out.
+        overwrite: replace the table if it exists.
+        on_progress: called from another thread with what is finished, about once a second.
+
+    Raises:
+        InputError: something in the call is wrong, or the table belongs to a run with other settings.
+        OutputError: the table exists or cannot be written.
+        Exception: whatever the model raises.
+    """
+    ray = _ray()
+    out = Path(os.path.abspath(out))  # noqa: PTH100 - links stay as the nodes know them
+    check_folder(out)
+    table = ClusterTable(out, job.made_with, resume=resume, overwrite=overwrite and not resume)
+    with table:
+        if isinstance(pictures, ParquetPictures) and pictures.has_data:
+            total, dataset = pictures.rows, pictures.dataset()
+        else:
+            listed = pictures.paths() if isinstance(pictures, ParquetPictures) else (item.path for item in pictures)
+            names = [os.path.abspath(name) for name in listed]  # noqa: PTH100 - links stay as the nodes know them
+            blocks = _blocks(names, pool.actors, job.batch_size(pool))
+            total, dataset = len(names), ray.data.from_arrow(blocks)
+            pool = replace(pool, actors=min(pool.actors, len(blocks)))
+        with _Watch(table, total, on_progress) as watch, _errors_of_ray(out):
+            job.explained(dataset, pool, table.finished).write_parquet(
+                str(out),
+                filename_provider=_PartNames(),
+                min_rows_per_file=_ROWS_ON_GPU if pool.gpus else _ROWS_ON_CPU,
+                ray_remote_args={"num_cpus": 0},  # the actors have all cores
+                schema=table.schema(),
+                **WRITTEN_WITH,
+            )
+    return watch.progress
+
+
+class _PartNames:
+    """Names parts as ``camkit.scale.read`` expects them. Ray may write a part again, which replaces it."""
+
+    def get_filename_for_task(self, write_uuid: str, task_index: int) -> str:
+        return f"part-{write_uuid}-{task_index:06}-{{i}}.parquet"
+
+
+def _blocks(names: Sequence[str], actors: int, batch_size: int) -> list[Any]:
+    """Return file names as blocks of whole batches, enough of them to keep all actors busy until the end."""
+    import pyarrow as pa  # noqa: PLC0415 - Ray Data needs it
+
+    most = max(_MOST_PER_BLOCK, math.ceil(len(names) / _MOST_BLOCKS))
+    wanted = min(math.ceil(len(names) / (actors * _BLOCKS_PER_ACTOR)), most)
+    size = max(1, math.ceil(wanted / batch_size)) * batch_size
+    return [pa.table({"path": names[start : start + size]}) for start in range(0, len(names), size)]
+
+
+@dataclass(frozen=True)
+class ParquetPictures:
+    """Parquet files with pictures or their paths.
+
+    Attributes:
+        files: the files.
+        columns: those of their columns that camkit reads.
+        rows: how many pictures they have.
+    """
+
+    files: list[str]
+    columns: list[str]
+    rows: int
+
+    @property
+    def has_data(self) -> bool:
+        """Whether they hold the pictures themselves, and not only their paths."""
+        return self.columns != ["path"]
+
+    def dataset(self) -> Dataset:
+        """Return the dataset."""
+        read: Dataset = _ray().data.read_parquet(self.files).select_columns(self.columns)
+        return read
+
+    def paths(self) -> Iterator[str]:
+        """Yield the paths."""
+        import pyarrow.parquet as pq  # noqa: PLC0415 - Ray Data needs it
+
+        for file in self.files:
+            yield from pq.read_table(file, columns=["path"]).column("path").to_pylist()
+
+
+def parquet_pictures(path: Path) -> ParquetPictures:
+    """Read the footers of a Parquet file, or of all files of a folder.
+
+    Raises:
+        InputError: it does not exist or is damaged, or has no column with pictures.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415 - Ray Data needs it
+
+    path = Path(os.path.abspath(path))  # noqa: PTH100
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"{path} has no Parquet files")
+    rows = 0
+    for file in files:
+        try:
+            footer = pq.read_metadata(file)
+            names = footer.schema.to_arrow_schema().names
+        except Exception as error:  # pyarrow has errors of several kinds for damaged files
+            raise InputError(f"{file} cannot be read: {brief(error)}") from error
+        columns = [name for name in ("path", "bytes", "image") if name in names]
+        if not columns:
+            raise InputError(f"{file} has the columns {', '.join(names)}; camkit needs 'path' or 'bytes'")
+        rows += footer.num_rows
+    return ParquetPictures(list(map(str, files)), columns, rows)
+
+
+@contextlib.contextmanager
+def _errors_of_ray(out: Path) -> Iterator[None]:
+    """Raise what an actor or a writing task raised, without Ray's report around it."""
+    ray = _ray()
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
+        if isinstance(cause, OSError) and not isinstance(cause, CamkitError):
+            raise OutputError(
+                f"cannot write {out}: {cause.strerror or brief(cause)}; its finished rows are kept, and "
+                f"{advice('resume=True', '--resume')} continues from there"
+            ) from error
+        raise cause from error
+
+
+class _Watch:
+    """Counts the rows of parts when they are finished, in another thread."""
+
+    def __init__(self, table: ClusterTable, total: int | None, on_progress: Callable[[Progress], None] | None) -> None:
+        self.progress = Progress(total=total)
+        self._table, self._on_progress = table, on_progress
+        self._counted = set(table.parts())
+        self._started = time.perf_counter()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._count()
+
+    def _run(self) -> None:
+        wait = _POLL_SECONDS
+        while not self._end.wait(wait):
+            began = time.perf_counter()
+            self._count()
+            if self._on_progress is not None:
+                self._on_progress(self.progress)
+            wait = max(_POLL_SECONDS, _POLL_SHARE * (time.perf_counter() - began))
+
+    def _count(self) -> None:
+        for part in self._table.parts():
+            if part in self._counted:
+                continue
+            try:
+                self.progress.add(self._table.values(part, "path", "status", "error"))
+            except InputError:  # it is being written
+                continue
+            self._counted.add(part)
+        self.progress.seconds = time.perf_counter() - self._started
+
+
+def _ray() -> Any:
+    """Return Ray with Ray Data.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import ray  # noqa: PLC0415 - an extra, which only clusters need
+        import ray.data  # noqa: PLC0415
+    except ImportError as error:
+        raise InputError("explaining on a cluster needs Ray: pip install 'camkit[ray]'") from error
+    return ray

@@ -1,0 +1,412 @@
+"""Explaining on a cluster: rows as on one machine, lost nodes, interrupted jobs, and what can be wrong."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import camkit
+from camkit.cli import main
+from camkit.errors import InputError
+from camkit.images.listing import Pictures
+from camkit.models import load_model
+from camkit.models.loaded import LoadedModel
+from camkit.scale.cluster import (
+    ParquetPictures,
+    Pool,
+    explain_on_cluster,
+    parquet_pictures,
+    prepared_job,
+)
+from camkit.scale.folder import Drawing, explain_files
+from camkit.scale.schema import COLUMNS
+
+pq = pytest.importorskip("pyarrow.parquet")
+ArrowInvalid = pytest.importorskip("pyarrow").ArrowInvalid
+
+LOOPBACK = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without it, Ray listens on all interfaces
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+}
+MEMORY = 200 * 2**20
+"""Bytes of a node's object store."""
+SIDE = 16
+WAIT = 120.0
+"""Seconds after which something that should happen counts as missing; a node that dies is noticed after about 30."""
+
+NETWORK = f"""
+import time
+from pathlib import Path
+import ray
+import torch
+from torch import nn
+from torchvision.transforms._presets import ImageClassification
+
+
+class Slow(nn.Module):
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, pictures):
+        passes = Path(__file__).with_name("passes")
+        passes.mkdir(exist_ok=True)
+        with (passes / ray.get_runtime_context().get_node_id()).open("a") as file:
+            file.write(".")
+        time.sleep(self.seconds * len(pictures))
+        return pictures
+
+
+def make(seed=0, seconds=0.0):
+    torch.manual_seed(seed)
+    trunk = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU())
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)]
+    slow = [Slow(seconds)] if seconds else []
+    return nn.Sequential(trunk, *head, *slow).eval(), ImageClassification(crop_size={SIDE}, resize_size={SIDE})
+
+
+def other():
+    return make(1)
+
+
+def slow():
+    return make(0, 0.05)
+
+
+def failing():
+    model, preprocess = make()
+    model.register_forward_pre_hook(fail)
+    return model, preprocess
+
+
+def fail(module, pictures):
+    if len(pictures[0]) > 0 and float(pictures[0].sum()) == float(pictures[0].sum()):
+        raise ArithmeticError("the model divides by zero")
+
+
+def uncertain():
+    return make(torch.seed() % 2**31)
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[Any]]:
+    """Start a cluster on the loopback device: a head without cores, and two nodes with one core each."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in LOOPBACK.items():
+            patch.setenv(name, value)
+        ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'camkit[ray]'")
+        from ray.cluster_utils import Cluster  # noqa: PLC0415 - Ray reads the environment when it is imported
+
+        given = {"object_store_memory": MEMORY, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **given})
+        try:
+            started = [cluster.add_node(num_cpus=1, object_store_memory=MEMORY) for _ in range(2)]
+            cluster.wait_for_nodes()
+            ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+            yield [cluster, *started]
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+pytestmark = pytest.mark.filterwarnings("default")  # Ray and its packages give warnings of their own
+on_cluster = pytest.mark.extended
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """Return the name of a tiny network, which each process loads from its file."""
+    (tmp_path / "network.py").write_text(NETWORK)
+    return f"{tmp_path / 'network.py'}:make"
+
+
+def write_pictures(folder: Path, count: int, side: int = 24) -> list[Path]:
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    files = [folder / f"{number:05d}.png" for number in range(count)]
+    for file in files:
+        Image.fromarray(generator.integers(0, 256, (side, side + 4, 3), np.uint8)).save(file)
+    return files
+
+
+def rows_of(table: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table in the order of the pictures and targets."""
+    rows = pq.read_table(table).to_pylist()
+    return sorted(rows, key=lambda row: (row["path"], row["target"] if row["target"] is not None else -1))
+
+
+def assert_same(rows: list[dict[str, Any]], others: list[dict[str, Any]], *, but: tuple[str, ...] = ()) -> None:
+    """Compare rows: text exactly, numbers to the last digits, which depend on what shares a pass."""
+    assert len(rows) == len(others)
+    for row, other in zip(rows, others, strict=True):
+        for name in COLUMNS.keys() - {"drawing", *but}:
+            if isinstance(other[name], (float, list)):
+                assert row[name] == pytest.approx(other[name], rel=1e-2, abs=1e-3), name
+            else:
+                assert row[name] == other[name], name
+
+
+def scaled(model: Any, pictures: Any, out: Path, **options: Any) -> Any:
+    """Explain pictures on the cluster, and return what was finished."""
+    ways = {name: options.pop(name) for name in ("resume", "overwrite") if name in options}
+    job = prepared_job(model, "0", batch_size=4, **options)
+    spare = isinstance(pictures, ParquetPictures) and pictures.has_data
+    return explain_on_cluster(job, pictures, out, Pool.of_cluster(None, 1.0, None, spare=spare), **ways)
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+@on_cluster
+def test_a_cluster_writes_the_rows_of_one_machine(nodes, tmp_path, model, capsys):
+    files = write_pictures(tmp_path / "in", 40)
+    files[7].write_bytes(files[8].read_bytes())
+    (tmp_path / "in" / "broken.jpg").write_bytes(b"no picture")
+    options = ["--model", model, "--layer", "0", "--top-k", "2", "--batch-size", "4"]
+    table = tmp_path / "one.parquet"
+    assert main([str(tmp_path / "in"), *options, "--table", str(table), "--no-pictures", "--quiet"]) == 2
+    capsys.readouterr()
+    assert main(["scale", str(tmp_path / "in"), *options, "--out", str(tmp_path / "many")]) == 2
+    said = capsys.readouterr()
+    assert "40 explained, 1 failed, 0 empty" in said.out
+    assert "broken.jpg is not a picture" in said.err
+    rows = rows_of(tmp_path / "many")
+    assert_same(rows, rows_of(table))
+    assert len(rows) == 81
+    assert len({row["content"] for row in rows}) == 40, "two pictures have the same bytes"
+    explanations = camkit.scale.read(tmp_path / "many")
+    assert len(explanations) == 80
+    assert explanations[0].heatmap.shape == (SIDE, SIDE)
+
+
+@on_cluster
+@pytest.mark.parametrize("kind", ["path", "bytes", "image"])
+def test_pictures_come_as_paths_bytes_or_pixels(nodes, tmp_path, model, kind):
+    import ray  # noqa: PLC0415
+
+    files = write_pictures(tmp_path / "in", 12)
+    paths = list(map(str, files))
+    if kind == "image":
+        dataset = ray.data.read_images(str(tmp_path / "in"), include_paths=True)
+    else:
+        data = {"bytes": [file.read_bytes() for file in files]} if kind == "bytes" else {}
+        items = [dict(zip(["path", *data], row, strict=True)) for row in zip(paths, *data.values(), strict=True)]
+        dataset = ray.data.from_items(items)
+    rows = camkit.scale.explain_dataset(dataset, model, "0", target=[0, 3], batch_size=4)
+    rows.write_parquet(str(tmp_path / "out"))
+    list(
+        explain_files(
+            load_model(model), files, None, Drawing(), layers=["0"], targets=[0, 3], table=tmp_path / "one.parquet"
+        )
+    )
+    assert_same(rows_of(tmp_path / "out"), rows_of(tmp_path / "one.parquet"))
+
+
+@on_cluster
+def test_a_model_comes_as_a_name_a_function_a_module_or_a_config(nodes, tmp_path, model):
+    files = write_pictures(tmp_path / "in", 6)
+    loaded = load_model(model)
+    before = {name: value.clone() for name, value in loaded.module.state_dict().items()}
+    module = LoadedModel(loaded.module[:4], "tiny", loaded.preprocess)  # type: ignore[index]
+    results = []
+    config = {"model": {"name": model}}
+    for number, source in enumerate([model, _without_file(module), module, None]):
+        options = {"config": config} if source is None else {}
+        scaled(source, Pictures([tmp_path / "in"]), tmp_path / str(number), **options)
+        results.append(rows_of(tmp_path / str(number)))
+    assert len(results[0]) == len(files)
+    for rows in results[1:]:
+        assert_same(rows, results[0])
+    assert all(torch.equal(value, before[name]) for name, value in loaded.module.state_dict().items())
+
+
+def _without_file(loaded: LoadedModel) -> Callable[[], LoadedModel]:
+    return lambda: loaded
+
+
+@on_cluster
+def test_bytes_without_a_name_are_named_by_their_checksum(nodes, tmp_path, model):
+    import pyarrow as pa  # noqa: PLC0415
+
+    files = write_pictures(tmp_path / "in", 5)
+    pq.write_table(pa.table({"bytes": [*(file.read_bytes() for file in files), b"damaged"]}), tmp_path / "in.parquet")
+    done = scaled(model, parquet_pictures(tmp_path / "in.parquet"), tmp_path / "out")
+    assert (done.explained, done.failed) == (5, 1)
+    rows = rows_of(tmp_path / "out")
+    assert all(row["path"] == row["content"] for row in rows)
+    assert [row["error"] for row in rows if row["status"] == "error"] == [
+        next(f"{row['path']} is not a picture" for row in rows if row["status"] == "error")
+    ]
+
+
+# --- interrupted jobs -------------------------------------------------------------------------------------------------
+
+
+@on_cluster
+def test_a_resumed_job_goes_by_content_and_not_by_order(nodes, tmp_path, model):
+    files = write_pictures(tmp_path / "in", 20)
+    first = tmp_path / "first"
+    first.mkdir()
+    for number in (3, 11, 17):
+        files[number].rename(first / files[number].name)
+    scaled(model, Pictures([tmp_path / "in"]), tmp_path / "out")
+    for number in (3, 11, 17):
+        (first / files[number].name).rename(files[number])
+    changed = files[5].read_bytes()
+    files[5].write_bytes(files[6].read_bytes())
+    done = scaled(model, Pictures([tmp_path / "in"]), tmp_path / "out", resume=True)
+    assert (done.explained, done.failed) == (4, 0)
+    rows = rows_of(tmp_path / "out")
+    assert [row["path"] for row in rows] == sorted([*map(str, files), str(files[5])])
+    assert len({row["content"] for row in rows if row["path"] == str(files[5])}) == 2
+    assert changed != files[5].read_bytes()
+    assert scaled(model, Pictures([tmp_path / "in"]), tmp_path / "out", resume=True).explained == 0
+    assert len(rows_of(tmp_path / "out")) == 21
+
+
+@on_cluster
+def test_a_truncated_part_is_set_aside_and_other_weights_are_refused(nodes, tmp_path, model, capsys):
+    write_pictures(tmp_path / "in", 10)
+    call = ["scale", str(tmp_path / "in"), "--layer", "0", "--out", str(tmp_path / "out"), "--resume"]
+    assert main([*call, "--model", model]) == 0
+    (part,) = (tmp_path / "out").glob("part-*.parquet")
+    part.write_bytes(part.read_bytes()[:-40])
+    capsys.readouterr()
+    assert main([*call, "--model", model.replace(":make", ":other")]) == 2
+    assert "cannot be continued: it was made with another model and weights;" in capsys.readouterr().err
+    assert main([*call, "--model", model]) == 0
+    assert "is damaged, so its pictures are explained again" in capsys.readouterr().err
+    assert len(rows_of(tmp_path / "out")) == 10
+    assert main([*call[:-1], "--model", model]) == 2
+    assert "exists already; pass --resume" in capsys.readouterr().err
+
+
+@on_cluster
+def test_a_job_that_is_killed_continues(nodes, tmp_path, model):
+    write_pictures(tmp_path / "in", 2600)
+    call = [sys.executable, "-m", "camkit", "scale", str(tmp_path / "in"), "--model", model, "--layer", "0"]
+    call += ["--out", str(tmp_path / "out"), "--resume", "--address", nodes[0].address]
+    with subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        until(lambda: any(map(is_complete, (tmp_path / "out").glob("part-*"))) or process.poll() is not None)
+        assert process.poll() is None, "it ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+    done = subprocess.run(call, capture_output=True, text=True, check=True, timeout=600)
+    explained, before = map(int, re.findall(r"(\d+) (?:explained|finished in an earlier run)", done.stdout))
+    assert 1024 <= before < 2600
+    assert explained + before == 2600
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == len({row["path"] for row in rows}) == 2600
+
+
+def is_complete(part: Path) -> bool:
+    try:
+        return pq.read_metadata(part).num_rows > 0
+    except (OSError, ArrowInvalid):
+        return False
+
+
+def until(happens: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not happens():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.05)
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_without_ray_it_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["scale", str(tmp_path), "--model", "demo-fair", "--out", str(tmp_path / "out")]) == 2
+    assert "needs Ray: pip install 'camkit[ray]'" in capsys.readouterr().err
+    with pytest.raises(InputError, match="needs Ray"):
+        camkit.scale.explain_dataset(None, "demo-fair")
+
+
+@on_cluster
+def test_an_address_at_which_nothing_answers_is_one_sentence(tmp_path, monkeypatch, capsys):
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'camkit[ray]'")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # whether or not the tests' cluster runs
+    call = ["scale", str(tmp_path), "--model", "demo-fair", "--out", str(tmp_path / "out")]
+    assert main([*call, "--address", "127.0.0.1:1"]) == 2
+    assert "no Ray cluster answers at 127.0.0.1:1: Connection refused" in capsys.readouterr().err
+
+
+@on_cluster
+@pytest.mark.parametrize(
+    ("options", "said", "code"),
+    [
+        (["--model", "{model}:make", "--out", "{file}"], "cannot write into the folder", 2),
+        (["--model", "{model}:make", "--actors", "3", "--out", "{out}"], "2 cores and 0 GPUs, too few for 3 actors", 2),
+        (["--model", "{model}:failing", "--out", "{out}"], "ArithmeticError: the model divides by zero", 4),
+        (["--model", "{model}:uncertain", "--out", "{out}"], "has another weights than the machine that started", 2),
+        (["--model", "nonet", "--out", "{out}"], "unknown model 'nonet'", 2),
+    ],
+    ids=["unwritable", "too many actors", "the model fails", "other weights on a node", "unknown model"],
+)
+def test_what_is_wrong_is_one_sentence(nodes, tmp_path, model, capsys, options, said, code):
+    write_pictures(tmp_path / "in", 6)
+    (tmp_path / "file").write_text("a file")
+    places = {"model": model.removesuffix(":make"), "file": tmp_path / "file", "out": tmp_path / "out"}
+    call = [option.format(**places) for option in options]
+    assert main(["scale", str(tmp_path / "in"), "--layer", "0", *call]) == code
+    message = capsys.readouterr().err
+    assert said in message
+    assert "Traceback" not in message
+
+
+@on_cluster
+@pytest.mark.parametrize("damage", ["truncated", "columns"])
+def test_a_damaged_list_of_pictures_is_one_sentence(nodes, tmp_path, model, capsys, damage):
+    import pyarrow as pa  # noqa: PLC0415
+
+    file = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"path" if damage == "truncated" else "name": ["a.png"]}), file)
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-20])
+    assert main(["scale", str(file), "--model", model, "--layer", "0", "--out", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert f"{file} {'cannot be read' if damage == 'truncated' else 'has the columns name'}" in message
+    assert "Traceback" not in message
+
+
+# --- a node dies ------------------------------------------------------------------------------------------------------
+
+
+@on_cluster
+def test_a_node_that_dies_costs_only_its_blocks(nodes, tmp_path, model):
+    files = write_pictures(tmp_path / "in", 360)
+    cluster = nodes[0]
+    victim = cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
+    cluster.wait_for_nodes()
+    job = prepared_job(model.replace(":make", ":slow"), "0", batch_size=4, target=[0, 3])
+    killed = threading.Event()
+
+    def kill_at_work() -> None:
+        passes = tmp_path / "passes" / victim.node_id
+        until(lambda: passes.exists() and passes.stat().st_size >= 3)
+        cluster.remove_node(victim, allow_graceful=False)
+        killed.set()
+
+    killer = threading.Thread(target=kill_at_work, daemon=True)
+    killer.start()
+    done = explain_on_cluster(job, Pictures([tmp_path / "in"]), tmp_path / "out", Pool.of_cluster(3, 1.0, None))
+    assert killed.is_set(), "the node ran until the end"
+    assert (done.explained, done.failed) == (360, 0)
+    targets, table = [0, 3], tmp_path / "one.parquet"
+    list(explain_files(load_model(model), files, None, Drawing(), layers=["0"], targets=targets, table=table))
+    assert_same(rows_of(tmp_path / "out"), rows_of(table))
