@@ -22,7 +22,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from tiers import represented_by
+from tiers import represented_by, rows_represented
 from torch import Tensor, nn
 
 import camkit
@@ -35,6 +35,8 @@ from camkit.methods import ATTENTION
 from camkit.targets import ClassTarget
 
 METHODS = tuple(name for name, method in camkit.METHODS.items() if method.needs not in ATTENTION)
+SLOW = ("scorecam", "sscam", "iscam", "rise", "ablationcam", "feature-scorecam")
+"""The methods with the most passes: the default tier tries them on fewer models."""
 REFUSED = {("cam", "vgg11"), *((name, "vit") for name in ("cam", "fullgrad", "guidedbackprop", "guidedgradcam"))}
 SIZE = 64
 
@@ -484,8 +486,13 @@ def watch(model: nn.Module, fired: dict[str, int]) -> None:
     next(model.parameters()).register_post_accumulate_grad_hook(note("accumulated"))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["resnet18", "vgg11", "densenet", "vit"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    rows_represented(
+        lambda name, method: name == "densenet" or method not in SLOW,
+        itertools.product(["resnet18", "vgg11", "densenet", "vit"], METHODS),
+    ),
+)
 def test_a_model_in_the_middle_of_training_is_restored_exactly(name: str, method: str) -> None:
     model, fired = in_the_middle_of_training(trained(name)), {}
     watch(model, fired)
@@ -806,7 +813,7 @@ def test_training_flags_that_a_forward_pass_sets_are_restored() -> None:
             camkit.explain(model, pictures(1), "layer", target=1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", represented_by(*(name for name in METHODS if name not in SLOW), among=METHODS))
 def test_weights_of_half_precision(method: str) -> None:
     model = copy.deepcopy(trained("resnet18")).bfloat16()
     layer = None if not camkit.METHODS[method].layer else "layer4" if method == "cam" else "layer2"

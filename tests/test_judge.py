@@ -63,7 +63,7 @@ def test_pictures_without_a_value_count_for_neither() -> None:
     assert found["none"].estimate.groups == 0
 
 
-@pytest.mark.parametrize("methods", [1, 5, 20])
+@pytest.mark.parametrize("methods", [1, 5, pytest.param(20, marks=pytest.mark.extended)])
 def test_chance_alone_seldom_beats_random(methods: int) -> None:
     false = 0
     for seed in range(200):
@@ -172,6 +172,7 @@ def test_the_true_method_is_recommended_and_the_wrong_one_is_last(trained: Metho
         assert not wrong.standings[metric].estimate.value >= random.standings[metric].estimate.value  # it may have none
 
 
+@pytest.mark.extended
 def test_another_seed_draws_other_pictures_and_recommends_the_same(trained: MethodJudgement) -> None:
     again = camkit.judge("demo-fair", many_scenes(), [backwards, "gradcam"], pictures=12, seed=1)
     assert set(again.pictures) != set(trained.pictures)
@@ -226,6 +227,7 @@ def test_the_reports_say_the_same(on_scenes: MethodJudgement, tmp_path: Path) ->
     assert on_scenes.table() in markdown
 
 
+@pytest.mark.extended
 def test_several_layers_have_rows_of_their_own() -> None:
     found = camkit.judge("demo-fair", SCENES, ["gradcam"], target_layer=["features.0", "features"])
     assert [row.name for row in found.rows[:2]] == ["gradcam at features.0", "gradcam at features"]
@@ -253,6 +255,7 @@ def test_a_method_that_works_nowhere_is_refused() -> None:
         camkit.judge(Flat().eval(), list(torch.rand(5, 3, 8, 8)), ["cam"], target_layer=["layer"], target=1)
 
 
+@pytest.mark.extended
 def test_damaged_pictures_are_left_out_and_named(tmp_path: Path) -> None:
     for number, scene in enumerate(SCENES):
         Image.open(scene).save(tmp_path / f"{number}.png")
