@@ -44,6 +44,13 @@ def test_a_clear_difference_is_found_and_none_is_not() -> None:
     assert found["worse"].estimate.low < 0.5 + shared.mean() < found["worse"].estimate.high
 
 
+def test_a_significant_difference_that_does_not_matter_is_none() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.002, (2, 50))
+    values = {"best": 0.30 + noise[0], "near": 0.28 + noise[0] / 2, "far": 0.20 + noise[0] / 3, "random": noise[1]}
+    found = standings(values, ["random"], "higher", 0)
+    assert [name for name, standing in found.items() if standing.level_with_best] == ["best", "near"]
+
+
 def test_lower_may_be_better() -> None:
     rows = {"good": drawn(0.1), "bad": drawn(0.5, seed=1), "random": drawn(0.5, seed=2)}
     found = judged(rows, "lower")
@@ -91,7 +98,7 @@ def test_of_the_methods_that_are_as_good_the_cheapest_is_recommended() -> None:
     assert found.row == "cheap"
     assert found.agreed
     assert found.sentence == (
-        "Use cheap: it beats a random map in SRG and ADCC, no method is significantly better in any of them, and none "
+        "Use cheap: it beats a random map in SRG and ADCC, no method is clearly better in any of them, and none "
         "that is as good is cheaper (1.1 plain passes)."
     )
 

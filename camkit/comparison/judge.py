@@ -70,6 +70,7 @@ class JudgedRow:
         unmoved: the mean rank correlation with the maps of shuffled weights; None if it was not measured.
         empty: how many of the maps are empty.
         failed: how many pictures could not be explained with it, and the first reason.
+        values: each metric's value on each picture, in the order of the judgement's pictures; NaN where it has none.
     """
 
     name: str
@@ -80,6 +81,7 @@ class JudgedRow:
     unmoved: float | None
     empty: int
     failed: tuple[int, str]
+    values: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def is_reference(self) -> bool:
@@ -323,6 +325,7 @@ class _Study:
                 unmoved.get(row),
                 self._empty.get(row, 0),
                 (len(self._failed.get(row, [])), (self._failed.get(row) or [""])[0]),
+                {name: tuple(self._values[name][row]) for name in self._metrics},
             )
             for row in (*listed, *references)
         ]

@@ -21,6 +21,11 @@ UNMOVED = 0.7
 """A map whose rank correlation with the maps of shuffled weights is above this shows the picture rather than what the
 network learned. docs/methods.md has the values of all methods: CAM methods lie clearly below."""
 
+PRACTICALLY_LEVEL = 0.1
+"""A method is level with the best if it may lack less than this share of the best one's advantage over the random map.
+Maps of one picture are so alike that the bootstrap finds differences of a hundredth, which matter to nobody and change
+with the sample."""
+
 _RESAMPLES = 4000
 """Bootstrap resamples; the normal tail serves for smaller p-values."""
 
@@ -34,7 +39,8 @@ class Standing:
     Attributes:
         estimate: the mean over the pictures with its 95 % interval, and the number of pictures with a value.
         beats_random: whether it is significantly better than the random map on the same pictures.
-        level_with_best: whether it cannot be told apart from the metric's best method.
+        level_with_best: whether it is not significantly worse than the metric's best method by more than
+            ``PRACTICALLY_LEVEL`` of that one's advantage over the random map.
     """
 
     estimate: Estimate
@@ -66,7 +72,9 @@ def standings(
     worse: dict[str, bool] = {}
     if ordered:
         best = values[ordered[0]]
-        worse = _significant(_p_values({name: sign * (best - values[name]) for name in ordered[1:]}, seed + 1))
+        margin = PRACTICALLY_LEVEL * max(0.0, sign * (means[ordered[0]] - _mean(values["random"])))
+        behind = {name: sign * (best - values[name]) for name in ordered[1:]}
+        worse = _significant(_p_values(behind, seed + 1, margin))
     return {
         name: Standing(
             _estimate(values[name], seed),
@@ -96,10 +104,10 @@ def _estimate(values: Float[np.ndarray, " n"], seed: int) -> Estimate:
     return interval(_draws(values, seed), _mean(values), known)
 
 
-def _p_values(differences: Mapping[str, Float[np.ndarray, " n"]], seed: int) -> dict[str, float]:
-    """Return for each mean difference the one-sided p-value that it is not above zero."""
+def _p_values(differences: Mapping[str, Float[np.ndarray, " n"]], seed: int, limit: float = 0.0) -> dict[str, float]:
+    """Return for each mean difference the one-sided p-value that it is not above a limit."""
     return {
-        name: p_above(_draws(values, seed), 0.0, int(np.isfinite(values).sum())) if np.isfinite(values).any() else 1.0
+        name: p_above(_draws(values, seed), limit, int(np.isfinite(values).sum())) if np.isfinite(values).any() else 1.0
         for name, values in differences.items()
     }
 
@@ -178,8 +186,8 @@ def _reason(
     cost = f"{costs[chosen]:.1f} plain passes"
     if agreed:
         return (
-            f"Use {chosen}: it beats a random map in {_listed(list(deciding))}, no method is significantly better in "
-            f"any of them, and none that is as good is cheaper ({cost})."
+            f"Use {chosen}: it beats a random map in {_listed(list(deciding))}, no method is clearly better in any "
+            f"of them, and none that is as good is cheaper ({cost})."
         )
     best = {title: _best(standing, order) for title, standing in deciding.items()}
     leaders = ", ".join(f"{title} prefers {name}" for title, name in best.items() if name)

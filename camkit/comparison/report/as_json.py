@@ -45,7 +45,10 @@ def _row(row: JudgedRow) -> dict[str, Any]:
         "empty_maps": row.empty,
         "failed": row.failed[0],
         "reason": row.failed[1],
-        "metrics": {name: _standing(standing) for name, standing in row.standings.items()},
+        "metrics": {
+            name: {**_standing(standing), "values": [_or_none(value) for value in row.values.get(name, ())]}
+            for name, standing in row.standings.items()
+        },
     }
 
 

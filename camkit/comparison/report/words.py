@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from camkit.comparison.judge import DECIDING, RANDOMISED, JudgedRow, MethodJudgement
-from camkit.comparison.ranking import UNMOVED, Standing
+from camkit.comparison.ranking import PRACTICALLY_LEVEL, UNMOVED, Standing
 from camkit.metrics import METRICS
 
 HOW_TO_READ = (
-    "Each number is the mean over the pictures with its 95% interval. Bold: no method is significantly better in this "
-    "column. Grey: not significantly better than the random map on the same pictures.",
+    "Each number is the mean over the pictures with its 95% interval. Bold: no method is clearly better in this "
+    f"column, that is, significantly and by more than {PRACTICALLY_LEVEL:.0%} of its advantage over the random map. "
+    "Grey: not significantly better than the random map on the same pictures.",
     "Three metrics decide together, because they contradict each other: SRG removes pixels in the order of the heat, "
     "ADCC multiplies the picture by its map, and SRG of feature cells removes cells of the layer, not pixels. The "
     "other columns show what these consist of.",
