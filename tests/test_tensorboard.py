@@ -309,8 +309,8 @@ def test_a_network_whose_heat_cannot_be_drawn_is_still_watched(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"every": 0}, "from 1"),
-        ({"pictures_every": -1}, "from 1"),
+        ({"every": 0}, "at least 1 step"),
+        ({"pictures_every": -1}, "0 or a number of steps"),
         ({"images": []}, "at least one picture"),
         ({"images": torch.zeros(0, 3, 8, 8)}, "at least one picture"),
         ({"method": "gradcan"}, "gradcam"),

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
-from cyclopts.argument import ArgumentCollection
-from cyclopts.config import Dict
+from cyclopts.argument import ArgumentCollection, update_argument_collection
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -24,7 +23,7 @@ _TABLES: dict[tuple[str, ...], tuple[str, ...]] = {
 """The config's tables whose keys are options of each command; the table ``model`` holds for all of them."""
 
 
-def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Add the config's values to the options that were not typed. cyclopts calls this before it converts them.
 
     Raises:
@@ -53,7 +52,8 @@ def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) 
         values |= {"data" if name == "path" else name: value for name, value in _values(settings.data).items()}
     given = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
     known = {name: value for name, value in given.items() if f"--{name}" in options}
-    Dict(known, source=str(file), use_commands_as_keys=False)(app, commands, arguments)
+    # cyclopts' own class for this leaves out options that are called like a command, such as scale.
+    update_argument_collection(known, str(file), arguments, root_keys=(), allow_unknown=False)
 
 
 def _values(table: BaseModel) -> dict[str, Any]:
