@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from camkit.errors import InputError, MethodError
 from camkit.explainer import Explainer, Layers
@@ -23,10 +23,12 @@ def chosen_methods(methods: MethodLike | Iterable[MethodLike] | None, usual: Seq
     """
     if methods is None:
         return [METHODS[name] for name in usual if name in METHODS]
-    single = isinstance(methods, (str, Method)) or not isinstance(methods, Iterable)
+    several: Iterable[Any] = (
+        [methods] if isinstance(methods, (str, Method)) or not isinstance(methods, Iterable) else methods
+    )
     chosen: list[Method] = []
-    for given in [methods] if single else methods:
-        method = find_method(given)  # type: ignore[arg-type] # it refuses what is no method
+    for given in several:
+        method = find_method(given)
         if method in chosen:
             continue
         if any(other.name == method.name for other in chosen):
@@ -46,7 +48,7 @@ def chosen_layers(explainer: Explainer, layers: Layers | Sequence[Layers | None]
     Raises:
         LayerError: the model has no such layer.
     """
-    chosen = list(layers) if isinstance(layers, (list, tuple)) else [layers]
+    chosen: list[Any] = list(layers) if isinstance(layers, (list, tuple)) else [layers]
     for layer in chosen:
         if layer is not None:
             find_layers(explainer.model, layer)

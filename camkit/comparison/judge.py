@@ -226,6 +226,8 @@ def judge(
 
 def _sample(images: str | Path | Sequence[ImageLike], most: int, seed: int) -> list[tuple[int, ImageLike]]:
     """Return the pictures to use with their numbers, in a random order that the seed fixes."""
+    if not isinstance(images, (str, Path, Iterable)):
+        raise InputError(f"images is a folder or a list of pictures, not {type(images).__name__}; pass [img] for one")
     found: list[Any] = find_pictures([Path(images)]) if isinstance(images, (str, Path)) else list(images)
     return random.Random(seed).sample(list(enumerate(found, start=1)), min(most, len(found)))
 
