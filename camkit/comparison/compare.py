@@ -249,8 +249,7 @@ def _compared(
     shared = _in_one_pass(explainer, evaluator, picture, methods, layer)
     maps = [shared.get(method.name) or _mapped(explainer, evaluator, picture, method, layer) for method in methods]
     maps = [
-        _judged(compared, evaluator, metric, explainer.using(method, layer if method.layer else None))
-        for compared, method in zip(maps, methods, strict=True)
+        _judged(explainer, evaluator, compared, method, metric) for compared, method in zip(maps, methods, strict=True)
     ]
     found = [compared.explanation for compared in maps if compared.explanation is not None]
     if not found:
@@ -285,11 +284,14 @@ def _mapped(
     return ComparedMap(method.name, found)
 
 
-def _judged(compared: ComparedMap, evaluator: Evaluator, metric: str, maker: Explainer) -> ComparedMap:
-    """Add the metric's value, if there is a map; ``maker`` is the Explainer that makes such maps."""
+def _judged(
+    explainer: Explainer, evaluator: Evaluator, compared: ComparedMap, method: Method, metric: str
+) -> ComparedMap:
+    """Add the metric's value, if there is a map."""
     if compared.explanation is None:
         return compared
-    return replace(compared, value=evaluator(evaluator.heat(compared.explanation, maker), [metric])[metric])
+    heat = evaluator.heat(compared.explanation, explainer.using(method))
+    return replace(compared, value=evaluator(heat, [metric])[metric])
 
 
 def _without_misfits(rows: Sequence[ComparedPicture]) -> list[ComparedPicture]:
