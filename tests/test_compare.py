@@ -18,7 +18,7 @@ from camkit.comparison.compare import DEFAULTS
 from camkit.comparison.sheet import Panel, Row, draw_sheet
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, MethodError
-from camkit.methods import METHODS
+from camkit.methods import METHODS, variant
 
 PLANE = scene_paths()["plane-sky"]
 FEW = ["gradcam", "hirescam", "eigencam"]
@@ -188,11 +188,44 @@ def test_a_map_of_the_true_place_loses_more_than_a_random_one() -> None:
         ({"methods": ["gradcm"]}, "did you mean 'gradcam'"),
         ({"metric": "sgr"}, "unknown metric 'sgr'; did you mean 'srg'"),
         ({"target": "plain"}, "did you mean 'plane'"),
+        ({"target_layer": ["featurs"]}, "^the model has no layer 'featurs'"),
+        ({"methods": [variant("rise", masks=5), "rise"]}, "two different methods are named 'rise'"),
     ],
 )
 def test_a_wrong_call_is_one_sentence(arguments: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         camkit.compare("demo-fair", **{"images": PLANE, **arguments})
+
+
+def test_one_method_and_one_layer_need_no_list_and_repeats_count_once() -> None:
+    found = camkit.compare("demo-fair", PLANE, "gradcam", target_layer="features.3")
+    assert [(row.layer, [compared.method for compared in row.maps]) for row in found.rows] == [
+        ("features.3", ["gradcam"])
+    ]
+    found = camkit.compare("demo-fair", PLANE, ["gradcam", "hirescam", "gradcam"])
+    assert [compared.method for compared in found.rows[0].maps] == ["gradcam", "hirescam"]
+
+
+def test_a_metric_that_makes_maps_anew_makes_those_of_the_method_itself() -> None:
+    asked: list[int] = []
+
+    def gradient_size(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        asked.append(len(activations))
+        return gradients.abs().mean((2, 3), keepdim=True)
+
+    found = camkit.compare("demo-fair", PLANE, gradient_size, metric="coherency")
+    value = found.rows[0].maps[0].value
+    assert value is not None
+    assert value.number is not None
+    assert len(asked) >= 2  # the map of the picture, and that of the picture times its map
+
+
+def test_a_table_keeps_its_columns_whatever_a_label_says() -> None:
+    labels = ["a|b"] * 4
+    table = camkit.compare("demo-fair", PLANE, "gradcam", labels=labels).table()
+    assert "a\\|b" in table
+    assert table.splitlines()[-1].replace("\\|", "").count("|") == table.splitlines()[0].count("|")
+    assert "loses" in table.splitlines()[-1].rsplit("|", 2)[1] or "gains" in table.splitlines()[-1].rsplit("|", 2)[1]
 
 
 def test_an_explainer_has_its_options_already() -> None:

@@ -248,7 +248,10 @@ def test_several_layers_have_rows_of_their_own() -> None:
         ({"methods": []}, "the list of methods is empty"),
         ({"methods": ["eigencm"]}, "did you mean 'eigencam'"),
         ({"pictures": 3}, "pictures is a whole number from 5, not 3"),
-        ({"images": "nowhere"}, "nowhere"),
+        ({"images": "nowhere"}, "^there is no file nowhere$"),
+        ({"images": SCENES[:1]}, "^1 picture can be used"),
+        ({"images": Image.new("RGB", (8, 8))}, "^images is a folder or a list of pictures, not Image"),
+        ({"target_layer": ["featurs"]}, "^the model has no layer 'featurs'"),
         ({"target": "plain"}, "did you mean 'plane'"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from camkit.comparison.choices import chosen_layers, chosen_methods
 from camkit.comparison.sheet import Panel, Row, draw_sheet
 from camkit.drawing.encode import as_html, encode
 from camkit.drawing.figure import percent
@@ -17,7 +18,7 @@ from camkit.explainer import Explainer, Layers
 from camkit.explanation import Explanation
 from camkit.images.files import write_file
 from camkit.images.read import open_picture
-from camkit.methods import METHODS, Method, find_method
+from camkit.methods import METHODS, Method
 from camkit.metrics import METRICS, Evaluator, Heat, Metric, Value
 from camkit.metrics.reference_maps import random_map
 from camkit.metrics.registry import find_metric
@@ -44,9 +45,9 @@ DEFAULTS = (
     "fem",
     "kpcacam",
 )
-"""The methods of a comparison that names none; those that a model has no place for are left out, such as LeGrad without
-attention. With the metric's values they cost less than 30 plain passes together, as most share one pass. FullGrad and
-Ablation-CAM are not among them: on MobileNetV2, each takes 4 to 9."""
+"""The methods of a comparison that names none; those that do not work on a model are left out, such as LeGrad without
+attention. With the metric's values, they take 21 plain passes together on MobileNetV2 once its layers are known:
+most share one pass. FullGrad and Ablation-CAM are not among them: each of them alone takes 4 to 9."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +114,13 @@ class Comparison:
         ]
         for row in self.rows:
             shares = [words_of(self.metric, compared) for compared in row.maps]
-            name = f"{Path(row.source).name}: {row.label}"
-            lines.append(f"| {name} | {row.layer} | {' | '.join(shares)} | {row.by_chance!s} |")
+            cells = [
+                f"{Path(row.source).name}: {row.label}",
+                row.layer,
+                *shares,
+                value_words(self.metric, row.by_chance),
+            ]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         return "\n".join(lines)
 
     def sheet(self, *, colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
@@ -179,9 +185,9 @@ class Comparison:
 def compare(
     model: Explainer | nn.Module | str | LoadedModel,
     images: ImageLike | Sequence[ImageLike],
-    methods: Iterable[MethodLike] | None = None,
+    methods: MethodLike | Iterable[MethodLike] | None = None,
     *,
-    target_layer: Sequence[Layers | None] | None = None,
+    target_layer: Layers | Sequence[Layers | None] | None = None,
     target: TargetLike | None = None,
     metric: str = "top-loss",
     **options: Any,
@@ -196,7 +202,7 @@ def compare(
         model: an ``Explainer``, or what it takes as a model.
         images: one picture or a list of them, as ``camkit.explain`` takes them.
         methods: names or functions; None for those of ``camkit.comparison.compare.DEFAULTS`` that fit the model.
-        target_layer: layers; each picture gets a row for each of them. None has the layer chosen.
+        target_layer: one layer or a list; each picture gets a row for each of them. None has the layer chosen.
         target: None for each picture's best class, or one target for all.
         metric: a name from ``camkit.metrics.METRICS``.
         **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
@@ -216,16 +222,14 @@ def compare(
     if not pictures:
         raise InputError("the list of pictures is empty")
     metric = find_metric(metric).name
-    usual = [name for name in DEFAULTS if name in METHODS]
-    chosen = [find_method(method) for method in (usual if methods is None else methods)]
-    if not chosen:
-        raise InputError("the list of methods is empty; pass None for the usual ones")
+    chosen = chosen_methods(methods, DEFAULTS)
+    layers = chosen_layers(explainer, target_layer)
     rows = []
     for number, picture in enumerate(pictures, start=1):
         source = str(picture) if isinstance(picture, (str, Path)) else f"picture {number}"
         opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
         evaluator = Evaluator(explainer, opened, target)
-        for layer in target_layer or (None,):
+        for layer in layers:
             rows.append(_compared(explainer, evaluator, opened, source, chosen, layer, metric))
     if methods is None:
         rows = _without_misfits(rows)
@@ -244,7 +248,9 @@ def _compared(
     """Explain one picture with all methods, and judge each map."""
     shared = _in_one_pass(explainer, evaluator, picture, methods, layer)
     maps = [shared.get(method.name) or _mapped(explainer, evaluator, picture, method, layer) for method in methods]
-    maps = [_judged(compared, evaluator, metric) for compared in maps]
+    maps = [
+        _judged(explainer, evaluator, compared, method, metric) for compared, method in zip(maps, methods, strict=True)
+    ]
     found = [compared.explanation for compared in maps if compared.explanation is not None]
     if not found:
         raise MethodError(f"no method works on this picture: {maps[0].reason}")
@@ -278,11 +284,14 @@ def _mapped(
     return ComparedMap(method.name, found)
 
 
-def _judged(compared: ComparedMap, evaluator: Evaluator, metric: str) -> ComparedMap:
+def _judged(
+    explainer: Explainer, evaluator: Evaluator, compared: ComparedMap, method: Method, metric: str
+) -> ComparedMap:
     """Add the metric's value, if there is a map."""
     if compared.explanation is None:
         return compared
-    return replace(compared, value=evaluator(compared.explanation, [metric])[metric])
+    heat = evaluator.heat(compared.explanation, explainer.using(method))
+    return replace(compared, value=evaluator(heat, [metric])[metric])
 
 
 def _without_misfits(rows: Sequence[ComparedPicture]) -> list[ComparedPicture]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from torch import nn
 
+from camkit.comparison.choices import chosen_layers, chosen_methods
 from camkit.comparison.compare import DEFAULTS
 from camkit.comparison.ranking import UNMOVED, Recommendation, Standing, recommend, standings
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
@@ -19,7 +20,7 @@ from camkit.explainer import Explainer, Layers
 from camkit.images.files import write_file
 from camkit.images.listing import find_pictures
 from camkit.images.read import open_picture
-from camkit.methods import METHODS, Method, find_method
+from camkit.methods import Method
 from camkit.metrics import METRICS, Evaluator
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _FEWEST = 5
 """Pictures that the bootstrap needs; 30 tell methods apart that differ by about a tenth."""
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""``progress(done, of)`` is called after each picture."""
+"""``progress(done, of)`` is called before the first picture and after each."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +163,9 @@ class MethodJudgement:
 def judge(
     model: Explainer | nn.Module | str | LoadedModel,
     images: str | Path | Sequence[ImageLike],
-    methods: Iterable[MethodLike] | None = None,
+    methods: MethodLike | Iterable[MethodLike] | None = None,
     *,
-    target_layer: Sequence[Layers | None] | None = None,
+    target_layer: Layers | Sequence[Layers | None] | None = None,
     target: TargetLike | None = None,
     pictures: int = 50,
     seed: int = 0,
@@ -182,11 +183,11 @@ def judge(
         model: an ``Explainer``, or what it takes as a model.
         images: a folder, or a list of pictures as ``camkit.explain`` takes them.
         methods: names or functions; None for the usual ones that fit the model.
-        target_layer: layers; each method is judged at each of them. None has the layer chosen.
+        target_layer: one layer or a list; each method is judged at each of them. None has the layer chosen.
         target: None for each picture's best class, or one target for all.
         pictures: the most pictures that are used: a random sample if there are more.
         seed: of the sample and of all draws.
-        progress: called after each picture.
+        progress: called before the first picture and after each.
         **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
 
     Raises:
@@ -203,26 +204,30 @@ def judge(
         raise InputError(f"the Explainer has its {', '.join(options)} already; pass the model instead")
     if isinstance(pictures, bool) or not isinstance(pictures, int) or pictures < _FEWEST:
         raise InputError(f"pictures is a whole number from {_FEWEST}, not {pictures!r}")
-    usual = [name for name in USUAL if name in METHODS]
-    chosen = [find_method(method) for method in (usual if methods is None else methods)]
-    if not chosen:
-        raise InputError("the list of methods is empty; pass None for the usual ones")
+    chosen = chosen_methods(methods, USUAL)
     explainer = model if isinstance(model, Explainer) else Explainer(model, **options)
     sample = _sample(images, pictures, seed)
-    study = _Study(explainer, chosen, list(target_layer or [None]), target, seed)
+    study = _Study(explainer, chosen, chosen_layers(explainer, target_layer), target, seed)
+    if progress is not None:
+        progress(0, len(sample))
     for done, (number, picture) in enumerate(sample, start=1):
         study.add(picture, f"picture {number}")
         if progress is not None:
             progress(done, len(sample))
     if len(study.names) < _FEWEST:
-        first = next(iter(study.unreadable.items()), None)
-        reason = "" if first is None else f"; {first[0]}: {first[1]}"
-        raise InputError(f"{len(study.names)} pictures can be used, and a judgement needs {_FEWEST} or more{reason}")
+        reason = "".join(f"; {source}: {why}" for source, why in list(study.unreadable.items())[:1])
+        if isinstance(images, (str, Path)) and list(study.unreadable) == [str(images)]:  # not a folder with pictures
+            raise InputError(study.unreadable[str(images)])
+        pictures = len(study.names)
+        usable = f"{pictures} picture{'s' * (pictures != 1)}"
+        raise InputError(f"{usable} can be used, and a judgement needs {_FEWEST} or more{reason}")
     return study.judgement(begin, drop_misfits=methods is None)
 
 
 def _sample(images: str | Path | Sequence[ImageLike], most: int, seed: int) -> list[tuple[int, ImageLike]]:
     """Return the pictures to use with their numbers, in a random order that the seed fixes."""
+    if not isinstance(images, (str, Path, Iterable)):
+        raise InputError(f"images is a folder or a list of pictures, not {type(images).__name__}; pass [img] for one")
     found: list[Any] = find_pictures([Path(images)]) if isinstance(images, (str, Path)) else list(images)
     return random.Random(seed).sample(list(enumerate(found, start=1)), min(most, len(found)))
 
@@ -278,7 +283,8 @@ class _Study:
         method, layer = self._jobs[row]
         start = time.perf_counter()
         try:
-            found = self._explainer.using(method, layer)(picture, evaluator.target)
+            explainer = self._explainer.using(method, layer)
+            found = explainer(picture, evaluator.target)
         except (MethodError, LayerError, TargetError) as error:
             self._failed[row].append(str(error))
             self._note(row, None, None)
@@ -286,7 +292,7 @@ class _Study:
         self._times[row].append(time.perf_counter() - start)
         self._used[row] = found.layer
         self._empty[row] += found.status != "ok"
-        self._note(row, evaluator, found)
+        self._note(row, evaluator, evaluator.heat(found, explainer))
 
     def _note(self, row: str, evaluator: Evaluator | None, given: Any) -> None:
         """Add a picture's values of one row; NaN where there is none."""

@@ -1,4 +1,4 @@
-"""What the part of a model after a layer says of one feature vector."""
+"""Which class the part of a model after a layer gives to one feature vector."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ def _cam_features(
                 return Features(positive_part, weights, features.extent)
     raise MethodError(
         "cam needs a head of global average pooling and one linear layer, and this model has no such head after layer "
-        f" {str(ref)!r}; use 'gradcam' or 'hirescam', which work with any head"
+        f"{str(ref)!r}; use 'gradcam' or 'hirescam', which work with any head"
     )
 
 

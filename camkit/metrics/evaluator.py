@@ -158,8 +158,12 @@ class Evaluator:
         """Return the reference maps of the picture: "random", "centre" and "colour", as ``references`` describes."""
         return reference_maps(self)
 
-    def heat(self, given: MapLike) -> Heat:
+    def heat(self, given: MapLike, maker: Explainer | None = None) -> Heat:
         """Return a map as metrics read it.
+
+        Args:
+            given: as for one map.
+            maker: the Explainer that made an explanation, if its method is not registered; None for this Evaluator's.
 
         Raises:
             InputError: the map is not one of this picture and target.
@@ -168,7 +172,7 @@ class Evaluator:
             mine = getattr(self.target, "index", None)
             if given.target is not None and mine is not None and given.target != mine:
                 raise InputError(f"the explanation is of class {given.target}, and class {mine} is judged; pass target")
-        return as_heat(given, self.explainer, self.target, self.size)
+        return as_heat(given, maker or self.explainer, self.target, self.size)
 
     def _value(self, metric: Metric, heat: Heat) -> Value:
         fill = metric.fill and (self.fill or metric.fill)

@@ -1,4 +1,4 @@
-"""Metrics that take the meaning from the weights: a map that shows what a network learned must change then.
+"""Metrics that shuffle the weights: a map that shows what a network learned must then change.
 
 The user's model is never touched: the weights of a copy are shuffled, which takes the memory of a second model.
 """

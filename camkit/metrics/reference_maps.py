@@ -1,4 +1,4 @@
-"""Maps that know nothing of the model. What a map does not do better than they do, it does not show.
+"""Maps that know nothing about the model. A map that is no better than these shows nothing about the model.
 
 A single picture's value says little on its own: how high insertion can be depends on the picture, the fill and the
 network. So every table has these rows.

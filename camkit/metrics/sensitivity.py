@@ -1,4 +1,4 @@
-"""Metrics of stability: how far the map moves if the picture hardly changes."""
+"""Metrics of stability: how much the map changes if the picture hardly changes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,55 @@
+"""Which methods and layers a comparison or a judgement is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from camkit.errors import InputError, MethodError
+from camkit.explainer import Explainer, Layers
+from camkit.layers.names import find_layers
+from camkit.methods import METHODS, Method, find_method
+
+if TYPE_CHECKING:
+    from camkit.explainer import MethodLike
+
+
+def chosen_methods(methods: MethodLike | Iterable[MethodLike] | None, usual: Sequence[str]) -> list[Method]:
+    """Return the methods to use, each of them once; the usual ones for None.
+
+    Raises:
+        InputError: the list is empty.
+        MethodError: a method is unknown, or two different ones have the same name, such as two variants of "rise".
+    """
+    if methods is None:
+        return [METHODS[name] for name in usual if name in METHODS]
+    several: Iterable[Any] = (
+        [methods] if isinstance(methods, (str, Method)) or not isinstance(methods, Iterable) else methods
+    )
+    chosen: list[Method] = []
+    for given in several:
+        method = find_method(given)
+        if method in chosen:
+            continue
+        if any(other.name == method.name for other in chosen):
+            raise MethodError(
+                f"two different methods are named {method.name!r}; give one of them another name with "
+                "camkit.register_method"
+            )
+        chosen.append(method)
+    if not chosen:
+        raise InputError("the list of methods is empty; pass None for the usual ones")
+    return chosen
+
+
+def chosen_layers(explainer: Explainer, layers: Layers | Sequence[Layers | None] | None) -> list[Layers | None]:
+    """Return the layers to explain; a None among them has the layer chosen.
+
+    Raises:
+        LayerError: the model has no such layer.
+    """
+    chosen: list[Any] = list(layers) if isinstance(layers, (list, tuple)) else [layers]
+    for layer in chosen:
+        if layer is not None:
+            find_layers(explainer.model, layer)
+    return chosen or [None]
