@@ -287,7 +287,7 @@ def test_a_truncated_part_is_set_aside_and_other_weights_are_refused(nodes, tmp_
     part.write_bytes(part.read_bytes()[:-40])
     capsys.readouterr()
     assert main([*call, "--model", model.replace(":make", ":other")]) == 2
-    assert "cannot be continued: it was made with another model and weights;" in capsys.readouterr().err
+    assert "cannot be continued: it was made with different settings (model and weights);" in capsys.readouterr().err
     assert main([*call, "--model", model]) == 0
     assert "is damaged, so its pictures are explained again" in capsys.readouterr().err
     assert len(rows_of(tmp_path / "out")) == 10

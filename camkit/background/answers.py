@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from camkit.background.experiment import Answer
@@ -17,7 +18,7 @@ from camkit.images.prepare import prepare
 from camkit.models import device_of, dtype_of
 from camkit.models.loaded import LoadedModel
 from camkit.targets import logits_of
-from camkit.targets.probabilities import shares_of
+from camkit.targets.probabilities import WHOLES, rows_that_sum_to
 
 NO_ANSWER = -1
 """The output named if the logits contain NaN or infinity."""
@@ -35,24 +36,32 @@ def answer_batch(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) 
     return answers_of(logits, classes)
 
 
-def answers_of(logits: Tensor, classes: Sequence[tuple[int, ...]]) -> list[Answer]:
+def answers_of(logits: Float[Tensor, "n outputs"], classes: Sequence[tuple[int, ...]]) -> list[Answer]:
     """Turn logits (N, outputs) into answers; NO_ANSWER for a row with NaN or infinity.
 
     ``classes`` are, for each row, the outputs of its picture's class.
     """
-    answers: list[Answer] = []
-    for row, shares, indices in zip(logits, logits.double().softmax(1), classes, strict=True):
-        if not bool(torch.isfinite(row).all()):
-            answers.append({"answer": NO_ANSWER, "share": 0.0, "margin": 0.0})
-            continue
-        given = shares_of(row[None])
-        probabilities = shares if given is None else given[0]
-        own = list(indices)
-        others = row.clone()
-        others[own] = float("-inf")
-        margin = float(row[own].amax() - others.amax())
-        answers.append({"answer": int(row.argmax()), "share": float(probabilities[own].sum()), "margin": margin})
-    return answers
+    own = torch.zeros_like(logits, dtype=torch.bool)
+    for row, indices in enumerate(classes):
+        own[row, list(indices)] = True
+    finite = logits.isfinite().all(1)
+    named = logits.argmax(1).where(finite, NO_ANSWER)
+    shares = (_probabilities(logits) * own).sum(1).where(finite, 0.0)
+    best_own, best_other = (logits.masked_fill(~of, float("-inf")).amax(1) for of in (own, ~own))
+    margins = (best_own - best_other).where(finite, 0.0)
+    return [
+        {"answer": answer, "share": share, "margin": margin}
+        for answer, share, margin in zip(named.tolist(), shares.tolist(), margins.tolist(), strict=True)
+    ]
+
+
+def _probabilities(logits: Float[Tensor, "n outputs"]) -> Float[Tensor, "n outputs"]:
+    """Return each row's probabilities: the softmax of logits, or the row itself if it already holds probabilities."""
+    probabilities = logits.double().softmax(1)
+    for whole in WHOLES:
+        given = rows_that_sum_to(whole, logits)
+        probabilities[given] = logits[given].double() / whole
+    return probabilities
 
 
 def count_outputs(model: LoadedModel, items: Sequence[Item]) -> int:

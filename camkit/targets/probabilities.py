@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 _ACTIVATIONS = ("SoftmaxBackward0", "SigmoidBackward0", "LogSoftmaxBackward0", "LogSigmoidBackward0")
@@ -67,19 +67,28 @@ def given_probabilities(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n
 
 def shares_of(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n k *cells"] | None:
     """Return class scores as shares of 1 if none is negative and their sum over the classes is 1 or 100; else None."""
-    whole = next((whole for whole in (1, _PERCENT) if sum_to(whole, scores)), None)
+    whole = next((whole for whole in WHOLES if sum_to(whole, scores)), None)
     return None if whole is None else scores.float() / whole
 
 
 _PERCENT = 100
+WHOLES = (1, _PERCENT)
+"""What probabilities may sum to: 1, or 100 if they are percentages."""
 
 
 def sum_to(whole: int, scores: Float[Tensor, "n k *cells"]) -> bool:
     """Tell whether no score is negative, and the scores of all classes sum to ``whole`` everywhere."""
-    if scores.shape[1] < 2 or not bool(scores.amin() >= 0):
-        return False
+    return scores.shape[1] >= 2 and bool(scores.amin() >= 0) and bool(_close_to(whole, scores).all())
+
+
+def rows_that_sum_to(whole: int, scores: Float[Tensor, "n k"]) -> Bool[Tensor, "n"]:
+    """Tell for each row whether none of its scores is negative, and they sum to ``whole``."""
+    return (scores >= 0).all(1) & _close_to(whole, scores)
+
+
+def _close_to(whole: int, scores: Float[Tensor, "n k *cells"]) -> Bool[Tensor, "n *cells"]:
     tolerance = _ROUNDING_16_BITS if scores.dtype in (torch.float16, torch.bfloat16) else _ROUNDING
-    return bool(((scores.sum(1, dtype=torch.float32) / whole - 1).abs() <= tolerance).all())
+    return (scores.sum(1, dtype=torch.float32) / whole - 1).abs() <= tolerance
 
 
 @contextmanager
