@@ -63,7 +63,7 @@ def classify(plan: Plan) -> None:
     """Classify the folder and do nothing else."""
     module, preprocess = plan.model.module, plan.model.preprocess
     assert preprocess is not None
-    size = plan.settings.check.batch_size
+    size = plan.batch_size
 
     def read(item: Item) -> torch.Tensor:
         return prepare(item.path, preprocess, item.name).tensor

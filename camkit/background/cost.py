@@ -70,7 +70,7 @@ def estimate_cost(plan: Plan, done: Mapping[str, int] | None = None) -> Cost:
     done = done or {}
     items, sample = plan.data.items, plan.sample
     on_gpu = device_of(plan.model.module).type == "cuda"
-    few = items[: plan.settings.check.batch_size if on_gpu else _HEAT_PICTURES]
+    few = items[: plan.batch_size if on_gpu else _HEAT_PICTURES]
     first_pass = _seconds(lambda: list(heat_rows(plan, few)))
     per_heat = _seconds(lambda: list(heat_rows(plan, few))) / max(1, len(few))
     trials = sample[:: max(1, len(sample) // _TRIAL_PICTURES)][:_TRIAL_PICTURES]

@@ -47,7 +47,7 @@ def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
     unsaved: list[Row] = []
     for number, row in enumerate(heat_rows(plan, todo), start=1):
         unsaved.append(row)
-        if len(unsaved) >= plan.settings.check.batch_size:
+        if len(unsaved) >= plan.batch_size:
             journal.append(unsaved)
             unsaved = []
             progress("heat", done + number, len(plan.data.items))
@@ -93,7 +93,7 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[Row]:
         method=check.method,
         target=target,
         precision=check.precision,
-        batch_size=check.batch_size,
+        batch_size=plan.batch_size,
         on_error="yield",
     )
     for number, (item, explanation) in enumerate(zip(items, explanations, strict=True), start=1):

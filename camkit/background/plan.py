@@ -35,6 +35,7 @@ from camkit.images.prepare import prepare
 from camkit.images.quality import LOSSLESS, jpeg_quality
 from camkit.images.read import open_picture
 from camkit.images.regions import ShadesBySize, preprocess_region
+from camkit.models import device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.types import Precision, Preprocess
 
@@ -98,6 +99,11 @@ class Plan:
         """What the model's preprocessing makes of black and white, kept for the most recent picture sizes."""
         assert self.model.preprocess is not None
         return ShadesBySize(self.model.preprocess)
+
+    @functools.cached_property
+    def batch_size(self) -> int:
+        """The number of pictures in one forward pass."""
+        return self.settings.check.batch_size or usual_batch_size(device_of(self.model.module))
 
     @property
     def edits(self) -> int:

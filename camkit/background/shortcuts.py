@@ -291,7 +291,7 @@ def _best_of_each_picture(parts: Sequence[_Part]) -> list[_Part]:
 
 
 def _answers(plan: Plan, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> list[Answer]:
-    size, outputs = plan.settings.check.batch_size, plan.matched.indices[label]
+    size, outputs = plan.batch_size, plan.matched.indices[label]
     batches = (pictures[start : start + size] for start in range(0, len(pictures), size))
     return [
         answer for batch in batches for answer in answer_batch(plan, torch.stack(list(batch)), [outputs] * len(batch))

@@ -57,7 +57,7 @@ def answer_edits(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict
     def answer(batch: Tensor, numbers: list[int]) -> list[Answer]:
         return answer_batch(plan, batch, [plan.matched.indices[items[number].label] for number in numbers])
 
-    for number, answers in experiment.run(range(len(items)), make, answer, check.batch_size, _WORKERS):
+    for number, answers in experiment.run(range(len(items)), make, answer, plan.batch_size, _WORKERS):
         yield items[number], answers
 
 

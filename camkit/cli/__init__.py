@@ -77,7 +77,7 @@ def explain(
     fuse: Annotated[Literal["mean", "max", "product"], Parameter(group=METHOD)] = "mean",
     smooth: Annotated[Literal["augment", "eigen", "augment+eigen"] | None, Parameter(group=METHOD)] = None,
     precision: Annotated[Literal["fp32", "bf16", "fp16", "bf16-forced"], Parameter(group=METHOD)] = "fp32",
-    batch_size: Annotated[int, Parameter(alias="-b", group=METHOD, metavar="NUMBER")] = 32,
+    batch_size: Annotated[int | None, Parameter(alias="-b", group=METHOD, metavar="NUMBER")] = None,
     draft: Annotated[bool, Parameter(negative=(), group=METHOD, show_default=False)] = False,
     recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="PATH")] = Path("camkit-out"),
@@ -112,7 +112,7 @@ def explain(
             contrast, in six passes; eigen keeps the first principal component of the weighted feature maps.
         precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them. On a CPU
             without units for bf16, bf16 runs in fp32; bf16-forced uses bf16 anyway.
-        batch_size: Pictures per pass; halved automatically if memory runs out.
+        batch_size: Pictures per pass; halved automatically if memory runs out. Default: 32 on a GPU, 8 on a CPU.
         draft: Read large JPEG files at a half, a quarter or an eighth of their size. This is faster and changes the
             maps a little.
         recursive: Search subfolders too, which is the default, or leave them out.

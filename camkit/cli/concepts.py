@@ -17,7 +17,7 @@ def concepts(
     source: Source,
     count: Annotated[int, Parameter(alias="-n", group=METHOD, metavar="NUMBER")] = 5,
     layer: Annotated[str | None, Parameter(alias="-l", group=METHOD, metavar="NAME")] = None,
-    batch_size: Annotated[int, Parameter(alias="-b", group=METHOD, metavar="NUMBER")] = 32,
+    batch_size: Annotated[int | None, Parameter(alias="-b", group=METHOD, metavar="NUMBER")] = None,
     recursive: Annotated[bool, Parameter(group=METHOD, show_default=False)] = True,
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="PATH")] = Path("camkit-out"),
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
@@ -33,7 +33,7 @@ def concepts(
         source: The model.
         count: The number of concepts.
         layer: The layer; by default the one that camkit would explain. "camkit layers" lists them.
-        batch_size: Pictures per pass; halved automatically if memory runs out.
+        batch_size: Pictures per pass; halved automatically if memory runs out. Default: 32 on a GPU, 8 on a CPU.
         recursive: Search subfolders too, which is the default, or leave them out.
         out: The folder for the sheet, or a file such as concepts.png.
         overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.

@@ -56,7 +56,7 @@ def factorise(
     preprocess: Preprocess | None = None,
     labels: Labels | None = None,
     device: str | torch.device | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
 ) -> Concepts:
     """Find the concepts that a layer's feature maps are made of: deep feature factorisation.
 

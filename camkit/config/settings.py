@@ -105,7 +105,7 @@ class CheckSection(_Section):
         most: pictures in the experiment, at most. A class still gets enough for ``least_pictures``.
         pastes: backgrounds of each kind for each picture.
         seed: seeds the sample, the partners and the bootstrap.
-        batch_size: pictures in one forward pass. It does not change the result.
+        batch_size: pictures in one forward pass; None means 32 on a GPU and 8 on a CPU. It does not change the result.
         layer: the layer whose heat is measured; None lets camkit choose.
         method: the method that computes the heat: a name or, if the settings are a mapping, a function
             ``(activations, gradients) -> weights`` or an entry of ``METHODS``. Reports and the hash of the settings
@@ -119,7 +119,7 @@ class CheckSection(_Section):
     most: int = Field(default=2000, ge=4)
     pastes: int = Field(default=2, ge=1, le=1000)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: Annotated[int, Field(ge=1)] | None = None
     layer: str | None = None
     method: str | InstanceOf[Method] | Callable[..., Any] = "gradcam"
     precision: Precision = "fp32"

@@ -57,7 +57,7 @@ class Evaluator:
         steps: into how many steps an order of cells is divided.
         layer: the layer of the metrics in feature space; None for the Explainer's.
         seed: of all random draws; equal calls give equal numbers.
-        batch_size: pictures per pass; halved if memory runs out.
+        batch_size: pictures per pass; halved if memory runs out. None means 32 on a GPU and 8 on a CPU.
 
     Raises:
         InputError: an argument, the model or the picture is wrong.
@@ -86,7 +86,7 @@ class Evaluator:
         steps: int = STEPS,
         layer: str | TargetLayer | None = None,
         seed: int = 0,
-        batch_size: int = 32,
+        batch_size: int | None = None,
     ) -> None:
         check_fill(fill)
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:

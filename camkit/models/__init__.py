@@ -17,6 +17,8 @@ from camkit.models import from_torchvision
 from camkit.models.labels import Labels, as_labels, read_labels
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import (
+    BATCH_ON_CPU,
+    BATCH_ON_GPU,
     about_channels,
     about_failure,
     check_tensors,
@@ -25,6 +27,7 @@ from camkit.models.modules import (
     refuse_exported,
     spatial_rank,
     unwrapped,
+    usual_batch_size,
 )
 from camkit.models.request import Request, is_file
 from camkit.models.scene_net import LABELS as SCENE_LABELS
@@ -34,6 +37,8 @@ from camkit.models.weights import read_weights
 from camkit.types import Preprocess
 
 __all__ = [
+    "BATCH_ON_CPU",
+    "BATCH_ON_GPU",
     "DEMO_MODELS",
     "Labels",
     "about_channels",
@@ -48,6 +53,7 @@ __all__ = [
     "pick_device",
     "read_labels",
     "spatial_rank",
+    "usual_batch_size",
 ]
 
 DEMO_MODELS = ("demo-biased", "demo-fair")

@@ -37,7 +37,7 @@ from camkit.explanation import Explanation
 from camkit.images.files import check_folder
 from camkit.images.listing import Pictures
 from camkit.images.read import open_picture
-from camkit.models import as_model, device_of, load_model
+from camkit.models import BATCH_ON_CPU, BATCH_ON_GPU, as_model, device_of, load_model
 from camkit.models.labels import Labels
 from camkit.models.loaded import LoadedModel
 from camkit.scale.fingerprint import Fingerprint, differences, fingerprint
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 else:
     Dataset = Any
 
-_BATCH_ON_GPU, _BATCH_ON_CPU = 32, 8
-"""Pictures per pass. With one actor for each core, memory is scarce, and one core gains nothing from larger batches."""
 _PASSES_ON_GPU = 8
 """Passes for which a GPU's actor gets pictures at once, so that reading them overlaps computing."""
 _READERS = 4
@@ -268,7 +266,7 @@ class Job:
 
     def batch_size(self, pool: Pool) -> int:
         """Return the number of pictures per pass."""
-        usual: int = self.options.get("batch_size") or (_BATCH_ON_GPU if pool.gpus else _BATCH_ON_CPU)
+        usual: int = self.options.get("batch_size") or (BATCH_ON_GPU if pool.gpus else BATCH_ON_CPU)
         return usual
 
     def explained(self, dataset: Dataset, pool: Pool, finished: Finished) -> Dataset:

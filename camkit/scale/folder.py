@@ -25,6 +25,7 @@ from camkit.images.files import check_folder, names_file, refuse_other_file
 from camkit.images.listing import Found, Pictures
 from camkit.images.video import is_video
 from camkit.methods import MethodLike
+from camkit.models import device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.scale.fingerprint import fingerprint
 from camkit.scale.naming import drawing_names, free_file, note_of, picture_name, slug, write_drawing
@@ -137,7 +138,7 @@ def explain_files(
     layers: Sequence[str] | None = None,
     targets: Sequence[TargetLike] | None = None,
     precision: Precision = "fp32",
-    batch_size: int = 32,
+    batch_size: int | None = None,
     fuse: Fusion = "mean",
     smooth: Smoothing | None = None,
     about: Mapping[str, str] | None = None,
@@ -208,6 +209,7 @@ def explain_files(
         raise InputError("without drawings, name a table for the results")
     if video is not None and has_several:
         raise InputError(f"{video} is a video, and a video shows one target; explain the targets one by one")
+    batch_size = usual_batch_size(device_of(model.module)) if batch_size is None else batch_size
     explained([], batch_size=batch_size)  # checks the arguments
     if out is not None:
         refuse_other_file(out)
