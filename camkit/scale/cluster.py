@@ -496,8 +496,9 @@ def _errors_of_ray(out: Path) -> Iterator[None]:
     except ray.exceptions.RayTaskError as error:
         cause = cause_of(error)
         if isinstance(cause, OSError) and not isinstance(cause, CamkitError):
+            reason = os.strerror(cause.errno) if cause.errno else brief(cause)  # pyarrow says more around it
             raise OutputError(
-                f"cannot write {out}: {cause.strerror or brief(cause)}; its finished rows are kept, and "
+                f"cannot write {out}: {reason}; its finished rows are kept, and "
                 f"{advice('resume=True', '--resume')} continues from there"
             ) from error
         raise cause from error
