@@ -24,7 +24,7 @@ from PIL import Image
 from torchvision.models import get_model
 
 from camkit.background.cost import estimate_cost
-from camkit.background.heat import heat_pass
+from camkit.background.heat import heat_pass, heat_rows
 from camkit.background.journal import Journal
 from camkit.background.plan import Plan
 from camkit.background.run import finish_check, plan_check
@@ -105,7 +105,7 @@ def main() -> None:
         ratios = []
         for number in range(options.rounds + 1):
             plain = timed(lambda: classify(plan))
-            heat = timed(lambda: heat_pass(plan, Journal(None, "", resume=False), silent))
+            heat = timed(lambda: heat_pass(plan, Journal(None, "", resume=False), silent, heat_rows))
             if number:  # the first round chooses the layer and warms up
                 ratios.append(heat / plain)
                 print(f"round {number}: plain {plain:.1f} s, heat {heat:.1f} s, {heat / plain:.2f}", flush=True)

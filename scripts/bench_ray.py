@@ -41,7 +41,8 @@ from torchvision.transforms._presets import ImageClassification
 from camkit.images.listing import Pictures
 from camkit.images.read import open_picture
 from camkit.models.loaded import LoadedModel
-from camkit.scale.cluster import ModelSource, Pool, explain_on_cluster, prepared_job
+from camkit.scale.actors import ModelSource, Pool
+from camkit.scale.cluster import explain_on_cluster, prepared_job
 from camkit.scale.folder import Drawing, explain_files
 from camkit.scale.table import Finished, key_of
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
 import subprocess
@@ -19,17 +21,13 @@ from PIL import Image
 
 import camkit
 from camkit.cli import main
+from camkit.demo.checked import write_scenes
 from camkit.errors import InputError
 from camkit.images.listing import Pictures
 from camkit.models import load_model
 from camkit.models.loaded import LoadedModel
-from camkit.scale.cluster import (
-    ParquetPictures,
-    Pool,
-    explain_on_cluster,
-    parquet_pictures,
-    prepared_job,
-)
+from camkit.scale.actors import Pool
+from camkit.scale.cluster import ParquetPictures, explain_on_cluster, parquet_pictures, prepared_job
 from camkit.scale.folder import Drawing, explain_files
 from camkit.scale.schema import COLUMNS
 
@@ -161,11 +159,11 @@ def assert_same(rows: list[dict[str, Any]], others: list[dict[str, Any]], *, but
 
 
 def scaled(model: Any, pictures: Any, out: Path, **options: Any) -> Any:
-    """Explain pictures on the cluster, and return what was finished."""
+    """Explain pictures with one actor, since each takes seconds to start, and return what was finished."""
     ways = {name: options.pop(name) for name in ("resume", "overwrite") if name in options}
     job = prepared_job(model, "0", batch_size=4, **options)
     spare = isinstance(pictures, ParquetPictures) and pictures.has_data
-    return explain_on_cluster(job, pictures, out, Pool.of_cluster(None, 1.0, None, spare=spare), **ways)
+    return explain_on_cluster(job, pictures, out, Pool.of_cluster(1, 1.0, None, spare=spare), **ways)
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
@@ -281,18 +279,89 @@ def test_a_resumed_job_goes_by_content_and_not_by_order(nodes, tmp_path, model):
 @on_cluster
 def test_a_truncated_part_is_set_aside_and_other_weights_are_refused(nodes, tmp_path, model, capsys):
     write_pictures(tmp_path / "in", 10)
-    call = ["scale", str(tmp_path / "in"), "--layer", "0", "--out", str(tmp_path / "out"), "--resume"]
+    call = ["scale", str(tmp_path / "in"), "--layer", "0", "--actors", "1", "--out", str(tmp_path / "out"), "--resume"]
     assert main([*call, "--model", model]) == 0
     (part,) = (tmp_path / "out").glob("part-*.parquet")
     part.write_bytes(part.read_bytes()[:-40])
     capsys.readouterr()
     assert main([*call, "--model", model.replace(":make", ":other")]) == 2
-    assert "cannot be continued: it was made with different settings (model and weights);" in capsys.readouterr().err
+    assert "cannot be continued: it was made with different settings (model and weights); choose another --out" in (
+        capsys.readouterr().err
+    )
     assert main([*call, "--model", model]) == 0
     assert "is damaged, so its pictures are explained again" in capsys.readouterr().err
     assert len(rows_of(tmp_path / "out")) == 10
     assert main([*call[:-1], "--model", model]) == 2
     assert "exists already; pass --resume" in capsys.readouterr().err
+
+
+@on_cluster
+def test_the_model_and_its_options_come_from_the_config_and_a_damaged_manifest_is_one_sentence(
+    nodes, tmp_path, model, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    write_pictures(tmp_path / "in", 3)
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.camkit.model]\nname = "network.py:make"\n[tool.camkit.explain]\nlayer = "0"\nmethod = "layercam"\n'
+    )
+    call = ["scale", "in", "--actors", "1", "--out", "out.csv", "--resume"]
+    assert main(call) == 0
+    assert {(row["method"], row["layer"]) for row in rows_of(tmp_path / "out.csv")} == {("layercam", "0")}
+    manifest = tmp_path / "out.csv" / "_camkit.json"
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    write_pictures(tmp_path / "in" / "more", 2)
+    assert main(call) == 0, "the parts say it too"
+    assert len(rows_of(tmp_path / "out.csv")) == 5
+    for part in (tmp_path / "out.csv").glob("part-*"):
+        part.write_bytes(part.read_bytes()[:-20])
+    capsys.readouterr()
+    assert main(call) == 2
+    said = capsys.readouterr().err
+    assert (
+        "out.csv cannot be continued: the file that says how it was made is missing or damaged; choose another" in said
+    )
+    assert "Traceback" not in said
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of 256 KiB in memory, or skip where only an administrator may."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], check=False).returncode:
+        pytest.skip("mounting a small disk needs the rights of an administrator")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+@on_cluster
+def test_a_full_disk_and_an_unwritable_folder_are_one_sentence_and_nothing_is_lost(
+    nodes, tmp_path, model, small_disk, capsys
+):
+    write_pictures(tmp_path / "in", 4)
+    out = small_disk / "out"
+    options = ["--model", model, "--layer", "0", "--actors", "1", "--out", str(out), "--resume"]
+    call = ["scale", str(tmp_path / "in"), *options]
+    assert main(call) == 0
+    write_pictures(tmp_path / "in" / "more", 60)
+    filler = small_disk / "filler"
+    with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    capsys.readouterr()
+    assert main(call) == 2
+    said = capsys.readouterr().err
+    assert f"cannot write {out}: No space left on device; its finished rows are kept, and --resume continues" in said
+    assert "Traceback" not in said
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    assert main(call) == 2
+    assert f"cannot write into the folder {out}: Read-only file system" in capsys.readouterr().err
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    filler.unlink()
+    assert main(call) == 0
+    assert "60 explained, 0 failed, 0 empty" in capsys.readouterr().out
+    rows = rows_of(out)
+    assert len(rows) == len({row["path"] for row in rows}) == 64
 
 
 @on_cluster
@@ -326,12 +395,87 @@ def until(happens: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+# --- the check --------------------------------------------------------------------------------------------------------
+
+CHECKED = """
+import itertools
+import os
+from pathlib import Path
+from torch import nn
+import camkit
+
+FOLDER = Path(__file__).parent
+PASSES = itertools.count()  # not in the module, whose state camkit restores after each pass
+
+
+class Mortal(nn.Module):
+    def forward(self, logits):
+        is_slice = os.getpid() != int((FOLDER / "driver").read_text()) and len(logits) == 4
+        if is_slice and next(PASSES) == 2:
+            if (FOLDER / "fail").exists():
+                raise ArithmeticError("the model divides by zero")
+            if not (FOLDER / "died").exists():
+                (FOLDER / "died").touch()
+                os._exit(1)
+        return logits
+
+
+def make():
+    loaded = camkit.load_model("demo-biased")
+    return nn.Sequential(loaded.module, Mortal()).eval(), loaded.preprocess
+"""
+
+
+@on_cluster
+def test_a_check_on_a_cluster_is_that_of_one_process_also_if_a_worker_dies(nodes, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = write_scenes(tmp_path, 10)
+    (tmp_path / "network.py").write_text(CHECKED)
+    (tmp_path / "driver").write_text(str(os.getpid()))
+    (tmp_path / "labels").write_text("\n".join(load_model("demo-biased").labels or ()))
+    options = ["--model", "network.py:make", "--labels", "labels", "--batch-size", "4", "--pastes", "1"]
+    call = ["check", data.name, *options, "--least-pictures", "10", "--quiet"]
+
+    assert main([*call, "--out", "one"]) == 1
+    (tmp_path / "fail").touch()
+    assert main([*call, "--out", "many", "--ray"]) == 4
+    assert "ArithmeticError: the model divides by zero" in capsys.readouterr().err
+    assert (tmp_path / "many" / "unfinished.jsonl").read_bytes().count(b"\n") > 4
+    (tmp_path / "fail").unlink()
+    assert main([*call, "--out", "many", "--ray", "--resume"]) == 1
+
+    assert (tmp_path / "died").exists(), "no worker died"
+    one, many = (json.loads((tmp_path / out / "report.json").read_text()) for out in ("one", "many"))
+    assert one["images"]
+    for report in (one, many):
+        del report["checksum"]
+    assert_close(many, one)
+
+
+def assert_close(value: Any, expected: Any, where: str = "") -> None:
+    """Compare what a report has: text exactly, numbers to the last digits."""
+    if isinstance(expected, dict):
+        assert list(value) == list(expected), where
+        for name in expected:
+            assert_close(value[name], expected[name], f"{where}.{name}")
+    elif isinstance(expected, list):
+        assert len(value) == len(expected), where
+        for number, (item, other) in enumerate(zip(value, expected, strict=True)):
+            assert_close(item, other, f"{where}[{number}]")
+    elif isinstance(expected, float):
+        assert value == pytest.approx(expected, abs=2e-3), where
+    else:
+        assert value == expected, where
+
+
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
 def test_without_ray_it_is_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["scale", str(tmp_path), "--model", "demo-fair", "--out", str(tmp_path / "out")]) == 2
+    assert "needs Ray: pip install 'camkit[ray]'" in capsys.readouterr().err
+    assert main(["check", str(tmp_path), "--model", "demo-fair", "--out", str(tmp_path / "out"), "--ray"]) == 2
     assert "needs Ray: pip install 'camkit[ray]'" in capsys.readouterr().err
     with pytest.raises(InputError, match="needs Ray"):
         camkit.scale.explain_dataset(None, "demo-fair")
@@ -344,6 +488,13 @@ def test_an_address_at_which_nothing_answers_is_one_sentence(tmp_path, monkeypat
     call = ["scale", str(tmp_path), "--model", "demo-fair", "--out", str(tmp_path / "out")]
     assert main([*call, "--address", "127.0.0.1:1"]) == 2
     assert "no Ray cluster answers at 127.0.0.1:1: Connection refused" in capsys.readouterr().err
+    call = ["check", str(tmp_path), "--model", "demo-fair", "--out", str(tmp_path / "out"), "--ray"]
+    assert main([*call, "127.0.0.1:1"]) == 2
+    assert "no Ray cluster answers at 127.0.0.1:1: Connection refused" in capsys.readouterr().err
+    assert main([*call, "photos/"]) == 2
+    assert (
+        "'photos/' is no address of a Ray cluster; pass auto, host:port or ray://host:port" in capsys.readouterr().err
+    )
 
 
 @on_cluster

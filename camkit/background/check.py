@@ -17,6 +17,7 @@ from camkit.background.hints import hints
 from camkit.background.journal import EDITS, HEAT, Journal, Row
 from camkit.background.measures import OVERALL, ImageRow, Limits, Measures
 from camkit.background.measuring import measure_all
+from camkit.background.passes import Passes
 from camkit.background.plan import Plan
 from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, check_sanity
@@ -142,8 +143,8 @@ def _largest_effect(judgement: Judgement) -> float:
     return max((fill.effect.value for fill in measured if fill is not None), default=-1.0)
 
 
-def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str]) -> CheckResult:
-    """Run the check. Rows that the journal already holds are not computed again.
+def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str], passes: Passes) -> CheckResult:
+    """Run the check. Rows that the journal already holds are not computed again; ``passes`` computes the others.
 
     Raises:
         InputError: the preprocessing is not known, the model's output is not a classifier's, or no picture can be used.
@@ -152,8 +153,9 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     """
     if plan.model.preprocess is None:
         raise InputError("the preprocessing of this model is not known; pass preprocess=...")
-    heat_pass(plan, journal, progress)
-    all_heat = journal.rows(HEAT)
+    heat_pass(plan, journal, progress, passes.heat)
+    finished = journal.rows(HEAT)
+    all_heat = {item.name: finished[item.name] for item in plan.data.items}  # workers finish in any order
     heat = _usable(all_heat)
     progress("sanity", 0, 1)
     sanity = check_sanity(
@@ -163,7 +165,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         plan.settings,
         mirror=not plan.with_regions,
     )
-    run_experiment(plan, journal, progress, lambda item: item.name in heat)
+    run_experiment(plan, journal, progress, lambda item: item.name in heat, passes.edits)
     progress("measures", 0, 1)
     rows = image_rows(plan, heat, journal.rows(EDITS))
     measures, judged = _judge(plan, rows, heat, sanity)

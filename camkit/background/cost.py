@@ -13,7 +13,7 @@ from camkit.background.journal import EDITS, HEAT
 from camkit.background.plan import Plan
 from camkit.background.sanity import SANITY_PICTURES
 from camkit.background.statistics import bootstrap_sums
-from camkit.background.trial import answer_edits
+from camkit.background.trial import edit_rows
 from camkit.models import device_of
 
 _HEAT_PICTURES = 8
@@ -58,7 +58,7 @@ class Cost:
         return f"about {minutes:.0f} min" if minutes < 100 else f"about {minutes / 60:.1f} h"
 
 
-def estimate_cost(plan: Plan, done: Mapping[str, int] | None = None) -> Cost:
+def estimate_cost(plan: Plan, done: Mapping[str, int] | None = None, workers: int = 1) -> Cost:
     """Time a few pictures in each stage and scale up to the whole check; their results are discarded.
 
     The heat and the experiment run once before they are timed, because the first pass is slower.
@@ -66,6 +66,7 @@ def estimate_cost(plan: Plan, done: Mapping[str, int] | None = None) -> Cost:
     Args:
         plan: the check.
         done: how many rows of each kind an earlier run finished, if this run resumes it.
+        workers: how many processes share the heat and the experiment; each is taken to be as fast as this one.
     """
     done = done or {}
     items, sample = plan.data.items, plan.sample
@@ -76,15 +77,15 @@ def estimate_cost(plan: Plan, done: Mapping[str, int] | None = None) -> Cost:
     trials = sample[:: max(1, len(sample) // _TRIAL_PICTURES)][:_TRIAL_PICTURES]
     per_trial = 0.0
     if trials:
-        list(answer_edits(plan, trials[:1]))
-        per_trial = _seconds(lambda: list(answer_edits(plan, trials))) / len(trials)
+        list(edit_rows(plan, trials[:1]))
+        per_trial = _seconds(lambda: list(edit_rows(plan, trials))) / len(trials)
     rows = max(1, len(items))
     resampling = _seconds(lambda: bootstrap_sums(np.ones((rows, 3)), np.arange(rows), [0]))
     return Cost(
-        heat=per_heat * max(0, len(items) - done.get(HEAT, 0)),
+        heat=per_heat * max(0, len(items) - done.get(HEAT, 0)) / workers,
         sanity=_SANITY_PASSES * per_heat * min(SANITY_PICTURES, len(items))
         + max(0.0, first_pass - len(few) * per_heat),
-        experiment=per_trial * max(0, len(sample) - done.get(EDITS, 0)),
+        experiment=per_trial * max(0, len(sample) - done.get(EDITS, 0)) / workers,
         measures=_RESAMPLINGS * resampling + _STRIPS * (per_heat + per_trial / 2) + _REPORT_SECONDS,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,15 +37,23 @@ _ROUNDING_FP32, _ROUNDING_AUTOCAST = 1e-3, 5e-2
 about as much as the two memory formats in ``engine/passes.py``."""
 
 
-def heat_pass(plan: Plan, journal: Journal, progress: Progress) -> None:
-    """Explain every picture that has no row in the journal yet, and save its row."""
+def heat_pass(
+    plan: Plan,
+    journal: Journal,
+    progress: Progress,
+    rows_of: Callable[[Plan, Sequence[Item]], Iterator[Row]],
+) -> None:
+    """Explain every picture that has no row in the journal yet, and save its row.
+
+    ``rows_of`` computes the rows, as ``heat_rows`` does.
+    """
     todo = [item for item in plan.data.items if item.name not in journal.rows(HEAT)]
     done = len(plan.data.items) - len(todo)
     progress("heat", done, len(plan.data.items))
     if not todo:
         return
     unsaved: list[Row] = []
-    for number, row in enumerate(heat_rows(plan, todo), start=1):
+    for number, row in enumerate(rows_of(plan, todo), start=1):
         unsaved.append(row)
         if len(unsaved) >= plan.batch_size:
             journal.append(unsaved)

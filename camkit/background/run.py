@@ -28,6 +28,7 @@ from camkit.background.classes import ClassMap, match_classes, parse_class_map, 
 from camkit.background.data import read_data
 from camkit.background.heat import check_same_answers, heat_rows
 from camkit.background.journal import Journal
+from camkit.background.passes import Passes
 from camkit.background.plan import SPARE_PICTURES, Plan, fingerprint, hash_code, make_plan
 from camkit.background.report import REPORTS, words
 from camkit.background.values import Dataset, Inconclusive, Progress, Run, Stage
@@ -232,10 +233,12 @@ def finish_check(
     progress: Progress = _silent,
     inconclusive: Inconclusive = "fail",
     command: str = "",
+    passes: Passes | None = None,
 ) -> CheckResult:
     """Run a planned check, and write its reports. The arguments and errors are those of ``check``.
 
-    ``command`` is the command as it was typed, for the report.
+    ``command`` is the command as it was typed, for the report. ``passes`` computes the heat and the experiment; None
+    computes them in this process.
     """
     started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
     hashes = fingerprint(plan)
@@ -251,7 +254,7 @@ def finish_check(
         check_same_answers(plan, rows)
         if out is not None:
             set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
-        result = run_check(plan, rows, progress, hashes)
+        result = run_check(plan, rows, progress, hashes, passes or Passes())
         ran = Run(started, time.perf_counter() - clock, command)
         result = replace(result, inconclusive=inconclusive, run=ran)
         if earlier is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from camkit.background import experiment
 from camkit.background.answers import answer_batch
 from camkit.background.experiment import Answer, Background, Partners, PreparedPicture
-from camkit.background.journal import EDITS, Journal
+from camkit.background.journal import EDITS, Journal, Row
 from camkit.background.plan import Plan, load_prepared
 from camkit.background.values import Item, Progress
 from camkit.errors import CamkitError
@@ -32,22 +32,34 @@ LoadPicture = Callable[[Item], PreparedPicture | None]
 """Returns a picture as the model sees it; None if it cannot be read."""
 
 
-def run_experiment(plan: Plan, journal: Journal, progress: Progress, usable: Callable[[Item], bool]) -> None:
-    """Run the experiment on every usable picture of the sample that has no row in the journal yet."""
+def run_experiment(
+    plan: Plan,
+    journal: Journal,
+    progress: Progress,
+    usable: Callable[[Item], bool],
+    rows_of: Callable[[Plan, Sequence[Item]], Iterator[Row]],
+) -> None:
+    """Run the experiment on every usable picture of the sample that has no row in the journal yet.
+
+    ``rows_of`` computes the rows, as ``edit_rows`` does.
+    """
     done = journal.rows(EDITS)
     sample = [item for item in plan.sample if usable(item)]
     todo = [item for item in sample if item.name not in done]
     progress("experiment", len(sample) - len(todo), len(sample))
-    for count, (item, answers) in enumerate(answer_edits(plan, todo), start=len(sample) - len(todo) + 1):
-        journal.append([{"kind": EDITS, "name": item.name, "answers": answers}])
+    for count, row in enumerate(rows_of(plan, todo), start=len(sample) - len(todo) + 1):
+        journal.append([row])
         progress("experiment", count, len(sample))
 
 
-def answer_edits(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict[str, Answer]]]:
-    """Show the edits of some pictures of the sample to the model, and yield the answers picture by picture."""
+def edit_rows(plan: Plan, items: Sequence[Item], load: LoadPicture | None = None) -> Iterator[Row]:
+    """Show the edits of some pictures of the sample to the model, and yield a row with the answers for each picture.
+
+    ``load`` loads pictures; None stands for a new ``cached_loader``.
+    """
     check = plan.settings.check
     partners = partners_of(plan)
-    load = cached_loader(plan)
+    load = load or cached_loader(plan)
 
     def make(number: int) -> list[tuple[str, Tensor]]:
         edits = list_edits(plan, items[number], partners[items[number]], check.pastes, load)
@@ -58,7 +70,7 @@ def answer_edits(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, dict
         return answer_batch(plan, batch, [plan.matched.indices[items[number].label] for number in numbers])
 
     for number, answers in experiment.run(range(len(items)), make, answer, plan.batch_size, _WORKERS):
-        yield items[number], answers
+        yield {"kind": EDITS, "name": items[number].name, "answers": answers}
 
 
 def partners_of(plan: Plan) -> dict[Item, Partners]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,8 +18,11 @@ from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say, stages
 from camkit.errors import InputError, printable
 
 if TYPE_CHECKING:
+    from camkit.background.passes import Passes
+    from camkit.background.plan import Plan
     from camkit.background.values import Stage
     from camkit.config.settings import Settings
+    from camkit.scale.actors import Pool
 
 checks = App(
     name="check",
@@ -135,6 +138,7 @@ def check(
     experiment: ExperimentOptions | None = None,
     limits: LimitOptions | None = None,
     run: RunOptions | None = None,
+    ray: Annotated[bool | str, Parameter(group=RUN, negative=(), metavar="[ADDRESS]", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
     """Check whether a classifier may ship, or reads the background.
@@ -150,6 +154,9 @@ def check(
         experiment: How the check is run.
         limits: The limits of the verdict.
         run: Where the check writes, and what it starts from.
+        ray: Compute on a Ray cluster (extra camkit[ray]), named as for camkit scale: auto, host:port or
+            ray://host:port. Without an address, the one in RAY_ADDRESS or on this machine; if there is none, one is
+            started with all cores of this machine.
         common: The config, and how much is printed.
     """
     from camkit.background.cost import estimate_cost
@@ -167,15 +174,18 @@ def check(
     settings = _settings(common.config, data, pictures, check=experiment, limits=limits, run=run)
     out, resume, tensorboard = settings.run.out or Path("camkit-check"), settings.run.resume, settings.run.tensorboard
     check_folder(out)
-    plan = plan_check(source.load(), config=settings, skip=out)
-    console = printer()
-    if not TALK.quiet:
-        console.print(check_console.data_summary(plan))
-        console.print(check_console.power_notice(plan))
-        cost = estimate_cost(plan, count_finished(out / JOURNAL) if resume else None)
-        console.print(check_console.cost_notice(plan, cost))
-    with events_into(tensorboard) as events:
-        with stages() as progress:
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(_cluster(ray))
+        plan = plan_check(source.load(), config=settings, skip=out)
+        console = printer()
+        if not TALK.quiet:
+            console.print(check_console.data_summary(plan))
+            console.print(check_console.power_notice(plan))
+            workers = 1 if pool is None else pool.actors
+            cost = estimate_cost(plan, count_finished(out / JOURNAL) if resume else None, workers)
+            console.print(check_console.cost_notice(plan, cost))
+        events = stack.enter_context(events_into(tensorboard))
+        with _passes(pool, plan, source) as passes, stages() as progress:
             result = finish_check(
                 plan,
                 out,
@@ -184,6 +194,7 @@ def check(
                 progress=progress,
                 inconclusive=settings.run.inconclusive,
                 command=shlex.join(["camkit", *sys.argv[1:]]),
+                passes=passes,
             )
         if not TALK.quiet:
             table = check_console.table(result)
@@ -197,6 +208,38 @@ def check(
 
             write_check(result, events)
     return result.exit_code()
+
+
+@contextlib.contextmanager
+def _cluster(ray: bool | str) -> Iterator[Pool | None]:
+    """Connect to the cluster that ``--ray`` names, and yield the actors that it has room for; None without ``--ray``.
+
+    Raises:
+        InputError: Ray is not installed, no cluster answers, or it has no room.
+    """
+    if ray is False:
+        yield None
+        return
+    from camkit.scale.actors import Pool, connected
+
+    with connected(None if ray is True else ray, quiet=not TALK.verbose):
+        pool = Pool.of_cluster(None, 1.0, None)
+        say(str(pool))
+        yield pool
+
+
+@contextlib.contextmanager
+def _passes(pool: Pool | None, plan: Plan, source: Source) -> Iterator[Passes]:
+    """Yield the passes of a check: those of this process, or those of actors."""
+    from camkit.background.passes import Passes, spread, worker_of
+
+    if pool is None:
+        yield Passes()
+        return
+    from camkit.scale.actors import Workers
+
+    with Workers(source.for_nodes(), plan.model, pool, worker_of(plan)) as workers:
+        yield spread(workers.map, pool.actors)
 
 
 def _settings(config: Path | None, data: Path | None, pictures: DataOptions | None, **tables: Any) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from camkit.models.loaded import LoadedModel
+    from camkit.scale.actors import ModelSource
 
 MODEL = Group.create_ordered("Model")
 DATA = Group.create_ordered("Data")
@@ -124,6 +126,15 @@ class Source(_ModelOptions, _Required):
         """Load the model."""
         return self.load_named(self.model, pretrained=pretrained, trainable=trainable)
 
+    def for_nodes(self) -> ModelSource:
+        """Return what the nodes of a cluster load; they work in other folders."""
+        from camkit.scale.actors import ModelSource
+
+        arguments = self.arguments()
+        if self.weights is not None and Path(self.weights).exists():
+            arguments["weights"] = os.path.abspath(self.weights)  # noqa: PTH100 - links stay as the nodes know them
+        return ModelSource(_absolute(self.model), arguments, device=self.device)
+
 
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
@@ -210,3 +221,11 @@ def _size(text: str) -> tuple[int, int]:
     if not all(side.isdecimal() for side in sides) or len(sides) > 2:
         raise InputError(f"--size takes a side in pixels, or height x width as in 224x336, not {text!r}")
     return int(sides[0]), int(sides[-1])
+
+
+def _absolute(name: str) -> str:
+    """Return a model's name with the absolute path of its file or folder, if it has one."""
+    file, colon, factory = name.rpartition(":")
+    if file.endswith(".py"):
+        return f"{os.path.abspath(file)}{colon}{factory}"  # noqa: PTH100 - links stay as the nodes know them
+    return os.path.abspath(name) if Path(name).is_dir() else name  # noqa: PTH100

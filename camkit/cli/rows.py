@@ -173,7 +173,7 @@ def report(
         drawings = "1 drawing was" if tally.reduced == 1 else f"{tally.reduced} drawings were"
         side = f"{rows.max_side} pixel{'s' * (rows.max_side != 1)}"
         say(f"{drawings} reduced to {side} on the longer side; --max-side 0 keeps the size of the pictures")
-    _print_summary(tally, progress.seconds, form, rows.skipped, table)
+    _print_summary(tally, progress.seconds, form, rows, table)
     return tally.code
 
 
@@ -284,9 +284,10 @@ def _print_repeated(tally: _Tally) -> None:
             printer(stderr=True).print(Text(f"{more} the same error as {first}; --verbose lists them", "red"))
 
 
-def _print_summary(tally: _Tally, seconds: float, form: Form, skipped: int, table: Path | None) -> None:
+def _print_summary(tally: _Tally, seconds: float, form: Form, rows: Run, table: Path | None) -> None:
     """Print the last line: below the rows if they are text, else apart from them."""
-    line = summary(tally.explained, tally.failed, tally.empty, tally.images, seconds, skipped, table)
+    counts = tally.explained, tally.failed, tally.empty, tally.images
+    line = summary(*counts, seconds, rows.skipped, table, failed_before=rows.failed_before)
     if form != "text":
         say(line)
     elif not TALK.quiet:
@@ -294,7 +295,15 @@ def _print_summary(tally: _Tally, seconds: float, form: Form, skipped: int, tabl
 
 
 def summary(
-    explained: int, failed: int, empty: int, images: int, seconds: float, skipped: int, table: Path | None
+    explained: int,
+    failed: int,
+    empty: int,
+    images: int,
+    seconds: float,
+    skipped: int,
+    table: Path | None,
+    *,
+    failed_before: int = 0,
 ) -> str:
     """Return the last line of a run."""
     line = f"{explained} explained, {failed} failed, {empty} empty"
@@ -302,6 +311,8 @@ def summary(
         line += f"; {images / max(seconds, 1e-9):.3g} pictures a second"
     if skipped:
         line += f"; {skipped} finished in an earlier run"
+    if failed_before:
+        line += f", {failed_before} of them with an error"
     if table is not None:
         line += f"; wrote {printable(str(table))}"
     return line

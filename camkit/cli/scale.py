@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -73,25 +72,14 @@ def scale(
     if not pictures:
         raise InputError("name at least one picture or folder: camkit scale photos/ --model resnet50 --out results")
     from camkit.images.listing import Pictures
-    from camkit.scale.cluster import (
-        ModelSource,
-        ParquetPictures,
-        Pool,
-        connected,
-        explain_on_cluster,
-        parquet_pictures,
-        prepared_job,
-    )
+    from camkit.scale.actors import Pool, connected
+    from camkit.scale.cluster import ParquetPictures, explain_on_cluster, parquet_pictures, prepared_job
 
     targets = targets or TargetOptions()
     targets.check()
     if targets.mask is not None:
         raise InputError("--mask belongs to one picture; explain that picture alone, without camkit scale")
     is_parquet = len(pictures) == 1 and pictures[0].lower().endswith(".parquet")
-    arguments = source.arguments()
-    if source.weights is not None and Path(source.weights).exists():
-        arguments["weights"] = os.path.abspath(source.weights)  # noqa: PTH100 - the nodes work in other folders
-    model = ModelSource(_absolute(source.model), arguments, device=source.device)
     with connected(address, quiet=not TALK.verbose):
         files = parquet_pictures(Path(pictures[0])) if is_parquet else Pictures(pictures, skip=out, recursive=recursive)
         options: Options = {
@@ -103,7 +91,7 @@ def scale(
         }
         if batch_size is not None:
             options["batch_size"] = batch_size
-        job = prepared_job(model, layer, draft=draft, **options)
+        job = prepared_job(source.for_nodes(), layer, draft=draft, **options)
         pool = Pool.of_cluster(actors, cpus, gpus, spare=isinstance(files, ParquetPictures) and files.has_data)
         say(f"{pool}, {job.batch_size(pool)} pictures per pass")
         with _Shown() as shown:
@@ -116,14 +104,6 @@ def scale(
         line = summary(done.explained, done.failed, done.empty, done.explained, done.seconds, skipped, out)
         printer().print(line, markup=False)
     return InputError.exit_code if done.failed or done.errors else 0
-
-
-def _absolute(name: str) -> str:
-    """Return a model's name with the absolute path of its file or folder, if it has one."""
-    file, colon, factory = name.rpartition(":")
-    if file.endswith(".py"):
-        return f"{os.path.abspath(file)}{colon}{factory}"  # noqa: PTH100 - links stay as the nodes know them
-    return os.path.abspath(name) if Path(name).is_dir() else name  # noqa: PTH100
 
 
 class _Shown:

@@ -132,7 +132,15 @@ def write_file(path: Path, data: bytes) -> None:
             unfinished.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
+
+
+def why_unwritable(path: Path, error: OSError) -> str:
+    """Return why a file or folder cannot be written, as words: the system does not say which part of its path it is."""
+    for parent in path.parents:
+        if os.path.isfile(parent):  # noqa: PTH113 - pathlib's is_file refuses what os.path answers
+            return f"{parent} is a file, not a folder"
+    return error.strerror or str(error)
 
 
 def set_aside(folder: Path, names: Iterable[str]) -> None:
@@ -160,4 +168,4 @@ def check_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OutputError(f"cannot write into the folder {folder}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write into the folder {folder}: {why_unwritable(folder, error)}") from error

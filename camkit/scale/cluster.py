@@ -11,11 +11,8 @@ import copy
 import functools
 import hashlib
 import itertools
-import logging
 import math
 import os
-import re
-import socket
 import threading
 import time
 import warnings
@@ -23,27 +20,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import nn
 
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, ImageError, InputError, ModelError, OutputError, advice, brief
+from camkit.errors import CamkitError, ImageError, InputError, OutputError, advice, brief
 from camkit.explainer import Config, Layers, Options, explain_many
 from camkit.explanation import Explanation
 from camkit.images.files import check_folder
 from camkit.images.listing import Pictures
 from camkit.images.read import open_picture
-from camkit.models import BATCH_ON_CPU, BATCH_ON_GPU, as_model, device_of, load_model
-from camkit.models.labels import Labels
+from camkit.models import BATCH_ON_CPU, BATCH_ON_GPU, as_model, device_of
 from camkit.models.loaded import LoadedModel
-from camkit.scale.fingerprint import Fingerprint, differences, fingerprint
+from camkit.scale.actors import ModelSource, Pool, Source, cause_of, import_ray, load_on_node
+from camkit.scale.fingerprint import Fingerprint, fingerprint
 from camkit.scale.schema import ERROR, Row, row_of, row_of_failure, text_of
 from camkit.scale.table import CONTENT, WRITTEN_WITH, ClusterTable, Finished, arrow_table, cluster_schema, key_of
-from camkit.types import Failure, Preprocess
+from camkit.types import Failure
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -63,23 +59,11 @@ _MOST_PER_BLOCK = 1024
 """Pictures in a block, which is what a lost worker costs."""
 _MOST_BLOCKS = 100_000
 """Blocks of a very large job, which are larger then: the driver takes about 10 ms for each."""
-_SPARED = 1 / 8
-"""The share of the cores that are left to the tasks that read a dataset, at least one core: they wait forever if actors
-hold all of them."""
 _ROWS_ON_GPU, _ROWS_ON_CPU = 4096, 1024
 """Rows of a part. Ray may start a process to write one, which measured 2 to 3 seconds of one core: little beside the
 pictures of a part."""
-_CONNECT_SECONDS = 10.0
-"""How long to wait until a cluster answers."""
 _POLL_SECONDS, _POLL_SHARE = 1.0, 20
 """How often finished parts are counted, at least this many times as long apart as counting takes."""
-_SAME_ON_ALL_NODES = ("version of camkit", "network", "weights", "labels")
-"""The parts of a fingerprint that must be the same on every node. A preprocessing may round differently on another
-processor."""
-
-Source: TypeAlias = nn.Module | str | LoadedModel | Callable[[], Any] | None
-"""What a cluster takes for a model: a module, a name, or a function that makes one."""
-
 
 # --- the step of a pipeline
 
@@ -127,127 +111,11 @@ def explain_dataset(
     job = prepared_job(model, target_layer, draft=draft, **options)
     finished = Finished([])
     if resume is not None:
+        if not Path(resume).is_dir():
+            raise InputError(f"there is no table {resume} to continue")
         with ClusterTable(Path(resume), job.made_with, resume=True) as table:
             finished = table.finished
     return job.explained(dataset, Pool.of_cluster(actors, cpus, gpus, spare=True), finished)
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """How a model reaches the actors; it is sent to each of them.
-
-    Attributes:
-        model: a name, a function that makes it, a LoadedModel, or the reference to one in the object store.
-        arguments: what ``camkit.load_model`` gets with a name.
-        config, preprocess, labels, device: as for ``camkit.explain``.
-    """
-
-    model: Any
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    config: Config | None = None
-    preprocess: Preprocess | None = None
-    labels: Labels | None = None
-    device: str | torch.device | None = None
-
-    def load(self, device: str) -> LoadedModel:
-        """Return the model on a device, unless the caller chose another."""
-        model, device = self.model, str(self.device or device)
-        if self.config is not None:
-            from camkit.config.model import configured_model  # noqa: PLC0415 - few calls have a config
-            from camkit.config.settings import as_settings  # noqa: PLC0415
-
-            model = configured_model(model, as_settings(self.config).model, device=device)
-        elif isinstance(model, str):
-            model = load_model(model, device=device, **self.arguments)
-        elif model is not None and not isinstance(model, (nn.Module, LoadedModel)):
-            model = _made(model) if callable(model) else _ray().get(model)
-        loaded = as_model(model, preprocess=self.preprocess, labels=self.labels)
-        return replace(loaded, module=loaded.module.eval().to(device))
-
-    def sent(self, loaded: LoadedModel) -> ModelSource:
-        """Return the source for the actors: a module is put into the object store."""
-        if not isinstance(self.model, (nn.Module, LoadedModel)):
-            return self
-        try:
-            return ModelSource(_ray().put(loaded), device=self.device)
-        except Exception as error:  # pickling fails with errors of many kinds
-            raise ModelError(
-                f"the model cannot be sent to the cluster ({brief(error)}); pass its name, or a function that makes it"
-            ) from error
-
-
-def _made(factory: Callable[[], Any]) -> nn.Module | LoadedModel:
-    """Return the model that a function makes, with its preprocessing if it returns that too."""
-    made = factory()
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
-        return LoadedModel(made[0].eval(), type(made[0]).__name__, made[1])
-    if not isinstance(made, (nn.Module, LoadedModel)):
-        raise ModelError(f"the function that makes the model returned {type(made).__name__}, and no torch.nn.Module")
-    return made
-
-
-@dataclass(frozen=True)
-class Pool:
-    """The actors of a job.
-
-    Attributes:
-        actors: how many there are.
-        cpus, gpus: what each of them takes.
-    """
-
-    actors: int
-    cpus: float
-    gpus: float
-
-    @classmethod
-    def of_cluster(cls, actors: int | None, cpus: float, gpus: float | None, *, spare: bool = False) -> Pool:
-        """Return the pool that fits the cluster.
-
-        Args:
-            actors, cpus, gpus: as for ``explain_dataset``.
-            spare: leave cores to the tasks that read the dataset if ``actors`` is None.
-
-        Raises:
-            InputError: a number is invalid, or no actor fits.
-        """
-        if cpus <= 0 or (gpus is not None and gpus < 0) or (actors is not None and actors < 1):
-            raise InputError(f"actors, cpus and gpus are positive, not {actors}, {cpus} and {gpus}")
-        resources = _ray().cluster_resources()
-        there = {"cores": resources.get("CPU", 0.0), "GPUs": resources.get("GPU", 0.0)}
-        gpus = (1.0 if there["GPUs"] >= 1 else 0.0) if gpus is None else float(gpus)
-        spared = max(1, math.floor(there["cores"] * _SPARED)) if spare and actors is None else 0
-        room = math.floor(there["GPUs"] / gpus if gpus else (there["cores"] - spared) / cpus)
-        pool = cls(actors or max(1, room), cpus, gpus)
-        if room < pool.actors:
-            beside = f" beside {_number(spared, 'core')} for the tasks that read" if spared else ""
-            raise InputError(
-                f"the cluster has {_number(there['cores'], 'core')} and {_number(there['GPUs'], 'GPU')}, too few for "
-                f"{pool}{beside}"
-            )
-        return pool
-
-    def __str__(self) -> str:
-        """Return, for example, "2 actors with 1 core each"."""
-        each = _number(self.gpus, "GPU") if self.gpus else _number(self.cpus, "core")
-        return f"{_number(self.actors, 'actor')} with {each} each"
-
-    @property
-    def device(self) -> str:
-        """Where the actors compute."""
-        return "cuda" if self.gpus else "cpu"
-
-    @property
-    def threads(self) -> int | None:
-        """The threads with which an actor computes; None leaves it to PyTorch."""
-        return None if self.gpus else max(1, int(self.cpus))
-
-    def resources(self) -> dict[str, float]:
-        """Return what an actor takes, as Ray's arguments. A GPU's actor takes Ray's usual one core beside it."""
-        return {"num_gpus": self.gpus} if self.gpus else {"num_cpus": self.cpus}
-
-
-def _number(count: int | float, thing: str) -> str:
-    return f"{count:g} {thing}" + "s" * (count != 1)
 
 
 @dataclass(frozen=True)
@@ -271,7 +139,7 @@ class Job:
 
     def explained(self, dataset: Dataset, pool: Pool, finished: Finished) -> Dataset:
         """Return the dataset of rows."""
-        ray, batch_size = _ray(), self.batch_size(pool)
+        ray, batch_size = import_ray(), self.batch_size(pool)
         job = replace(self, options={**self.options, "batch_size": batch_size})
         rows: Dataset = dataset.map_batches(
             Explaining,
@@ -297,7 +165,7 @@ def prepared_job(
     Raises:
         InputError: something in the call is wrong, or Ray is not installed.
     """
-    _ray()
+    import_ray()
     if options.pop("progress", None) is not None:
         raise InputError("a cluster reports no progress of single pictures; leave out progress")
     taken = {name: options.pop(name, None) for name in ("preprocess", "labels", "device", "config")}  # type: ignore[misc]
@@ -354,7 +222,7 @@ class Explaining:
 
     def __init__(self, job: Job, pool: Pool, finished: Sequence[Any]) -> None:
         self._job, self._pool = job, pool
-        self._finished: Finished = _ray().get(finished[0])
+        self._finished: Finished = import_ray().get(finished[0])
 
     def __call__(self, batch: dict[str, np.ndarray]) -> Any:
         """Return the rows of a batch as pyarrow's table.
@@ -373,18 +241,7 @@ class Explaining:
     @functools.cached_property
     def _explained(self) -> Callable[[Iterable[Any]], Iterator[Explanation | Failure]]:
         """The model, which is loaded with the first batch, so that its errors are those of a batch."""
-        if self._pool.threads is not None:
-            torch.set_num_threads(self._pool.threads)
-        loaded = self._job.source.load(self._pool.device)
-        here = fingerprint(loaded)
-        different = differences(
-            *({name: made[name] for name in _SAME_ON_ALL_NODES} for made in (self._job.made_with, here))
-        )
-        if different:
-            raise ModelError(
-                f"the node {socket.gethostname()} has another {different} than the machine that started the job; give "
-                "all nodes the same files, or pass the model itself"
-            )
+        loaded = load_on_node(self._job.source, self._pool, self._job.made_with)
         return functools.partial(explain_many, loaded, on_error="yield", **self._job.options)
 
     def _images(
@@ -502,66 +359,6 @@ class Progress:
                 self.first.setdefault(kind, (path, problem))
 
 
-@contextlib.contextmanager
-def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
-    """Connect to a cluster for the time of a block.
-
-    Args:
-        address: as ``ray.init`` takes it, such as "auto" or "10.0.0.1:6379"; None takes the cluster in RAY_ADDRESS, or
-            one that runs on this machine, or starts one with all its cores.
-        quiet: whether Ray's own messages are left out.
-
-    Raises:
-        InputError: Ray is not installed, or no cluster answers.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if quiet:
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    ray = _ray()
-    is_own = not ray.is_initialized()
-    if is_own and address is not None:
-        _refuse_unreachable(address)
-    context, log = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
-    before = context.enable_progress_bars, log.level
-    try:
-        if quiet:
-            context.enable_progress_bars = False
-            log.setLevel(logging.CRITICAL)
-        if is_own:
-            _start(ray, address, quiet=quiet)
-        yield
-    finally:
-        context.enable_progress_bars = before[0]
-        log.setLevel(before[1])
-        if is_own:
-            ray.shutdown()
-
-
-def _start(ray: Any, address: str | None, *, quiet: bool) -> None:
-    options = {} if address else {"include_dashboard": False}
-    try:
-        ray.init(address, log_to_driver=not quiet, logging_level=logging.ERROR, **options)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        where = f"the cluster at {address}" if address else "a cluster on this machine"
-        raise InputError(f"camkit cannot use {where}: {brief(error)}") from error
-
-
-def _refuse_unreachable(address: str) -> None:
-    """Try to connect: Ray itself tries for minutes, and says much.
-
-    Raises:
-        InputError: nothing answers.
-    """
-    named = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
-    if named is None:
-        return
-    try:
-        socket.create_connection((named[1], int(named[2])), _CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"no Ray cluster answers at {address}: {reason}") from error
-
-
 def explain_on_cluster(
     job: Job,
     pictures: Pictures | ParquetPictures,
@@ -588,7 +385,7 @@ def explain_on_cluster(
         OutputError: the table exists or cannot be written.
         Exception: whatever the model raises.
     """
-    ray = _ray()
+    ray = import_ray()
     out = Path(os.path.abspath(out))  # noqa: PTH100 - links stay as the nodes know them
     check_folder(out)
     table = ClusterTable(out, job.made_with, resume=resume, overwrite=overwrite and not resume)
@@ -651,7 +448,7 @@ class ParquetPictures:
 
     def dataset(self) -> Dataset:
         """Return the dataset."""
-        read: Dataset = _ray().data.read_parquet(self.files).select_columns(self.columns)
+        read: Dataset = import_ray().data.read_parquet(self.files).select_columns(self.columns)
         return read
 
     def paths(self) -> Iterator[str]:
@@ -691,14 +488,15 @@ def parquet_pictures(path: Path) -> ParquetPictures:
 @contextlib.contextmanager
 def _errors_of_ray(out: Path) -> Iterator[None]:
     """Raise what an actor or a writing task raised, without Ray's report around it."""
-    ray = _ray()
+    ray = import_ray()
     try:
         yield
     except ray.exceptions.RayTaskError as error:
-        cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
+        cause = cause_of(error)
         if isinstance(cause, OSError) and not isinstance(cause, CamkitError):
+            reason = os.strerror(cause.errno) if cause.errno else brief(cause)  # pyarrow says more around it
             raise OutputError(
-                f"cannot write {out}: {cause.strerror or brief(cause)}; its finished rows are kept, and "
+                f"cannot write {out}: {reason}; its finished rows are kept, and "
                 f"{advice('resume=True', '--resume')} continues from there"
             ) from error
         raise cause from error
@@ -743,17 +541,3 @@ class _Watch:
                 continue
             self._counted.add(part)
         self.progress.seconds = time.perf_counter() - self._started
-
-
-def _ray() -> Any:
-    """Return Ray with Ray Data.
-
-    Raises:
-        InputError: it is not installed.
-    """
-    try:
-        import ray  # noqa: PLC0415 - an extra, which only clusters need
-        import ray.data  # noqa: PLC0415
-    except ImportError as error:
-        raise InputError("explaining on a cluster needs Ray: pip install 'camkit[ray]'") from error
-    return ray

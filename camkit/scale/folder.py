@@ -311,6 +311,11 @@ class Run(Iterator["Written | WrittenVideo | Failure"]):
         """The pictures that were left out so far because the table has them."""
         return self.stills.skipped
 
+    @property
+    def failed_before(self) -> int:
+        """Those of the skipped pictures of which the table has only errors."""
+        return self.stills.failed_before
+
 
 class Stills:
     """The pictures that are to be explained, and the videos that were found among them.
@@ -319,19 +324,21 @@ class Stills:
         videos: the videos, which are explained last.
         pending: the pictures whose rows have not come back.
         skipped: the pictures that were left out because the table has them.
+        failed_before: those of them of which the table has only errors.
     """
 
     def __init__(self, pictures: Pictures, table: Table | None) -> None:
         self._pictures, self._table = pictures, table
         self.videos: list[Found] = []
         self.pending: deque[Found] = deque()
-        self.skipped = 0
+        self.skipped = self.failed_before = 0
 
     def paths(self) -> Iterator[Path]:
         """List the pictures that are not finished."""
         for found in self._pictures:
             if self._table is not None and self._table.has(found.path):
                 self.skipped += 1
+                self.failed_before += self._table.has_failed(found.path)
                 continue
             if self._table is None and is_video(found.path):
                 self.videos.append(found)

@@ -27,7 +27,7 @@ import numpy as np
 
 from camkit.errors import InputError, OutputError, advice, brief
 from camkit.explanation import Explanations
-from camkit.images.files import write_file
+from camkit.images.files import why_unwritable, write_file
 from camkit.scale.fingerprint import Fingerprint, differences
 from camkit.scale.schema import COLUMNS, ERROR, Kind, Row, explanation_of, text_of
 
@@ -82,11 +82,15 @@ class Table:
 
     Attributes:
         finished: the pictures that the table already has.
+        failed: those of them that have only errors.
 
     Raises:
         InputError: the name has another ending, pyarrow is missing, or the table belongs to another run.
         OutputError: the table exists, another run is writing it, or it cannot be written.
     """
+
+    _option = "--table"
+    """The option that names the table in the shell."""
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class Table:
         rows: int = _ROWS,
     ) -> None:
         self.path = path
-        self._form = _form_of(path)
+        self._form = self._form_of(path)
         self._most = rows
         self._number = -1
         self._group: list[Row] = []
@@ -106,7 +110,7 @@ class Table:
         self._written = self._held = 0
         self._started = time.monotonic()
         self._lock: BinaryIO | None = None
-        self.finished = Finished([])
+        self.finished = self.failed = Finished([])
         self._folder = str(Path.cwd())
         about = {"format": 1, "folder": self._folder, "fingerprint": fingerprint}
         if self._form.exists() and not (resume or overwrite):
@@ -123,10 +127,14 @@ class Table:
                 self._form.start(about)
         except OSError as error:
             self._unlock()
-            raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+            raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
         except BaseException:
             self._unlock()
             raise
+
+    @staticmethod
+    def _form_of(path: Path) -> _Form:
+        return _form_of(path)
 
     def _continue(self, fingerprint: Fingerprint) -> None:
         about = self._form.about()
@@ -141,21 +149,39 @@ class Table:
                 f"{self.path} cannot be continued: it was made with different settings ({different}); choose another "
                 + advice(
                     "table, or replace this one with overwrite=True and without resume=True",
-                    "--table, or replace this one with --overwrite and without --resume",
+                    f"{self._option}, or replace this one with --overwrite and without --resume",
                 )
             )
         self._folder = about["folder"]
         self._form.repair()
-        self.finished = Finished(name for part in self._form.parts() for name in self._names(part))
+        failed: list[str] = []
+        self.finished = Finished(self._pictures(failed))
+        self.failed = Finished(failed)
 
-    def _names(self, part: Path) -> Iterable[str]:
-        """Return what tells the finished pictures of a part from others: their absolute paths."""
-        for name in self._form.paths(part):
-            yield os.path.normpath(os.path.join(self._folder, name))  # noqa: PTH118 - for millions of names
+    def _pictures(self, failed: list[str]) -> Iterator[str]:
+        """Yield what tells the picture of each row from others, and add the pictures that have only errors to a list.
+
+        The rows of a picture follow each other.
+        """
+        for part in self._form.parts():
+            for name, rows in itertools.groupby(self._statuses(part), key=lambda row: row[0]):
+                statuses = [status for _, status in rows]
+                if all(status == ERROR for status in statuses):
+                    failed.append(name)
+                yield from itertools.repeat(name, len(statuses))
+
+    def _statuses(self, part: Path) -> Iterator[tuple[str, str]]:
+        """Yield for each row of a part what tells its picture from others, its absolute path, and its status."""
+        for name, status in self._form.values(part, "path", "status"):
+            yield os.path.normpath(os.path.join(self._folder, name)), status  # noqa: PTH118 - for millions of names
 
     def has(self, picture: Path) -> bool:
         """Tell whether the table has the rows of a picture."""
-        return len(self.finished) > 0 and text_of(os.path.abspath(picture)) in self.finished  # noqa: PTH100
+        return _has(self.finished, picture)
+
+    def has_failed(self, picture: Path) -> bool:
+        """Tell whether the table has only errors of a picture."""
+        return _has(self.failed, picture)
 
     def add(self, row: Row, group: int) -> None:
         """Add a row.
@@ -228,6 +254,10 @@ class Table:
             self._lock = None
 
 
+def _has(names: Finished, picture: Path) -> bool:
+    return len(names) > 0 and text_of(os.path.abspath(picture)) in names  # noqa: PTH100 - for millions of names
+
+
 CONTENT = "content"
 """A column of tables that a cluster writes: a checksum of the picture's bytes."""
 
@@ -241,10 +271,16 @@ class ClusterTable(Table):
         InputError, OutputError: as ``Table``.
     """
 
+    _option = "--out"
     _form: _Parquet
 
-    def _names(self, part: Path) -> Iterable[str]:
-        return itertools.starmap(key_of, self._form.values(part, "path", CONTENT))
+    @staticmethod
+    def _form_of(path: Path) -> _Parquet:
+        return _Parquet(path)
+
+    def _statuses(self, part: Path) -> Iterator[tuple[str, str]]:
+        for name, content, status in self._form.values(part, "path", CONTENT, "status"):
+            yield key_of(name, content), status
 
     def parts(self) -> Sequence[Path]:
         """Return the parts that are there now, also unfinished ones."""
@@ -323,8 +359,12 @@ class _Form(ABC):
         """Return the parts."""
 
     @abstractmethod
-    def paths(self, part: Path) -> Iterable[str]:
-        """Return the pictures of a part."""
+    def values(self, part: Path, *columns: str) -> Iterable[tuple[Any, ...]]:
+        """Return the values of some columns of a part, row by row.
+
+        Raises:
+            InputError: the part is damaged or not finished.
+        """
 
     @abstractmethod
     def rows(self, part: Path) -> Iterator[Row]:
@@ -425,7 +465,7 @@ class _Parquet(_Form):
             unfinished.unlink()
         for part in self.parts():
             try:
-                self.paths(part)
+                self.values(part, "path")
             except InputError:
                 aside = part.with_name(f"_damaged-{part.name}")
                 part.replace(aside)
@@ -441,11 +481,7 @@ class _Parquet(_Form):
             return [self._path]
         return sorted(self._path.glob("part-*.parquet"))
 
-    def paths(self, part: Path) -> Iterable[str]:
-        return [name for (name,) in self.values(part, "path")]
-
     def values(self, part: Path, *columns: str) -> Iterable[tuple[Any, ...]]:
-        """Return the values of some columns, row by row."""
         table = self._read(part, list(columns))
         return zip(*(table.column(name).to_pylist() for name in columns), strict=True)
 
@@ -516,9 +552,9 @@ class _Csv(_Form):
     def parts(self) -> Sequence[Path]:
         return [self._path]
 
-    def paths(self, part: Path) -> Iterable[str]:
+    def values(self, part: Path, *columns: str) -> Iterator[tuple[Any, ...]]:
         for row in self._cells(part):
-            yield row["path"]
+            yield tuple(row[name] for name in columns)
 
     def rows(self, part: Path) -> Iterator[Row]:
         for row in self._cells(part):
