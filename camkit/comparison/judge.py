@@ -70,7 +70,7 @@ class JudgedRow:
         standings: what each metric says, by the metric's name.
         cost: the time of one map in plain passes of the model, the median over the pictures.
         unmoved: the mean rank correlation with the maps of shuffled weights; None if it was not measured.
-        empty: how many of the maps are empty.
+        empty: how many of the maps are empty or not finite.
         failed: how many pictures could not be explained with it, and the first reason.
         values: each metric's value on each picture, in the order of the judgement's pictures; NaN where it has none.
     """
