@@ -228,6 +228,13 @@ def test_a_table_keeps_its_columns_whatever_a_label_says() -> None:
     assert "loses" in table.splitlines()[-1].rsplit("|", 2)[1] or "gains" in table.splitlines()[-1].rsplit("|", 2)[1]
 
 
+def test_a_map_of_nan_is_not_called_empty() -> None:
+    def broken(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        return gradients * float("nan") * activations.amax()
+
+    assert "NaN or infinity in the map" in camkit.compare("demo-fair", PLANE, [broken]).table()
+
+
 def test_an_explainer_has_its_options_already() -> None:
     with pytest.raises(InputError, match="has its precision already"):
         camkit.compare(camkit.Explainer("demo-fair"), PLANE, precision="fp32")

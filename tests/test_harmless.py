@@ -401,6 +401,23 @@ class Remembers(Parts):
         return self.tail(maps + bias, x)
 
 
+class Collects(Parts):
+    """Sets hooks in its first pass that collect outputs, and a flag that they are there, as Hugging Face models do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "hooked"):
+            self.stem.register_forward_pre_hook(lambda _, __, ___: None, with_kwargs=True)
+            self.layer.register_forward_hook(self.collect)
+            self.hooked = True
+        self.collected: list[Tensor] = []
+        scores = super().forward(x)
+        (maps,) = self.collected  # with two hooks there would be two
+        return scores + maps.mean((1, 2, 3))[:, None]
+
+    def collect(self, _: nn.Module, __: object, output: Tensor) -> None:
+        self.collected.append(output)
+
+
 class Drawing(Parts):
     """Draws from all three generators in every pass, in evaluation mode too."""
 
@@ -744,7 +761,7 @@ def test_buffers_that_a_forward_pass_writes_are_restored(method: str) -> None:
 
 
 @pytest.mark.parametrize("layer", ["layer", None])
-@pytest.mark.parametrize("network", [BuildsAtFirst, Remembers])
+@pytest.mark.parametrize("network", [BuildsAtFirst, Remembers, Collects])
 @pytest.mark.parametrize("warm", [False, True])
 def test_caches_that_a_forward_pass_fills_are_restored(network: type[Parts], layer: str | None, warm: bool) -> None:
     model = made(network)

@@ -8,6 +8,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+import torchvision
 from oracles import (
     OF_ACTIVATIONS,
     OF_SCORES,
@@ -160,9 +161,19 @@ class Once(SmallNet):
         return super().head(OnceOnly.apply(features)).square()
 
 
-def test_a_head_without_second_derivatives_is_refused() -> None:
+class PoolsRegions(SmallNet):
+    """Pools a region of the feature maps, as two-stage detectors do; torchvision differentiates that only once."""
+
+    def head(self, features: Tensor) -> Tensor:
+        region = torch.tensor([[0.0, 0.0, 0.0, 4.0, 4.0]]).repeat(len(features), 1)
+        region[:, 0] = torch.arange(len(features))
+        return super().head(torchvision.ops.roi_align(features.square(), region, features.shape[2:])).square()
+
+
+@pytest.mark.parametrize("model", [Once, PoolsRegions])
+def test_a_head_without_second_derivatives_is_refused(model: type[SmallNet]) -> None:
     with pytest.raises(MethodError, match="no second derivative, which 'shapleycam' needs; use 'gradcam'"):
-        explained(Once(), "shapleycam")
+        explained(model(), "shapleycam")
 
 
 def test_second_derivatives_of_several_layers_are_refused() -> None:

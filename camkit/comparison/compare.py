@@ -308,7 +308,7 @@ def words_of(metric: Metric, compared: ComparedMap) -> str:
     if compared.explanation is None:
         return compared.reason
     if compared.explanation.status != "ok":
-        return "empty map"
+        return "NaN or infinity in the map" if compared.explanation.status == "non_finite" else "empty map"
     assert compared.value is not None
     return value_words(metric, compared.value)
 

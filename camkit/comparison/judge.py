@@ -22,6 +22,7 @@ from camkit.images.listing import find_pictures
 from camkit.images.read import open_picture
 from camkit.methods import Method
 from camkit.metrics import METRICS, Evaluator
+from camkit.metrics.evaluator import check_seed
 
 if TYPE_CHECKING:
     from camkit.explainer import MethodLike
@@ -69,7 +70,7 @@ class JudgedRow:
         standings: what each metric says, by the metric's name.
         cost: the time of one map in plain passes of the model, the median over the pictures.
         unmoved: the mean rank correlation with the maps of shuffled weights; None if it was not measured.
-        empty: how many of the maps are empty.
+        empty: how many of the maps are empty or not finite.
         failed: how many pictures could not be explained with it, and the first reason.
         values: each metric's value on each picture, in the order of the judgement's pictures; NaN where it has none.
     """
@@ -186,7 +187,7 @@ def judge(
         target_layer: one layer or a list; each method is judged at each of them. None has the layer chosen.
         target: None for each picture's best class, or one target for all.
         pictures: the most pictures that are used: a random sample if there are more.
-        seed: of the sample and of all draws.
+        seed: of the sample and of all draws, from 0.
         progress: called before the first picture and after each.
         **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
 
@@ -204,6 +205,7 @@ def judge(
         raise InputError(f"the Explainer has its {', '.join(options)} already; pass the model instead")
     if isinstance(pictures, bool) or not isinstance(pictures, int) or pictures < _FEWEST:
         raise InputError(f"pictures is a whole number from {_FEWEST}, not {pictures!r}")
+    check_seed(seed)
     chosen = chosen_methods(methods, USUAL)
     explainer = model if isinstance(model, Explainer) else Explainer(model, **options)
     sample = _sample(images, pictures, seed)

@@ -175,13 +175,29 @@ def _attached(hooks: Sequence[tuple[nn.Module, _Hook]], attach: Callable[[nn.Mod
 
 def _detach(hooks: Sequence[tuple[nn.Module, _Hook]]) -> None:
     for module, hook in hooks:
-        for registered, with_keywords in (
-            (module._forward_hooks, module._forward_hooks_with_kwargs),
-            (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        _remove(module, [number for number, candidate in _hooks_of(module) if candidate is hook])
+
+
+def remove_hooks_since(module: nn.Module, first: int) -> None:
+    """Remove the forward hooks that were set since PyTorch gave a hook the number ``first``, except camkit's own."""
+    _remove(module, [number for number, hook in _hooks_of(module) if number >= first and not is_ours(hook)])
+
+
+def _hooks_of(module: nn.Module) -> list[tuple[int, object]]:
+    """Return a module's forward hooks with their numbers, which differ between all hooks of a process."""
+    return [*module._forward_hooks.items(), *module._forward_pre_hooks.items()]
+
+
+def _remove(module: nn.Module, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        for registered in (
+            module._forward_hooks_with_kwargs,
+            module._forward_hooks_always_called,
+            module._forward_pre_hooks_with_kwargs,
+            module._forward_hooks,
+            module._forward_pre_hooks,
         ):
-            for key in [key for key, candidate in list(registered.items()) if candidate is hook]:
-                with_keywords.pop(key, None)
-                registered.pop(key, None)
+            registered.pop(number, None)
 
 
 class TensorHooks:

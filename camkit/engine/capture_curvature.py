@@ -25,7 +25,7 @@ from camkit.engine.cut import cut
 from camkit.engine.features import Capture
 from camkit.engine.grid import to_grid
 from camkit.engine.interrupts import interruptible
-from camkit.engine.passes import quiet_pass
+from camkit.engine.passes import is_out_of_memory, quiet_pass
 from camkit.engine.resizing import resizing
 from camkit.errors import MethodError
 from camkit.targets.probabilities import passing_through
@@ -87,13 +87,19 @@ def _derivatives(values: Tensor, end: Tensor, maps: Tensor) -> tuple[Tensor, Ten
     gradients = torch.autograd.grad(values.sum(), end, create_graph=True)[0]
     if not gradients.requires_grad:  # the head is linear
         return gradients, torch.zeros_like(gradients)
+    refusal = MethodError(
+        "an operation after the layer has no second derivative, which 'shapleycam' needs; use 'gradcam'"
+    )
     if any(node.name() in _NO_SECOND for node in _nodes(gradients)):
-        raise MethodError(
-            "an operation after the layer has no second derivative, which 'shapleycam' needs; use 'gradcam'"
-        )
-    products = torch.autograd.grad(
-        gradients, end, grad_outputs=maps.detach().to(gradients.dtype), retain_graph=True, allow_unused=True
-    )[0]
+        raise refusal
+    try:
+        products = torch.autograd.grad(
+            gradients, end, grad_outputs=maps.detach().to(gradients.dtype), retain_graph=True, allow_unused=True
+        )[0]
+    except RuntimeError as error:  # operations of other packages, such as torchvision's roi_align, raise their own
+        if is_out_of_memory(error):
+            raise
+        raise refusal from error
     return gradients.detach(), torch.zeros_like(gradients) if products is None else products.detach()
 
 

@@ -14,7 +14,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from camkit.engine.attach import remove_hooks_since
 from camkit.engine.interrupts import undisturbed
 from camkit.engine.own_state import OwnState, restore_contents
 from camkit.engine.record import PYTORCHS, ModelRecord, same_values, with_values
@@ -37,6 +39,7 @@ class _Saved:
         self._own = OwnState(modules, authored) if record.runs_own_code else None
         self._containers = [] if self._own else [(value, value.copy()) for value in record.containers(authored)]
         self._buffers = _Buffers(record, record.buffer_holders(modules))
+        self._first_new_hook = RemovableHandle.next_id
 
     def switch_off_training(self) -> None:
         if any(self._flags):
@@ -53,6 +56,9 @@ class _Saved:
         if not _are_identical(_all_items(now), _all_items(self._attributes)):
             for module, attributes in zip(self._changeable, self._attributes, strict=True):
                 _restore_attributes(module, attributes)
+            # A model that sets hooks in its first pass also notes that, and without the note it would set them again.
+            for module in self._changeable:
+                remove_hooks_since(module, self._first_new_hook)
         for value, contents in self._containers:
             restore_contents(value, contents)
         return self._own.restore() if self._own else []

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from camkit.errors import InputError
 from camkit.explainer import Explainer
 from camkit.explanation import Explanation
+from camkit.layers.names import find_layers
 from camkit.metrics.curves import Curve, curve_sets, even_shares, shares_of
 from camkit.metrics.fills import FILLS, Remove, check_fill
-from camkit.metrics.heat import Heat, as_heat
+from camkit.metrics.heat import Heat, as_heat, real_values
 from camkit.metrics.reference_maps import reference_maps
 from camkit.metrics.registry import Metric, find_metric
 from camkit.metrics.values import Table, UndefinedError, Value, Values
@@ -56,7 +57,7 @@ class Evaluator:
             or "linear" (as ROAD fills); None for each metric's own.
         steps: into how many steps an order of cells is divided.
         layer: the layer of the metrics in feature space; None for the Explainer's.
-        seed: of all random draws; equal calls give equal numbers.
+        seed: of all random draws, from 0; equal calls give equal numbers.
         batch_size: pictures per pass; halved if memory runs out. None means 32 on a GPU and 8 on a CPU.
 
     Raises:
@@ -91,7 +92,10 @@ class Evaluator:
         check_fill(fill)
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise InputError(f"steps is a whole number from 1, not {steps!r}")
+        check_seed(seed)
         self.explainer = model if isinstance(model, Explainer) else Explainer(model)
+        if layer is not None:
+            find_layers(self.explainer.model, layer)
         self.scores = self.explainer.scores_of(picture, target, batch_size=batch_size)
         self.picture: Float[Tensor, "c *size"] = self.scores.picture.to("cpu", torch.float32)
         self.fill, self.steps, self.layer, self.seed = fill, steps, layer, seed
@@ -251,6 +255,16 @@ class Evaluator:
         return heat.curves[key]
 
 
+def check_seed(seed: object) -> None:
+    """Refuse what numpy's generators do not take as a seed.
+
+    Raises:
+        InputError: it is no whole number from 0.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed is a whole number from 0, not {seed!r}")
+
+
 def _names(metrics: str | Iterable[str] | None) -> Iterable[str]:
     if metrics is None:
         return DEFAULTS
@@ -258,9 +272,9 @@ def _names(metrics: str | Iterable[str] | None) -> Iterable[str]:
 
 
 def _region(given: np.ndarray | Tensor, size: tuple[int, ...]) -> Bool[Tensor, "*size"]:
-    region = torch.as_tensor(given).detach().cpu()
+    region = real_values(given, "the region is an array")
     if tuple(region.shape) != size:
         raise InputError(
             f"the region has shape {tuple(region.shape)}; it must have the size of the model's input, {size}"
         )
-    return region if region.dtype == torch.bool else region > 0.5
+    return region > 0.5

@@ -99,21 +99,36 @@ def as_heat(given: object, explainer: Explainer, target: Target, size: tuple[int
         size: the size of the model's input.
 
     Raises:
-        InputError: it is no map, or has another number of axes than the input.
+        InputError: it is no map of real numbers, or has another number of axes than the input.
     """
     if isinstance(given, Heat):
         return given
     if isinstance(given, Explanation):
         return _of_explanation(given, explainer, target, size)
-    if not isinstance(given, (np.ndarray, Tensor)):
-        raise InputError(f"a map is an explanation or an array, not {type(given).__name__}")
-    values = torch.as_tensor(given).detach().to("cpu", torch.float32)
+    values = real_values(given, "a map is an explanation or an array")
     if values.dim() != len(size) or not values.numel():
         raise InputError(
             f"the map has shape {tuple(values.shape)}, and the model's input has size {'x'.join(map(str, size))}; pass "
             f"a map with {len(size)} axes"
         )
     return Heat(enlarged(values, size), problem=_problem(values))
+
+
+def real_values(given: object, what: str) -> Float[Tensor, "..."]:
+    """Return an array as float32 on the CPU.
+
+    Args:
+        given: the array.
+        what: what it must be, as the first words of the error.
+
+    Raises:
+        InputError: it is no array of real numbers.
+    """
+    if not isinstance(given, (np.ndarray, Tensor)):
+        raise InputError(f"{what}, not {type(given).__name__}")
+    if not (given.dtype.kind in "biuf" if isinstance(given, np.ndarray) else not given.is_complex()):
+        raise InputError(f"{what} of real numbers, not of {given.dtype}")
+    return torch.as_tensor(given).detach().to("cpu", torch.float32)
 
 
 def enlarged(cells: Float[Tensor, "*grid"], size: tuple[int, ...]) -> Float[Tensor, "*size"]:

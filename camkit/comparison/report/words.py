@@ -67,7 +67,7 @@ def notes(found: MethodJudgement) -> list[str]:
     pictures = len(found.pictures)
     for row in found.rows:
         if row.empty:
-            said.append(f"{row.name}: {row.empty} of {pictures} maps are empty and have no values.")
+            said.append(f"{row.name}: {row.empty} of {pictures} maps are empty or not finite and have no values.")
         if row.failed[0]:
             said.append(f"{row.name}: failed on {row.failed[0]} of {pictures} pictures: {row.failed[1]}.")
     if found.unreadable:
