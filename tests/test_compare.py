@@ -235,6 +235,22 @@ def test_a_map_of_nan_is_not_called_empty() -> None:
     assert "NaN or infinity in the map" in camkit.compare("demo-fair", PLANE, [broken]).table()
 
 
+def test_a_damaged_picture_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_bytes(b"no picture")
+    (tmp_path / "in" / "b.png").write_bytes(Path(PLANE).read_bytes())
+    found = camkit.compare("demo-fair", [tmp_path / "in" / "a.png", tmp_path / "in" / "b.png"], "gradcam")
+    assert [Path(row.source).name for row in found.rows] == ["b.png"]
+    assert [Path(name).name for name in found.unreadable] == ["a.png"]
+    sheet = tmp_path / "sheet.png"
+    call = ["compare", str(tmp_path / "in"), "--model", "demo-fair", "--method", "gradcam", "--out", str(sheet)]
+    assert main(call) == InputError.exit_code
+    printed = capsys.readouterr()
+    assert sheet.exists() and "b.png" in printed.out and "a.png" in printed.err and "a.png" not in printed.out
+    with pytest.raises(InputError, match=r"a\.png"):
+        camkit.compare("demo-fair", [tmp_path / "in" / "a.png"], "gradcam")
+
+
 def test_an_explainer_has_its_options_already() -> None:
     with pytest.raises(InputError, match="has its precision already"):
         camkit.compare(camkit.Explainer("demo-fair"), PLANE, precision="fp32")

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from camkit.cli.terminal import emit, printer, say, stages, tell
 from camkit.comparison.compare import Comparison, value_words, words_of
 from camkit.comparison.compare import compare as compared
 from camkit.drawing import overlay
 from camkit.drawing.figure import percent
-from camkit.errors import OutputError
+from camkit.errors import InputError, OutputError, printable
 from camkit.images.files import check_folder
 from camkit.images.listing import find_pictures
 
@@ -50,8 +52,10 @@ def run(
         emit(plain_json.dumps(found.to_dict(), allow_nan=False))
     else:
         _print(found)
+    for error in found.unreadable.values():
+        printer(stderr=True).print(Text(printable(error), "red"))
     say(f"wrote {out}")
-    return 0
+    return InputError.exit_code if found.unreadable else 0
 
 
 def _class(target: str | None) -> str | int | None:

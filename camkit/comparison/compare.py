@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from camkit.comparison.choices import chosen_layers, chosen_methods
 from camkit.comparison.sheet import Panel, Row, draw_sheet
 from camkit.drawing.encode import as_html, encode
 from camkit.drawing.figure import percent
-from camkit.errors import InputError, LayerError, MethodError, OutputError, TargetError
+from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
 from camkit.explainer import Explainer, Layers
 from camkit.explanation import Explanation
 from camkit.images.files import write_file
@@ -100,10 +100,12 @@ class Comparison:
     Attributes:
         rows: one for each picture and layer.
         metric: the metric that the maps are judged by.
+        unreadable: pictures that could not be read, with the reason.
     """
 
     rows: tuple[ComparedPicture, ...]
     metric: Metric
+    unreadable: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> str:
         """Return a table in Markdown: the metric's value of each map, for each picture and layer."""
@@ -150,6 +152,7 @@ class Comparison:
         """Return the comparison as plain JSON values, without the maps themselves."""
         return {
             "metric": self.metric.name,
+            "unreadable": self.unreadable,
             "rows": [
                 {
                     "source": row.source,
@@ -208,7 +211,7 @@ def compare(
         **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
 
     Raises:
-        InputError: an argument, the model or a picture is wrong.
+        InputError: an argument or the model is wrong, or no picture can be read.
 
     Examples:
         >>> import camkit
@@ -224,16 +227,23 @@ def compare(
     metric = find_metric(metric).name
     chosen = chosen_methods(methods, DEFAULTS)
     layers = chosen_layers(explainer, target_layer)
-    rows = []
+    rows: list[ComparedPicture] = []
+    unreadable: dict[str, str] = {}
     for number, picture in enumerate(pictures, start=1):
         source = str(picture) if isinstance(picture, (str, Path)) else f"picture {number}"
-        opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
-        evaluator = Evaluator(explainer, opened, target)
+        try:
+            opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
+            evaluator = Evaluator(explainer, opened, target)
+        except ImageError as error:
+            unreadable[source] = str(error)
+            continue
         for layer in layers:
             rows.append(_compared(explainer, evaluator, opened, source, chosen, layer, metric))
+    if not rows:
+        raise ImageError(next(iter(unreadable.values())))
     if methods is None:
         rows = _without_misfits(rows)
-    return Comparison(tuple(rows), METRICS[metric])
+    return Comparison(tuple(rows), METRICS[metric], unreadable)
 
 
 def _compared(
