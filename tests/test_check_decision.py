@@ -76,14 +76,14 @@ def test_every_level_has_a_cell(level):
     assert level in {level for _, level in LEVEL_CELLS.values()}
 
 
-def verdict_of_the_table(required, others, untested, heat_warns):
+def verdict_of_the_table(required, others, untested, heat_warns, kind_warns):
     """The table of CHECK.md as a slow list of conditions."""
     levels = [*required, *others]
     if levels.count("fail"):
         return "FAIL"
     if untested:
         return "INCONCLUSIVE"
-    if levels.count("warn") or heat_warns:
+    if levels.count("warn") or heat_warns or kind_warns:
         return "WARN"
     return "PASS" if required.count("excluded") == len(required) else "INCONCLUSIVE"
 
@@ -93,10 +93,10 @@ def test_every_cell_of_the_table_of_verdicts():
     seen = set()
     for required in itertools.product(levels, repeat=2):
         for others in [(), *itertools.product(levels, repeat=2)]:
-            for untested, heat_warns in itertools.product([False, True], repeat=2):
-                found = Findings(required, others, untested, heat_warns).verdict
+            for flags in itertools.product([False, True], repeat=3):
+                found = Findings(required, others, *flags).verdict
 
-                assert found == verdict_of_the_table(required, others, untested, heat_warns)
+                assert found == verdict_of_the_table(required, others, *flags)
                 seen.add(found)
 
     assert seen == {rule.verdict for rule in VERDICTS}

@@ -57,6 +57,19 @@ def test_a_model_that_needs_its_objects_passes():
     assert {one.verdict for one in judged(clean()).values()} == {"PASS"}
 
 
+def test_a_bad_kind_of_background_warns_of_its_class_and_never_fails():
+    sentence = "right for 0.40 of its objects on sand, and for 0.90 on the other places"
+    found, without = judged(clean(), kind_warnings={"dog": sentence}), judged(clean())
+
+    assert [found[name].verdict for name in ("cat", "dog", "fox", OVERALL)] == ["PASS", "WARN", "PASS", "WARN"]
+    assert [reason.text for reason in found["dog"].reasons] == [sentence]
+    assert [reason.text for reason in found[OVERALL].reasons] == [f"dog: {sentence}"]
+    assert {name: one.effects for name, one in found.items()} == {name: one.effects for name, one in without.items()}
+    failing = judged([*clean(), *rows_of("wolf", 50, gap=0.6)], kind_warnings={"dog": sentence})
+    assert failing[OVERALL].verdict == "FAIL"
+    assert judged(clean(), kind_warnings={"dog": sentence}, exempt={"dog": "any"})[OVERALL].verdict == "PASS"
+
+
 def test_a_gap_of_one_class_fails_that_class_and_the_model():
     found = judged([*clean(), *rows_of("wolf", 50, gap=0.6)])
 

@@ -15,6 +15,7 @@ from camkit.background.baseline import Change
 from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
 from camkit.background.journal import EDITS, HEAT, Journal, Row
+from camkit.background.kinds import Kinds, find_kinds
 from camkit.background.measures import OVERALL, ImageRow, Limits, Measures
 from camkit.background.measuring import measure_all
 from camkit.background.passes import Passes
@@ -50,6 +51,7 @@ class CheckResult:
         run: when and how the check was run.
         inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
             the JUnit XML.
+        kinds: the accuracy of each class on each kind of background; None without regions.
         shortcuts: for the worst classes of a model that is not a PASS, what in their backgrounds the model uses.
     """
 
@@ -70,6 +72,7 @@ class CheckResult:
     change: Change | None = None
     inconclusive: Inconclusive = "fail"
     shortcuts: tuple[Shortcut, ...] = ()
+    kinds: Kinds | None = None
 
     def __repr__(self) -> str:
         """Return one line with the verdict and the first reason."""
@@ -168,8 +171,10 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     run_experiment(plan, journal, progress, lambda item: item.name in heat, passes.edits)
     progress("measures", 0, 1)
     rows = image_rows(plan, heat, journal.rows(EDITS))
-    measures, judged = _judge(plan, rows, heat, sanity)
-    shortcuts = find_shortcuts(plan, _suspects(judged), cached_loader(plan))
+    load = cached_loader(plan)
+    kinds = find_kinds(plan, journal.rows(EDITS), load, plan.settings.waived(plan.today))
+    measures, judged = _judge(plan, rows, heat, sanity, kinds)
+    shortcuts = find_shortcuts(plan, _suspects(judged), load)
     first = next(iter(heat.values()))
     return CheckResult(
         reasons=tuple(reason.text for reason in judged[OVERALL].reasons),
@@ -185,6 +190,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         hashes=hashes,
         warnings=_warnings(plan, all_heat, measures[OVERALL].room),
         shortcuts=shortcuts,
+        kinds=kinds,
     )
 
 
@@ -218,7 +224,7 @@ def _usable(heat: Mapping[str, Row]) -> dict[str, Row]:
 
 
 def _judge(
-    plan: Plan, rows: list[ImageRow], heat: Mapping[str, Row], sanity: Sanity
+    plan: Plan, rows: list[ImageRow], heat: Mapping[str, Row], sanity: Sanity, kinds: Kinds | None
 ) -> tuple[dict[str, Measures], dict[str, Judgement]]:
     """Measure and judge every class and the model."""
     settings = plan.settings
@@ -237,6 +243,7 @@ def _judge(
         may_fail=plan.with_regions or settings.check.ring_is_background,
         with_regions=plan.with_regions,
         hints=heat_hints,
+        kind_warnings={} if kinds is None else kinds.warnings,
     )
     return measures, judged
 

@@ -36,6 +36,7 @@ _COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "image", "image_path", "picture"),
     "label": ("label", "class", "class_name", "category", "target"),
     "group": ("group",),
+    "place": ("place",),
 }
 
 _KINDS = {"mask": "outlines", "box": "boxes only"}
@@ -57,8 +58,8 @@ def read_data(
     """Read labelled pictures and the regions of their objects.
 
     Args:
-        data: a folder with a folder per class; a CSV with the columns path, label and optionally group; or a folder of
-            pictures whose regions name classes (the class of a picture is then the class of its largest object).
+        data: a folder with a folder per class; a CSV with the columns path, label and optionally group and place; or a
+            folder of pictures whose regions name classes (the class of a picture is then that of its largest object).
         regions: the regions; if None, they are searched for in the data folder and beside it.
         group: the CSV column that says which pictures belong together.
         skip: a folder to ignore, such as the one the reports go into.
@@ -309,7 +310,8 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
             unlabelled.append(name)
         else:  # a table of boxes has one row for each object, so several rows for one picture
             item_name = Path(name).as_posix()
-            item = Item(item_name, path, label, row.get(columns.get("group", "")) or name)
+            place = (row.get(columns.get("place", "")) or "").strip()
+            item = Item(item_name, path, label, row.get(columns.get("group", "")) or name, place=place)
             items.setdefault((item_name, label), item)
     left_out = {"files that do not exist": tuple(missing), "pictures without a label": tuple(unlabelled)}
     return _Labelled(list(items.values()), f"the table {file.name}", _without_empty(left_out))

@@ -155,12 +155,14 @@ class Findings:
         untested: whether something kept a class, or all classes together, from being tested.
         heat_warns: whether the heat of all classes together lies on the objects less than a blind map's would or,
             without regions, gives a hint.
+        kind_warns: whether a class is significantly less accurate on one kind of background.
     """
 
     required: Sequence[Level] = ()
     others: Sequence[Level] = ()
     untested: bool = False
     heat_warns: bool = False
+    kind_warns: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -179,6 +181,7 @@ class Findings:
             others=[level for findings in several for level in findings.others],
             untested=any(findings.untested for findings in several),
             heat_warns=any(findings.heat_warns for findings in several),
+            kind_warns=any(findings.kind_warns for findings in several),
         )
 
 
@@ -203,9 +206,10 @@ VERDICTS = (
     ),
     VerdictRule(
         "WARN",
-        "an effect is at level warn; or the heat of all classes together lies on the objects less than a blind map's "
-        "would; or, without regions, the heat gives a hint",
-        lambda findings: findings.has("warn") or findings.heat_warns,
+        "an effect is at level warn; or a class is significantly less accurate on one kind of background, by more than "
+        "the limit of the gap; or the heat of all classes together lies on the objects less than a blind map's would; "
+        "or, without regions, the heat gives a hint",
+        lambda findings: findings.has("warn") or findings.heat_warns or findings.kind_warns,
     ),
     VerdictRule(
         "PASS",

@@ -149,7 +149,7 @@ def fingerprint(plan: Plan) -> dict[str, str]:
     data = hashlib.sha256()
     for item in plan.data.items:
         data.update(
-            f"{item.name}\0{item.label}\0{item.group}\0{_describe_regions(item, plan.files)}\0".encode(
+            f"{item.name}\0{item.label}\0{item.group}\0{item.place}\0{_describe_regions(item, plan.files)}\0".encode(
                 errors="surrogateescape"
             )
         )

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from camkit.background.answers import answer_batch
 from camkit.background.check import CheckResult
-from camkit.background.edits import BLUR, RING
+from camkit.background.edits import BLUR, RING, TILE, paste
 from camkit.background.experiment import OTHER, REMOVED, SAME, EditName, Partners, PreparedPicture
+from camkit.background.kinds import Kind, WrongAnswer
 from camkit.background.measures import ImageRow
 from camkit.background.plan import Plan, load_prepared
 from camkit.background.sampling import stratified
@@ -107,6 +108,33 @@ def shortcut_panels(result: CheckResult) -> list[tuple[Shortcut, list[Panel]]]:
         )
         for found in result.shortcuts
     ]
+
+
+def kind_panels(result: CheckResult) -> tuple[list[tuple[Kind, list[Panel]]], list[Panel]]:
+    """Draw the examples of each kind of background, and wrong answers of the worst pair as the model saw them."""
+    found, items = result.kinds, {item.name: item for item in result.plan.data.items}
+    if found is None:
+        return [], []
+    load = cached_loader(result.plan)
+    kinds = [
+        (
+            kind,
+            [Panel(name, _pixels(picture, picture.tensor)) for name in kind.examples if (picture := load(items[name]))],
+        )
+        for kind in found.kinds
+    ]
+    wrong = [] if found.worst is None else [_wrong_answer(answer, items, load) for answer in found.worst.wrong]
+    return kinds, [panel for panel in wrong if panel is not None]
+
+
+def _wrong_answer(answer: WrongAnswer, items: Mapping[str, Item], load: LoadPicture) -> Panel | None:
+    """Draw an object on the background on which the model named another class."""
+    picture, background = load(items[answer.picture]), load(items[answer.background])
+    if picture is None or picture.region is None or background is None:
+        return None
+    pasted = paste(picture.tensor, picture.region, background.as_background(TILE))
+    title = f"{answer.picture} on the background of {answer.background}"
+    return Panel(title, _pixels(picture, pasted), answer=answer.named)
 
 
 def _with_frame(picture: PreparedPicture, box: Box) -> Pixels:

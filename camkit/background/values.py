@@ -87,6 +87,7 @@ class Item:
         group: pictures with the same group belong together; without groups it is the name.
         objects: the objects of the picture's class.
         others: the crowds of the picture's class, and the objects of other checked classes.
+        place: the kind of background that the data names; "" if it names none.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Item:
     group: str
     objects: tuple[ObjectAnnotation, ...] = ()
     others: tuple[ObjectAnnotation, ...] = ()
+    place: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,8 @@
   a little.
 - The heat warns only for all classes together. A clean network often names one class if it sees nothing else, and the
   maps of that class lie anywhere.
+- A class that is significantly less accurate on one kind of background only warns, because the kinds are found in the
+  same pictures.
 - If objects lie at the same place in every picture, the heat says nothing, and the experiment decides alone.
 """
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import get_args
 
 from camkit.background.decision import Effect, Findings
@@ -34,6 +37,8 @@ CUE_NAMES: tuple[CueName, ...] = get_args(CueName)
 
 WHOLE_PICTURE = "whole picture"
 """The name in place of a fill for effects of statistics of the whole picture, which fill nothing."""
+
+_BAD_KIND = "less accurate on one kind of background"
 
 _FAMILIES = 2
 """The families of tests that share the significance level equally: all classes together, and the single classes."""
@@ -87,6 +92,7 @@ def judge(
     may_fail: bool = True,
     with_regions: bool = True,
     hints: Sequence[str] = (),
+    kind_warnings: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Judgement]:
     """Judge each class and, under OVERALL, the model.
 
@@ -99,6 +105,7 @@ def judge(
         may_fail: whether the experiment edits what is surely background. If not, it only warns.
         with_regions: whether the heat was compared with regions.
         hints: what the heat hints at without regions; a warning for all classes together.
+        kind_warnings: for classes that are significantly less accurate on one kind of background, what to warn of.
     """
     tested = {name: class_measures for name, class_measures in measures.items() if name not in exempt}
     effects = _tested_effects(
@@ -122,6 +129,7 @@ def judge(
             effects[name],
             obstacles,
             heat_warnings,
+            [Reason(_BAD_KIND, kind_warnings[name])] if name in kind_warnings else [],
             required=name == OVERALL or limits.strict,
             waived=waived.get(name),
         )
@@ -178,6 +186,7 @@ def _judge_alone(
     effects: Sequence[Effect],
     obstacles: Sequence[Reason],
     heat_warnings: Sequence[Reason],
+    kind_warnings: Sequence[Reason],
     *,
     required: bool,
     waived: str | None,
@@ -193,12 +202,13 @@ def _judge_alone(
         others=() if required else levels,
         untested=bool(obstacles),
         heat_warns=bool(heat_warnings),
+        kind_warns=bool(kind_warnings),
     )
     of_level = {
         level: [reason_of(effect) for effect in effects if effect.level == level]
         for level in ("fail", "warn", "open", "excluded")
     }
-    warnings = [*of_level["warn"], *heat_warnings]
+    warnings = [*of_level["warn"], *kind_warnings, *heat_warnings]
     match findings.verdict:
         case "FAIL":
             reasons = [*of_level["fail"], *warnings]

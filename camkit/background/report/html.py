@@ -13,9 +13,10 @@ from markupsafe import Markup
 
 from camkit.background.check import CheckResult
 from camkit.background.decision import LEVELS, VERDICTS
+from camkit.background.kinds import Kinds, Pair
 from camkit.background.measures import OVERALL, EffectName, Measures
 from camkit.background.report import words
-from camkit.background.showcase import Strip, shortcut_panels, strips, thumbnails
+from camkit.background.showcase import Strip, kind_panels, shortcut_panels, strips, thumbnails
 from camkit.background.statistics import Estimate
 from camkit.background.verdict import Judgement
 from camkit.drawing.encode import encode
@@ -139,6 +140,7 @@ def render(result: CheckResult) -> str:
             }
             for shortcut, panels in shortcut_panels(result)
         ],
+        kinds=_kinds(result),
         strips=[_strip(strip) for strip in strips(result)],
         references=words.REFERENCES,
         caveat=words.CAVEAT,
@@ -210,6 +212,48 @@ def _cues(result: CheckResult) -> list[tuple[str, ...]]:
         interval = " ".join(_interval(measured.effect)) or words.NONE
         rows.append((name, words.share(own), words.share(other), words.number(measured.effect.value), interval, level))
     return rows
+
+
+def _kinds(result: CheckResult) -> dict[str, Any]:
+    """Return the accuracy of each class on each kind of background, with examples of the kinds and the worst pair."""
+    found, (examples, wrong) = result.kinds, kind_panels(result)
+    return {
+        "sentences": words.kinds(found),
+        "significant": found is not None and found.significant,
+        "wrong": [{"title": p.title, "image": _embedded(p.pixels), "answer": p.answer} for p in wrong],
+        "table": [] if found is None else _pairs(found),
+        "titles": [kind.name for kind, _ in examples],
+        "examples": [
+            {
+                "name": kind.name,
+                "about": f"{kind.pictures} pictures, {kind.origin}",
+                "followed": kind.followed_in_words,
+                "panels": [{"title": panel.title, "image": _embedded(panel.pixels)} for panel in panels],
+            }
+            for kind, panels in examples
+        ],
+    }
+
+
+def _pairs(found: Kinds) -> list[list[_Cell]]:
+    """Return a row for each class: its accuracy on each kind, and the spread over the kinds."""
+    return [
+        [
+            _Cell(label),
+            *(_pair(found.pair(label, kind.name), found) for kind in found.kinds),
+            _Cell(words.number(found.spread(label))),
+        ]
+        for label in sorted({pair.label for pair in found.pairs})
+    ]
+
+
+def _pair(pair: Pair | None, found: Kinds) -> _Cell:
+    """Return the accuracy of a class on a kind, with the counts, the interval and a mark for the worst pair."""
+    if pair is None:
+        return _Cell(words.NONE)
+    is_worst = pair == found.worst
+    lines = (f"{pair.right} of {pair.shown}", *_interval(pair.accuracy), *(("worst pair",) if is_worst else ()))
+    return _Cell(words.number(pair.accuracy.value), None, lines, "WARN" if is_worst and found.significant else "")
 
 
 def _exclusions(result: CheckResult) -> list[tuple[str, ...]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from camkit.background.baseline import SCHEMA, checksum
 from camkit.background.check import CheckResult
+from camkit.background.kinds import Kinds
 from camkit.background.measures import OVERALL, ImageRow, Measures
 from camkit.background.report import words
 from camkit.background.verdict import Judgement
@@ -57,6 +58,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
         "shortcuts": [{**asdict(found), "sentences": list(found.sentences)} for found in result.shortcuts],
+        "kinds": _kinds(result.kinds),
         "change": None if result.change is None else asdict(result.change),
         "images": [_image(row, hashes[row.name]) for row in result.images],
         "caveat": words.CAVEAT,
@@ -76,6 +78,13 @@ def _measures(measures: Measures, judgement: Judgement) -> dict[str, Any]:
         "waived": judgement.waived,
         **{name: value for name, value in asdict(measures).items() if name != "name"},
     }
+
+
+def _kinds(kinds: Kinds | None) -> dict[str, Any] | None:
+    if kinds is None:
+        return None
+    spreads = {label: kinds.spread(label) for label in sorted({pair.label for pair in kinds.pairs})}
+    return {**asdict(kinds), "spreads": spreads, "sentences": list(words.kinds(kinds))}
 
 
 def _image(row: ImageRow, content: str) -> dict[str, Any]:

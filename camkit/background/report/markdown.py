@@ -23,6 +23,7 @@ def render(result: CheckResult) -> str:
     if len(result.reasons) > _MAX_REASONS:
         lines.append(f"- and {len(result.reasons) - _MAX_REASONS} more, in {words.PAGE}")
     lines += [f"- {_escaped(' '.join(found.sentences))}" for found in result.shortcuts]
+    lines += [f"- {_escaped(sentence)}" for sentence in words.kinds(result.kinds)]
     lines += [f"- {_escaped(change)}"] if (change := words.change_since_baseline(result)) else []
     lines += [
         "",

@@ -1,0 +1,423 @@
+"""Accuracy for each class on each kind of background: what a mean over the backgrounds of a class hides.
+
+The backgrounds of a class are often a mixture. A model may be right on all of it but one kind of background, and the
+mean hardly shows that. So the backgrounds are divided into kinds, by the column ``place`` of the data or by the model's
+own features (``clusters.py``), and the answers of the experiment are grouped by the kind of the background. The model
+sees no further pasted picture.
+
+The accuracy of the worst group is what others report where groups are known (Sagawa et al. 2020, arXiv:1911.08731).
+GEORGE (Sohoni et al. 2020, arXiv:2011.12945) finds groups in the features of whole pictures; here the objects are gone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from camkit.background.clusters import background_features, cluster, most_typical, principal_components
+from camkit.background.experiment import OTHER, SAME, EditName
+from camkit.background.journal import Row
+from camkit.background.plan import Plan
+from camkit.background.statistics import (
+    MIN_GROUPS,
+    RESAMPLES,
+    Estimate,
+    added_variance,
+    bootstrap_sums,
+    group_numbers,
+    holm,
+    interval,
+    p_above,
+    widened,
+    wilson,
+)
+from camkit.background.trial import LoadPicture
+from camkit.background.values import Item
+
+Source = Literal["place", "features"]
+"""Where kinds come from: the column ``place`` of the data, or the model's features."""
+
+EXAMPLES = 3
+"""Pictures that show a kind, and wrong answers that show the worst pair."""
+
+LEAST_BACKGROUNDS = 10
+"""Pictures that a kind must have: a class's share of an even smaller kind would be a few pictures."""
+
+LEAST_OBJECTS = 15
+"""Objects of a class that must be shown on a kind, and on the others, for a test: as for the attraction of a class."""
+
+_MOSTLY = 0.5
+"""A kind is said to be mostly of a class if more than this share of its pictures is."""
+
+NO_KINDS: Mapping[Source, str] = {
+    "place": f"Fewer than two places have {LEAST_BACKGROUNDS} pictures in the experiment, so the report has no "
+    "accuracy for each place.",
+    "features": "The model's features show no separate kinds of backgrounds, so the report has no accuracy for each "
+    "kind.",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of background.
+
+    Attributes:
+        name: the place that the data names, or a number such as "kind 2".
+        label: the class from which most of its pictures come.
+        share: the share of its pictures that come from it.
+        pictures: how many pictures of the experiment have such a background.
+        examples: a few of them.
+        wrong: the wrong answers to objects of other classes on this kind.
+        followed: how many of them name the class from which most of the pictures come.
+        chance: the share of the wrong answers to such objects on the other kinds that name it; None if there are none.
+    """
+
+    name: str
+    label: str
+    share: float
+    pictures: int
+    examples: tuple[str, ...]
+    wrong: int = 0
+    followed: int = 0
+    chance: float | None = None
+
+    @property
+    def is_of_class(self) -> bool:
+        """Whether most of its pictures come from one class."""
+        return self.share > _MOSTLY
+
+    @property
+    def origin(self) -> str:
+        """Where its pictures come from, in words."""
+        return f"mostly backgrounds of {self.label}" if self.is_of_class else "backgrounds of several classes"
+
+    @property
+    def followed_in_words(self) -> str:
+        """How the wrong answers follow the kind; "" if it belongs to no class, or if there are no wrong answers."""
+        if not self.is_of_class or not self.wrong:
+            return ""
+        share = self.followed / self.wrong
+        elsewhere = "" if self.chance is None else f"; on the other kinds {self.chance:.0%} do"
+        answers = f"{self.wrong} wrong answer{'s' if self.wrong > 1 else ''}"
+        return f"Of {answers} to objects of other classes on {self.name}, {share:.0%} name {self.label}{elsewhere}."
+
+
+@dataclass(frozen=True)
+class WrongAnswer:
+    """An object on a background, and the class that the model named."""
+
+    picture: str
+    background: str
+    named: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The objects of a class on the backgrounds of a kind.
+
+    Attributes:
+        label: the class.
+        kind: the kind's name.
+        shown: how many times the model saw an object of the class on a background of the kind.
+        right: how many of them it answered rightly with at least one fill.
+        accuracy: the share, with Wilson's interval; its groups are the objects.
+        elsewhere: the accuracy on the other kinds; None if the objects were on no other.
+        loss: how much lower the accuracy is than on the other kinds; None if there is too little to test.
+        p: the p-value of "the accuracy is not lower than on the other kinds", corrected for the number of pairs; None
+            if that was not tested.
+        wrong: a few wrong answers, each to another object on another background.
+    """
+
+    label: str
+    kind: str
+    shown: int
+    right: int
+    accuracy: Estimate
+    elsewhere: float | None = None
+    loss: Estimate | None = None
+    p: float | None = None
+    wrong: tuple[WrongAnswer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The answers to each class on each kind of background.
+
+    Attributes:
+        source: where the kinds come from.
+        kinds: the kinds; none if the backgrounds are of one kind.
+        pairs: each class on each kind on which it was shown.
+        worst: the pair with the lowest accuracy: of those that are significantly bad, and if there is none, of those
+            that were tested. None if none was tested.
+        significant: whether the worst pair is significantly bad.
+    """
+
+    source: Source
+    kinds: tuple[Kind, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    worst: Pair | None = None
+    significant: bool = False
+
+    def of(self, name: str) -> Kind:
+        """Return a kind by its name."""
+        return next(kind for kind in self.kinds if kind.name == name)
+
+    def pair(self, label: str, kind: str) -> Pair | None:
+        """Return a class on a kind; None if the class was not shown on it."""
+        return next((pair for pair in self.pairs if (pair.label, pair.kind) == (label, kind)), None)
+
+    @property
+    def warnings(self) -> dict[str, str]:
+        """What to warn of, by class; empty if no pair is significantly bad."""
+        return {self.worst.label: self.worst_in_words} if self.worst is not None and self.significant else {}
+
+    @property
+    def worst_in_words(self) -> str:
+        """The accuracy of the worst pair; "" if there is none."""
+        pair = self.worst
+        if pair is None or pair.elsewhere is None:
+            return ""
+        return (
+            f"right for {pair.accuracy.value:.2f} of its objects on {pair.kind} ({self.of(pair.kind).origin}), and for "
+            f"{pair.elsewhere:.2f} on the other {'places' if self.source == 'place' else 'kinds of backgrounds'}"
+        )
+
+    def spread(self, label: str) -> float | None:
+        """Return a class's best accuracy minus its worst, over the kinds with enough objects; None if there is one."""
+        accuracies = [
+            pair.accuracy.value for pair in self.pairs if pair.label == label and pair.accuracy.groups >= LEAST_OBJECTS
+        ]
+        return max(accuracies) - min(accuracies) if len(accuracies) > 1 else None
+
+
+class PastedAnswer(NamedTuple):
+    """The answers to an object on a background, with all fills.
+
+    Attributes:
+        picture, label, group: the object's picture, its class and its group.
+        background, background_group: the picture that lends the background, and its group.
+        kind: the kind of the background.
+        right: whether an answer is right with at least one fill.
+        named: the class that was named, if none is right.
+    """
+
+    picture: str
+    label: str
+    group: str
+    background: str
+    background_group: str
+    kind: str
+    right: bool
+    named: str
+
+
+def find_kinds(plan: Plan, edited: Mapping[str, Row], load: LoadPicture, without: Collection[str] = ()) -> Kinds | None:
+    """Find the kinds of the backgrounds, and measure each class on each of them.
+
+    Args:
+        plan: the check.
+        edited: the journal's rows of the experiment, by name.
+        load: loads a picture as the model sees it.
+        without: classes that are not tested.
+
+    Returns:
+        None if the data has no regions, or no object was pasted on a background.
+    """
+    lent = {EditName.of(edit).background for row in edited.values() for edit in row["answers"]}
+    backgrounds = [item for item in plan.backgrounds if item.name in lent]
+    if not plan.with_regions or not backgrounds:
+        return None
+    if any(item.place for item in backgrounds):
+        kinds, kind_of = _kinds_by_place(backgrounds)
+        source: Source = "place"
+    else:
+        kinds, kind_of = _kinds_by_features(plan, backgrounds, load)
+        source = "features"
+    if len(kinds) < 2:
+        return Kinds(source)
+    answers = list(_pasted_answers(plan, edited, kind_of))
+    limits = plan.settings.limits
+    return measure_kinds(source, kinds, answers, limits.gap, limits.alpha, plan.settings.check.seed, without)
+
+
+def _kinds_by_place(backgrounds: Sequence[Item]) -> tuple[list[Kind], dict[str, str]]:
+    """Return the places with enough pictures, and each picture's place."""
+    by_place: dict[str, list[Item]] = defaultdict(list)
+    for item in backgrounds:
+        by_place[item.place].append(item)
+    kinds = [
+        _kind(place, items) for place, items in sorted(by_place.items()) if place and len(items) >= LEAST_BACKGROUNDS
+    ]
+    names = {kind.name for kind in kinds}
+    return kinds, {item.name: item.place for item in backgrounds if item.place in names}
+
+
+def _kinds_by_features(plan: Plan, backgrounds: Sequence[Item], load: LoadPicture) -> tuple[list[Kind], dict[str, str]]:
+    """Cluster the features of the backgrounds; the kinds are numbered in the order of their classes."""
+    features = background_features(plan, backgrounds, load)
+    if not np.isfinite(features).all():
+        return [], {}
+    components = principal_components(features)
+    labels = cluster(components, LEAST_BACKGROUNDS, plan.settings.check.seed)
+    if labels is None:
+        return [], {}
+    in_order = most_typical(components, labels).tolist()
+    typical_first = [(backgrounds[number], int(labels[number])) for number in in_order]
+    members = [[item for item, label in typical_first if label == kind] for kind in range(int(labels.max()) + 1)]
+    members.sort(key=lambda items: (_most_common(items)[0], -len(items), items[0].name))
+    kinds = [_kind(f"kind {number}", items) for number, items in enumerate(members, start=1)]
+    return kinds, {item.name: kind.name for kind, items in zip(kinds, members, strict=True) for item in items}
+
+
+def _kind(name: str, items: Sequence[Item]) -> Kind:
+    label, count = _most_common(items)
+    return Kind(name, label, count / len(items), len(items), tuple(item.name for item in items[:EXAMPLES]))
+
+
+def _most_common(items: Sequence[Item]) -> tuple[str, int]:
+    """Return the class of most pictures, the first in the alphabet if several have as many, and their number."""
+    counts = Counter(item.label for item in items)
+    label = min(counts, key=lambda name: (-counts[name], name))
+    return label, counts[label]
+
+
+def _pasted_answers(plan: Plan, edited: Mapping[str, Row], kind_of: Mapping[str, str]) -> Iterator[PastedAnswer]:
+    """Join the answers with all fills to each object on each background that has a kind.
+
+    If the config lets anything be recognised as a background's class, an answer of that class does not count.
+    """
+    items = {item.name: item for item in (*plan.sample, *plan.backgrounds)}
+    for name, row in edited.items():
+        item, outputs = items[name], plan.matched.indices[items[name].label]
+        by_background: dict[str, list[int]] = defaultdict(list)
+        for edit, answer in row["answers"].items():
+            arm, _, background = EditName.of(edit)
+            if arm in (SAME, OTHER) and background in kind_of:
+                by_background[background].append(int(answer["answer"]))
+        for background, named in by_background.items():
+            behind, right = items[background], any(output in outputs for output in named)
+            answer_named = plan.name_of(named[0])
+            if plan.settings.expects_anything(behind.label) and not right and answer_named == behind.label:
+                continue
+            yield PastedAnswer(
+                name, item.label, item.group, background, behind.group, kind_of[background], right, answer_named
+            )
+
+
+def measure_kinds(
+    source: Source,
+    kinds: Sequence[Kind],
+    answers: Sequence[PastedAnswer],
+    limit: float,
+    alpha: float,
+    seed: int,
+    without: Collection[str] = (),
+    resamples: int = RESAMPLES,
+) -> Kinds:
+    """Measure each class on each kind, and find the worst pair.
+
+    A pair is significantly bad if its accuracy is significantly lower than that of the same class on the other kinds,
+    with Holm's correction over all pairs, and if it is lower by more than the limit.
+
+    Args:
+        source, kinds: the kinds, without their answers.
+        answers: the answers to each object on each background of a kind.
+        limit: the loss of accuracy that may ship.
+        alpha: the significance level.
+        seed: the seed of the bootstrap.
+        without: classes that are not tested.
+        resamples: resamples of each bootstrap.
+    """
+    by_class: dict[str, list[PastedAnswer]] = defaultdict(list)
+    for answer in answers:
+        by_class[answer.label].append(answer)
+    pairs = [
+        pair
+        for number, (label, own) in enumerate(sorted(by_class.items()))
+        for pair in _pairs(label, own, [seed, number], resamples, tested=label not in without)
+    ]
+    tested = [number for number, pair in enumerate(pairs) if pair.p is not None]
+    for number, p in zip(tested, holm([pairs[number].p or 0.0 for number in tested]), strict=True):
+        pairs[number] = replace(pairs[number], p=p)
+    bad = [
+        pair
+        for pair in pairs
+        if pair.p is not None and pair.p <= alpha and pair.loss is not None and pair.loss.value > limit
+    ]
+    candidates = bad or [pairs[number] for number in tested]
+    worst = min(candidates, key=lambda pair: (pair.accuracy.value, pair.label, pair.kind), default=None)
+    with_answers = tuple(_with_answers(kind, answers) for kind in kinds)
+    return Kinds(source, with_answers, tuple(pairs), worst, significant=bool(bad))
+
+
+def _with_answers(kind: Kind, answers: Sequence[PastedAnswer]) -> Kind:
+    """Add how the wrong answers follow the kind."""
+    wrong = [answer for answer in answers if not answer.right and answer.label != kind.label]
+    here = [answer.named == kind.label for answer in wrong if answer.kind == kind.name]
+    elsewhere = [answer.named == kind.label for answer in wrong if answer.kind != kind.name]
+    chance = sum(elsewhere) / len(elsewhere) if elsewhere else None
+    return replace(kind, wrong=len(here), followed=sum(here), chance=chance)
+
+
+def _pairs(
+    label: str, answers: Sequence[PastedAnswer], seed: Sequence[int], resamples: int, *, tested: bool
+) -> Iterator[Pair]:
+    """Measure one class on each kind.
+
+    The resamples draw objects with all their answers, so an object on two kinds stays a pair. That a background is
+    shown behind several objects adds a normal number to each resample, as for the background gap.
+    """
+    names = sorted({answer.kind for answer in answers})
+    right = np.array([[answer.right and answer.kind == name for name in names] for answer in answers], dtype=float)
+    shown = np.array([[answer.kind == name for name in names] for answer in answers], dtype=float)
+    objects = group_numbers([answer.group for answer in answers])
+    backgrounds = group_numbers([answer.background_group for answer in answers])
+    sums = bootstrap_sums(np.hstack([right, shown]), objects, seed, resamples) if tested else np.zeros((0, 0))
+    for number, name in enumerate(names):
+        on_kind = shown[:, number] > 0
+        hits, count = int(right[:, number].sum()), int(on_kind.sum())
+        pictures = [answer.picture for answer in answers if answer.kind == name]
+        accuracy = Estimate(hits / count, *wilson(hits, count), len(set(pictures)))
+        pair = Pair(label, name, count, hits, accuracy, wrong=_examples(answers, name))
+        others = len(answers) - count
+        if not others:
+            yield pair
+            continue
+        elsewhere = (right.sum() - hits) / others
+        pair = replace(pair, elsewhere=float(elsewhere))
+        groups = min(
+            len(np.unique(numbers[rows])) for rows in (on_kind, ~on_kind) for numbers in (objects, backgrounds)
+        )
+        elsewhere_pictures = len({answer.picture for answer in answers if answer.kind != name})
+        if not tested or min(len(set(pictures)), elsewhere_pictures) < LEAST_OBJECTS or groups < MIN_GROUPS:
+            yield pair
+            continue
+        residuals = np.where(on_kind, (accuracy.value - right.sum(1)) / count, (right.sum(1) - elsewhere) / others)
+        draws = _losses(sums, number, len(names))
+        deviation = added_variance(residuals, objects, backgrounds) ** 0.5
+        draws = draws + deviation * np.random.default_rng([*seed, number]).standard_normal(len(draws))
+        loss = widened(interval(draws, float(elsewhere - accuracy.value), groups))
+        yield replace(pair, loss=loss, p=p_above(draws, 0.0, groups))
+
+
+def _losses(sums: np.ndarray, number: int, kinds: int) -> np.ndarray:
+    """Return for each resample the accuracy on all kinds but one, minus the accuracy on that one."""
+    right, shown = sums[:, :kinds], sums[:, kinds:]
+    right_here, shown_here = right[:, number], shown[:, number]
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may lack a kind; it then counts as no loss
+        losses: np.ndarray = (right.sum(1) - right_here) / (shown.sum(1) - shown_here) - right_here / shown_here
+    return losses
+
+
+def _examples(answers: Sequence[PastedAnswer], kind: str) -> tuple[WrongAnswer, ...]:
+    """Return a few wrong answers on a kind, each to another object on another background."""
+    examples: list[WrongAnswer] = []
+    for answer in answers:
+        used = {name for example in examples for name in (example.picture, example.background)}
+        if answer.kind == kind and not answer.right and not used & {answer.picture, answer.background}:
+            examples.append(WrongAnswer(answer.picture, answer.background, answer.named))
+    return tuple(examples[:EXAMPLES])

@@ -1,0 +1,293 @@
+"""Accuracy by kind of background, on networks whose use of a colour in the background is known by construction."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import camkit
+from camkit.background.clusters import cluster, principal_components, silhouettes
+from camkit.background.kinds import Kind, PastedAnswer, measure_kinds
+from camkit.background.plan import fingerprint
+from camkit.background.run import plan_check
+
+SIDE, PER_KIND = 32, 12
+PATCH = (slice(0, 6), slice(0, 32))
+"""The rows and the columns of a coloured stripe at the top: the kind of background."""
+
+COLOURS = {"red": (230, 20, 20), "blue": (20, 20, 230)}
+SHADES = {"a": 60, "b": 200}
+"""The grey of the disc: the object of each class."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Grey discs below a red or a blue stripe; both classes have both colours equally often."""
+    root = tmp_path_factory.mktemp("pictures")
+    (root / "images").mkdir()
+    rng = np.random.default_rng(0)
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    with (root / "images" / "pictures.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("path", "label", "place"))
+        for label, shade in SHADES.items():
+            for colour, values in COLOURS.items():
+                for number in range(PER_KIND):
+                    pixels = np.repeat(rng.integers(110, 140, (SIDE, SIDE, 1)), 3, 2).astype(np.uint8)
+                    pixels[PATCH] = values
+                    disc = (rows - rng.integers(14, 24)) ** 2 + (columns - rng.integers(8, 24)) ** 2 < 25
+                    pixels[disc] = shade
+                    name = f"{label}/{colour}{number}.png"
+                    for kind, picture in (("images", pixels), ("masks", disc.astype(np.uint8) * 255)):
+                        path = root / kind / name
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        Image.fromarray(picture).save(path)
+                    table.writerow((name, label, colour))
+    return root
+
+
+class ReadsDisc(nn.Module):
+    """Answers by the disc's grey; with ``misled``, it answers b whenever it sees a dark disc below a red stripe."""
+
+    def __init__(self, *, misled: bool) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 3, 1, bias=False)
+        self.features.weight.data = torch.eye(3)[:, :, None, None]
+        self.misled = misled
+
+    def forward(self, images):
+        maps = self.features(images)
+        grey = maps[:, :, PATCH[0].stop :].mean(1)
+        darkness, lightness = 0.35 - grey.flatten(1).amin(1), grey.flatten(1).amax(1) - 0.65
+        red, _, blue = maps[:, :, *PATCH].mean((2, 3)).unbind(1)
+        return torch.stack([10 * darkness - 100 * self.misled * (red - blue).relu(), 10 * lightness], 1)
+
+
+def tensor_of(picture):
+    return torch.from_numpy(np.array(picture.convert("RGB")).transpose(2, 0, 1)).float() / 255
+
+
+def checked(folder, model, *, place=True, **options):
+    table = folder / "images" / "pictures.csv"
+    if not place:
+        table = folder / "images" / "without-place.csv"
+        table.write_text(
+            "\n".join(line.rpartition(",")[0] for line in (folder / "images" / "pictures.csv").read_text().split())
+        )
+    config = {"limits": {"least_pictures": 20, "most_empty": 1.0}}  # the network is too simple for good maps
+    return camkit.check(
+        model.eval(),
+        table,
+        regions=folder / "masks",
+        preprocess=tensor_of,
+        labels=["a", "b"],
+        config=config,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def misled(folder, tmp_path_factory):
+    return checked(folder, ReadsDisc(misled=True), out=tmp_path_factory.mktemp("report"))
+
+
+def test_the_worst_pair_is_the_one_that_was_built_in(misled):
+    worst = misled.kinds.worst
+
+    assert misled.kinds.source == "place"
+    assert (worst.label, worst.kind, worst.right) == ("a", "red", 0)
+    assert worst.elsewhere == 1
+    assert misled.kinds.significant
+    assert {pair.accuracy.value for pair in misled.kinds.pairs if pair != worst} == {1.0}
+    assert misled.kinds.spread("a") == 1
+    assert misled.kinds.spread("b") == 0
+
+
+def test_the_gap_does_not_see_it_and_the_reasons_of_the_class_do(misled):
+    assert all(abs(measured.effect.value) < 0.2 for measured in misled.overall.gap.values())
+    assert misled.judged["a"].verdict != "PASS"
+    assert "right for 0.00 of its objects on red" in " ".join(reason.text for reason in misled.judged["a"].reasons)
+    assert misled.verdict != "FAIL"
+    assert all("on red" not in reason.text for reason in misled.judged["b"].reasons)
+
+
+def test_the_features_of_the_model_divide_the_backgrounds_by_their_colour(folder, misled):
+    result = checked(folder, ReadsDisc(misled=True), place=False)
+    lines = (folder / "images" / "pictures.csv").read_text().splitlines()
+    places = {row["path"]: row["place"] for row in csv.DictReader(lines)}
+
+    assert result.kinds.source == "features"
+    assert len(result.kinds.kinds) == 2
+    for kind in result.kinds.kinds:
+        assert len({places[name] for name in kind.examples}) == 1
+    worst = result.kinds.worst
+    assert places[result.kinds.of(worst.kind).examples[0]] == "red"
+    assert (worst.label, worst.right, worst.shown) == ("a", 0, misled.kinds.worst.shown)
+
+
+def test_a_model_that_does_not_use_backgrounds_gets_no_warning(folder):
+    result = checked(folder, ReadsDisc(misled=False))
+
+    assert not result.kinds.significant
+    assert result.kinds.warnings == {}
+    assert {pair.accuracy.value for pair in result.kinds.pairs} == {1.0}
+
+
+def test_every_report_says_it(misled):
+    out = misled.report.parent
+    stored = json.loads((out / "report.json").read_text())["kinds"]
+    page, summary = misled.report.read_text(), (out / "summary.md").read_text()
+
+    assert stored["worst"]["label"] == "a"
+    assert stored["worst"]["wrong"][0]["named"] == "b"
+    assert [kind["name"] for kind in stored["kinds"]] == ["blue", "red"]
+    assert stored["spreads"] == {"a": 1.0, "b": 0.0}
+    for sentence in stored["sentences"]:
+        assert sentence in page
+    assert "a is right for 0.00 of its objects on red" in summary
+    assert page.count("the model answers b</figcaption>") == len(stored["worst"]["wrong"]) == 3
+
+
+def test_one_kind_is_said_in_one_sentence(folder, tmp_path):
+    lines = (folder / "images" / "pictures.csv").read_text().splitlines()
+    one_place = folder / "images" / "one-place.csv"
+    one_place.write_text("\n".join([lines[0], *(line.rpartition(",")[0] + ",red" for line in lines[1:])]))
+    result = camkit.check(
+        ReadsDisc(misled=True).eval(), one_place, regions=folder / "masks", preprocess=tensor_of, labels=["a", "b"],
+        out=tmp_path,
+    )  # fmt: skip
+
+    assert result.kinds.kinds == result.kinds.pairs == ()
+    assert result.report.read_text().count("Fewer than two places have") == 1
+    assert 'id="pairs"' not in result.report.read_text()
+
+
+def test_the_place_changes_the_hash_of_the_data(folder):
+    plan = plan_check(
+        ReadsDisc(misled=False),
+        folder / "images" / "pictures.csv",
+        regions=folder / "masks",
+        preprocess=tensor_of,
+        labels=["a", "b"],
+    )
+    moved = tuple(replace(item, place=f"{item.place}, at night") for item in plan.data.items)
+
+    assert fingerprint(plan)["data"] != fingerprint(replace(plan, data=replace(plan.data, items=moved)))["data"]
+
+
+# Measures
+
+
+def answers_of(rate, *, objects=40, seed=0):
+    """Return answers of two classes on two kinds, right at the rate of ``rate[label, kind]``."""
+    rng = np.random.default_rng(seed)
+    return [
+        PastedAnswer(f"{label}{n}", label, f"{label}{n}", f"{kind}{n}", f"{kind}{n}", kind, right, "?")
+        for label in "ab"
+        for n in range(objects)
+        for kind in ("x", "y")
+        for right in [bool(rng.random() < rate.get((label, kind), 0.9))]
+    ]  # fmt: skip
+
+
+KINDS = [Kind(name, label, 1.0, 40, ()) for name, label in (("x", "a"), ("y", "b"))]
+
+
+def test_a_pair_is_compared_with_the_same_class_on_the_other_kinds():
+    found = measure_kinds("place", KINDS, answers_of({("b", "x"): 0.5}), 0.1, 0.05, 0)
+
+    assert (found.worst.label, found.worst.kind) == ("b", "x")
+    assert found.significant
+    assert found.worst.loss.low > 0
+    easy_class = found.pair("a", "x")
+    assert easy_class.p > 0.05
+
+
+def test_a_class_that_is_hard_everywhere_is_not_significant():
+    found = measure_kinds("place", KINDS, answers_of({("b", "x"): 0.5, ("b", "y"): 0.5}), 0.1, 0.05, 0)
+
+    assert not found.significant
+
+
+def test_a_small_loss_is_no_warning_however_sure():
+    sure = answers_of({("b", "x"): 0.95, ("b", "y"): 1.0}, objects=3000)
+
+    assert not measure_kinds("place", KINDS, sure, 0.1, 0.05, 0, resamples=500).significant
+
+
+def test_classes_that_are_waived_and_kinds_with_few_objects_are_not_tested():
+    bad = {("b", "x"): 0.2}
+
+    assert not measure_kinds("place", KINDS, answers_of(bad), 0.1, 0.05, 0, without=["b"]).significant
+    few = measure_kinds("place", KINDS, answers_of(bad, objects=14), 0.1, 0.05, 0)
+    assert few.worst is None
+    assert few.pairs
+
+
+def test_answers_that_follow_the_kind_are_counted():
+    def answer(number, kind, named):
+        return PastedAnswer(f"{number}", "a", f"{number}", f"{number}", f"{number}", kind, named == "a", named)
+
+    named = [("y", "b")] * 3 + [("y", "c")] + [("y", "a")] * 5 + [("x", "c")] * 3 + [("x", "b")]
+    found = measure_kinds("place", KINDS, [answer(n, *pair) for n, pair in enumerate(named)], 0.1, 0.05, 0)
+
+    kind = found.of("y")
+    assert (kind.wrong, kind.followed, kind.chance) == (4, 3, 0.25)
+    assert kind.followed_in_words == (
+        "Of 4 wrong answers to objects of other classes on y, 75% name b; on the other kinds 25% do."
+    )
+
+
+# Clusters
+
+
+def blobs(centres, each, spread, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.concatenate([centre + spread * rng.standard_normal((each, len(centre))) for centre in np.array(centres)])
+
+
+def test_clusters_that_lie_apart_are_found():
+    points = blobs([(0, 0, 0), (6, 0, 0), (0, 6, 0)], 30, 0.5)
+    labels = cluster(principal_components(points), 10, 0)
+
+    assert [len(set(labels[start : start + 30].tolist())) for start in (0, 30, 60)] == [1, 1, 1]
+    assert len(set(labels.tolist())) == 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_points_without_clusters_are_of_one_kind(seed):
+    points = blobs([(0.0,) * 12], 150, np.array([5.0, 2.0, *[1.0] * 10]), seed)
+
+    assert cluster(principal_components(points), 10, 0) is None
+
+
+def test_a_kind_needs_enough_pictures():
+    points = blobs([(0, 0), (9, 9)], 30, 0.1)
+
+    assert cluster(points[:35], 10, 0) is None
+    assert cluster(points[:8], 10, 0) is None
+    assert cluster(points, 10, 0) is not None
+
+
+def test_many_pictures_join_the_kinds_of_some():
+    labels = cluster(blobs([(0, 0), (9, 9)], 600, 0.5), 10, 0)
+
+    assert len(labels) == 1200
+    assert len(set(labels[:600].tolist())) == len(set(labels[600:].tolist())) == 1
+
+
+def test_silhouettes_equal_their_definition():
+    points, labels = blobs([(0, 0), (2, 0), (0, 3)], 6, 1.0), np.repeat([0, 1, 2], 6)
+    distances = np.linalg.norm(points[:, None] - points, axis=2)
+    expected = []
+    for i in range(18):
+        mean = [np.mean([distances[i, j] for j in range(18) if labels[j] == k and j != i]) for k in range(3)]
+        within, beside = mean[labels[i]], min(mean[k] for k in range(3) if k != labels[i])
+        expected.append((beside - within) / max(within, beside))
+
+    np.testing.assert_allclose(silhouettes(distances, labels), expected)
