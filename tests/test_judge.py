@@ -99,13 +99,13 @@ def test_of_the_methods_that_are_as_good_the_cheapest_is_recommended() -> None:
     assert found.agreed
     assert found.sentence == (
         "Use cheap: it beats a random map in SRG and ADCC, no method is clearly better in any of them, and none "
-        "that is as good is cheaper (1.1 plain passes)."
+        "that is as good is much cheaper (1.1 plain passes)."
     )
 
 
 def test_of_equally_cheap_methods_the_first_is_recommended_whatever_the_clock_says() -> None:
     rows = {"first": standing(), "second": standing()}
-    assert recommend({"SRG": rows}, ["first", "second"], {"first": 1.3, "second": 1.1}).row == "first"
+    assert recommend({"SRG": rows}, ["first", "second"], {"first": 1.7, "second": 1.1}).row == "first"
 
 
 def test_metrics_that_disagree_are_named() -> None:

@@ -26,6 +26,10 @@ PRACTICALLY_LEVEL = 0.1
 Maps of one picture are so alike that the bootstrap finds differences of a hundredth, which matter to nobody and change
 with the sample."""
 
+_SIMILAR_COST = 1.6
+"""Costs up to this many times the cheapest method's are alike: the time of a map on a small network varies by as much
+on a busy machine."""
+
 _RESAMPLES = 4000
 """Bootstrap resamples; the normal tail serves for smaller p-values."""
 
@@ -141,8 +145,8 @@ def recommend(
     """Return which method to use, by several metrics together.
 
     A method is fit if it beats the random map in each metric in which it has values, and if its map changes with the
-    weights. Of the fit ones, those count that are level with the best in the most metrics; of these, the cheapest in
-    whole passes; of these, the first.
+    weights. Of the fit ones, those count that are level with the best in the most metrics; of these, those that
+    cost about as little as the cheapest; of these, the first.
 
     Args:
         deciding: for each deciding metric, by its title, the standing of each row.
@@ -160,9 +164,9 @@ def recommend(
     levels = {name: sum(standing.level_with_best for standing in known[name]) for name in fit}
     shares = {name: (levels[name], len(known[name])) for name in fit}
     most = max(levels[name] for name in fit)
-    chosen = min(
-        (name for name in fit if levels[name] == most), key=lambda name: (max(1, round(costs[name])), order.index(name))
-    )
+    as_good = [name for name in fit if levels[name] == most]
+    cheap = _SIMILAR_COST * max(1.0, min(costs[name] for name in as_good))
+    chosen = min((name for name in as_good if costs[name] <= cheap), key=order.index)
     agreed = shares[chosen][0] == len(deciding)
     return Recommendation(chosen, _reason(chosen, deciding, order, costs, agreed=agreed), agreed)
 
@@ -187,7 +191,7 @@ def _reason(
     if agreed:
         return (
             f"Use {chosen}: it beats a random map in {_listed(list(deciding))}, no method is clearly better in any "
-            f"of them, and none that is as good is cheaper ({cost})."
+            f"of them, and none that is as good is much cheaper ({cost})."
         )
     best = {title: _best(standing, order) for title, standing in deciding.items()}
     leaders = ", ".join(f"{title} prefers {name}" for title, name in best.items() if name)
