@@ -128,6 +128,9 @@ def test_the_features_of_the_model_divide_the_backgrounds_by_their_colour(folder
     worst = result.kinds.worst
     assert places[result.kinds.of(worst.kind).examples[0]] == "red"
     assert (worst.label, worst.right, worst.shown) == ("a", 0, misled.kinds.worst.shown)
+    assert result.kinds.significant
+    assert result.kinds.warnings == {}  # they do not count for the verdict
+    assert worst.kind not in " ".join(reason.text for reason in result.judged["a"].reasons)
 
 
 def test_a_model_that_does_not_use_backgrounds_gets_no_warning(folder):

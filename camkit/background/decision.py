@@ -155,7 +155,7 @@ class Findings:
         untested: whether something kept a class, or all classes together, from being tested.
         heat_warns: whether the heat of all classes together lies on the objects less than a blind map's would or,
             without regions, gives a hint.
-        kind_warns: whether a class is significantly less accurate on one kind of background.
+        kind_warns: whether a class is significantly less accurate on one of the places that the data names.
     """
 
     required: Sequence[Level] = ()
@@ -206,9 +206,9 @@ VERDICTS = (
     ),
     VerdictRule(
         "WARN",
-        "an effect is at level warn; or a class is significantly less accurate on one kind of background, by more than "
-        "the limit of the gap; or the heat of all classes together lies on the objects less than a blind map's would; "
-        "or, without regions, the heat gives a hint",
+        "an effect is at level warn; or a class is significantly less accurate on one of the places that the data "
+        "names, by more than the limit of the gap; or the heat of all classes together lies on the objects less than "
+        "a blind map's would; or, without regions, the heat gives a hint",
         lambda findings: findings.has("warn") or findings.heat_warns or findings.kind_warns,
     ),
     VerdictRule(

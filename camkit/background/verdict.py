@@ -11,8 +11,8 @@
   a little.
 - The heat warns only for all classes together. A clean network often names one class if it sees nothing else, and the
   maps of that class lie anywhere.
-- A class that is significantly less accurate on one kind of background only warns, because the kinds are found in the
-  same pictures.
+- A class that is significantly less accurate on one of the places that the data names only warns. Kinds of backgrounds
+  that are found in the model's features are only reported: clean networks have bad kinds of their own.
 - If objects lie at the same place in every picture, the heat says nothing, and the experiment decides alone.
 """
 
@@ -38,7 +38,7 @@ CUE_NAMES: tuple[CueName, ...] = get_args(CueName)
 WHOLE_PICTURE = "whole picture"
 """The name in place of a fill for effects of statistics of the whole picture, which fill nothing."""
 
-_BAD_KIND = "less accurate on one kind of background"
+_BAD_KIND = "less accurate on one place"
 
 _FAMILIES = 2
 """The families of tests that share the significance level equally: all classes together, and the single classes."""
@@ -105,7 +105,7 @@ def judge(
         may_fail: whether the experiment edits what is surely background. If not, it only warns.
         with_regions: whether the heat was compared with regions.
         hints: what the heat hints at without regions; a warning for all classes together.
-        kind_warnings: for classes that are significantly less accurate on one kind of background, what to warn of.
+        kind_warnings: for classes that are significantly less accurate on one place, what to warn of.
     """
     tested = {name: class_measures for name, class_measures in measures.items() if name not in exempt}
     effects = _tested_effects(

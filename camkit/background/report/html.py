@@ -219,7 +219,7 @@ def _kinds(result: CheckResult) -> dict[str, Any]:
     found, (examples, wrong) = result.kinds, kind_panels(result)
     return {
         "sentences": words.kinds(found),
-        "significant": found is not None and found.significant,
+        "on_top": found is not None and found.significant and result.verdict != "PASS",
         "wrong": [{"title": p.title, "image": _embedded(p.pixels), "answer": p.answer} for p in wrong],
         "table": [] if found is None else _pairs(found),
         "titles": [kind.name for kind, _ in examples],
