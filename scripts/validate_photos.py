@@ -207,9 +207,7 @@ def train_and_check(spec: ModelSpec, state: Path, data: Path) -> Row:
 def load_network(spec: ModelSpec, state: Path, data: Path, trunk: Trunk) -> nn.Sequential:
     """Return the back and the head of a network. They are trained only once."""
     world = WORLDS[spec.world]
-    file = (
-        state / "networks" / f"{spec.architecture} {world.name} {spec.correlation:g} {spec.seed}.pt".replace(" ", "_")
-    )
+    file = state / "networks" / f"{spec.trained}.pt".replace(" ", "_")
     if file.exists():
         head = head_of(spec.head, trunk.channels, len(world.classes))
         network = nn.Sequential(trunk.back, head)
