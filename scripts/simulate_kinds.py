@@ -56,7 +56,7 @@ SCENARIOS = (
     KindScenario("no pair is worse, accuracy 98%", experiment=Scenario("", per_class=75, accuracy=0.98)),
     KindScenario("no pair is worse, accuracy 60%", experiment=Scenario("", per_class=75, accuracy=0.60)),
     KindScenario("no pair is worse, 10 classes, 8 kinds", kinds=8, experiment=Scenario("", classes=10)),
-    KindScenario("no pair is worse, gap 0.10 everywhere", experiment=Scenario("", per_class=75, gap=0.10)),
+    KindScenario("a gap of 0.10 for every class", experiment=Scenario("", per_class=75, gap=0.10)),
     KindScenario("one pair loses 0.10", lost=0.10),
     KindScenario("one pair loses 0.20", lost=0.20),
     KindScenario("one pair loses 0.30", lost=0.30),
