@@ -17,8 +17,6 @@ from camkit.models import from_torchvision
 from camkit.models.labels import Labels, as_labels, read_labels
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import (
-    BATCH_ON_CPU,
-    BATCH_ON_GPU,
     about_channels,
     about_failure,
     check_tensors,
@@ -37,8 +35,6 @@ from camkit.models.weights import read_weights
 from camkit.types import Preprocess
 
 __all__ = [
-    "BATCH_ON_CPU",
-    "BATCH_ON_GPU",
     "DEMO_MODELS",
     "Labels",
     "about_channels",

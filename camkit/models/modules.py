@@ -120,7 +120,7 @@ def device_of(module: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-BATCH_ON_GPU, BATCH_ON_CPU = 32, 8
+_BATCH_ON_GPU, _BATCH_ON_CPU = 32, 8
 """Pictures per pass if the caller names no number. On a CPU, the feature maps of a few pictures fit into its caches and
 need no new memory: in batches of 4, 8, 16 and 32, a picture took MobileNetV2 13, 19, 23 and 25 ms on two cores, and
 ViT-B/16 286, 382, 470 and 432 ms; ResNet-18 took 30 ms in each."""
@@ -128,7 +128,7 @@ ViT-B/16 286, 382, 470 and 432 ms; ResNet-18 took 30 ms in each."""
 
 def usual_batch_size(device: torch.device) -> int:
     """Return how many pictures pass through a model on this device at a time, if the caller names no number."""
-    return BATCH_ON_CPU if device.type == "cpu" else BATCH_ON_GPU
+    return _BATCH_ON_CPU if device.type == "cpu" else _BATCH_ON_GPU
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:

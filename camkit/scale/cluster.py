@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import nn
 
@@ -33,7 +34,7 @@ from camkit.explanation import Explanation
 from camkit.images.files import check_folder
 from camkit.images.listing import Pictures
 from camkit.images.read import open_picture
-from camkit.models import BATCH_ON_CPU, BATCH_ON_GPU, as_model, device_of
+from camkit.models import as_model, device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.scale.actors import ModelSource, Pool, Source, cause_of, import_ray, load_on_node
 from camkit.scale.fingerprint import Fingerprint, fingerprint
@@ -134,7 +135,7 @@ class Job:
 
     def batch_size(self, pool: Pool) -> int:
         """Return the number of pictures per pass."""
-        usual: int = self.options.get("batch_size") or (BATCH_ON_GPU if pool.gpus else BATCH_ON_CPU)
+        usual: int = self.options.get("batch_size") or usual_batch_size(torch.device(pool.device))
         return usual
 
     def explained(self, dataset: Dataset, pool: Pool, finished: Finished) -> Dataset:
