@@ -395,6 +395,29 @@ def test_patches_are_found_between_any_number_of_other_tokens(before, after, sid
     assert "could not" not in choice.reason
 
 
+def of_the_first_box(output: Any) -> Tensor:
+    return output.logits[:, 0, 1]
+
+
+@pytest.mark.parametrize("queries", [5, 10, 16, 100])
+@pytest.mark.parametrize("size", [(64, 96), (64, 64), (32, 64)])
+def test_the_detection_tokens_after_the_patches_are_not_taken_for_patches(size, queries):
+    """Selected from all tokens, or counted among them, they are as many as another grid has cells."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.YolosConfig(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=96, image_size=list(size),
+        patch_size=16, num_detection_tokens=queries, num_labels=5, use_mid_position_embeddings=False,
+    )  # fmt: skip
+    explainer = camkit.Explainer(transformers.YolosForObjectDetection(config).eval())
+    found = explainer(torch.randn(3, *size), of_the_first_box)
+    layer = explainer.layer
+    rows, columns = size[0] // 16, size[1] // 16
+    assert (found.status, layer.name.startswith("vit.encoder.layer.")) == ("ok", True)
+    assert (layer.layout.kind, layer.layout.grid, layer.layout.prefix) == ("tokens", (rows, columns), 1)
+    assert layer.sure == (rows * columns >= 9)  # so few cells as 2 x 4 leave a doubt in any model
+
+
 # --- what a model does to its picture first ---------------------------------------------------------------------------
 
 

@@ -143,7 +143,12 @@ def infer_layout(
     if by_sources is not None or not sources:
         return by_sources or _tokens_by_size(shape, size)
     by_size = None if NO_GRID in sources else _tokens_by_size(shape, size)
-    return by_size if by_size is not None and any(_is_step(grid, by_size.grid) for grid in sources) else None
+    if by_size is None or not any(_is_step(grid, by_size.grid) for grid in sources):
+        return None
+    # Where tokens outnumber a grid's cells, many extra tokens are more likely than a finer grid, unless that one fits.
+    outnumbered = any(1 < math.prod(grid) < shape[1] for grid in sources)
+    splits = by_size.kind == "tokens" and _is_clear(_token_grids(shape[1], size))
+    return by_size if splits or not outnumbered else None
 
 
 def follow(

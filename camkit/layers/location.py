@@ -158,10 +158,21 @@ def locate(
         else:
             profiles = (measured or {}).get(by_output[call.output].key, ({}, {}))
             on_extent = replace(reading, layout=replace(reading.layout, extent=extent))
+            origin = followed.get(by_output[call.output].key)
+            on_extent = _as_followed(call.shape, on_extent, origin, trace.size)
             corrected = _corrected(call.shape, on_extent, profiles, trace.size)
             corrected = replace(corrected, unsure=corrected.unsure or correlation < _KEPT)
-            located.append(_compared(corrected, followed.get(by_output[call.output].key), profiles, trace.size))
+            located.append(_compared(corrected, origin, profiles, trace.size))
     return tuple(located)
+
+
+def _as_followed(shape: tuple[int, ...], reading: Reading, followed: Followed | None, size: tuple[int, ...]) -> Reading:
+    """Read an output in the one way in which its cells are in order, if it is not the one that its shape suggests."""
+    layout = reading.layout
+    if layout is None or reading.certain or followed is None or not followed.certain or _is_shown(layout, followed):
+        return reading
+    shown = [option for option in other_readings(shape, size, layout) if _is_shown(option, followed)]
+    return replace(reading, layout=shown[0], tentative=False) if len(shown) == 1 else reading
 
 
 def _compared(
@@ -174,18 +185,33 @@ def _compared(
     layout = reading.layout
     if layout is None:
         return reading
-    in_order = None
-    if followed is not None and layout.kind in followed.places:
-        in_order = _are_in_order(_cells(followed.places, layout), layout)
+    in_order = _is_shown(layout, followed)
     if in_order is False and followed is not None and followed.certain:
         return replace(reading, layout=None, elsewhere=True, unsure=False)
     if in_order:
         return reading
     reading = replace(reading, measured=True)
-    if reading.unsure:
+    if not reading.unsure:
+        match = _all_matches([layout], *profiles, size)[layout] if layout.kind in profiles[0] else _Match(0, 0, 0)
+        reading = replace(reading, unsure=not match.correlation > _chance_level(match.cells))  # "not >" holds for NaN
+    if not reading.unsure or reading.certain or followed is None or not followed.certain:
         return reading
-    match = _all_matches([layout], *profiles, size)[layout] if layout.kind in profiles[0] else _Match(0, 0, 0)
-    return replace(reading, unsure=not match.correlation > _chance_level(match.cells))  # "not >" holds for NaN too
+    return replace(reading, layout=None, unsure=False) if _has_no_place(layout, followed) else reading
+
+
+def _is_shown(layout: Layout, followed: Followed | None) -> bool | None:
+    """Tell whether the followed cells of a layout are in its order; None if that does not show."""
+    if followed is None or layout.kind not in followed.places:
+        return None
+    return _are_in_order(_cells(followed.places, layout), layout)
+
+
+def _has_no_place(layout: Layout, followed: Followed) -> bool:
+    """Tell whether none of a layout's cells comes from a place in the input.
+
+    An example are the detection tokens of YOLOS: they are learned, and may be as many as some grid has cells.
+    """
+    return layout.kind in followed.places and not _cells(followed.places, layout)[0].any()
 
 
 def _cells(places: Profiles, layout: Layout) -> Float[Tensor, "coordinates *grid"]:
