@@ -8,8 +8,6 @@ import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from scipy.sparse import csc_array
-from scipy.sparse.linalg import splu
 from torch import Tensor
 from torch.nn import functional
 
@@ -77,6 +75,9 @@ def fill_linearly(picture: Float[Tensor, "c *size"], hole: Bool[Tensor, "*size"]
     outside the picture have no weight. This is a sparse system of linear equations, one for each pixel of the hole,
     which is solved exactly. A picture that is all hole becomes the mean of its colours.
     """
+    from scipy.sparse import csc_array  # noqa: PLC0415 - SciPy takes long to import, and few calls fill linearly
+    from scipy.sparse.linalg import splu  # noqa: PLC0415
+
     if not bool(hole.any()):
         return picture.clone()
     if bool(hole.all()):

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from camkit.metrics.evaluator import Evaluator
@@ -114,6 +113,8 @@ def entropy(heat: Float[Tensor, "*size"]) -> float:
 
 def rank_correlation(first: Float[Tensor, "*size"], second: Float[Tensor, "*size"]) -> float | None:
     """Return Spearman's correlation of two maps, equal values at their mean rank; None if one is constant."""
+    from scipy.stats import rankdata  # noqa: PLC0415 - it takes a second to import, and few metrics need it
+
     if bool((first == first.flatten()[0]).all()) or bool((second == second.flatten()[0]).all()):
         return None
     one, other = (rankdata(values.flatten().numpy()) for values in (first, second))
