@@ -26,7 +26,7 @@ from camkit.engine.cut import cut
 from camkit.engine.features import Capture, Features
 from camkit.engine.heatmap import enlarge, upsample
 from camkit.engine.interrupts import interruptible
-from camkit.engine.passes import is_out_of_memory, quiet_pass
+from camkit.engine.passes import in_parts, quiet_pass
 from camkit.engine.resizing import resizing
 from camkit.errors import MethodError
 from camkit.targets.confidence import ConfidenceTarget, fixed_target, given_by
@@ -137,19 +137,13 @@ class Pictures:
     def __call__(self, count: int, pictures: PicturesOf, *, probabilities: bool = False) -> Float[Tensor, "t m"]:
         """Return the scores of changed pictures, or their probabilities where the targets have any."""
         found = [self.image.new_zeros(len(self._targets), 0, dtype=torch.float32)]
-        done = 0
-        while done < count:
-            self._tell(done, count)
-            part = range(done, min(done + self._at_once, count))
-            try:
-                found.append(self._run(pictures(part), probabilities=probabilities))
-            except RuntimeError as error:
-                if len(part) == 1 or not is_out_of_memory(error):
-                    raise
-                self._at_once = len(part) // 2
-                continue
-            done = part.stop
-        self._tell(done, count)
+
+        def run(part: range) -> None:
+            self._tell(part.start, count)
+            found.append(self._run(pictures(part), probabilities=probabilities))
+
+        self._at_once = in_parts(count, self._at_once, run)
+        self._tell(count, count)
         return torch.cat(found, 1)
 
     def _tell(self, done: int, count: int) -> None:

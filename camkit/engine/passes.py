@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -144,6 +144,31 @@ def _same(expected: Tensor, values: Tensor, tolerance: float) -> bool:
         return False
     largest = float(expected.nan_to_num(0, 0, 0).abs().amax()) if expected.numel() else 0.0
     return torch.allclose(expected, values.double(), rtol=0, atol=tolerance * largest, equal_nan=True)
+
+
+def in_parts(count: int, at_once: int, run: Callable[[range], None]) -> int:
+    """Run ``count`` pictures through the model, ``at_once`` per pass, and half as many whenever memory runs out.
+
+    Args:
+        count: how many pictures there are.
+        at_once: the most pictures of one pass.
+        run: runs the pictures with these numbers.
+
+    Returns:
+        The most pictures of one pass from now on.
+    """
+    done = 0
+    while done < count:
+        part = range(done, min(done + at_once, count))
+        try:
+            run(part)
+        except RuntimeError as error:
+            if len(part) == 1 or not is_out_of_memory(error):
+                raise
+            at_once = len(part) // 2
+            continue
+        done = part.stop
+    return at_once
 
 
 def is_out_of_memory(error: BaseException) -> bool:

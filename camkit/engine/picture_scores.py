@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.interrupts import interruptible
-from camkit.engine.passes import faster_format, is_out_of_memory, quiet_pass
+from camkit.engine.passes import faster_format, in_parts, quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.errors import TargetError
 from camkit.targets.confidence import ConfidenceTarget, fixed_target, given_by
@@ -76,20 +76,15 @@ class PictureScores:
         """
         record, alike = self._current()
         scores: list[Tensor] = []
-        done = 0
-        while done < len(pictures):
-            part = pictures[done : done + self.at_once].to(self.picture.device, self.picture.dtype)
+
+        def run(numbers: range) -> None:
+            part = pictures[numbers.start : numbers.stop].to(self.picture.device, self.picture.dtype)
             memory_format = faster_format(self._model, part, self._precision, alike)
-            try:
-                with quiet_pass(self._model, part.device, self._precision, record), interruptible():
-                    output = self._model(part.clone(memory_format=memory_format))
-                    scores.append(self.confidence_target(output, len(part)).values.cpu())
-            except RuntimeError as error:
-                if len(part) == 1 or not is_out_of_memory(error):
-                    raise
-                self.at_once = len(part) // 2
-                continue
-            done += len(part)
+            with quiet_pass(self._model, part.device, self._precision, record), interruptible():
+                output = self._model(part.clone(memory_format=memory_format))
+                scores.append(self.confidence_target(output, len(part)).values.cpu())
+
+        self.at_once = in_parts(len(pictures), self.at_once, run)
         self.passes += len(pictures)
         return torch.cat(scores) if scores else torch.zeros(0)
 
