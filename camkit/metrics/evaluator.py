@@ -125,6 +125,18 @@ class Evaluator:
             raise UndefinedError("non_finite", "the model's score of the unchanged picture is NaN or infinite")
         return self.scores.confidence
 
+    @property
+    def positive_confidence(self) -> float:
+        """The score of the unchanged picture, for metrics that return a share of it.
+
+        Raises:
+            UndefinedError: it is NaN or infinite, or not positive.
+        """
+        if not self.confidence > 0:
+            reason = f"a share of the score needs a positive score, and it is {self.confidence:.3g}"
+            raise UndefinedError("undefined", reason)
+        return self.confidence
+
     def __call__(self, given: MapLike, metrics: str | Iterable[str] | None = None) -> Values:
         """Judge one map.
 

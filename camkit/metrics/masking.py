@@ -38,9 +38,7 @@ def average_drop(evaluator: Evaluator, heat: Heat) -> float:
 
     It is the value of one picture; the average over pictures is the metric of the paper, which gives it in per cent.
     """
-    before = evaluator.confidence
-    if not before > 0:
-        raise UndefinedError("undefined", f"a share of the score needs a positive score, and it is {before:.3g}")
+    before = evaluator.positive_confidence
     return max(0.0, before - masked_score(evaluator, heat)) / before
 
 

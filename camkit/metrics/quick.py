@@ -6,7 +6,6 @@ from camkit.metrics.curves import hot_sets
 from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat
 from camkit.metrics.registry import register_metric
-from camkit.metrics.values import UndefinedError
 
 _HOTTEST = 0.2
 """The share of the picture that is removed: a fifth, about the size of the main object in a photo."""
@@ -28,9 +27,7 @@ def top_loss(evaluator: Evaluator, heat: Heat) -> float:
 
     One step says less than a whole curve: compare it over several pictures only.
     """
-    before = evaluator.confidence
-    if not before > 0:
-        raise UndefinedError("undefined", f"a share of the score needs a positive score, and it is {before:.3g}")
+    before = evaluator.positive_confidence
     heat.check_order()
     removed = hot_sets(heat.values, [_HOTTEST])
     return float(1 - evaluator.without(removed, evaluator.fill or "blur")[0] / before)
