@@ -187,6 +187,11 @@ def test_a_map_of_the_true_place_loses_more_than_a_random_one() -> None:
         ({"methods": []}, "the list of methods is empty"),
         ({"methods": ["gradcm"]}, "did you mean 'gradcam'"),
         ({"metric": "sgr"}, "unknown metric 'sgr'; did you mean 'srg'"),
+        (
+            {"metric": "pointing"},
+            "^metric 'pointing' needs the region of an object, and a comparison has none; choose ",
+        ),
+        ({"metric": "energy"}, "^metric 'energy' needs the region of an object"),
         ({"target": "plain"}, "did you mean 'plane'"),
         ({"target_layer": ["featurs"]}, "^the model has no layer 'featurs'"),
         ({"methods": [variant("rise", masks=5), "rise"]}, "two different methods are named 'rise'"),

@@ -266,6 +266,23 @@ def test_a_method_that_works_nowhere_is_refused() -> None:
         camkit.judge(Flat().eval(), list(torch.rand(5, 3, 8, 8)), ["cam"], target_layer=["layer"], target=1)
 
 
+def test_what_keeps_the_model_from_taking_any_picture_is_not_blamed_on_one() -> None:
+    with pytest.raises(InputError, match=r"^camkit does not know how to prepare pictures for this model; pass"):
+        camkit.judge(Flat().eval(), SCENES, ["gradcam"])
+    gray = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+    with pytest.raises(InputError, match=r"^the picture has 3 channels, but the model's first convolution takes 1"):
+        camkit.judge(gray, list(torch.rand(5, 3, 16, 16)), ["gradcam"])
+
+
+def test_a_folder_without_pictures_is_one_sentence_without_progress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    assert main(["judge", str(folder), "--model", "demo-fair", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == f"camkit: {folder} is a folder without pictures\n"
+
+
 @pytest.mark.extended
 def test_damaged_pictures_are_left_out_and_named(tmp_path: Path) -> None:
     for number, scene in enumerate(SCENES):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from camkit.errors import InputError, MethodError
 from camkit.explainer import Explainer, Layers
@@ -12,6 +14,20 @@ from camkit.methods import METHODS, Method, find_method
 
 if TYPE_CHECKING:
     from camkit.explainer import MethodLike
+    from camkit.models.loaded import LoadedModel
+
+
+def chosen_explainer(model: Explainer | nn.Module | str | LoadedModel, options: Mapping[str, Any]) -> Explainer:
+    """Return the Explainer to use: the model itself if it is one, else a new one with these options.
+
+    Raises:
+        InputError: the model is an Explainer, which has options of its own; or an option is wrong.
+    """
+    if not isinstance(model, Explainer):
+        return Explainer(model, **options)
+    if options:
+        raise InputError(f"the Explainer has its {', '.join(options)} already; pass the model instead")
+    return model
 
 
 def chosen_methods(methods: MethodLike | Iterable[MethodLike] | None, usual: Sequence[str]) -> list[Method]:

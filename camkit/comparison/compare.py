@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from camkit.comparison.choices import chosen_layers, chosen_methods
+from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
 from camkit.comparison.sheet import Panel, Row, draw_sheet
 from camkit.drawing.encode import as_html, encode
 from camkit.drawing.figure import percent
@@ -207,7 +207,7 @@ def compare(
         methods: names or functions; None for those of ``camkit.comparison.compare.DEFAULTS`` that fit the model.
         target_layer: one layer or a list; each picture gets a row for each of them. None has the layer chosen.
         target: None for each picture's best class, or one target for all.
-        metric: a name from ``camkit.metrics.METRICS``.
+        metric: a name from ``camkit.metrics.METRICS``, of a metric that needs no region.
         **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
 
     Raises:
@@ -218,13 +218,16 @@ def compare(
         >>> camkit.compare("demo-fair", camkit.scenes.scene_paths()["plane-sky"], ["gradcam", "hirescam"])
         <Comparison of 2 methods on 1 picture>
     """
-    if isinstance(model, Explainer) and options:
-        raise InputError(f"the Explainer has its {', '.join(options)} already; pass the model instead")
-    explainer = model if isinstance(model, Explainer) else Explainer(model, **options)
+    explainer = chosen_explainer(model, options)
     pictures: list[Any] = list(images) if isinstance(images, (list, tuple)) else [images]
     if not pictures:
         raise InputError("the list of pictures is empty")
     metric = find_metric(metric).name
+    if METRICS[metric].needs_region:
+        raise InputError(
+            f"metric {metric!r} needs the region of an object, and a comparison has none; choose another metric, or "
+            "judge single maps in Python with camkit.metrics.Evaluator(model, picture, region=...)"
+        )
     chosen = chosen_methods(methods, DEFAULTS)
     layers = chosen_layers(explainer, target_layer)
     rows: list[ComparedPicture] = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from torch import nn
 
-from camkit.comparison.choices import chosen_layers, chosen_methods
+from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
 from camkit.comparison.compare import DEFAULTS
 from camkit.comparison.ranking import UNMOVED, Recommendation, Standing, recommend, standings
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
@@ -192,7 +192,8 @@ def judge(
         **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
 
     Raises:
-        InputError: an argument or the model is wrong, or fewer than 5 pictures can be used.
+        InputError: an argument or the model is wrong, camkit does not know how to prepare pictures for it, or fewer
+            than 5 pictures can be used.
 
     Examples:
         >>> import camkit
@@ -201,13 +202,11 @@ def judge(
         <MethodJudgement of 2 methods on 6 pictures: gradcam>
     """
     begin = time.perf_counter()
-    if isinstance(model, Explainer) and options:
-        raise InputError(f"the Explainer has its {', '.join(options)} already; pass the model instead")
     if isinstance(pictures, bool) or not isinstance(pictures, int) or pictures < _FEWEST:
         raise InputError(f"pictures is a whole number from {_FEWEST}, not {pictures!r}")
     check_seed(seed)
     chosen = chosen_methods(methods, USUAL)
-    explainer = model if isinstance(model, Explainer) else Explainer(model, **options)
+    explainer = chosen_explainer(model, options)
     sample = _sample(images, pictures, seed)
     study = _Study(explainer, chosen, chosen_layers(explainer, target_layer), target, seed)
     if progress is not None:
@@ -217,12 +216,7 @@ def judge(
         if progress is not None:
             progress(done, len(sample))
     if len(study.names) < _FEWEST:
-        reason = "".join(f"; {source}: {why}" for source, why in list(study.unreadable.items())[:1])
-        if isinstance(images, (str, Path)) and list(study.unreadable) == [str(images)]:  # not a folder with pictures
-            raise InputError(study.unreadable[str(images)])
-        pictures = len(study.names)
-        usable = f"{pictures} picture{'s' * (pictures != 1)}"
-        raise InputError(f"{usable} can be used, and a judgement needs {_FEWEST} or more{reason}")
+        raise InputError(_too_few(len(study.names), study.unreadable))
     return study.judgement(begin, drop_misfits=methods is None)
 
 
@@ -231,7 +225,18 @@ def _sample(images: str | Path | Sequence[ImageLike], most: int, seed: int) -> l
     if not isinstance(images, (str, Path, Iterable)):
         raise InputError(f"images is a folder or a list of pictures, not {type(images).__name__}; pass [img] for one")
     found: list[Any] = find_pictures([Path(images)]) if isinstance(images, (str, Path)) else list(images)
+    if isinstance(images, (str, Path)) and found == [Path(images)]:
+        open_picture(found[0])  # says what is wrong if there is no such file, or no picture in the folder
     return random.Random(seed).sample(list(enumerate(found, start=1)), min(most, len(found)))
+
+
+def _too_few(usable: int, unreadable: dict[str, str]) -> str:
+    """Return why too few pictures can be used. A reason that all of them share is the model's and not a picture's."""
+    reasons = set(unreadable.values())
+    if not usable and len(unreadable) >= _FEWEST and len(reasons) == 1:
+        return reasons.pop()
+    first = "".join(f"; {source}: {why}" for source, why in list(unreadable.items())[:1])
+    return f"{usable} picture{'s' * (usable != 1)} can be used, and a judgement needs {_FEWEST} or more{first}"
 
 
 class _Study:

@@ -20,6 +20,7 @@ from camkit.metrics.values import UndefinedError
     better="higher",
     space="map",
     cost="0",
+    needs_region=True,
 )
 def pointing(evaluator: Evaluator, heat: Heat) -> float:
     """Return the share of the hottest pixels that lie in the region widened by 15: 1 or 0 unless several tie."""
@@ -36,6 +37,7 @@ def pointing(evaluator: Evaluator, heat: Heat) -> float:
     better="higher",
     space="map",
     cost="0",
+    needs_region=True,
 )
 def energy(evaluator: Evaluator, heat: Heat) -> float:
     """Return the sum of the map within the region divided by its sum: 0 to 1.

@@ -38,6 +38,7 @@ class Metric:
             stability, or where it lies.
         fill: what takes the place of removed pixels unless the call says otherwise; empty if none are removed, or if
             the metric's definition fixes it.
+        needs_region: whether it compares the map with the region of an object, so that the Evaluator needs one.
         measure: ``measure(evaluator, heat)`` returns the value, or raises ``UndefinedError``.
     """
 
@@ -50,6 +51,7 @@ class Metric:
     cost: str
     faithful: bool
     fill: str
+    needs_region: bool
     measure: Measure
 
 
@@ -68,6 +70,7 @@ def register_metric(
     cost: str = "",
     faithful: bool = False,
     fill: str = "",
+    needs_region: bool = False,
     replace: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Add a metric to ``camkit.metrics.METRICS`` under a name, as a decorator.
@@ -77,7 +80,7 @@ def register_metric(
 
     Args:
         name: what ``metrics=`` takes: letters, digits, ``-`` and ``_``.
-        title, summary, paper, better, space, cost, faithful, fill: as in ``Metric``.
+        title, summary, paper, better, space, cost, faithful, fill, needs_region: as in ``Metric``.
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
@@ -99,7 +102,9 @@ def register_metric(
         raise InputError(f"there is already a metric {name!r}; choose another name, or pass replace=True")
 
     def add(function: Measure) -> Measure:
-        METRICS[name] = Metric(name, title or name, summary, paper, better, space, cost, faithful, fill, function)
+        METRICS[name] = Metric(
+            name, title or name, summary, paper, better, space, cost, faithful, fill, needs_region, function
+        )
         return function
 
     return add
