@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -268,7 +269,12 @@ def test_every_metric_has_a_slow_reference_and_a_complete_record() -> None:
         assert metric.summary, name
         assert metric.paper, name
         assert metric.cost, name
-        assert metric.measure.__doc__, name
+        documented = metric.measure.__doc__ or ""
+        assert f"{metric.better.capitalize()} is better" in documented or f"{metric.better} is better" in documented, (
+            name
+        )
+        assert re.search(r"\w+ et al\. \d{4}", metric.paper)[0] in documented, name
+        assert "UndefinedError: " in documented, name
         assert metric.fill in ("", *FILLS), name
         assert (metric.space == "features") == name.startswith("feature-"), name
     assert set(DEFAULTS) <= set(METRICS)

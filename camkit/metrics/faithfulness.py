@@ -30,7 +30,13 @@ pixels are those that keep the hottest: 10 passes. The authors take 7 shares fro
     fill="blur",
 )
 def insertion(evaluator: Evaluator, heat: Heat) -> float:
-    """Return the area under K(a) from a = 0 to 1: between 0 and 1 for probabilities, and higher is better."""
+    """Return the area under K(a) from a = 0 to 1: between 0 and 1 for probabilities.
+
+    Higher is better. Petsiuk et al. 2018, 3.3.
+
+    Raises:
+        UndefinedError: all cells of the map are equal, or a score is not finite.
+    """
     return evaluator.curve(heat, "blur", kept=True).area
 
 
@@ -46,7 +52,13 @@ def insertion(evaluator: Evaluator, heat: Heat) -> float:
     fill="mean",
 )
 def deletion(evaluator: Evaluator, heat: Heat) -> float:
-    """Return the area under R(a) from a = 0 to 1: between 0 and 1 for probabilities, and lower is better."""
+    """Return the area under R(a) from a = 0 to 1: between 0 and 1 for probabilities.
+
+    Lower is better. Petsiuk et al. 2018, 3.3.
+
+    Raises:
+        UndefinedError: all cells of the map are equal, or a score is not finite.
+    """
     return evaluator.curve(heat, "mean", kept=False).area
 
 
@@ -64,7 +76,10 @@ def deletion(evaluator: Evaluator, heat: Heat) -> float:
 def srg(evaluator: Evaluator, heat: Heat) -> float:
     """Return the area under K(a) - R(a): between -1 and 1 for probabilities; a map without meaning has about 0.
 
-    What the fill does to the network cancels out, since both curves use it.
+    Higher is better. What the fill does to the network cancels out, since both curves use it. Bluecher et al. 2024.
+
+    Raises:
+        UndefinedError: all cells of the map are equal, or a score is not finite.
     """
     return evaluator.curve(heat, "blur", kept=True).area - evaluator.curve(heat, "blur", kept=False).area
 
@@ -83,8 +98,11 @@ def srg(evaluator: Evaluator, heat: Heat) -> float:
 def road(evaluator: Evaluator, heat: Heat) -> float:
     """Return the mean of K(a) - R(a) over a in ROAD_SHARES, with ROAD's noisy linear imputation.
 
-    K(a) is the picture without its coldest 1 - a, so this is LeRF - MoRF over removed shares that lie symmetrically.
-    Between -1 and 1 for probabilities; a map without meaning has about 0.
+    Between -1 and 1 for probabilities; higher is better, and a map without meaning has about 0. K(a) is the picture
+    without its coldest 1 - a, so this is LeRF - MoRF over removed shares that lie symmetrically. Rong et al. 2022.
+
+    Raises:
+        UndefinedError: all cells of the map are equal, or a score is not finite.
     """
     heat.check_order()
     sets = hot_sets(heat.values, ROAD_SHARES)

@@ -45,7 +45,13 @@ FILL = "blur"
     fill=FILL,
 )
 def feature_insertion(evaluator: Evaluator, heat: Heat) -> float:
-    """Return the area under the score with only the hottest cells kept: 0 to 1 for probabilities."""
+    """Return the area under the score with only the hottest cells kept: 0 to 1 for probabilities.
+
+    Higher is better. After Petsiuk et al. 2018.
+
+    Raises:
+        UndefinedError: as for ``feature_curves``.
+    """
     return feature_curves(evaluator, heat)[0].area
 
 
@@ -61,7 +67,13 @@ def feature_insertion(evaluator: Evaluator, heat: Heat) -> float:
     fill=FILL,
 )
 def feature_deletion(evaluator: Evaluator, heat: Heat) -> float:
-    """Return the area under the score with the hottest cells removed: 0 to 1 for probabilities."""
+    """Return the area under the score with the hottest cells removed: 0 to 1 for probabilities.
+
+    Lower is better. After Petsiuk et al. 2018.
+
+    Raises:
+        UndefinedError: as for ``feature_curves``.
+    """
     return feature_curves(evaluator, heat)[1].area
 
 
@@ -77,7 +89,13 @@ def feature_deletion(evaluator: Evaluator, heat: Heat) -> float:
     fill=FILL,
 )
 def feature_srg(evaluator: Evaluator, heat: Heat) -> float:
-    """Return feature-insertion minus feature-deletion: -1 to 1 for probabilities, about 0 without meaning."""
+    """Return feature-insertion minus feature-deletion: -1 to 1 for probabilities, about 0 without meaning.
+
+    Higher is better. After Bluecher et al. 2024.
+
+    Raises:
+        UndefinedError: as for ``feature_curves``.
+    """
     kept, removed = feature_curves(evaluator, heat)
     return kept.area - removed.area
 

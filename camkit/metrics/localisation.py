@@ -23,7 +23,13 @@ from camkit.metrics.values import UndefinedError
     needs_region=True,
 )
 def pointing(evaluator: Evaluator, heat: Heat) -> float:
-    """Return the share of the hottest pixels that lie in the region widened by 15: 1 or 0 unless several tie."""
+    """Return the share of the hottest pixels that lie in the region widened by 15 pixels: 1 or 0 unless several tie.
+
+    Higher is better. Zhang et al. 2016.
+
+    Raises:
+        UndefinedError: there is no region, or all cells of the map are equal.
+    """
     near = dilated(region_of(evaluator), POINTING_TOLERANCE)
     heat.check_order()
     return float(near[heat.values == heat.values.max()].double().mean())
@@ -42,7 +48,10 @@ def pointing(evaluator: Evaluator, heat: Heat) -> float:
 def energy(evaluator: Evaluator, heat: Heat) -> float:
     """Return the sum of the map within the region divided by its sum: 0 to 1.
 
-    A map without meaning has the region's share of the picture.
+    Higher is better; a map without meaning has the region's share of the picture. Wang et al. 2020, 4.3.
+
+    Raises:
+        UndefinedError: there is no region, or the map is empty.
     """
     region, unit = region_of(evaluator), heat.unit.double()
     return float(unit[region].sum() / unit.sum())

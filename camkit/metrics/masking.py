@@ -34,9 +34,13 @@ def masked_score(evaluator: Evaluator, heat: Heat) -> float:
     faithful=True,
 )
 def average_drop(evaluator: Evaluator, heat: Heat) -> float:
-    """Return max(0, Y - O) / Y: 0 is best and 1 is worst. A map that is 1 everywhere has 0 as well; see ``adcc``.
+    """Return max(0, Y - O) / Y, a share: 0 is best, and 1 is worst for probabilities.
 
-    It is the value of one picture; the average over pictures is the metric of the paper, which gives it in per cent.
+    Lower is better. A map that is 1 everywhere has 0 as well; see ``adcc``. It is the value of one picture; the average
+    over pictures is the metric of the paper, Chattopadhay et al. 2018, which gives it in per cent.
+
+    Raises:
+        UndefinedError: the map is empty, the score of the picture is not positive, or a score is not finite.
     """
     before = evaluator.positive_confidence
     return max(0.0, before - masked_score(evaluator, heat)) / before
@@ -53,7 +57,14 @@ def average_drop(evaluator: Evaluator, heat: Heat) -> float:
     faithful=True,
 )
 def increase(evaluator: Evaluator, heat: Heat) -> float:
-    """Return 1 if O > Y, else 0."""
+    """Return 1 if O > Y, else 0.
+
+    Higher is better. The mean over pictures is the metric of the paper, Chattopadhay et al. 2018, which gives it in per
+    cent.
+
+    Raises:
+        UndefinedError: the map is empty, or a score is not finite.
+    """
     return float(masked_score(evaluator, heat) > evaluator.confidence)
 
 
@@ -67,7 +78,13 @@ def increase(evaluator: Evaluator, heat: Heat) -> float:
     cost="0",
 )
 def complexity(evaluator: Evaluator, heat: Heat) -> float:  # noqa: ARG001 - the map says it all
-    """Return mean(M), the L1 norm as a share of the largest possible one: above 0, and 1 for a map of ones."""
+    """Return mean(M), the L1 norm as a share of the largest possible one: above 0, and 1 for a map of ones.
+
+    Lower is better. Poppi et al. 2021.
+
+    Raises:
+        UndefinedError: the map is empty.
+    """
     return float(heat.unit.double().mean())
 
 
@@ -81,7 +98,13 @@ def complexity(evaluator: Evaluator, heat: Heat) -> float:  # noqa: ARG001 - the
     cost="one map",
 )
 def coherency(evaluator: Evaluator, heat: Heat) -> float:
-    """Return (1 + r) / 2, where r is the correlation of the maps of x and of x M, pixel by pixel: 0 to 1."""
+    """Return (1 + r) / 2, where r is the correlation of the maps of x and of x M, pixel by pixel: 0 to 1.
+
+    Higher is better. Poppi et al. 2021.
+
+    Raises:
+        UndefinedError: the map is empty, one of the two is the same everywhere, or it is not known how it was made.
+    """
     again = heat.made_anew((evaluator.picture * heat.unit)[None])[0]
     return (1 + correlation(heat.unit, again)) / 2
 
@@ -97,7 +120,13 @@ def coherency(evaluator: Evaluator, heat: Heat) -> float:
     faithful=True,
 )
 def adcc(evaluator: Evaluator, heat: Heat) -> float:
-    """Return 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - average drop)): 0 to 1; 0 if any part is 0."""
+    """Return 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - average drop)): 0 to 1; 0 if any part is 0.
+
+    Higher is better. Poppi et al. 2021.
+
+    Raises:
+        UndefinedError: as for its three parts.
+    """
     parts = (coherency(evaluator, heat), 1 - complexity(evaluator, heat), 1 - average_drop(evaluator, heat))
     return 0.0 if min(parts) <= 0 else 3 / sum(1 / part for part in parts)
 

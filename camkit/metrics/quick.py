@@ -23,9 +23,14 @@ _HOTTEST = 0.2
     fill="blur",
 )
 def top_loss(evaluator: Evaluator, heat: Heat) -> float:
-    """Return (Y - Y') / Y, where Y' is the score without the hottest fifth: at most 1, and negative if Y' is higher.
+    """Return (Y - Y') / Y, where Y' is the score without the hottest fifth: at most 1 for probabilities.
 
-    One step says less than a whole curve: compare it over several pictures only.
+    Higher is better; it is negative if Y' is higher than Y. One step says less than a whole curve: compare it over
+    several pictures only. One step of deletion, Petsiuk et al. 2018.
+
+    Raises:
+        UndefinedError: the score of the picture is not positive, all cells of the map are equal, or a score is not
+            finite.
     """
     before = evaluator.positive_confidence
     heat.check_order()

@@ -50,8 +50,11 @@ _HEDSTROEM = "Hedström et al. 2024, A Fresh Look at Sanity Checks for Saliency 
 def mprt(evaluator: Evaluator, heat: Heat) -> float:
     """Return the mean of Spearman's correlation over the steps of the cascade: -1 to 1; 0 means that nothing is left.
 
-    Layers are shuffled in the reverse order of their definition, in STEPS groups of about equal numbers; each step adds
-    a group to the ones before. A step whose map is empty is left out.
+    Lower is better. Layers are shuffled in the reverse order of their definition, in STEPS groups of about equal
+    numbers; each step adds a group to the ones before. A step whose map is empty is left out. Adebayo et al. 2018.
+
+    Raises:
+        UndefinedError: all maps are constant, it is not known how the map was made, or the model cannot be copied.
     """
     picture = evaluator.picture[None]
     return _mean_correlation(
@@ -71,7 +74,11 @@ def mprt(evaluator: Evaluator, heat: Heat) -> float:
 def smooth_mprt(evaluator: Evaluator, heat: Heat) -> float:
     """Return MPRT's value for the mean maps of SMOOTH_SAMPLES noisy pictures: -1 to 1; 0 means that nothing is left.
 
-    Averaging takes the noise from the maps, which would lower their correlation whatever the weights do.
+    Lower is better. Averaging takes the noise from the maps, which would lower their correlation whatever the weights
+    do. Hedström et al. 2024.
+
+    Raises:
+        UndefinedError: as for ``mprt``.
     """
     picture = evaluator.picture
     draws = np.random.default_rng(evaluator.seed).standard_normal((SMOOTH_SAMPLES, *picture.shape), np.float32)
@@ -92,7 +99,11 @@ def smooth_mprt(evaluator: Evaluator, heat: Heat) -> float:
 def efficient_mprt(evaluator: Evaluator, heat: Heat) -> float:
     """Return (E' - E) / E, where E and E' are the entropies of the histograms of the maps before and after: from -1 up.
 
-    Undefined if E is 0, as for a map of one level.
+    Higher is better. Hedström et al. 2024.
+
+    Raises:
+        UndefinedError: E is 0, as for a map of one level; the map of the shuffled weights is empty; it is not known how
+            the map was made; or the model cannot be copied.
     """
     before = entropy(heat.values)
     if not before > 0:

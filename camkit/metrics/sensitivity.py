@@ -30,8 +30,13 @@ SAMPLES = 8
 def max_sensitivity(evaluator: Evaluator, heat: Heat) -> float:
     """Return max over y of |M(y) - M(x)| / |M(x)|, where y is uniform in x +- RADIUS: 0 is best, and it has no bound.
 
-    The norms are Euclidean. The paper has no denominator; with it, maps that mark much and little can be compared. A
-    map that does not depend on the picture has 0, so low values alone say nothing about a map's truth.
+    Lower is better. The norms are Euclidean. The paper, Yeh et al. 2019, has no denominator; with it, maps that mark
+    much and little can be compared. A map that does not depend on the picture has 0, so low values alone say nothing
+    about a map's truth.
+
+    Raises:
+        UndefinedError: the map is empty, it is not known how it was made, or the map of a changed picture is not
+            finite.
     """
     picture, base = evaluator.picture, heat.unit.double()
     radius = RADIUS * float(picture.std(unbiased=False))
