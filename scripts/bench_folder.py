@@ -33,6 +33,7 @@ import torchvision
 from PIL import Image
 from torch import Tensor
 
+from camkit.engine.allocator import reuse_large_blocks
 from camkit.models.loaded import LoadedModel
 from camkit.scale.folder import Drawing, explain_files
 
@@ -179,7 +180,8 @@ TASKS = {
 
 
 def measure(name: str, folder: Path) -> dict[str, float]:
-    """Run one variant in this process."""
+    """Run one variant in this process, with the memory of large feature maps reused as in the command."""
+    reuse_large_blocks()
     network = Network()
     with tempfile.TemporaryDirectory() as scratch:
         write_photos(Path(scratch, "one"), 1, SMALL)

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import torch
 from torch import nn
 
+from camkit.engine.allocator import reuse_large_blocks
 from camkit.errors import InputError, ModelError, RunError, brief
 from camkit.explainer import Config
 from camkit.models import as_model, load_model
@@ -174,6 +175,7 @@ def load_on_node(source: ModelSource, pool: Pool, made_with: Fingerprint) -> Loa
     Raises:
         ModelError: it is another model on this node.
     """
+    reuse_large_blocks()
     if pool.threads is not None:
         torch.set_num_threads(pool.threads)
     loaded = source.load(pool.device)
