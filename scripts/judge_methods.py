@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import torch
+
 import camkit
+from camkit.engine.allocator import reuse_large_blocks
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 
@@ -94,6 +97,8 @@ def _judge(seed: int, network: str, data: Path, out: Path, pictures: int) -> Pat
     report = out / f"{network}-{seed}"
     if (report / "judge.html").exists():  # it is written last
         return report
+    torch.set_num_threads(1)  # the seeds run side by side
+    reuse_large_blocks()
     name, weights = NETWORKS[network]
     model = camkit.load_model(name, data / "weights" / weights)
 
