@@ -18,10 +18,10 @@ def reuse_large_blocks() -> None:
     """Let glibc keep the memory of feature maps for the next pass, instead of giving it back to the system each time.
 
     By default, glibc takes each block of 32 MiB or more from the system anew, and the system fills each page with
-    zeros. In passes of several pictures, that takes longer than some convolutions. After this call, blocks of up to 128
-    MiB are reused, and up to 256 MiB of free memory stay with the process. The setting holds for the whole process, so only
-    programs of our own call this. Nothing happens with another C library, or where the environment has settings for
-    malloc.
+    zeros. In passes of several pictures, that takes longer than some convolutions. After this call, blocks of up to
+    128 MiB are reused, and up to 256 MiB of free memory stay with the process. The setting holds for the whole process,
+    so only programs of our own call this. Nothing happens with another C library, or where the environment has settings
+    for malloc.
     """
     if not sys.platform.startswith("linux") or _user_decided():
         return
