@@ -671,12 +671,16 @@ def test_the_picture_draws_what_is_wrong() -> None:
     assert red[1] > 500
 
 
-def test_the_examples_of_the_guide_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_the_guide_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the examples save pictures
     guide = (Path(__file__).parents[1] / "docs" / "diagnose.md").read_text("utf-8")
     scope: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):
         exec(block, scope)
     assert capsys.readouterr().out.startswith("vanishing 1 ")
+    assert (tmp_path / "concepts.png").exists()
     main(["diagnose", "--help"])
     main(["features", "--help"])
     known = capsys.readouterr().out
