@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from camkit.background.check import CheckResult
 from camkit.background.measures import Measures
+from camkit.engine.allocator import reuse_large_blocks
 
 Row = dict[str, Any]
 
@@ -56,7 +57,7 @@ def run_models(
     rows = finished(file)
     todo = [spec for spec in specs if spec.name not in rows][:limit]
     print(f"{len(rows)} models are finished, {len(todo)} follow", flush=True)
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool, file.open("a") as lines:
+    with ProcessPoolExecutor(workers, get_context("spawn"), reuse_large_blocks) as pool, file.open("a") as lines:
         running = [pool.submit(make, spec, *arguments) for spec in todo]
         for count, future in enumerate(as_completed(running), start=1):
             row = future.result()

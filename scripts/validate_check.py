@@ -30,7 +30,6 @@ import camkit
 from camkit.background.check import CheckResult
 from camkit.config.settings import LimitsSection
 from camkit.demo.scenes.drawing import THINGS
-from camkit.engine.allocator import reuse_large_blocks
 
 CORRELATIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
 """How often a shortcut goes with the class in the training set."""
@@ -99,7 +98,6 @@ def model_specs() -> Iterator[ModelSpec]:
 def train_and_check(spec: ModelSpec, state: str) -> Row:
     """Train one model, measure its truth, and check it."""
     torch.set_num_threads(1)
-    reuse_large_blocks()
     parts = load_parts(Path(state), 1)
     start = time.perf_counter()
     recipe = Recipe(spec.shortcut, spec.correlation, spec.layout)

@@ -34,7 +34,6 @@ from torch import nn
 
 import camkit
 from camkit.config.settings import LimitsSection
-from camkit.engine.allocator import reuse_large_blocks
 
 TIES = (1.0, 0.95, 0.8, 0.6, 0.0)
 """How often the cue goes with the class; otherwise it is drawn at random."""
@@ -178,7 +177,6 @@ def load_part(state: Path, data: Path, world: World, part: str, trunk_name: str,
 def train_and_check(spec: ModelSpec, state: Path, data: Path) -> Row:
     """Train one model, measure its truth, and check it."""
     torch.set_num_threads(1)
-    reuse_large_blocks()
     world, start = WORLDS[spec.world], time.perf_counter()
     trunk = load_trunk(spec.trunk, data)
     validate, truth = (

@@ -879,7 +879,7 @@ def test_libraries_print_neither_their_paths_nor_lines_of_their_own(tmp_path: Pa
 
 
 ALLOCATED = """
-import ctypes, sys
+import ctypes
 from camkit.cli import main
 
 class Statistics(ctypes.Structure):
@@ -898,7 +898,14 @@ print("MiB:", before, taken_from_the_system())
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc 2.33 and later")
-@pytest.mark.parametrize(("setting", "after"), [({}, 0), ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, 64)])
+@pytest.mark.parametrize(
+    ("setting", "after"),
+    [
+        ({}, 0),
+        ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, 64),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000"}, 64),
+    ],
+)
 def test_the_command_reuses_large_blocks_of_memory(setting: dict[str, str], after: int) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     done = subprocess.run(

@@ -32,5 +32,6 @@ def reuse_large_blocks() -> None:
 
 
 def _user_decided() -> bool:
-    """Return whether the environment sets the thresholds or another allocator."""
-    return any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("LD_PRELOAD", "")
+    """Return whether the environment has settings for malloc, or names another allocator."""
+    set_by_name = any(name.startswith("MALLOC_") for name in os.environ)
+    return set_by_name or any("malloc" in os.environ.get(name, "") for name in ("GLIBC_TUNABLES", "LD_PRELOAD"))
