@@ -13,6 +13,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
@@ -32,7 +33,7 @@ from camkit.engine.passes import autocasting, faster_format, is_out_of_memory, q
 from camkit.engine.picture_scores import PictureScores
 from camkit.engine.record import ModelRecord
 from camkit.engine.smoothing import CHANGES, averages, changed, check_mirrors
-from camkit.engine.streams import Task, in_order
+from camkit.engine.streams import Task, in_order, using_cores
 from camkit.errors import (
     CamkitError,
     ImageError,
@@ -60,7 +61,7 @@ from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Selector
-from camkit.methods import ATTENTION, ONE_BY_ONE, Method, WeightFunction, find_method
+from camkit.methods import ATTENTION, METHODS, ONE_BY_ONE, Method, WeightFunction, find_method
 from camkit.models import (
     Labels,
     about_channels,
@@ -106,8 +107,13 @@ _READERS = min(4, os.cpu_count() or 1)
 """Threads that read picture files: decoding keeps up with most models on four."""
 
 _MOST_BYTES = 72 * 2**20
-"""At most so many bytes of pictures are read ahead, and as many are in a batch, so that memory does not grow with the
-size of the pictures: two photos of 12 megapixels, or 100 pictures of 227 x 227. One picture at a time may be larger."""
+"""At most so many bytes of pictures are read ahead, and as many are in passes, so that memory does not grow with the
+size of the pictures: 90 pictures of 227 x 227. One picture at a time may be larger, such as one of 20 megapixels."""
+
+_MOST_BYTES_PER_BATCH = _MOST_BYTES // 2
+
+_MOST_PASSES = 4
+"""At most this many passes run at the same time on a CPU; more cores work together on each."""
 
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
@@ -404,7 +410,7 @@ class Explainer:
 
         Args:
             img, target: as for one picture; the target is fixed by this picture.
-            batch_size: pictures per pass; halved if memory runs out. None means 32 on a GPU and 8 on a CPU.
+            batch_size: pictures per pass; halved if memory runs out. None means 32 on a GPU and 4 on a CPU.
 
         Returns:
             A function that takes (M, C, H, W), changed versions of its ``picture`` (C, H, W), and returns (M,): the
@@ -452,7 +458,7 @@ class Explainer:
             images: what ``explainer(img)`` takes, and batches (N, C, H, W).
             target: as for one picture, or a list of targets, each of which is explained for every picture; up to
                 64 together cost one forward pass.
-            batch_size: pictures per pass; halved if memory runs out. None means 32 on a GPU and 8 on a CPU.
+            batch_size: pictures per pass; halved if memory runs out. None means 32 on a GPU and 4 on a CPU.
 
         Returns:
             The Explanations, picture by picture, target by target within: a list that can also be drawn and saved as
@@ -533,16 +539,59 @@ class Explainer:
             return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
 
     def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
-        for batch in self._batches(request, images):
+        for rows in self._passes(request, self._batches(request, images)):
             if request.on_pass is not None:
                 request.on_pass()
-            if isinstance(batch, Failure):
-                yield from _checked([batch], on_error)
-                continue
-            rows = self._explain_batch(request, batch)
-            batch.clear()  # only the rows hold the pictures now, each until it is consumed
             rows.reverse()
             yield from _checked((rows.pop() for _ in range(len(rows))), on_error)
+
+    def _passes(
+        self, request: _Request, batches: Iterator[list[Prepared] | Failure]
+    ) -> Iterator[list[Explanation | Failure]]:
+        """Explain batches in order. The first one settles the layer; those after it may run several at once.
+
+        The last digits depend on the number of cores of a pass. Who counts the passes, in order to continue at one of
+        them later, gets the same number for all.
+        """
+        at_once = self._passes_at_once(request)
+        cores = torch.get_num_threads() // at_once
+        for batch in batches:
+            with using_cores(cores) if request.on_pass is not None and _is_small(batch) else nullcontext():
+                rows = self._rows(request, batch)
+            yield rows
+            if at_once > 1:
+                break
+        else:
+            return
+        tasks = (
+            Task(functools.partial(self._rows, request, batch), in_thread=_is_small(batch), size=_size_of_all(batch))
+            for batch in batches
+        )
+        yield from in_order(tasks, workers=at_once, ahead=at_once, prompt=True, most=_MOST_BYTES, cores=cores)
+
+    def _passes_at_once(self, request: _Request) -> int:
+        """Return how many passes may run at the same time: more than one only on a CPU, and without the user's code.
+
+        Two passes on a core each take less time than one after the other on both. The user's own model, method or
+        target may be unable to run in two threads.
+        """
+        memory = self._current_memory()
+        is_free = (
+            memory.record.device.type == "cpu"
+            and not memory.record.runs_own_code
+            and (self._method is None or self._method is METHODS.get(self._method.name))
+            and (self._method is None or self._method.needs not in ONE_BY_ONE)
+            and all(isinstance(target, (ClassTarget, TopTarget)) for target in request.targets)
+        )
+        return min(torch.get_num_threads(), _MOST_PASSES) if is_free else 1
+
+    def _rows(self, request: _Request, batch: list[Prepared] | Failure) -> list[Explanation | Failure]:
+        """Explain a batch, and empty its list, so that only the rows hold the pictures, each until it is consumed."""
+        if isinstance(batch, Failure):
+            return [batch]
+        rows = self._explain_batch(request, batch)
+        batch.clear()
+        return rows
 
     def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[list[Prepared] | Failure]:
         """Join the pictures into batches of one size; the failure of a picture comes in its place.
@@ -555,7 +604,7 @@ class Explainer:
             for item in _prepared(images, self._loaded, self._rank, request.batch_size, draft=request.draft):
                 pictures += 1
                 size = _size(item)
-                is_full = len(batch) == request.batch_size or held + size > _MOST_BYTES
+                is_full = len(batch) == request.batch_size or held + size > _MOST_BYTES_PER_BATCH
                 if batch and (isinstance(item, Failure) or is_full or item.tensor.shape != batch[0].tensor.shape):
                     yield batch
                     batch, held = [], 0
@@ -958,6 +1007,15 @@ def _size(item: Prepared | Failure) -> int:
     if isinstance(item, Failure):
         return 0
     return item.tensor.nbytes + (0 if item.picture is None else bytes_of(item.picture))
+
+
+def _is_small(batch: list[Prepared] | Failure) -> bool:
+    """Tell whether a batch leaves room for others; one that does not is a single photo, and gets all cores."""
+    return _size_of_all(batch) <= _MOST_BYTES_PER_BATCH
+
+
+def _size_of_all(batch: list[Prepared] | Failure) -> int:
+    return 0 if isinstance(batch, Failure) else sum(map(_size, batch))
 
 
 def _same(item: Prepared | Failure) -> Prepared | Failure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
@@ -43,6 +44,7 @@ def run_models(
     arguments: tuple[Any, ...],
     workers: int,
     limit: int | None,
+    group: Callable[[Spec], object] = lambda spec: spec.name,
 ) -> list[Row]:
     """Make the row of every model that has none yet, at most ``limit`` of them, and return all rows.
 
@@ -53,12 +55,19 @@ def run_models(
         arguments: further arguments of ``make``.
         workers: processes.
         limit: the most models of this run; None means all.
+        group: models of one group are made in one process, one after the other, so that they can share what they keep.
     """
     rows = finished(file)
-    todo = [spec for spec in specs if spec.name not in rows][:limit]
+    todo = [spec for spec in specs if spec.name not in rows]
+    groups = {key: number for number, key in enumerate(dict.fromkeys(map(group, todo)))}
+    todo = sorted(todo, key=lambda spec: groups[group(spec)])[:limit]
     print(f"{len(rows)} models are finished, {len(todo)} follow", flush=True)
-    with ProcessPoolExecutor(workers, get_context("spawn"), reuse_large_blocks) as pool, file.open("a") as lines:
-        running = [pool.submit(make, spec, *arguments) for spec in todo]
+    with ExitStack() as stack, file.open("a") as lines:
+        pools = [
+            stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"), reuse_large_blocks))
+            for _ in range(workers)
+        ]
+        running = [pools[groups[group(spec)] % workers].submit(make, spec, *arguments) for spec in todo]
         for count, future in enumerate(as_completed(running), start=1):
             row = future.result()
             lines.write(f"{json.dumps(row)}\n")

@@ -6,6 +6,7 @@ the state, so that training and measuring run the back and the head alone.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,52 @@ TRUNKS: dict[str, Callable[[Path], Trunk]] = {
     "MobileNetV2": _mobilenet,
     "SqueezeNet": _squeezenet,
 }
+
+
+class RememberingFront(nn.Sequential):
+    """A front that computes each input once, also for other networks that share it.
+
+    Their checks show the same edits of the same pictures. Whatever looks into the front, such as a hook, a gradient or
+    a copy with other weights, finds the usual modules at work.
+
+    Args:
+        front: the modules.
+        outputs: the outputs by the hash of their input, which are read and added to.
+    """
+
+    def __init__(self, front: nn.Module, outputs: dict[bytes, Tensor]) -> None:
+        super().__init__(*front.children())
+        _remembered[id(self)] = (outputs, self._versions())
+
+    def _versions(self) -> list[int]:
+        return [tensor._version for tensor in (*self.parameters(), *self.buffers())]
+
+    def _computed(self, pictures: Tensor) -> Tensor:
+        for module in self:
+            pictures = module(pictures)
+        return pictures
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return the feature maps of pictures (N, C, H, W)."""
+        outputs, versions = _remembered.get(id(self), ({}, []))
+        watched = any(module._forward_hooks or module._forward_pre_hooks for module in self.modules())
+        traced = _modes()
+        if watched or traced or torch.is_grad_enabled() or versions != self._versions():
+            return self._computed(pictures)
+        keys = [hashlib.blake2b(picture.numpy().tobytes(), digest_size=16).digest() for picture in pictures]
+        new = [number for number, key in enumerate(keys) if key not in outputs]
+        if new:
+            outputs.update(zip((keys[number] for number in new), self._computed(pictures[new]), strict=True))
+        return torch.stack([outputs[key] for key in keys])
+
+
+def _modes() -> int:
+    """Return how many modes of PyTorch watch each operation."""
+    return int(torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack())
+
+
+_remembered: dict[int, tuple[dict[bytes, Tensor], list[int]]] = {}
+"""For each remembering front its outputs, and the versions of its weights. A copy of a front has none."""
 
 
 def _read(file: Path) -> dict[str, Tensor]:

@@ -9,9 +9,10 @@ import inspect
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 import psutil
@@ -586,6 +587,114 @@ def test_four_threads_on_one_explainer_give_the_maps_of_one() -> None:
 
 
 # --- bf16
+
+
+@pytest.fixture
+def two_cores() -> Iterator[None]:
+    """Let PyTorch use two threads in this test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def plain_net() -> nn.Sequential:
+    """Return a network of PyTorch's own modules, whose passes may run at the same time."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)
+    return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+
+
+def threads_of_passes(explainer: camkit.Explainer, images: Iterable[Any], **options: Any) -> set[int]:
+    """Explain pictures, and return the threads in which the model ran."""
+    threads: set[int] = set()
+    run = explainer._explain_batch
+
+    def noting(*arguments: Any) -> Any:
+        threads.add(threading.get_ident())
+        return run(*arguments)
+
+    explainer._explain_batch = noting  # type: ignore[method-assign]
+    list(explainer.stream(images, **options))
+    del explainer._explain_batch
+    return threads
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_passes_that_run_at_once_give_the_same_rows_in_order() -> None:
+    pictures = [picture(seed) for seed in range(30)]
+    pictures[11] = torch.full((3, SIZE, SIZE), float("nan"))
+    pictures[20] = picture(20, SIZE // 2)
+    explainer = camkit.Explainer(plain_net(), method="layercam")
+    rows = list(explainer.stream(pictures, [0, 1], batch_size=3, on_error="yield"))
+    assert isinstance(rows[22], camkit.Failure)
+    del rows[22], pictures[11]
+    expected = [explainer(one, target) for one in pictures for target in (0, 1)]
+    assert [row.target for row in rows] == [row.target for row in expected]
+    for row, alone in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(row.raw, alone.raw, atol=1e-5)
+    assert len(threads_of_passes(explainer, pictures, batch_size=3)) == 3  # two, and this one for the first batch
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize("kind", ["own model", "user's hook", "own method", "own target", "one by one"])
+def test_the_users_code_runs_in_the_users_thread(kind: str) -> None:
+    model, method, target = plain_net(), None, None
+    if kind == "own model":
+        model = made()
+    if kind == "user's hook":
+        model[0].register_forward_hook(lambda *_: None)
+    if kind == "own method":
+        method = lambda activations, gradients: gradients.mean((2, 3), keepdim=True)  # noqa: E731
+    if kind == "own target":
+        target = lambda output: output[:, 0]  # noqa: E731
+    if kind == "one by one":
+        method = "scorecam"
+    explainer = camkit.Explainer(model, method=method)
+    threads = threads_of_passes(explainer, [picture(seed) for seed in range(6)], target=target, batch_size=2)
+    assert threads == {threading.get_ident()}
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_passes_at_once_leave_the_number_of_threads_and_no_thread() -> None:
+    explainer = camkit.Explainer(plain_net())
+    before = threading.active_count()
+    rows = explainer.stream((picture(seed) for seed in range(100)), batch_size=2)
+    for _ in range(20):
+        next(rows)
+    rows.close()
+    assert threading.active_count() == before
+    with ThreadPoolExecutor(1) as pool:
+        assert [torch.get_num_threads(), pool.submit(torch.get_num_threads).result()] == [2, 2]
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_all_passes_that_are_counted_have_the_same_number_of_cores() -> None:
+    cores: list[int] = []
+    explainer = camkit.Explainer(plain_net())
+    run = explainer._explain_batch
+
+    def noting(*arguments: Any) -> Any:
+        cores.append(torch.get_num_threads())
+        return run(*arguments)
+
+    explainer._explain_batch = noting  # type: ignore[method-assign]
+    pictures = [picture(seed) for seed in range(10)]
+    list(explainer._checked_stream(pictures, None, 2, "raise", on_pass=lambda: None))
+    assert cores == [1] * 5
+    cores.clear()
+    explainer.batch(pictures[:2])
+    assert cores == [2]  # a single pass has all cores
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_an_error_in_a_pass_at_once_comes_after_the_rows_before_it() -> None:
+    explainer = camkit.Explainer(plain_net())
+    pictures = [*(picture(seed) for seed in range(6)), torch.zeros(5, SIZE, SIZE), picture()]
+    rows = explainer.stream(pictures, batch_size=2)
+    assert len([next(rows) for _ in range(6)]) == 6
+    with pytest.raises(ImageError, match="5 channels"):
+        next(rows)
 
 
 def test_bf16_without_units_for_it_warns_and_runs_in_fp32() -> None:

@@ -787,4 +787,4 @@ def test_large_pictures_make_small_batches(tmp_path):
     preprocess = lambda picture: torch.from_numpy(np.asarray(picture.resize((64, 64))).copy()).permute(2, 0, 1) / 255  # noqa: E731
     rows = list(camkit.explain_many(Net(), pictures, "features", preprocess=preprocess))
     assert len(rows) == 9
-    assert max(sizes) == 4  # 15 MiB each
+    assert max(sizes) == 2  # 15 MiB each; a batch may have 36

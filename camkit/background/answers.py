@@ -30,8 +30,9 @@ def answer_batch(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) 
     device = device_of(module)
     precision = plan.settings.check.precision
     inputs = batch.to(device, dtype_of(module))
-    with quiet_pass(module, device, precision), interruptible():
-        inputs = inputs.to(memory_format=faster_format(module, inputs, precision, plan.answers_alike))
+    plan.memory.refresh()
+    inputs = inputs.to(memory_format=faster_format(module, inputs, precision, plan.memory.answers_alike))
+    with quiet_pass(module, device, precision, plan.memory.record), interruptible():
         logits = logits_of(module(inputs), len(inputs)).float().cpu()
     return answers_of(logits, classes)
 

@@ -35,9 +35,10 @@ from camkit.images.prepare import prepare
 from camkit.images.quality import LOSSLESS, jpeg_quality
 from camkit.images.read import open_picture
 from camkit.images.regions import ShadesBySize, preprocess_region
+from camkit.layers.memory import ModelMemory
 from camkit.models import device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
-from camkit.types import Precision, Preprocess
+from camkit.types import Preprocess
 
 _UNREADABLE = "unreadable"
 
@@ -76,8 +77,6 @@ class Plan:
             also includes classes that may be recognised by anything.
         with_regions: whether any object is annotated.
         today: the day that decides whether waivers are in force.
-        answers_alike: whether the model gives the same answers if its input has the channels last; filled in once
-            this has been tried.
         files: the hashes of the pictures and masks.
         boxes: the parts of the pictures that the model sees.
     """
@@ -90,9 +89,13 @@ class Plan:
     backgrounds: tuple[Item, ...]
     with_regions: bool
     today: dt.date
-    answers_alike: dict[Precision, bool] = field(default_factory=dict)
     files: FileHashes = field(default_factory=FileHashes)
     boxes: CropBoxes = field(default_factory=CropBoxes)
+
+    @functools.cached_property
+    def memory(self) -> ModelMemory:
+        """What passes found out about the model."""
+        return ModelMemory(self.model.module)
 
     @functools.cached_property
     def shades(self) -> ShadesBySize:

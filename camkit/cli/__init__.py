@@ -113,7 +113,7 @@ def explain(
             contrast, in six passes; eigen keeps the first principal component of the weighted feature maps.
         precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them. On a CPU
             without units for bf16, bf16 runs in fp32; bf16-forced uses bf16 anyway.
-        batch_size: Pictures per pass; halved automatically if memory runs out. Default: 32 on a GPU, 8 on a CPU.
+        batch_size: Pictures per pass; halved automatically if memory runs out. Default: 32 on a GPU, 4 on a CPU.
         draft: Read large JPEG files at a half, a quarter or an eighth of their size. This is faster and changes the
             maps a little.
         recursive: Search subfolders too, which is the default, or leave them out.

@@ -58,7 +58,7 @@ class ExperimentOptions:
         most: Use at most this many pictures in the experiment. Default: 2000.
         pastes: Paste each object on this many backgrounds of each kind. Default: 2.
         seed: The seed of the sample, the backgrounds and the bootstrap. Default: 0.
-        batch_size: Pictures in one forward pass. Default: 32 on a GPU, 8 on a CPU.
+        batch_size: Pictures in one forward pass. Default: 32 on a GPU, 4 on a CPU.
         layer: The layer whose heat is measured. Default: camkit chooses.
         method: The method that computes the heat. Default: gradcam.
         precision: The number format of the computation. Default: fp32.

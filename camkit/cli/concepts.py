@@ -33,7 +33,7 @@ def concepts(
         source: The model.
         count: The number of concepts.
         layer: The layer; by default the one that camkit would explain. "camkit layers" lists them.
-        batch_size: Pictures per pass; halved automatically if memory runs out. Default: 32 on a GPU, 8 on a CPU.
+        batch_size: Pictures per pass; halved automatically if memory runs out. Default: 32 on a GPU, 4 on a CPU.
         recursive: Search subfolders too, which is the default, or leave them out.
         out: The folder for the sheet, or a file such as concepts.png.
         overwrite: Replace a file that shows something else. Without it, camkit adds what differs to the name.

@@ -105,7 +105,7 @@ class CheckSection(_Section):
         most: pictures in the experiment, at most. A class still gets enough for ``least_pictures``.
         pastes: backgrounds of each kind for each picture.
         seed: seeds the sample, the partners and the bootstrap.
-        batch_size: pictures in one forward pass; None means 32 on a GPU and 8 on a CPU. It does not change the result.
+        batch_size: pictures in one forward pass; None means 32 on a GPU and 4 on a CPU. It does not change the result.
         layer: the layer whose heat is measured; None lets camkit choose.
         method: the method that computes the heat: a name or, if the settings are a mapping, a function
             ``(activations, gradients) -> weights`` or an entry of ``METHODS``. Reports and the hash of the settings

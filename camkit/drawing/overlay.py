@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from camkit.drawing.pixels import Drawable, pixels_of, size_of, strips_of
+from camkit.drawing.pixels import Drawable, pixels_of, size_of, strips_into
 from camkit.errors import InputError, did_you_mean
 from camkit.types import Box, Pixels, Style
 
@@ -126,24 +126,23 @@ def blend(
     levels = _levels_in(heatmap, box, rows, columns)
     share = alpha if heatmap.any() else 0.0
     drawn = np.empty((height, width, 3), np.uint8)
-    for top, pixels in strips_of(picture):
-        bottom = top + len(pixels)
+    for top, strip in strips_into(drawn, picture):
+        bottom = top + len(strip)
         first, last = min(max(rows.start, top), bottom), max(min(rows.stop, bottom), top)
         seen = np.s_[first - top : last - top, columns]
-        strip = drawn[top:bottom]
-        _darken(pixels, strip, seen)
+        _darken(strip, seen)
         if strip[seen].size:
             colours = cv2.applyColorMap(levels[first - rows.start : last - rows.start], _colours(colormap))
-            strip[seen] = cv2.addWeighted(pixels[seen], 1 - share, colours, share, 0)
+            cv2.addWeighted(strip[seen], 1 - share, colours, share, 0, dst=strip[seen])
     return drawn
 
 
-def _darken(pixels: Pixels, drawn: Pixels, seen: tuple[slice, slice]) -> None:
-    """Draw a strip darkened, without the rows and columns that the model saw."""
+def _darken(strip: Pixels, seen: tuple[slice, slice]) -> None:
+    """Darken a strip, except the rows and columns that the model saw."""
     rows, columns = seen
     for part in (np.s_[: rows.start], np.s_[rows.stop :], np.s_[rows, : columns.start], np.s_[rows, columns.stop :]):
-        if pixels[part].size:
-            drawn[part] = cv2.LUT(pixels[part], _DARKENED)
+        if strip[part].size:
+            strip[part] = cv2.LUT(strip[part], _DARKENED)
 
 
 _UNSEEN_SHIFT = 4

@@ -1,7 +1,7 @@
 """The pixels of a picture that Pillow holds, in strips of rows.
 
 Pillow joins an array from many small pieces. Strips fit into the processor's cache, so that a large photo takes a
-quarter of the time, and drawing strip by strip needs no array of the whole picture.
+quarter of the time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
+import cv2
 import numpy as np
 from PIL import Image
 
@@ -34,15 +35,23 @@ def bytes_of(picture: Drawable) -> int:
     return 4 * picture.width * picture.height if isinstance(picture, Image.Image) else picture.nbytes
 
 
-def strips_of(picture: Drawable) -> Iterator[tuple[int, Pixels]]:
-    """Yield strips of rows from the top down, each with the number of its first row."""
+def strips_into(drawn: Pixels, picture: Drawable) -> Iterator[tuple[int, Pixels]]:
+    """Copy a picture into an array of its size, strip by strip.
+
+    Yields:
+        The number of the strip's first row, and the strip as a part of the array, to be drawn on.
+    """
     height, width = size_of(picture)
     for top in range(0, height, _STRIP):
         bottom = min(top + _STRIP, height)
+        strip = drawn[top:bottom]
         if isinstance(picture, Image.Image):
-            yield top, np.asarray(picture.crop((0, top, width, bottom)))
+            with_padding = picture.crop((0, top, width, bottom)).tobytes("raw", "RGBX")
+            pixels = np.frombuffer(with_padding, np.uint8).reshape(bottom - top, width, 4)
+            cv2.cvtColor(pixels, cv2.COLOR_RGBA2RGB, dst=strip)
         else:
-            yield top, picture[top:bottom]
+            strip[:] = picture[top:bottom]
+        yield top, strip
 
 
 def pixels_of(picture: Drawable) -> Pixels:
@@ -50,7 +59,7 @@ def pixels_of(picture: Drawable) -> Pixels:
     if not isinstance(picture, Image.Image):
         return picture
     pixels = np.empty((picture.height, picture.width, 3), np.uint8)
-    for top, strip in strips_of(picture):
-        pixels[top : top + len(strip)] = strip
+    for _ in strips_into(pixels, picture):
+        pass
     pixels.flags.writeable = False
     return pixels

@@ -6,8 +6,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import torch
 
 Result = TypeVar("Result")
 
@@ -29,6 +32,7 @@ def in_order(
     prompt: bool = False,
     most: int | None = None,
     size_of: Callable[[Result], int] | None = None,
+    cores: int | None = None,
 ) -> Iterator[Result]:
     """Run tasks in threads, at most ``ahead`` of the next result, and return their results in order.
 
@@ -42,6 +46,7 @@ def in_order(
         size_of: returns how many bytes a result holds, if that is known only when it is ready. A thread whose result
             would bring the results that wait beyond ``most`` bytes keeps it, and starts nothing new, until there is
             room or its result is due.
+        cores: how many cores PyTorch uses in each thread; None leaves that to PyTorch.
 
     Returns:
         An iterator over the results. Closing it cancels tasks that have not started and waits for the others.
@@ -72,6 +77,9 @@ def in_order(
             while waiting and most is not None and held + task.size > most:
                 yield due()
             if task.in_thread:
+                if cores is not None:
+                    _use_cores(pool, workers, cores)
+                    cores = None
                 future = pool.submit(room.enter, started, task.function)
                 waiting.append((future.done, future.result, task.size))
             else:
@@ -88,6 +96,41 @@ def in_order(
         failure = None
         room.close()
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def using_cores(cores: int) -> Iterator[None]:
+    """Have PyTorch use this many cores in the current thread, and as many as before at the end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _use_cores(pool: ThreadPoolExecutor, workers: int, cores: int) -> None:
+    """Start the threads of a pool, and have PyTorch use this many cores in each.
+
+    PyTorch takes the number that was set last for all threads that start later, so the caller's is set again.
+    """
+    before = torch.get_num_threads()
+    all_started = threading.Barrier(workers + 1)
+
+    def start() -> None:
+        torch.get_num_threads()  # otherwise the thread would take over the caller's number later
+        torch.set_num_threads(cores)
+        all_started.wait()
+
+    try:
+        for _ in range(workers):
+            pool.submit(start)
+        all_started.wait()
+    except BaseException:  # Ctrl-C
+        all_started.abort()
+        raise
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Room(Generic[Result]):

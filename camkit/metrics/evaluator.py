@@ -58,7 +58,7 @@ class Evaluator:
         steps: into how many steps an order of cells is divided.
         layer: the layer of the metrics in feature space; None for the Explainer's.
         seed: of all random draws, from 0; equal calls give equal numbers.
-        batch_size: pictures per pass; halved if memory runs out. None means 32 on a GPU and 8 on a CPU.
+        batch_size: pictures per pass; halved if memory runs out. None means 32 on a GPU and 4 on a CPU.
 
     Raises:
         InputError: an argument, the model or the picture is wrong.

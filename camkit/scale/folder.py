@@ -42,8 +42,8 @@ _WRITERS = 2
 """Threads that draw and write, while the model computes in the main thread."""
 _MOST_UNWRITTEN = 64
 _MOST_UNWRITTEN_BYTES = 72 * 2**20
-"""Explanations that may wait to be drawn, and the bytes of their pictures, so that memory stays bounded: two batches of
-small pictures, or two photos of 12 megapixels."""
+"""Explanations that may wait to be drawn, and the bytes of their pictures, so that memory stays bounded: small
+pictures, or a photo of 12 megapixels."""
 
 _BLOCK_SIZE = 64 * 2**20
 """Bytes that Pillow takes at once for a picture while a run lasts: up to 16 megapixels in one piece, which goes back to
