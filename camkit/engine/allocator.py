@@ -7,11 +7,14 @@ import os
 import sys
 from contextlib import suppress
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
-"""The numbers of M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in glibc's malloc.h."""
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENA_MAX = -3, -1, -8
+"""The numbers of M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX in glibc's malloc.h."""
 
 _LARGEST_KEPT = 128 << 20
 _MOST_KEPT = 256 << 20
+_ARENAS = 2
+"""Memory that one thread freed can be reused only by threads of the same arena. With two arenas instead of one for each
+thread, explaining photos of 12 megapixels took 60 to 90 MiB less, in the same time."""
 
 
 def reuse_large_blocks() -> None:
@@ -29,6 +32,7 @@ def reuse_large_blocks() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
         mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
+        mallopt(_ARENA_MAX, _ARENAS)
 
 
 def _user_decided() -> bool:
