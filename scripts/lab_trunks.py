@@ -6,10 +6,12 @@ the state, so that training and measuring run the back and the head alone.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import timm
@@ -101,7 +103,7 @@ class RememberingFront(nn.Sequential):
 
     def __init__(self, front: nn.Module, outputs: dict[bytes, Tensor]) -> None:
         super().__init__(*front.children())
-        _remembered[id(self)] = (outputs, self._versions())
+        _remembered(id(self)).update(outputs=outputs, versions=self._versions())
 
     def _versions(self) -> list[int]:
         return [tensor._version for tensor in (*self.parameters(), *self.buffers())]
@@ -113,11 +115,12 @@ class RememberingFront(nn.Sequential):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the feature maps of pictures (N, C, H, W)."""
-        outputs, versions = _remembered.get(id(self), ({}, []))
+        kept = _remembered(id(self))
         watched = any(module._forward_hooks or module._forward_pre_hooks for module in self.modules())
         traced = _modes()
-        if watched or traced or torch.is_grad_enabled() or versions != self._versions():
+        if watched or traced or torch.is_grad_enabled() or kept.get("versions") != self._versions():
             return self._computed(pictures)
+        outputs = kept["outputs"]
         keys = [hashlib.blake2b(picture.numpy().tobytes(), digest_size=16).digest() for picture in pictures]
         new = [number for number, key in enumerate(keys) if key not in outputs]
         if new:
@@ -130,8 +133,13 @@ def _modes() -> int:
     return int(torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack())
 
 
-_remembered: dict[int, tuple[dict[bytes, Tensor], list[int]]] = {}
-"""For each remembering front its outputs, and the versions of its weights. A copy of a front has none."""
+@functools.cache
+def _remembered(front: int) -> dict[str, Any]:  # noqa: ARG001 - the key
+    """Return what belongs to a remembering front: its outputs, and the versions of its weights. A copy has nothing.
+
+    It is kept in a cache because camkit takes whatever a model's own code can change for a switch of the model.
+    """
+    return {}
 
 
 def _read(file: Path) -> dict[str, Tensor]:
