@@ -29,7 +29,14 @@ from camkit.engine.capture_pictures import at_once
 from camkit.engine.captures import CAPTURES
 from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
-from camkit.engine.passes import autocasting, faster_format, is_out_of_memory, quiet_pass, usable_precision
+from camkit.engine.passes import (
+    autocasting,
+    faster_format,
+    is_out_of_memory,
+    passes_at_once,
+    quiet_pass,
+    usable_precision,
+)
 from camkit.engine.picture_scores import PictureScores
 from camkit.engine.record import ModelRecord
 from camkit.engine.smoothing import CHANGES, averages, changed, check_mirrors
@@ -111,9 +118,6 @@ _MOST_BYTES = 72 * 2**20
 size of the pictures: 90 pictures of 227 x 227. One picture at a time may be larger, such as one of 20 megapixels."""
 
 _MOST_BYTES_PER_BATCH = _MOST_BYTES // 2
-
-_MOST_PASSES = 4
-"""At most this many passes run at the same time on a CPU; more cores work together on each."""
 
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
@@ -570,20 +574,16 @@ class Explainer:
         yield from in_order(tasks, workers=at_once, ahead=at_once, prompt=True, most=_MOST_BYTES, cores=cores)
 
     def _passes_at_once(self, request: _Request) -> int:
-        """Return how many passes may run at the same time: more than one only on a CPU, and without the user's code.
-
-        Two passes on a core each take less time than one after the other on both. The user's own model, method or
-        target may be unable to run in two threads.
-        """
-        memory = self._current_memory()
-        is_free = (
-            memory.record.device.type == "cpu"
-            and not memory.record.runs_own_code
-            and (self._method is None or self._method is METHODS.get(self._method.name))
-            and (self._method is None or self._method.needs not in ONE_BY_ONE)
+        """Return how many passes may run at the same time; a method or target of the user runs in this thread only."""
+        is_ours = self._method is None or self._method is METHODS.get(self._method.name)
+        takes_batches = self._method is None or self._method.needs not in ONE_BY_ONE
+        if (
+            is_ours
+            and takes_batches
             and all(isinstance(target, (ClassTarget, TopTarget)) for target in request.targets)
-        )
-        return min(torch.get_num_threads(), _MOST_PASSES) if is_free else 1
+        ):
+            return passes_at_once(self._current_memory().record)
+        return 1
 
     def _rows(self, request: _Request, batch: list[Prepared] | Failure) -> list[Explanation | Failure]:
         """Explain a batch, and empty its list, so that only the rows hold the pictures, each until it is consumed."""

@@ -347,7 +347,7 @@ AnswerBatch = Callable[[Tensor, list[int]], list[Answer]]
 
 
 def run(
-    numbers: Sequence[int], make: MakeEdits, answer: AnswerBatch, batch_size: int, workers: int
+    numbers: Sequence[int], make: MakeEdits, answer: AnswerBatch, batch_size: int, workers: int, at_once: int = 1
 ) -> Iterator[tuple[int, dict[str, Answer]]]:
     """Make the edits of each picture, show them to the model in full batches, and yield the answers of each picture.
 
@@ -357,62 +357,72 @@ def run(
         answer: shows a batch of edits to the model.
         batch_size: edits per forward pass.
         workers: threads that make edits.
+        at_once: how many passes run at the same time, each on a part of the cores.
     """
 
     def tasks() -> Iterator[Task[tuple[int, list[tuple[str, Tensor]]]]]:
         for number in numbers:
             yield Task(functools.partial(_numbered_edits, number, make), in_thread=True)
 
-    queue = _Queue(answer, batch_size)
-    for number, made in in_order(tasks(), workers=workers, ahead=workers + 1):
-        queue.add(number, made)
-        yield from queue.pop_complete()
-    queue.flush()
-    yield from queue.pop_complete()
+    answers = _Answers()
+    batches = _batches(in_order(tasks(), workers=workers, ahead=workers + 1), batch_size, answers)
+    passes = (Task(functools.partial(_answered, answer, batch), in_thread=at_once > 1) for batch in batches)
+    cores = torch.get_num_threads() // at_once
+    for batch, given in in_order(passes, workers=at_once, ahead=at_once, cores=cores):
+        answers.add(batch, given)
+        yield from answers.pop_complete()
+    yield from answers.pop_complete()
 
 
 def _numbered_edits(number: int, make: MakeEdits) -> tuple[int, list[tuple[str, Tensor]]]:
     return number, make(number)
 
 
-class _Waiting(NamedTuple):
-    """An edit that waits for its batch to fill."""
+class _Shown(NamedTuple):
+    """An edit that is to be shown to the model."""
 
     number: int
     name: str
     tensor: Tensor
 
 
-@dataclass
-class _Queue:
-    """Gathers edits of one shape into full batches, and the answers to them by picture."""
-
-    answer: AnswerBatch
-    batch_size: int
-    waiting: list[_Waiting] = field(default_factory=list)
-    answers: dict[int, dict[str, Answer]] = field(default_factory=dict)
-    edits_of: dict[int, int] = field(default_factory=dict)
-
-    def add(self, number: int, made: list[tuple[str, Tensor]]) -> None:
-        """Take up the edits of a picture, and show every batch that becomes full."""
-        self.edits_of[number], self.answers[number] = len(made), {}
+def _batches(
+    pictures: Iterator[tuple[int, list[tuple[str, Tensor]]]], batch_size: int, answers: _Answers
+) -> Iterator[list[_Shown]]:
+    """Join the edits of pictures into batches of one shape, and tell ``answers`` how many each picture has."""
+    batch: list[_Shown] = []
+    for number, made in pictures:
+        answers.expect(number, len(made))
         for name, tensor in made:
-            if len(self.waiting) == self.batch_size or (self.waiting and self.waiting[0].tensor.shape != tensor.shape):
-                self.flush()
-            self.waiting.append(_Waiting(number, name, tensor))
+            if len(batch) == batch_size or (batch and batch[0].tensor.shape != tensor.shape):
+                yield batch
+                batch = []
+            batch.append(_Shown(number, name, tensor))
+    if batch:
+        yield batch
 
-    def flush(self) -> None:
-        """Show the waiting edits to the model."""
-        if not self.waiting:
-            return
-        answers = self.answer(
-            torch.stack([edit.tensor for edit in self.waiting]), [edit.number for edit in self.waiting]
-        )
-        for edit, answer in zip(self.waiting, answers, strict=True):
+
+def _answered(answer: AnswerBatch, batch: list[_Shown]) -> tuple[list[_Shown], list[Answer]]:
+    return batch, answer(torch.stack([edit.tensor for edit in batch]), [edit.number for edit in batch])
+
+
+@dataclass
+class _Answers:
+    """Gathers the answers to the edits of each picture."""
+
+    answers: dict[int, dict[str, Answer]] = field(default_factory=dict)
+    expected: dict[int, int] = field(default_factory=dict)
+
+    def expect(self, number: int, edits: int) -> None:
+        """Take up a picture with this many edits."""
+        self.expected[number], self.answers[number] = edits, {}
+
+    def add(self, batch: Sequence[_Shown], given: Sequence[Answer]) -> None:
+        """Take up the answers to a batch."""
+        for edit, answer in zip(batch, given, strict=True):
             self.answers[edit.number][edit.name] = answer
-        self.waiting.clear()
 
     def pop_complete(self) -> Iterator[tuple[int, dict[str, Answer]]]:
         """Give out the pictures whose edits are all answered."""
-        for number in [picture for picture, answers in self.answers.items() if len(answers) == self.edits_of[picture]]:
+        for number in [picture for picture, answers in self.answers.items() if len(answers) == self.expected[picture]]:
             yield number, self.answers.pop(number)

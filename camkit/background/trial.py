@@ -14,6 +14,7 @@ from camkit.background.experiment import Answer, Background, Partners, PreparedP
 from camkit.background.journal import EDITS, Journal, Row
 from camkit.background.plan import Plan, load_prepared
 from camkit.background.values import Item, Progress
+from camkit.engine.passes import passes_at_once
 from camkit.errors import CamkitError
 
 _WORKERS = min(4, os.cpu_count() or 1)
@@ -69,7 +70,8 @@ def edit_rows(plan: Plan, items: Sequence[Item], load: LoadPicture | None = None
     def answer(batch: Tensor, numbers: list[int]) -> list[Answer]:
         return answer_batch(plan, batch, [plan.matched.indices[items[number].label] for number in numbers])
 
-    for number, answers in experiment.run(range(len(items)), make, answer, plan.batch_size, _WORKERS):
+    at_once = passes_at_once(plan.memory.record)
+    for number, answers in experiment.run(range(len(items)), make, answer, plan.batch_size, _WORKERS, at_once):
         yield {"kind": EDITS, "name": items[number].name, "answers": answers}
 
 
