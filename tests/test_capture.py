@@ -481,7 +481,7 @@ def test_a_model_that_relies_on_the_memory_format_gets_the_ordinary_one(flatten)
     weights = net.head.weight[1].reshape(4, 8, 8).mean((1, 2))
 
     for _ in range(2):
-        for number, one in enumerate(camkit.explain(net, images, "features", target=1)):
+        for number, one in enumerate(camkit.explain(net, images, "features", target=1, batch_size=5)):
             expected = (weights[:, None, None] * net.features(images[number])).sum(0)
             np.testing.assert_allclose(one.raw, expected.detach(), rtol=1e-4, atol=1e-6)
             assert one.score == pytest.approx(net(images)[number, 1].item(), rel=1e-4)

@@ -481,7 +481,7 @@ def test_a_decision_is_remembered_for_the_module_and_size(net, picture, layer, l
     assert net.passes == looks + 1
 
     camkit.explain(net, picture, layer, target=2)
-    camkit.explain(net, torch.randn(5, *picture.shape), layer, method="hirescam")
+    camkit.explain(net, torch.randn(5, *picture.shape), layer, method="hirescam", batch_size=5)
     assert net.passes == looks + 5  # two of them, of one image, try the memory format
 
     camkit.explain(net, torch.randn(3, 32, 32), layer)
