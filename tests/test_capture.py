@@ -306,9 +306,13 @@ def test_bf16_maps_agree_with_fp32(
     layer = "features" if camkit.METHODS[method].layer else None
     outputs: list[Tensor] = []
     with model.module.register_forward_hook(lambda *called: outputs.append(called[-1].detach().float())):
-        half = camkit.explain(model, photos, layer, method=method, target=target, precision="bf16-forced")
+        half = camkit.explain(
+            model, photos, layer, method=method, target=target, precision="bf16-forced", batch_size=len(photos)
+        )
     if method == "finercam":  # near ties of logits fall differently in 16 bits, and then other classes are compared
-        full = camkit.explain(model, photos, layer, target=compared_in(outputs[-1], target), precision="fp32")
+        full = camkit.explain(
+            model, photos, layer, target=compared_in(outputs[-1], target), precision="fp32", batch_size=len(photos)
+        )
     else:
         full = camkit.explain(model, photos, layer, method=method, target=target, precision="fp32")
     correlations = [
