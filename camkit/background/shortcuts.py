@@ -39,9 +39,6 @@ SEARCHED = 12
 HOSTS = 24
 """Backgrounds of other classes onto which parts are pasted: half of them for the choice, half for the test."""
 
-MOST_CLASSES = 3
-"""Classes whose shortcuts are sought. Each takes up to 1,000 passes of one picture."""
-
 CROPS = 3
 """Parts shown and tested."""
 
@@ -149,7 +146,7 @@ class _Background:
 
 def find_shortcuts(plan: Plan, suspects: Sequence[str], load: LoadPicture) -> tuple[Shortcut, ...]:
     """Find the shortcuts of the first few classes; a class without one is left out. See ``find_shortcut``."""
-    found = (find_shortcut(plan, label, load) for label in suspects[:MOST_CLASSES])
+    found = (find_shortcut(plan, label, load) for label in suspects[: plan.settings.check.shortcuts])
     return tuple(shortcut for shortcut in found if shortcut is not None)
 
 
@@ -231,26 +228,24 @@ def _find(
     best = _best_of_each_picture(parts)[:CROPS]
     if not best or not tested_on:
         return None
-    before = torch.stack([_named(plan, label, tested_on)] * len(best))
-    looks: tuple[Look, ...] = ("", "grey", "shuffled")
-    after, grey, shuffled = (
-        torch.stack([_named(plan, label, [part.on(host, look) for host in tested_on]) for part in best])
-        for look in looks
-    )
+
+    def named_with(look: Look) -> Bool[Tensor, "part host"]:
+        return torch.stack([_named(plan, label, [part.on(host, look) for host in tested_on]) for part in best])
+
+    before, after = torch.stack([_named(plan, label, tested_on)] * len(best)), named_with("")
     change = (after.float() - before.float()).mean(0)  # of each background
     higher, lower = int((change > 0).sum()), int((change < 0).sum())
     if not higher or binomtest(higher, higher + lower, alternative="greater").pvalue > _SIGNIFICANT:
         return None
-    crops = tuple(Crop(part.background.name, part.box) for part in best)
     return Shortcut(
         label,
-        crops,
+        crops=tuple(Crop(part.background.name, part.box) for part in best),
         place=_place(parts),
         pasted=before.numel(),
         before=int(before.sum()),
         after=int(after.sum()),
-        grey=int(grey.sum()),
-        shuffled=int(shuffled.sum()),
+        grey=int(named_with("grey").sum()),
+        shuffled=int(named_with("shuffled").sum()),
     )
 
 

@@ -64,6 +64,7 @@ class ExperimentOptions:
         precision: The number format of the computation. Default: fp32.
         ring: The width of the outer ring, as a share of the picture's sides. Default: 0.15.
         ring_is_background: Without regions, let the exchange of the outer ring fail a model; otherwise it only warns.
+        shortcuts: If the model does not pass, seek the shortcuts of at most this many classes. Default: 3.
     """
 
     per_class: Annotated[int | None, Parameter(metavar="NUMBER")] = None
@@ -76,6 +77,7 @@ class ExperimentOptions:
     precision: Literal["fp32", "bf16", "fp16", "bf16-forced"] | None = None
     ring: Annotated[float | None, Parameter(metavar="SHARE")] = None
     ring_is_background: Annotated[bool | None, Parameter(negative=())] = None
+    shortcuts: Annotated[int | None, Parameter(metavar="NUMBER")] = None
 
 
 @Parameter(name="*", group=LIMITS)

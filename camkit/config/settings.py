@@ -113,6 +113,8 @@ class CheckSection(_Section):
         precision: the floating-point precision of the model.
         ring: width of the outer ring, as a share of the picture's sides.
         ring_is_background: without regions, whether exchanging the ring can fail a model instead of only warn.
+        shortcuts: classes, at most, whose shortcut is sought if the model does not pass. Each takes up to 1,000 passes
+            of one picture; 0 saves them.
     """
 
     per_class: int = Field(default=100, ge=2)
@@ -125,6 +127,7 @@ class CheckSection(_Section):
     precision: Precision = "fp32"
     ring: float = Field(default=0.15, gt=0, lt=0.5)
     ring_is_background: bool = False
+    shortcuts: int = Field(default=3, ge=0)
 
     @property
     def method_name(self) -> str:
