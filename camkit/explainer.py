@@ -577,11 +577,7 @@ class Explainer:
         """Return how many passes may run at the same time; a method or target of the user runs in this thread only."""
         is_ours = self._method is None or self._method is METHODS.get(self._method.name)
         takes_batches = self._method is None or self._method.needs not in ONE_BY_ONE
-        if (
-            is_ours
-            and takes_batches
-            and all(isinstance(target, (ClassTarget, TopTarget)) for target in request.targets)
-        ):
+        if is_ours and takes_batches and all(target.for_threads for target in request.targets):
             return passes_at_once(self._current_memory().record)
         return 1
 

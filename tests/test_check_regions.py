@@ -1119,7 +1119,7 @@ def test_a_preprocessing_may_draw_random_numbers_without_effect() -> None:
     assert bool(preprocess_region(np.ones((64, 64), bool), draws_numbers).all())
 
 
-def test_shades_are_kept_for_a_limited_number_of_sizes() -> None:
+def test_shades_that_all_sizes_have_are_kept_once() -> None:
     sizes: list[tuple[int, int]] = []
 
     def counted(picture: Image.Image) -> torch.Tensor:
@@ -1130,11 +1130,24 @@ def test_shades_are_kept_for_a_limited_number_of_sizes() -> None:
     first = shades.of((8, 8))
     assert shades.of((8, 8)) is first
     assert len(sizes) == 2
+    assert all(shades.of((9, 9 + side)) is first for side in range(100))
+    assert len(sizes) == 202
+    assert bool((first.white == 1).all())
+    assert ShadesBySize(counted).of((8, 8)) is not first
+
+
+def test_a_limited_number_of_different_shades_is_kept() -> None:
+    def padded(picture: Image.Image) -> torch.Tensor:
+        return tv.to_tensor(ImageOps.pad(picture, (256, 256)))
+
+    shades = ShadesBySize(padded)
+    first = shades.of((256, 8))
     for side in range(100):
-        shades.of((9, 9 + side))
-    assert shades.of((8, 8)) is not first
-    assert bool((shades.of((8, 8)).white == 1).all())
-    assert ShadesBySize(counted).of((8, 8)) is not shades.of((8, 8))
+        shades.of((256, 9 + side))
+    assert shades.of((256, 8)) is not first
+    assert shades.of((256, 8)).equals(first)
+    for side in range(9, 109):
+        assert int(shades.of((256, side)).view.sum()) == 256 * side
 
 
 def nested(depth: int) -> str:

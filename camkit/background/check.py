@@ -168,10 +168,10 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         plan.settings,
         mirror=not plan.with_regions,
     )
-    run_experiment(plan, journal, progress, lambda item: item.name in heat, passes.edits)
+    load = cached_loader(plan)
+    run_experiment(plan, journal, progress, lambda item: item.name in heat, passes.edits, load)
     progress("measures", 0, 1)
     rows = image_rows(plan, heat, journal.rows(EDITS))
-    load = cached_loader(plan)
     kinds = find_kinds(plan, journal.rows(EDITS), load, plan.settings.waived(plan.today))
     measures, judged = _judge(plan, rows, heat, sanity, kinds)
     shortcuts = find_shortcuts(plan, _suspects(judged), load)

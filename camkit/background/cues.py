@@ -8,7 +8,7 @@ object's own texture and colour are no cue, and imposed on the whole picture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -63,12 +63,22 @@ def _sharpness(bright: Float[np.ndarray, "h w"], where: Where) -> float:
     """
     again = _blurred(bright, _BLUR)
     before = after = 1e-6
-    for axis in (0, 1):
-        inside = where[1:] & where[:-1] if axis == 0 else where[:, 1:] & where[:, :-1]
-        own, blurred = (np.abs(np.diff(values, axis=axis))[inside] for values in (bright, again))
-        before += float(own.sum())
-        after += float(np.minimum(own, blurred).sum())
+    for (own, inside), (blurred, _) in zip(_neighbours(bright, where), _neighbours(again, where), strict=True):
+        before += float(_sums(own, inside)[0])
+        after += float(_sums(np.minimum(own, blurred), inside)[0])
     return 1 - after / before
+
+
+def _neighbours(values: Float[np.ndarray, "h w *c"], where: Where) -> Iterator[tuple[np.ndarray, Where]]:
+    """Yield how much neighbours differ, along the rows and along the columns, and where both are inside."""
+    yield cv2.absdiff(values[1:], values[:-1]), where[1:] & where[:-1]
+    yield cv2.absdiff(values[:, 1:], values[:, :-1]), where[:, 1:] & where[:, :-1]
+
+
+def _sums(values: Float[np.ndarray, "h w *c"], where: Where) -> Value:
+    """Return the sum of each channel over some pixels. OpenCV does this in a tenth of the time of NumPy's indexing."""
+    channels = values.shape[2] if values.ndim == 3 else 1
+    return np.array(cv2.mean(values, where.view(np.uint8))[:channels]) * np.count_nonzero(where)
 
 
 def measure_sharpness(picture: Picture, where: Where) -> Value:
@@ -107,26 +117,31 @@ def _residual(bright: Float[np.ndarray, "h w"]) -> Float[np.ndarray, "h w"]:
     return np.asarray(cv2.filter2D(bright, -1, _SECOND_DIFFERENCES, borderType=cv2.BORDER_REFLECT))
 
 
-def _deviation(residual: Float[np.ndarray, "h w"], where: Where) -> float:
-    return float(np.median(np.abs(residual[where]))) / _MAD
+def _deviation(residual: Float[np.ndarray, " n"]) -> float:
+    return float(np.median(np.abs(residual))) / _MAD
+
+
+def _is_below(residual: Float[np.ndarray, " n"], deviation: float) -> bool:
+    """Whether the deviation is below a value. Counting is faster than finding the median."""
+    return 2 * int(np.count_nonzero(np.abs(residual) < deviation * _MAD)) > len(residual)
 
 
 def measure_noise(picture: Picture, where: Where) -> Value:
     """Return the deviation of the noise in the brightness, by the median, which edges hardly move."""
-    return np.array([_deviation(_residual(brightness(picture)), where)])
+    return np.array([_deviation(_residual(brightness(picture))[where])])
 
 
 def impose_noise(picture: Picture, where: Where, value: Value) -> Picture:
     """Add grey noise to a picture, or smooth it, until its noise has a deviation."""
-    residual, target = _residual(brightness(picture)), float(value[0])
-    if _deviation(residual, where) < target:
-        noise = np.random.default_rng(_NOISE_SEED).standard_normal(residual.shape, dtype=np.float32)
-        of_noise = _residual(noise)
-        strength = _bisected(0.0, 2 * target, lambda much: _deviation(residual + much * of_noise, where) < target)
+    residual, target = _residual(brightness(picture))[where], float(value[0])
+    if _deviation(residual) < target:
+        noise = np.random.default_rng(_NOISE_SEED).standard_normal(picture.shape[:2], dtype=np.float32)
+        of_noise = _residual(noise)[where]
+        strength = _bisected(0.0, 2 * target, lambda much: _is_below(residual + much * of_noise, target))
         return np.asarray((picture + strength * noise[..., None]).clip(0, 1), np.float32)
     smooth = _blurred(picture, _BLUR)
-    of_smooth = _residual(brightness(smooth))
-    share = _bisected(0.0, 1.0, lambda much: _deviation(residual + much * (of_smooth - residual), where) > target)
+    change = _residual(brightness(smooth))[where] - residual
+    share = _bisected(0.0, 1.0, lambda much: not _is_below(residual + much * change, target))
     return np.asarray(picture + share * (smooth - picture), np.float32)
 
 
@@ -136,9 +151,9 @@ def measure_colour(picture: Picture, where: Where) -> Value:
     Edges show the colour of the light better than means, which show the colours of the things in the picture (van de
     Weijer, Gevers and Gijsenij 2007, 10.1109/TIP.2007.901808).
     """
-    across = np.abs(np.diff(picture, axis=1))[where[:, 1:] & where[:, :-1]].sum(0)
-    down = np.abs(np.diff(picture, axis=0))[where[1:] & where[:-1]].sum(0)
-    contrast = np.asarray(across + down, float) + 1e-3
+    contrast = sum(
+        (_sums(differences, inside) for differences, inside in _neighbours(picture, where)), np.full(3, 1e-3)
+    )
     return np.asarray(contrast / contrast.sum())
 
 

@@ -97,7 +97,8 @@ class PreparedPicture:
 
     def without(self, fill: str) -> Float[Tensor, "c h w"]:
         """Return the picture with its objects' boxes filled. If there is no texture to copy, the fill is smooth."""
-        return self._filled[fill]
+        assert self.hole is not None
+        return self._with_fill(fill, self.hole)
 
     def as_background(self, fill: str) -> Float[Tensor, "c h w"]:
         """Return the picture with only its objects' silhouettes filled, to paste another object onto.
@@ -107,25 +108,17 @@ class PreparedPicture:
         return self._as_background[fill]
 
     @functools.cached_property
-    def _filled(self) -> dict[str, Float[Tensor, "c h w"]]:
-        """The picture without its objects' boxes, for each fill."""
-        return self._fill_everywhere(self.hole)
-
-    @functools.cached_property
     def _as_background(self) -> dict[str, Float[Tensor, "c h w"]]:
         """The background for each fill. It is kept because several pictures are pasted on it."""
-        return self._fill_everywhere(self.silhouettes)
+        assert self.silhouettes is not None
+        return {fill: self._with_fill(fill, self.silhouettes) for fill in edits.FILLS}
 
-    def _fill_everywhere(self, hole: Bool[Tensor, "h w"] | None) -> dict[str, Float[Tensor, "c h w"]]:
-        assert hole is not None
+    def _with_fill(self, fill: str, hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
         unknown = hole | ~self.shades.view
-        smooth = fill_smoothly(self.tensor, unknown)
-        filled = {fill: function(self.tensor, unknown) for fill, function in edits.FILLS.items()}
-        removed = hole & self.shades.view
-        return {
-            fill: torch.where(removed, smooth if result is None else result, self.tensor)
-            for fill, result in filled.items()
-        }
+        filled = edits.FILLS[fill](self.tensor, unknown)
+        if filled is None:
+            filled = fill_smoothly(self.tensor, unknown)
+        return torch.where(hole & self.shades.view, filled, self.tensor)
 
     @functools.cached_property
     def has_background(self) -> bool:

@@ -168,6 +168,8 @@ def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
 class _RecordingTarget(OfPictures):
     """Explains each picture for the best output of its own class, and records what the model answered."""
 
+    for_threads = True
+
     def __init__(self, classes: Sequence[tuple[int, ...]]) -> None:
         self._own_class = EachTarget(tuple(classes))
         self.answers: dict[int, Answer] = {}

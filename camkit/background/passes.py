@@ -24,8 +24,11 @@ _SLICES_PER_WORKER = 8
 _MOST_BATCHES = 8
 """Batches of a slice, which is what a lost worker costs; fewer would not let reading pictures overlap computing."""
 
-RowsOf: TypeAlias = Callable[[Plan, Sequence[Item]], Iterator[Row]]
+HeatRows: TypeAlias = Callable[[Plan, Sequence[Item]], Iterator[Row]]
 """Computes the rows of pictures, and yields each when it is finished."""
+
+EditRows: TypeAlias = Callable[[Plan, Sequence[Item], LoadPicture], Iterator[Row]]
+"""Computes the rows of pictures of the sample with what loads pictures, and yields each when it is finished."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Passes:
         heat, edits: compute the rows of the heat, and those of the experiment.
     """
 
-    heat: RowsOf = heat_rows
-    edits: RowsOf = edit_rows
+    heat: HeatRows = heat_rows
+    edits: EditRows = edit_rows
 
 
 class Slice(NamedTuple):
@@ -68,7 +71,10 @@ def spread(map_slices: MapSlices, workers: int) -> Passes:
         for of_slice in map_slices(slices(plan, kind, items, workers)):
             yield from of_slice
 
-    return Passes(functools.partial(rows, HEAT), functools.partial(rows, EDITS))
+    return Passes(
+        heat=functools.partial(rows, HEAT),
+        edits=lambda plan, items, _: rows(EDITS, plan, items),  # each worker loads its own pictures
+    )
 
 
 def slices(plan: Plan, kind: str, items: Sequence[Item], workers: int) -> list[Slice]:

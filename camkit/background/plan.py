@@ -292,8 +292,11 @@ def load_prepared(plan: Plan, item: Item) -> PreparedPicture:
         return PreparedPicture(tensor, shades, quality=quality)
     own = [in_pixels(annotation, picture.size) for annotation in item.objects]
     others = [in_pixels(annotation, picture.size) for annotation in item.others]
-    region = preprocess_region(object_region(own, picture.size, round_boxes=True), preprocess, shades)
+    drawn_own = object_region(own, picture.size, round_boxes=True)
+    drawn_all = object_region([*own, *others], picture.size)
+    region = preprocess_region(drawn_own, preprocess, shades)
+    alike = np.array_equal(drawn_own, drawn_all)
+    silhouettes = (region if alike else preprocess_region(drawn_all, preprocess, shades)) > 0
     hole = preprocess_region(widened_boxes([*own, *others], picture.size), preprocess, shades) > 0
-    silhouettes = preprocess_region(object_region([*own, *others], picture.size), preprocess, shades) > 0
     growth = max(1, round(_GROWTH * min(silhouettes.shape)))
     return PreparedPicture(tensor, shades, region, hole, dilated(silhouettes, growth), quality)

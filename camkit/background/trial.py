@@ -20,11 +20,11 @@ from camkit.errors import CamkitError
 _WORKERS = min(4, os.cpu_count() or 1)
 """Threads that make edits while the model answers earlier ones."""
 
-_CACHE_BYTES, _MIN_CACHED = 1 << 29, 16
+_CACHE_BYTES, _MIN_CACHED = 1 << 30, 16
 """Memory for loaded pictures, each of which is a background of several others, and the least number kept."""
 
-_COPIES = 5
-"""Tensors kept of each picture: itself, and for each fill one without its objects' boxes and one as a background."""
+_COPIES = 3
+"""Tensors kept of each picture: itself, and one as a background for each fill."""
 
 _PROBED = 20
 """Pictures of the sample that are tried when the size of a loaded picture is measured: the first may be unreadable."""
@@ -38,29 +38,26 @@ def run_experiment(
     journal: Journal,
     progress: Progress,
     usable: Callable[[Item], bool],
-    rows_of: Callable[[Plan, Sequence[Item]], Iterator[Row]],
+    rows_of: Callable[[Plan, Sequence[Item], LoadPicture], Iterator[Row]],
+    load: LoadPicture,
 ) -> None:
     """Run the experiment on every usable picture of the sample that has no row in the journal yet.
 
-    ``rows_of`` computes the rows, as ``edit_rows`` does.
+    ``rows_of`` computes the rows, as ``edit_rows`` does, and ``load`` loads pictures.
     """
     done = journal.rows(EDITS)
     sample = [item for item in plan.sample if usable(item)]
     todo = [item for item in sample if item.name not in done]
     progress("experiment", len(sample) - len(todo), len(sample))
-    for count, row in enumerate(rows_of(plan, todo), start=len(sample) - len(todo) + 1):
+    for count, row in enumerate(rows_of(plan, todo, load), start=len(sample) - len(todo) + 1):
         journal.append([row])
         progress("experiment", count, len(sample))
 
 
-def edit_rows(plan: Plan, items: Sequence[Item], load: LoadPicture | None = None) -> Iterator[Row]:
-    """Show the edits of some pictures of the sample to the model, and yield a row with the answers for each picture.
-
-    ``load`` loads pictures; None stands for a new ``cached_loader``.
-    """
+def edit_rows(plan: Plan, items: Sequence[Item], load: LoadPicture) -> Iterator[Row]:
+    """Show the edits of some pictures of the sample to the model, and yield a row with the answers for each picture."""
     check = plan.settings.check
     partners = partners_of(plan)
-    load = load or cached_loader(plan)
 
     def make(number: int) -> list[tuple[str, Tensor]]:
         edits = list_edits(plan, items[number], partners[items[number]], check.pastes, load)

@@ -19,8 +19,8 @@ from camkit.types import Preprocess
 _LEAST_CONTRAST = 1e-12
 """Keeps divisions by the contrast finite where the model sees padding: there black and white look the same."""
 
-_KEPT_SIZES = 64
-"""Shades are kept for this many picture sizes."""
+_KEPT = 64
+"""So many different shades are kept."""
 
 _REPEATS = 8
 """Repetitions that tell a random preprocessing from a fixed one: a flip with probability 1/2 shows in all but 0.4 %."""
@@ -39,6 +39,10 @@ class Shades:
     black: Float[Tensor, "c h w"]
     white: Float[Tensor, "c h w"]
 
+    def equals(self, other: Shades) -> bool:
+        """Whether black and white look the same."""
+        return torch.equal(self.black, other.black) and torch.equal(self.white, other.white)
+
     @functools.cached_property
     def contrast(self) -> Float[Tensor, "c h w"]:
         """The difference between white and black."""
@@ -51,37 +55,52 @@ class Shades:
         return contrast > 0.5 * contrast.amax()
 
     @functools.cached_property
-    def squared_contrast(self) -> Float[Tensor, "h w"]:
-        """The squared contrast, summed over the channels; never zero."""
-        return self.contrast.square().sum(0).clamp_min(_LEAST_CONTRAST)
+    def _scale(self) -> Float[Tensor, "c h w"]:
+        """What turns a difference from black into brightness; zero where the model sees padding."""
+        return torch.where(self.view & (self.contrast != 0), 1 / self.contrast, 0)
 
     def pixels(self, tensor: Float[Tensor, "c h w"]) -> Float[Tensor, "c h w"]:
         """Return a model's input as brightness from 0 to 1, with black padding."""
-        contrast = torch.where(self.contrast == 0, 1, self.contrast)
-        return ((tensor - self.black) / contrast * self.view).clamp(0, 1)
+        return (tensor - self.black).mul_(self._scale).clamp_(0, 1)
+
+    @functools.cached_property
+    def _weights(self) -> Float[Tensor, "c h w"]:
+        """The weight of each channel in the brightness, so that a channel with more contrast counts more."""
+        return self.contrast / self.contrast.square().sum(0).clamp_min(_LEAST_CONTRAST)
+
+    def brightness(self, tensor: Float[Tensor, "c h w"]) -> Float[Tensor, "h w"]:
+        """Return the brightness of a black and white picture, without limits; near 0 where the model sees padding."""
+        return (tensor - self.black).mul_(self._weights).sum(0)
 
 
 class ShadesBySize:
-    """The shades of one preprocessing, measured once for each size of picture; the last sizes are kept.
+    """The shades of one preprocessing, measured once for each size of picture; the last ones are kept.
 
+    Pictures of all sizes have the same shades if the preprocessing crops and does not pad. These are kept once.
     Several threads may share one.
     """
 
     def __init__(self, preprocess: Preprocess) -> None:
         self._preprocess = preprocess
-        self._kept: dict[tuple[int, int], Shades] = {}
+        self._of_size: dict[tuple[int, int], Shades] = {}
+        self._different: list[Shades] = []
         self._lock = threading.Lock()
 
     def of(self, size: tuple[int, int]) -> Shades:
         """Return the shades for a picture of ``size`` (width, height); errors are those of ``measure_shades``."""
-        shades = self._kept.get(size)
-        if shades is None:
-            shades = measure_shades(self._preprocess, size)
-            with self._lock:
-                while len(self._kept) >= _KEPT_SIZES:
-                    self._kept.pop(next(iter(self._kept)))
-                self._kept[size] = shades
-        return shades
+        shades = self._of_size.get(size)
+        return shades if shades is not None else self._keep(size, measure_shades(self._preprocess, size))
+
+    def _keep(self, size: tuple[int, int], measured: Shades) -> Shades:
+        with self._lock:
+            shades = next((known for known in self._different if known.equals(measured)), measured)
+            if shades is measured:
+                self._different.append(shades)
+            self._of_size[size] = shades
+            if len(self._different) > _KEPT:
+                oldest = self._different.pop(0)
+                self._of_size = {of: kept for of, kept in self._of_size.items() if kept is not oldest}
+            return shades
 
 
 def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
@@ -140,9 +159,9 @@ def preprocess_region(
     tensor = _apply(preprocess, Image.fromarray(np.where(region, 255, 0).astype(np.uint8)).convert("RGB"))
     if tensor.shape != shades.black.shape:
         raise InputError("regions cannot be followed through this preprocessing: the size of its output varies")
-    share = ((tensor - shades.black) * shades.contrast).sum(0) / shades.squared_contrast
-    overshoots = float(share.min()) < -_TOLERANCE or float(share.max()) > 1 + _TOLERANCE
-    if overshoots or not bool(torch.isfinite(share).all()):
+    share = shades.brightness(tensor)
+    lowest, highest = torch.aminmax(share)  # NaN if any value is
+    if not (lowest >= -_TOLERANCE and highest <= 1 + _TOLERANCE):
         raise InputError(
             "regions cannot be followed through this preprocessing: it does more than resize, crop, pad and change "
             "colours"

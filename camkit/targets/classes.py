@@ -61,6 +61,8 @@ class ClassTarget(Target):
     For a segmentation network, the class where it is predicted; for a detector, the best box of the class.
     """
 
+    for_threads = True
+
     index: int
     activation: Activation | None = field(default=None, compare=False)
     name: str | None = field(default=None, compare=False, repr=False)
@@ -90,6 +92,8 @@ class TopTarget(Target):
     For a segmentation network, classes are ranked by the area they cover, and class 0 comes last if it is the
     background. For a detector, boxes are ranked by their scores.
     """
+
+    for_threads = True
 
     rank: int = 1
     of: int | None = field(default=None, compare=False)
@@ -163,6 +167,8 @@ class EachTarget(OfPictures):
 
     Several classes of one picture mean the same; the one with the highest logit is explained.
     """
+
+    for_threads = True
 
     classes: tuple[Any, ...]
     activation: Activation | None = field(default=None, compare=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -46,7 +46,13 @@ class Scores:
 
 
 class Target(ABC):
-    """What to explain: turns a model's output into one score per image."""
+    """What to explain: turns a model's output into one score per image.
+
+    Attributes:
+        for_threads: whether several threads may score at the same time. A target with code of the user's own must not.
+    """
+
+    for_threads: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, output: Any, batch: int) -> Scores:
