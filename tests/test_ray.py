@@ -411,7 +411,11 @@ PASSES = itertools.count()  # not in the module, whose state camkit restores aft
 class Mortal(nn.Module):
     def forward(self, logits):
         is_slice = os.getpid() != int((FOLDER / "driver").read_text()) and len(logits) == 4
-        if is_slice and next(PASSES) == 2:
+        if is_slice and (FOLDER / "passes").exists():
+            import ray
+            with (FOLDER / "passes" / ray.get_runtime_context().get_node_id()).open("a") as passes:
+                passes.write(".")
+        elif is_slice and next(PASSES) == 2:
             if (FOLDER / "fail").exists():
                 raise ArithmeticError("the model divides by zero")
             if not (FOLDER / "died").exists():
@@ -426,16 +430,21 @@ def make():
 """
 
 
-@on_cluster
-def test_a_check_on_a_cluster_is_that_of_one_process_also_if_a_worker_dies(nodes, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def check_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command of a check of ten drawn scenes of each class, in the folder of the test."""
     monkeypatch.chdir(tmp_path)
     data = write_scenes(tmp_path, 10)
     (tmp_path / "network.py").write_text(CHECKED)
     (tmp_path / "driver").write_text(str(os.getpid()))
     (tmp_path / "labels").write_text("\n".join(load_model("demo-biased").labels or ()))
     options = ["--model", "network.py:make", "--labels", "labels", "--batch-size", "4", "--pastes", "1"]
-    call = ["check", data.name, *options, "--least-pictures", "10", "--quiet"]
+    return ["check", data.name, *options, "--least-pictures", "10", "--quiet"]
 
+
+@on_cluster
+def test_a_check_on_a_cluster_is_that_of_one_process_also_if_a_worker_dies(nodes, tmp_path, check_call, capsys):
+    call = check_call
     assert main([*call, "--out", "one"]) == 1
     (tmp_path / "fail").touch()
     assert main([*call, "--out", "many", "--ray"]) == 4
@@ -445,7 +454,12 @@ def test_a_check_on_a_cluster_is_that_of_one_process_also_if_a_worker_dies(nodes
     assert main([*call, "--out", "many", "--ray", "--resume"]) == 1
 
     assert (tmp_path / "died").exists(), "no worker died"
-    one, many = (json.loads((tmp_path / out / "report.json").read_text()) for out in ("one", "many"))
+    assert_same_reports(tmp_path)
+
+
+def assert_same_reports(folder: Path) -> None:
+    """Compare the reports in the folders "one" and "many"."""
+    one, many = (json.loads((folder / out / "report.json").read_text()) for out in ("one", "many"))
     assert one["images"]
     for report in (one, many):
         del report["checksum"]
@@ -538,6 +552,32 @@ def test_a_damaged_list_of_pictures_is_one_sentence(nodes, tmp_path, model, caps
 # --- a node dies ------------------------------------------------------------------------------------------------------
 
 
+def kill_at_work(cluster: Any, node: Any, passes: Path) -> threading.Event:
+    """Kill a node as soon as it has written three passes into a file; the event says that it happened."""
+    killed = threading.Event()
+
+    def kill() -> None:
+        until(lambda: passes.exists() and passes.stat().st_size >= 3)
+        cluster.remove_node(node, allow_graceful=False)
+        killed.set()
+
+    threading.Thread(target=kill, daemon=True).start()
+    return killed
+
+
+@on_cluster
+def test_a_node_that_dies_in_a_check_costs_only_its_slices(nodes, tmp_path, check_call):
+    cluster = nodes[0]
+    victim = cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
+    cluster.wait_for_nodes()
+    assert main([*check_call, "--out", "one"]) == 1
+    (tmp_path / "passes").mkdir()
+    killed = kill_at_work(cluster, victim, tmp_path / "passes" / victim.node_id)
+    assert main([*check_call, "--out", "many", "--ray"]) == 1
+    assert killed.is_set(), "the node ran until the end"
+    assert_same_reports(tmp_path)
+
+
 @on_cluster
 def test_a_node_that_dies_costs_only_its_blocks(nodes, tmp_path, model):
     files = write_pictures(tmp_path / "in", 360)
@@ -545,16 +585,7 @@ def test_a_node_that_dies_costs_only_its_blocks(nodes, tmp_path, model):
     victim = cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
     cluster.wait_for_nodes()
     job = prepared_job(model.replace(":make", ":slow"), "0", batch_size=4, target=[0, 3])
-    killed = threading.Event()
-
-    def kill_at_work() -> None:
-        passes = tmp_path / "passes" / victim.node_id
-        until(lambda: passes.exists() and passes.stat().st_size >= 3)
-        cluster.remove_node(victim, allow_graceful=False)
-        killed.set()
-
-    killer = threading.Thread(target=kill_at_work, daemon=True)
-    killer.start()
+    killed = kill_at_work(cluster, victim, tmp_path / "passes" / victim.node_id)
     done = explain_on_cluster(job, Pictures([tmp_path / "in"]), tmp_path / "out", Pool.of_cluster(3, 1.0, None))
     assert killed.is_set(), "the node ran until the end"
     assert (done.explained, done.failed) == (360, 0)

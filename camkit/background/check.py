@@ -6,7 +6,7 @@ plan -> heat of every picture -> sanity -> the experiment on a sample -> rows ->
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, check_sanity
 from camkit.background.shortcuts import Shortcut, find_shortcuts
 from camkit.background.trial import cached_loader, run_experiment
-from camkit.background.values import Inconclusive, Progress, Run
+from camkit.background.values import Inconclusive, Item, Progress, Run
 from camkit.background.verdict import Judgement, judge
 from camkit.errors import InputError, RunError, printable
 
@@ -157,8 +157,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     if plan.model.preprocess is None:
         raise InputError("the preprocessing of this model is not known; pass preprocess=...")
     heat_pass(plan, journal, progress, passes.heat)
-    finished = journal.rows(HEAT)
-    all_heat = {item.name: finished[item.name] for item in plan.data.items}  # workers finish in any order
+    all_heat = _in_order(journal.rows(HEAT), plan.data.items)
     heat = _usable(all_heat)
     progress("sanity", 0, 1)
     sanity = check_sanity(
@@ -171,8 +170,9 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     load = cached_loader(plan)
     run_experiment(plan, journal, progress, lambda item: item.name in heat, passes.edits, load)
     progress("measures", 0, 1)
-    rows = image_rows(plan, heat, journal.rows(EDITS))
-    kinds = find_kinds(plan, journal.rows(EDITS), load, plan.settings.waived(plan.today))
+    answers = _in_order(journal.rows(EDITS), plan.sample)
+    rows = image_rows(plan, heat, answers)
+    kinds = find_kinds(plan, answers, load, plan.settings.waived(plan.today))
     measures, judged = _judge(plan, rows, heat, sanity, kinds)
     shortcuts = find_shortcuts(plan, _suspects(judged), load)
     first = next(iter(heat.values()))
@@ -206,6 +206,11 @@ def _suspects(judged: Mapping[str, Judgement]) -> list[str]:
     classes = {name: judgement for name, judgement in judged.items() if name != OVERALL and not judgement.waived}
     with_verdict = [name for name, judgement in classes.items() if judgement.verdict == verdict]
     return sorted(with_verdict or classes, key=lambda name: -_largest_effect(classes[name]))
+
+
+def _in_order(rows: Mapping[str, Row], items: Sequence[Item]) -> dict[str, Row]:
+    """Return rows in the order of their pictures; workers finish in any order."""
+    return {item.name: rows[item.name] for item in items if item.name in rows}
 
 
 def _usable(heat: Mapping[str, Row]) -> dict[str, Row]:
