@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -68,8 +69,13 @@ def run_models(
             for _ in range(workers)
         ]
         running = [pools[groups[group(spec)] % workers].submit(make, spec, *arguments) for spec in todo]
+        stack.callback(lambda: [future.cancel() for future in running])  # if one fails or the user interrupts
         for count, future in enumerate(as_completed(running), start=1):
-            row = future.result()
+            try:
+                row = future.result()
+            except Exception:
+                traceback.print_exc()  # now, and not when the others have ended
+                raise
             lines.write(f"{json.dumps(row)}\n")
             lines.flush()
             rows[row["name"]] = row

@@ -270,13 +270,19 @@ def true_behaviour(network: nn.Module, truth: Part, world: World, tie: float) ->
 
 
 def folder_rows(validate: Part, shares: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
-    """Draw the pictures of the folder that is checked: PER_CLASS of each class, their cues by their shares."""
+    """Draw the pictures of the folder that is checked, their cues by their shares.
+
+    There are PER_CLASS of each class, or as many as there are of each class and cue: marks are put on few photos.
+    """
     random = np.random.default_rng([17, seed])
+    counts = np.zeros(shares.shape, int)
+    np.add.at(counts, (validate.labels, validate.cues), 1)
+    pictures = min(PER_CLASS, int(counts.min()))
     rows: list[int] = []
     for label, of_class in enumerate(shares):
         left = {cue: random.permutation(np.flatnonzero((validate.labels == label) & (validate.cues == cue))).tolist()
                 for cue in range(len(of_class))}  # fmt: skip
-        for cue in random.choice(len(of_class), PER_CLASS, p=of_class):
+        for cue in random.choice(len(of_class), pictures, p=of_class):
             rows.append(left[cue].pop())
     return np.array(rows)
 
