@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import camkit
 from camkit.engine.passes import usable_precision
 from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError
+from camkit.targets import ClassTarget
 
 SIZE = 32
 
@@ -634,10 +635,19 @@ def test_passes_that_run_at_once_give_the_same_rows_in_order() -> None:
     for row, alone in zip(rows, expected, strict=True):
         np.testing.assert_allclose(row.raw, alone.raw, atol=1e-5)
     assert len(threads_of_passes(explainer, pictures, batch_size=3)) == 3  # two, and this one for the first batch
+    labels = camkit.targets.each([0, 1] * 15)
+    each_own = threads_of_passes(camkit.Explainer(plain_net()), [picture(seed) for seed in range(30)], target=labels)
+    assert len(each_own) == 3
+
+
+class OwnClass(ClassTarget):
+    """A target of the user's, which may have code that threads must not share."""
 
 
 @pytest.mark.usefixtures("two_cores")
-@pytest.mark.parametrize("kind", ["own model", "user's hook", "own method", "own target", "one by one"])
+@pytest.mark.parametrize(
+    "kind", ["own model", "user's hook", "own method", "own target", "own class of a target", "one by one"]
+)
 def test_the_users_code_runs_in_the_users_thread(kind: str) -> None:
     model, method, target = plain_net(), None, None
     if kind == "own model":
@@ -648,6 +658,8 @@ def test_the_users_code_runs_in_the_users_thread(kind: str) -> None:
         method = lambda activations, gradients: gradients.mean((2, 3), keepdim=True)  # noqa: E731
     if kind == "own target":
         target = lambda output: output[:, 0]  # noqa: E731
+    if kind == "own class of a target":
+        target = OwnClass(0)
     if kind == "one by one":
         method = "scorecam"
     explainer = camkit.Explainer(model, method=method)

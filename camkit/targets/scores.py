@@ -49,10 +49,15 @@ class Target(ABC):
     """What to explain: turns a model's output into one score per image.
 
     Attributes:
-        for_threads: whether several threads may score at the same time. A target with code of the user's own must not.
+        for_threads: whether several threads may score at the same time. A class does not inherit it, since it may have
+            code of the user's own.
     """
 
     for_threads: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        """Let several threads score only if the class itself says so."""
+        cls.for_threads = vars(cls).get("for_threads", False)
 
     @abstractmethod
     def __call__(self, output: Any, batch: int) -> Scores:
