@@ -62,7 +62,7 @@ def resident() -> float:
 
 def run(folder: Path, table: Path) -> None:
     """Explain the folder into a table, continuing one that exists, and print memory and speed."""
-    pa.array([0])  # pyarrow's first array imports pandas where it is installed, which takes 67 MiB
+    pa.array([0])  # pyarrow's first array imports pandas where it is installed, which takes memory
     started, count, early = time.perf_counter(), 0, 0.0
     with explain_files(network(), [folder], None, Drawing(), layers=["0"], table=table, resume=True) as rows:
         for count, row in enumerate(rows, start=1):
