@@ -31,6 +31,7 @@ from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import (
     autocasting,
+    cores_of_a_pass,
     faster_format,
     is_out_of_memory,
     passes_at_once,
@@ -64,6 +65,7 @@ from camkit.explanation import (
 )
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
+from camkit.images.read import upright_size
 from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of, watching_places
@@ -119,6 +121,10 @@ size of the pictures: 90 pictures of 227 x 227. One picture at a time may be lar
 
 _MOST_BYTES_PER_BATCH = _MOST_BYTES // 2
 
+_LARGE, _TOO_LARGE = 4_000_000, 25_000_000
+"""Between these numbers of pixels, one thread reads, explains and draws a photo of a folder: steps in threads of their
+own take a quarter longer, and more memory. Of larger ones, only one at a time is in memory."""
+
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
 passes costs little."""
@@ -143,6 +149,29 @@ class _Request:
     batch_size: int
     draft: bool = False
     on_pass: Callable[[], None] | None = None
+    large_later: bool = False
+
+
+@dataclass(frozen=True)
+class Later:
+    """A large photo that is still to be read and explained.
+
+    Attributes:
+        source: its name.
+        rows: reads and explains it, in any thread.
+    """
+
+    source: str
+    rows: Callable[[], list[Explanation | Failure]]
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """The file of a large photo, which picture of the call it is, from 1, and its width and height turned upright."""
+
+    file: str | Path
+    number: int
+    size: tuple[int, int]
 
 
 class Explainer:
@@ -520,7 +549,7 @@ class Explainer:
 
     def _checked_stream(
         self, images: Iterable[ImageLike], target: Targets, batch_size: int | None, on_error: str, **more: Any
-    ) -> Iterator[Explanation | Failure]:
+    ) -> Iterator[Any]:
         if on_error not in ("raise", "yield"):
             raise InputError(f"on_error is 'raise' or 'yield', not {on_error!r}")
         return self._stream(replace(self._request(target, batch_size), **more), images, on_error)
@@ -542,23 +571,23 @@ class Explainer:
         with quiet_pass(module, device, "fp32", self._current_memory().record), interruptible():
             return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
 
-    def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
+    def _stream(
+        self, request: _Request, images: Iterable[ImageLike], on_error: str
+    ) -> Iterator[Explanation | Failure | Later]:
         for rows in self._passes(request, self._batches(request, images)):
             if request.on_pass is not None:
                 request.on_pass()
             rows.reverse()
             yield from _checked((rows.pop() for _ in range(len(rows))), on_error)
 
-    def _passes(
-        self, request: _Request, batches: Iterator[list[Prepared] | Failure]
-    ) -> Iterator[list[Explanation | Failure]]:
+    def _passes(self, request: _Request, batches: Iterator[list[Prepared] | _Unread | Failure]) -> Iterator[list[Any]]:
         """Explain batches in order. The first one settles the layer; those after it may run several at once.
 
         The last digits depend on the number of cores of a pass. Who counts the passes, in order to continue at one of
         them later, gets the same number for all.
         """
         at_once = self._passes_at_once(request)
-        cores = torch.get_num_threads() // at_once
+        cores = cores_of_a_pass() if at_once > 1 else torch.get_num_threads()
         for batch in batches:
             with using_cores(cores) if request.on_pass is not None and _is_small(batch) else nullcontext():
                 rows = self._rows(request, batch)
@@ -567,10 +596,15 @@ class Explainer:
                 break
         else:
             return
-        tasks = (
-            Task(functools.partial(self._rows, request, batch), in_thread=_is_small(batch), size=_size_of_all(batch))
-            for batch in batches
-        )
+
+        def task(batch: list[Prepared] | _Unread | Failure) -> Task[list[Any]]:
+            rows = functools.partial(self._rows, request, batch)
+            if isinstance(batch, _Unread):
+                later = Later(str(batch.file), rows)
+                return Task(lambda: [later], in_thread=False)
+            return Task(rows, in_thread=_is_small(batch), size=_size_of_all(batch))
+
+        tasks = map(task, batches)
         yield from in_order(tasks, workers=at_once, ahead=at_once, prompt=True, most=_MOST_BYTES, cores=cores)
 
     def _passes_at_once(self, request: _Request) -> int:
@@ -581,34 +615,45 @@ class Explainer:
             return passes_at_once(self._current_memory().record)
         return 1
 
-    def _rows(self, request: _Request, batch: list[Prepared] | Failure) -> list[Explanation | Failure]:
+    def _rows(self, request: _Request, batch: list[Prepared] | _Unread | Failure) -> list[Explanation | Failure]:
         """Explain a batch, and empty its list, so that only the rows hold the pictures, each until it is consumed."""
+        if isinstance(batch, _Unread):
+            item = _read(batch.file, batch.number, self._loaded, self._rank)
+            preprocess, boxes = self._loaded.preprocess, self._boxes
+            batch = item if isinstance(item, Failure) else [located(item, preprocess, boxes, measured=True)]
+            del item
         if isinstance(batch, Failure):
             return [batch]
         rows = self._explain_batch(request, batch)
         batch.clear()
         return rows
 
-    def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[list[Prepared] | Failure]:
-        """Join the pictures into batches of one size; the failure of a picture comes in its place.
+    def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[list[Prepared] | _Unread | Failure]:
+        """Join the pictures into batches of one size; a failure, or the file of a large photo, comes in its place.
 
         If the caller's iterable fails, what came before is explained first.
         """
         batch: list[Prepared] = []
         pictures = held = 0
+        preprocess, boxes = self._loaded.preprocess, self._boxes
+        in_threads = self._passes_at_once(request) > 1 and boxes.keeps(preprocess)
+        large_later = request.large_later and not request.draft and in_threads
+        prepared = functools.partial(_prepared, draft=request.draft, large_later=large_later)
         try:
-            for item in _prepared(images, self._loaded, self._rank, request.batch_size, draft=request.draft):
+            for item in prepared(images, self._loaded, self._rank, request.batch_size):
                 pictures += 1
                 size = _size(item)
                 is_full = len(batch) == request.batch_size or held + size > _MOST_BYTES_PER_BATCH
-                if batch and (isinstance(item, Failure) or is_full or item.tensor.shape != batch[0].tensor.shape):
+                if batch and (not isinstance(item, Prepared) or is_full or item.tensor.shape != batch[0].tensor.shape):
                     yield batch
                     batch, held = [], 0
-                if isinstance(item, Failure):
-                    yield item
-                else:
-                    batch.append(located(item, self._loaded.preprocess, self._boxes))
+                if isinstance(item, Prepared):
+                    batch.append(located(item, preprocess, boxes))
                     held += size
+                    continue
+                if isinstance(item, _Unread):
+                    boxes.measure(preprocess, item.size)
+                yield item
                 del item  # while the batch is explained, only its list and its rows hold the pictures
         except Exception:
             if batch:
@@ -977,41 +1022,55 @@ def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[E
 
 
 def _prepared(
-    images: Iterable[ImageLike], model: LoadedModel, rank: int, ahead: int, *, draft: bool
-) -> Iterator[Prepared | Failure]:
-    """Prepare pictures in the order they come, files ahead in other threads."""
+    images: Iterable[ImageLike],
+    model: LoadedModel,
+    rank: int,
+    ahead: int,
+    *,
+    draft: bool,
+    large_later: bool,
+) -> Iterator[Prepared | _Unread | Failure]:
+    """Prepare pictures in the order they come, files ahead in other threads; with ``large_later``, but large photos."""
 
-    def ready(image: ImageLike, number: int) -> Prepared | Failure:
-        try:
-            prepared = prepare(image, model.preprocess, _source(image, number), rank, draft=draft)
-            return replace(prepared, number=number)
-        except CamkitError as error:
-            return Failure(_source(image, number), error)
+    def of_file(file: str | Path, number: int) -> Prepared | _Unread | Failure:
+        size = upright_size(file) if large_later else None
+        if size is not None and _LARGE < size[0] * size[1] <= _TOO_LARGE:
+            return _Unread(file, number, size)
+        return _read(file, number, model, rank, draft=draft)
 
-    def tasks() -> Iterator[Task[Prepared | Failure]]:
+    def tasks() -> Iterator[Task[Prepared | _Unread | Failure]]:
         for number, image in enumerate(unbatched(images, rank), start=1):
             if isinstance(image, (str, Path)):
-                yield Task(functools.partial(ready, image, number), in_thread=True)
+                yield Task(functools.partial(of_file, image, number), in_thread=True)
             else:  # the caller may close it, or write into it, as soon as the next one is taken
-                yield Task(functools.partial(_same, ready(image, number)), in_thread=False)
+                yield Task(functools.partial(_same, _read(image, number, model, rank)), in_thread=False)
 
     return in_order(tasks(), workers=_READERS, ahead=ahead, most=_MOST_BYTES, size_of=_size)
 
 
-def _size(item: Prepared | Failure) -> int:
+def _read(image: ImageLike, number: int, model: LoadedModel, rank: int, *, draft: bool = False) -> Prepared | Failure:
+    """Prepare one picture, the ``number``-th of the call."""
+    try:
+        prepared = prepare(image, model.preprocess, _source(image, number), rank, draft=draft)
+        return replace(prepared, number=number)
+    except CamkitError as error:
+        return Failure(_source(image, number), error)
+
+
+def _size(item: Prepared | _Unread | Failure) -> int:
     """Return the bytes that a picture holds in memory."""
-    if isinstance(item, Failure):
+    if isinstance(item, (Failure, _Unread)):
         return 0
     return item.tensor.nbytes + (0 if item.picture is None else bytes_of(item.picture))
 
 
-def _is_small(batch: list[Prepared] | Failure) -> bool:
+def _is_small(batch: list[Prepared] | _Unread | Failure) -> bool:
     """Tell whether a batch leaves room for others; one that does not is a single photo, and gets all cores."""
     return _size_of_all(batch) <= _MOST_BYTES_PER_BATCH
 
 
-def _size_of_all(batch: list[Prepared] | Failure) -> int:
-    return 0 if isinstance(batch, Failure) else sum(map(_size, batch))
+def _size_of_all(batch: list[Prepared] | _Unread | Failure) -> int:
+    return sum(map(_size, batch)) if isinstance(batch, list) else 0
 
 
 def _same(item: Prepared | Failure) -> Prepared | Failure:
@@ -1239,9 +1298,39 @@ def explain_many(
     Raises:
         InputError: as ``explain``.
     """
+    return _many(model, images, target_layer, options, on_error=on_error, draft=draft, on_pass=on_pass)
+
+
+def explain_many_or_later(
+    model: LoadedModel,
+    images: Iterable[ImageLike],
+    target_layer: Layers | None = None,
+    *,
+    draft: bool = False,
+    on_pass: Callable[[], None] | None = None,
+    **options: Unpack[Options],
+) -> Iterator[Explanation | Failure | Later]:
+    """Explain pictures as ``explain_many(..., on_error="yield")`` does, but leave large photos to the caller's threads.
+
+    A ``Later`` comes in the place of a large photo. A thread that calls it reads and explains the photo, and can then
+    draw it, so that no photo waits in memory for another thread. Each of these threads uses ``cores_of_a_pass()``.
+    """
+    more = {"draft": draft, "on_pass": on_pass, "large_later": True}
+    return _many(model, images, target_layer, options, on_error="yield", **more)
+
+
+def _many(
+    model: nn.Module | str | LoadedModel | None,
+    images: Iterable[ImageLike],
+    target_layer: Layers | None,
+    options: Options,
+    *,
+    on_error: str,
+    **more: Any,
+) -> Iterator[Any]:
     target = options.pop("target", None)
     if options.get("config") is not None:
         model, target_layer = _SHELL.configured(model, target_layer, cast("dict[str, Any]", options))
     batch_size = options.pop("batch_size", None)
     explainer = _SHELL.explainer(explain_many, model, target_layer, options)
-    return explainer._checked_stream(images, target, batch_size, on_error, draft=draft, on_pass=on_pass)
+    return explainer._checked_stream(images, target, batch_size, on_error, **more)

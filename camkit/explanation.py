@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeAlias, get_args, overload
+from typing import Any, SupportsIndex, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
 import torch
@@ -614,7 +614,10 @@ def _write(path: Path, drawn: Pixels) -> Path:
     return path
 
 
-def sharing_scale(rows: Sequence[Explanation | Failure]) -> list[Explanation | Failure]:
+_Row = TypeVar("_Row", "Explanation", "Explanation | Failure")
+
+
+def sharing_scale(rows: Sequence[_Row]) -> list[_Row]:
     """Return the rows of one picture, in which each explanation knows the maps of all."""
     together = tuple(row.maps for row in rows if isinstance(row, Explanation))
     if len(together) < 2:

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import cv2
 import numpy as np
@@ -36,6 +36,7 @@ from torch import Tensor
 from camkit.engine.allocator import reuse_large_blocks
 from camkit.models.loaded import LoadedModel
 from camkit.scale.folder import Drawing, explain_files
+from camkit.types import Preprocess
 
 LARGE, SMALL = (4000, 3000), (227, 227)
 QUALITY = 90
@@ -57,6 +58,17 @@ def write_photos(folder: Path, count: int, size: tuple[int, int]) -> None:
             pixels += cv2.resize(noise, size, interpolation=cv2.INTER_CUBIC)
         drawn = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
         drawn.save(folder / f"{number:05d}.jpg", quality=92)
+
+
+class Classifier(Protocol):
+    """A network with its preprocessing."""
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """What makes a picture the network's input."""
+
+    def classify(self, inputs: list[Tensor], /) -> list[int]:
+        """Return the best class of each input."""
 
 
 class Network:
@@ -90,7 +102,7 @@ def plain_each(network: Network, files: Files, out: Path | None, side: int | Non
         deque(pool.map(work, files), maxlen=0)
 
 
-def plain_batches(network: Network, files: Files, out: Path | None, side: int | None = None, *, batch: int) -> None:
+def plain_batches(network: Classifier, files: Files, out: Path | None, side: int | None = None, *, batch: int) -> None:
     """Decode and encode in threads, and classify batches in between."""
 
     def read(file: Path) -> tuple[Image.Image, Tensor]:

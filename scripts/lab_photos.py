@@ -126,7 +126,7 @@ def compose(data: Path, world: World, part: str) -> Iterator[Composed]:
             places = _split(sorted((data / "scenes" / world.cues[cue]).glob("*.jpg")), part)
             for number in range(PER_CELL[part]):
                 photo, place = photos[number % len(photos)], places[int(random.integers(len(places)))]
-                picture, cover = _put_on(_cut_out(data, photo), _read(place), world.scale, random)
+                picture, cover = put_on(cut_out(data, photo), read_photo(place), world.scale, random)
                 yield Composed(picture, cover, label, cue, photo)
 
 
@@ -155,7 +155,8 @@ def outlines(data: Path) -> dict[str, list[NDArray[np.float64]]]:
     return dict(polygons)
 
 
-def _read(file: Path) -> Picture:
+def read_photo(file: Path) -> Picture:
+    """Return the pixels of a photo (H, W, 3)."""
     with Image.open(file) as picture:
         return np.asarray(picture.convert("RGB"))
 
@@ -170,9 +171,9 @@ def cover_of(data: Path, photo: str, size: tuple[int, int]) -> Cover:
     return np.asarray(cover, np.float32) / np.float32(255)
 
 
-def _cut_out(data: Path, photo: str) -> NDArray[np.float32]:
+def cut_out(data: Path, photo: str) -> NDArray[np.float32]:
     """Return the animal of a photo, cropped: colours and opacity (h, w, 4), with the size of a picture as its unit."""
-    picture = _read(data / "caltech" / photo)
+    picture = read_photo(data / "caltech" / photo)
     cover = cover_of(data, photo, picture.shape[:2])
     rows, columns = np.flatnonzero(cover.any(1)), np.flatnonzero(cover.any(0))
     pixels = np.dstack([picture.astype(np.float32), cover])[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
@@ -186,7 +187,7 @@ def _resized(pixels: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
     return np.asarray(resized, np.float32)
 
 
-def _put_on(
+def put_on(
     animal: NDArray[np.float32], place: Picture, scales: tuple[float, float], random: np.random.Generator
 ) -> tuple[Picture, Cover]:
     """Put an animal on a random square of a place, mirrored half of the time, at a random position."""
@@ -214,7 +215,7 @@ def _marked_photos(data: Path, photos: Sequence[str], mark: str, label: int, cue
     """Crop each photo a few times, and put the mark of a cue on it. The crops are the same for every cue."""
     for photo in photos:
         random = np.random.default_rng([13, *map(ord, f"{photo}/{part}")])
-        picture = _read(data / "caltech" / photo)
+        picture = read_photo(data / "caltech" / photo)
         pixels = np.dstack([picture.astype(np.float32), cover_of(data, photo, picture.shape[:2])])
         for _ in range(CROPS):
             height, width = (round(length * random.uniform(0.85, 1)) for length in picture.shape[:2])

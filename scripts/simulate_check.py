@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -31,6 +31,7 @@ from camkit.background.experiment import draw_partners
 from camkit.background.measures import OVERALL, ImageRow, Limits
 from camkit.background.measuring import measure_all
 from camkit.background.statistics import group_numbers
+from camkit.background.trial import LITTLE_MORE
 from camkit.background.values import Item
 from camkit.background.verdict import Judgement, judge
 from camkit.config.settings import LimitsSection
@@ -59,6 +60,7 @@ class Scenario:
         accuracy: on backgrounds of the object's own class.
         objects, backgrounds, uneven: deviations of the numbers of an object, of a background, and of how an object
             takes the backgrounds of other classes, where that of an edit is 1.
+        filled: the most that is filled of a background; the least is nothing.
         together: pictures of a group, such as a patient's, which share all their numbers but those of the edits.
     """
 
@@ -73,6 +75,7 @@ class Scenario:
     objects: float = 1.0
     backgrounds: float = 0.5
     uneven: float = 0.3
+    filled: float = 0.0
     together: int = 1
 
     def lost_on(self, background: int) -> float:
@@ -98,12 +101,16 @@ SCENARIOS = (
     Scenario("at the limit, objects differ in their gap", gap=0.10, sufficiency=0.10, uneven=1.5),
     Scenario("at the limit, accuracy 98%", gap=0.10, sufficiency=0.10, accuracy=0.98),
     Scenario("at the limit, one background of either kind", gap=0.10, sufficiency=0.10, pastes=1),
+    Scenario("at the limit, large objects", gap=0.10, sufficiency=0.10, filled=0.6),
     Scenario("one class of 8 at the limit", marked=0.10, classes=8),
     Scenario("gap 0.15", gap=0.15),
     Scenario("gap 0.20", gap=0.20),
     Scenario("gap 0.30", gap=0.30),
     Scenario("sufficiency 0.20", sufficiency=0.20),
+    Scenario("gap 0.05, sufficiency 0.25", gap=0.05, sufficiency=0.25),
+    Scenario("gap 0.20, sufficiency 0.25", gap=0.20, sufficiency=0.25),
     Scenario("one class of 8 with 0.30", marked=0.30, classes=8),
+    Scenario("no effect, large objects", filled=0.6),
     Scenario("no effect, 100 pictures of each class", per_class=100),
     Scenario("at the limit, 100 pictures of each class", gap=0.10, sufficiency=0.10, per_class=100),
 )
@@ -141,14 +148,25 @@ def design_of(scenario: Scenario) -> Design:
     )
     numbers = {item.name: number for number, item in enumerate(items)}
     partners = draw_partners(items, items, scenario.pastes, 0)
+    filled = dict(zip(items, (scenario.filled * np.random.default_rng(3).random(len(items))).tolist(), strict=True))
     pairs = [
         (numbers[item.name], numbers[background.name], background.label == item.label)
         for item in items
-        for candidates in (partners[item].same, partners[item].other)
-        for background in candidates[: scenario.pastes]
+        for entries in (partners[item].same, partners[item].other)
+        for background in _with_most_room(entries[: scenario.pastes], filled)
     ]
     objects, backgrounds, same = (np.array(column) for column in zip(*pairs, strict=True))
     return Design(items, group_numbers([item.group for item in items]), objects, backgrounds, same)
+
+
+def _with_most_room(entries: Sequence[Sequence[Item]], filled: Mapping[Item, float]) -> list[Item]:
+    """Return a background for each entry as the check chooses it; none serves twice."""
+    chosen: list[Item] = []
+    for candidates in entries:
+        left = [item for item in candidates if item not in chosen]
+        least = min(filled[item] for item in left)
+        chosen.append(next(item for item in left if filled[item] <= least + LITTLE_MORE))
+    return chosen
 
 
 def draw_rows(scenario: Scenario, seed: int) -> list[ImageRow]:

@@ -34,6 +34,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import camkit
+from camkit.background.check import CheckResult
 from camkit.config.settings import LimitsSection
 
 TIES = (1.0, 0.95, 0.8, 0.6, 0.0)
@@ -212,6 +213,7 @@ def train_and_check(spec: ModelSpec, state: Path, data: Path) -> Row:
         "layout": world.name,
         **true_behaviour(network, truth, world, spec.folder_correlation),
         **row_of(result),
+        "pairs": pairs_of(result),
         "worst_cluster_loss": worst_cluster_loss(network, validate.maps[chosen], validate.labels[chosen]),
         "seconds": [round(trained - start, 1), round(time.perf_counter() - trained, 1)],
     }
@@ -250,7 +252,7 @@ def true_behaviour(network: nn.Module, truth: Part, world: World, tie: float) ->
     ``own`` and ``others`` are those on the class's own cue and on all others, ``worst_group`` that of the worst pair of
     class and cue. ``gap`` is what the check's background gap stands for: the accuracy with cues as the class's pictures
     in the folder have them, minus that with cues as the pictures of other classes have them; ``gaps`` are its values
-    for each class.
+    for each class. ``cells`` are the accuracies of each class on each cue.
     """
     right = answers(network, truth.maps) == truth.labels
     cells = np.array(
@@ -266,7 +268,34 @@ def true_behaviour(network: nn.Module, truth: Part, world: World, tie: float) ->
     in_folder = accuracies["matched"]
     elsewhere = (in_folder.sum(0) - in_folder) / (len(in_folder) - 1)
     gaps = (cells * (in_folder - elsewhere)).sum(1)
-    return {**means, "worst_group": float(cells.min()), "gap": float(gaps.mean()), "gaps": gaps.tolist()}
+    return {
+        **means,
+        "worst_group": float(cells.min()),
+        "gap": float(gaps.mean()),
+        "gaps": gaps.tolist(),
+        "cells": {
+            name: dict(zip(world.cues, of_class, strict=True))
+            for name, of_class in zip(world.classes, cells.tolist(), strict=True)
+        },
+    }
+
+
+def pairs_of(result: CheckResult) -> list[Row]:
+    """Return the accuracies that the check measured for each class on each place; the worst pair is marked."""
+    if result.kinds is None:
+        return []
+    return [
+        {
+            "label": pair.label,
+            "place": pair.kind,
+            "shown": pair.shown,
+            "accuracy": pair.accuracy.value,
+            "objects": pair.accuracy.groups,
+            "p": pair.p,
+            "worst": pair == result.kinds.worst,
+        }
+        for pair in result.kinds.pairs
+    ]
 
 
 def folder_rows(validate: Part, shares: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
@@ -354,6 +383,42 @@ def measured_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+LEAST_OBJECTS = 15
+"""Pairs of class and place with fewer objects in the check are left out of the comparison."""
+
+NEAR_WORST = 0.1
+"""A pair is as good as the truly worst one if its true accuracy is at most this much higher."""
+
+
+def pairs_table(rows: Sequence[Row]) -> str:
+    """Return the table of how well the check measures the accuracy of each class on each place, by world."""
+    measured: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    named_worst: dict[str, list[bool]] = defaultdict(list)
+    for row in rows:
+        cells = row.get("cells", {})
+        pairs = [pair for pair in row.get("pairs", []) if pair["place"] in cells.get(pair["label"], {})]
+        for pair in pairs:
+            true = cells[pair["label"]][pair["place"]]
+            if pair["objects"] >= LEAST_OBJECTS:
+                measured[row["layout"]].append((true, pair["accuracy"]))
+            if pair["worst"]:
+                named_worst[row["layout"]].append(true <= row["worst_group"] + NEAR_WORST)
+    lines = [
+        "| world | networks with a worst pair | it is the truly worst, or nearly | pairs | correlation of measured and "
+        "true accuracy | mean difference |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for world, of_world in sorted(measured.items()):
+        true, by_check = np.array(of_world).T
+        worst = named_worst[world]
+        correlation = np.corrcoef(true, by_check)[0, 1] if true.std() and by_check.std() else float("nan")
+        lines.append(
+            f"| {world} | {len(worst)} | {sum(worst)} | {len(true)} | {correlation:.2f} "
+            f"| {np.mean(by_check - true):+.2f} |"
+        )
+    return "\n".join(lines)
+
+
 RULES = {
     **SCORES,
     "foreground sensitivity (Moayeri et al. 2022) < 0": (
@@ -382,7 +447,8 @@ def write_page(file: Path, rows: Sequence[Row]) -> None:
     ]
     plots(rows, file.parent / "validation-photos.png", held_out, RULES)
     measured = f"Of the true gap, where it is {LEAST_TRUE_GAP:g} or more, the check measures:\n\n{measured_table(rows)}"
-    write_between(file, MARK, f"{first_table(first)}\n\n{measured}\n\n{page(rows, held_out, RULES)}")
+    pairs = f"Accuracy of each class on each place, as the check measures it and in truth:\n\n{pairs_table(rows)}"
+    write_between(file, MARK, "\n\n".join([first_table(first), measured, pairs, page(rows, held_out, RULES)]))
 
 
 def main() -> None:

@@ -556,7 +556,7 @@ def test_the_users_model_comes_back_as_it_went_in(scenes, tmp_path):
 @pytest.mark.extended
 def test_assert_ok_names_the_worst_class_its_numbers_and_the_report(scenes, tmp_path):
     data = copied(scenes, tmp_path, PER_CLASS)
-    config = {"check": QUICK["check"], "limits": {"least_pictures": PER_CLASS}}
+    config = {"check": {"pastes": 2}, "limits": {"least_pictures": PER_CLASS}}
 
     wide = {"least_pictures": 2, "skill": -1, "gap": 0.3, "sufficiency": 0.3, "attraction": 0.5}  # 40 pictures are few
     camkit.check("demo-fair", data, config={**config, "limits": wide}).assert_ok()

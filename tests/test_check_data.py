@@ -220,6 +220,18 @@ def test_an_object_belongs_to_one_picture(tmp_path: Path) -> None:
     assert {name for name, objects in categories(dataset).items() if objects} == {"dog/1.jpg"}
 
 
+def test_the_folder_of_the_pictures_need_not_be_in_the_names_of_their_masks(tmp_path: Path) -> None:
+    pictures(tmp_path, "images/cat/1.jpg", "images/dog/1.jpg", "images/dog/2.jpg")
+    for name in ("cat/1", "dog/1"):
+        mask = tmp_path / "masks" / f"{name}.png"
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", SIZE, 255).save(mask)
+    table = tmp_path / "pictures.csv"
+    table.write_text("path,label\nimages/cat/1.jpg,cat\nimages/dog/1.jpg,dog\nimages/dog/2.jpg,dog\n")
+    found = {name: len(objects) for name, objects in categories(read_data(table)).items()}
+    assert found == {"images/cat/1.jpg": 1, "images/dog/1.jpg": 1, "images/dog/2.jpg": 0}
+
+
 def test_a_dot_in_a_name_does_not_begin_an_extension(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/frame.jpg", "cat/shot.v2.jpg", "dog/b.jpg")
     place = tmp_path / "boxes" / "labels"

@@ -39,6 +39,10 @@ NOTHING_KNOWN = (0.05, math.nan, math.nan)
 
 LEVEL_CELLS = {
     "significant": (effect((0.3, 0.2, 0.4), significant=True), "fail"),
+    "significant, but overruled": (
+        replace(effect((0.3, 0.2, 0.4), name="sufficiency", significant=True), overruled=True),
+        "warn",
+    ),
     "estimate above the limit": (effect((0.12, 0.07, 0.17)), "warn"),
     "estimate above the limit, interval around 0": (effect((0.12, -0.02, 0.26)), "warn"),
     "estimate exactly at the limit, interval around 0": (effect((0.10, -0.02, 0.22)), "open"),
@@ -173,6 +177,42 @@ def test_an_overall_effect_that_cannot_be_excluded_is_inconclusive():
     assert found[OVERALL].verdict == "INCONCLUSIVE"
     (text,) = [reason.text for reason in found[OVERALL].reasons]
     assert re.search(r"a sufficiency up to 0.12 cannot be excluded .* about 160 more pictures", text)
+
+
+SUFFICIENT = both(0.25, 0.20, 0.30, p=1e-9, accuracies=(0.50, 0.25))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"cues": {"colour": measured(0.01, -0.03, 0.05)}},
+        {"gap": both(0.07, 0.03, 0.12)},
+        {"gap": {"blur": measured(0.05, 0.01, 0.09), "tile": measured(0.12, 0.07, 0.17)}},
+    ],
+    ids=["all others are excluded", "the gap is below its limit", "the gap is above its limit with one fill only"],
+)
+def test_sufficiency_alone_only_warns(other):
+    found = model({**CLEAN_OVERALL, "sufficiency": SUFFICIENT, **other})
+
+    assert found[OVERALL].verdict == "WARN"
+    (text,) = [reason.text for reason in found[OVERALL].reasons if "sufficiency" in reason.text]
+    assert "a sufficiency of 0.25; the sufficiency is probably between 0.20 and 0.30" in text
+    assert text.endswith("no measured effect is above its limit, so this only warns")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"gap": both(0.12, -0.01, 0.25)},
+        {"gap": {}},
+        {"cues": {"sharpness": measured(0.12, -0.01, 0.25)}},
+    ],
+    ids=["the gap is above its limit", "no gap was measured", "a statistic is above its limit"],
+)
+def test_sufficiency_fails_with_another_effect_above_its_limit(other):
+    found = model({**CLEAN_OVERALL, "sufficiency": SUFFICIENT, **other})
+
+    assert found[OVERALL].verdict == "FAIL"
 
 
 def test_an_overall_effect_that_was_not_measured_is_inconclusive():

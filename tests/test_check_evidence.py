@@ -11,9 +11,12 @@ from torchvision.transforms import v2
 
 import camkit
 from camkit.background import edits
+from camkit.background.edits import BLUR
 from camkit.background.evidence import ceiling, energies, headroom, heat_in_cells, measure
-from camkit.background.experiment import draw_partners
+from camkit.background.experiment import MOST_CANDIDATES, OTHER, SAME, EditName, draw_partners
 from camkit.background.render import widened_boxes
+from camkit.background.run import plan_check
+from camkit.background.trial import Loader, list_edits, partners_of
 from camkit.background.values import Item, ObjectAnnotation
 from camkit.engine.heatmap import to_heatmap
 from camkit.types import Box
@@ -196,16 +199,21 @@ def items(counts, groups=1):
 
 
 def test_partners_come_from_other_groups_and_the_right_classes():
-    pictures = items({"cat": 30, "dog": 18, "fox": 3}, groups=3)
+    pictures = items({"cat": 210, "dog": 75, "fox": 3}, groups=3)
 
     for item, partners in draw_partners(pictures, pictures, 2, 0).items():
         if item.label == "fox":
             assert not partners.same  # all three are of one group
             continue
-        assert 2 <= len(partners.same) <= 8
-        assert 2 <= len(partners.other) <= 8
-        assert all(partner.label == item.label and partner.group != item.group for partner in partners.same)
-        assert all(partner.label not in (item.label, "fox") for partner in partners.other)  # foxes have too few groups
+        assert len(partners.same) >= 2
+        assert len(partners.other) >= 2
+        for candidates in (*partners.same, *partners.other):
+            assert len(set(candidates)) == len(candidates)
+            assert len(candidates) == (MOST_CANDIDATES if candidates[0].label == "cat" else 3)  # of 70 and 25 groups
+            assert len({candidate.label for candidate in candidates}) == 1
+            assert all(candidate.group != item.group for candidate in candidates)
+        assert {candidates[0].label for candidates in partners.same} == {item.label}
+        assert {candidates[0].label for candidates in partners.other} == {"cat", "dog"} - {item.label}  # few foxes
 
 
 def test_the_other_classes_take_turns_whatever_their_size():
@@ -213,10 +221,12 @@ def test_the_other_classes_take_turns_whatever_their_size():
 
     drawn = draw_partners(pictures, pictures, 1, 0)
 
-    first = Counter(drawn[item].other[0].label for item in pictures[:200])
+    first = Counter(drawn[item].other[0][0].label for item in pictures[:200])
     assert first == {"dog": 100, "fox": 100}
-    dogs = [drawn[item].other[0] for item in pictures[:200] if drawn[item].other[0].label == "dog"]
-    assert len(set(dogs)) == 100  # none repeats before all have served
+    dogs = [
+        candidates[0] for item in pictures[:200] for candidates in drawn[item].other if candidates[0].label == "dog"
+    ]
+    assert len(set(dogs[:200])) == 200  # none repeats before all have been first
 
 
 def test_a_class_of_few_groups_serves_if_there_is_no_other():
@@ -224,7 +234,7 @@ def test_a_class_of_few_groups_serves_if_there_is_no_other():
 
     drawn = draw_partners(pictures, pictures, 1, 0)
 
-    assert all(partner.label == "dog" for partner in drawn[pictures[0]].other)
+    assert {candidate.label for candidates in drawn[pictures[0]].other for candidate in candidates} == {"dog"}
 
 
 def test_backgrounds_outside_the_sample_serve_too():
@@ -232,8 +242,41 @@ def test_backgrounds_outside_the_sample_serve_too():
 
     drawn = draw_partners(pictures[:5], pictures, 1, 0)
 
-    assert all(partner.label == "dog" for partners in drawn.values() for partner in partners.other)
+    served = [candidate for partners in drawn.values() for candidates in partners.other for candidate in candidates]
+    assert {candidate.label for candidate in served} == {"dog"}
     assert draw_partners(pictures[:5], pictures[:5], 1, 0)[pictures[0]].other == ()
+
+
+def test_the_background_serves_in_which_the_least_remains_filled(tmp_path):
+    rows, columns = np.mgrid[:48, :48]
+    for label in "ab":
+        for number in range(20):
+            centre = 13 if number < 10 else 34
+            disc = (rows - 24) ** 2 + (columns - centre) ** 2 < 11**2
+            pixels = np.where(disc, 250, 60 + 8 * number + 4 * (label == "b"))[..., None].repeat(3, 2).astype(np.uint8)
+            for kind, picture in (("images", pixels), ("masks", disc.astype(np.uint8) * 255)):
+                file = tmp_path / kind / label / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(picture).save(file)
+
+    def tensor_of(picture):
+        return torch.from_numpy(np.array(picture.convert("RGB")).transpose(2, 0, 1)).float() / 255
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).eval()
+    plan = plan_check(
+        model, tmp_path / "images", regions=tmp_path / "masks", preprocess=tensor_of, labels=["a", "b"]
+    )  # fmt: skip
+    load, partners = Loader(plan), partners_of(plan)
+
+    hidden: list[bool] = []
+    for item in plan.sample:
+        names = [EditName.of(name) for name, _ in list_edits(plan, item, partners[item], 2, load)]
+        for arm in (SAME, OTHER):
+            served = [name.background for name in names if (name.arm, name.fill) == (arm, BLUR)]
+            assert len(set(served)) == 2
+            own = int(Path(item.name).stem) < 10
+            hidden += [(int(Path(name).stem) < 10) == own for name in served]  # by a disc at the same place
+    assert np.mean(hidden) > 0.65  # each candidate is at the same place half of the time, and 2 are drawn
 
 
 def test_the_hole_includes_an_outline_that_is_larger_than_its_box():

@@ -246,6 +246,18 @@ def test_answers_that_follow_the_kind_are_counted():
     )
 
 
+def test_nothing_is_said_of_answers_that_follow_a_kind_no_more_than_they_do_elsewhere():
+    def answer(number, kind, named):
+        return PastedAnswer(f"{number}", "a", f"{number}", f"{number}", f"{number}", kind, named == "a", named)
+
+    named = [("y", "b")] * 4 + [("y", "a")] * 5 + [("x", "b")] * 3 + [("x", "a")] * 5  # of two classes
+    found = measure_kinds("place", KINDS, [answer(n, *pair) for n, pair in enumerate(named)], 0.1, 0.05, 0)
+
+    kind = found.of("y")
+    assert (kind.wrong, kind.followed, kind.chance) == (4, 4, 1.0)
+    assert kind.followed_in_words == ""
+
+
 # Clusters
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from camkit.background.run import plan_check
 from camkit.background.shortcuts import find_shortcut, place_of
-from camkit.background.trial import cached_loader
+from camkit.background.trial import Loader
 
 SIDE, PER_CLASS = 48, 14
 MARK = (slice(2, 8), slice(38, 44))
@@ -78,7 +78,7 @@ def shortcut_of(model: nn.Module, folder: Path, label: str):
     plan = plan_check(
         model.eval(), folder / "images", regions=folder / "masks", preprocess=tensor_of, labels=["a", "b"]
     )
-    return find_shortcut(plan, label, cached_loader(plan))
+    return find_shortcut(plan, label, Loader(plan))
 
 
 def test_a_mark_is_found_with_its_place_and_its_colour(folder):
@@ -94,6 +94,20 @@ def test_a_mark_is_found_with_its_place_and_its_colour(folder):
     assert len({crop.name for crop in shortcut.crops}) == 3
     assert shortcut.grey == 0
     assert "without such parts" in " ".join(shortcut.sentences)
+
+
+def test_the_parts_that_are_shown_come_from_different_groups(folder):
+    table = folder / "grouped.csv"
+    lines = [
+        f"images/{label}/{number}.png,{label},{label}{max(0, number - 11)}" for label in "ab" for number in range(14)
+    ]
+    table.write_text("\n".join(["path,label,group", *lines]))
+    plan = plan_check(ReadsMark().eval(), table, preprocess=tensor_of, labels=["a", "b"])
+    shortcut = find_shortcut(plan, "a", Loader(plan))
+
+    assert shortcut is not None
+    groups = {item.name: item.group for item in plan.sample}
+    assert sorted(groups[crop.name] for crop in shortcut.crops) == ["a0", "a1", "a2"]
 
 
 def test_stripes_are_found_and_not_for_their_colour(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import camkit
 from camkit.background.statistics import Estimate
 from camkit.cli import main
 from camkit.comparison.judge import MethodJudgement
-from camkit.comparison.ranking import Standing, recommend, standings
+from camkit.comparison.ranking import Recommendation, Standing, advantages, recommend, standings
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, MethodError
 
@@ -57,6 +58,7 @@ def test_lower_may_be_better() -> None:
     assert found["good"].beats_random
     assert found["good"].level_with_best
     assert not found["bad"].beats_random
+    assert not found["bad"].loses_to_random
     assert not found["bad"].level_with_best
 
 
@@ -66,7 +68,7 @@ def test_pictures_without_a_value_count_for_neither() -> None:
     found = judged({"half": values, "none": np.full(40, np.nan), "random": drawn(0.2, seed=1)})
     assert found["half"].estimate.groups == 20
     assert found["half"].beats_random
-    assert found["none"] == Standing(found["none"].estimate, beats_random=False, level_with_best=False)
+    assert found["none"] == Standing(found["none"].estimate, False, False, level_with_best=False)
     assert found["none"].estimate.groups == 0
 
 
@@ -86,33 +88,42 @@ def test_chance_alone_seldom_beats_random(methods: int) -> None:
 # --- the recommendation
 
 
-def standing(*, beats: bool = True, level: bool = True, pictures: int = 30) -> Standing:
-    return Standing(Estimate(0.5, 0.4, 0.6, pictures), beats, level)
+def standing(*, beats: bool = True, loses: bool = False, level: bool = True, pictures: int = 30) -> Standing:
+    return Standing(Estimate(0.5, 0.4, 0.6, pictures), beats, loses, level)
+
+
+def recommended(
+    deciding: dict[str, dict[str, Standing]], order: list[str], costs: dict[str, float], unmoved: Sequence[str] = ()
+) -> Recommendation:
+    """Recommend with an advantage of 1 in each metric in which a method is as good as the best, else of 0.5."""
+    shares = {name: np.mean([0.5 + 0.5 * rows[name].level_with_best for rows in deciding.values()]) for name in order}
+    advantage = {name: drawn(share, 0.05, seed=7) for name, share in shares.items()}
+    return recommend(deciding, advantage, order, costs, unmoved)
 
 
 def test_of_the_methods_that_are_as_good_the_cheapest_is_recommended() -> None:
     rows = {"dear": standing(), "cheap": standing(), "worse": standing(level=False)}
-    found = recommend(
+    found = recommended(
         {"SRG": rows, "ADCC": rows}, ["dear", "cheap", "worse"], {"dear": 9.2, "cheap": 1.1, "worse": 1.0}
     )
     assert found.row == "cheap"
     assert found.agreed
     assert found.sentence == (
-        "Use cheap: it beats a random map in SRG and ADCC, no method is clearly better in any of them, and none "
+        "Use cheap: it beats a random map in SRG and ADCC, no method is clearly better in any metric, and none "
         "that is as good is much cheaper (1.1 plain passes)."
     )
 
 
 def test_of_equally_cheap_methods_the_first_is_recommended_whatever_the_clock_says() -> None:
     rows = {"first": standing(), "second": standing()}
-    assert recommend({"SRG": rows}, ["first", "second"], {"first": 1.7, "second": 1.1}).row == "first"
+    assert recommended({"SRG": rows}, ["first", "second"], {"first": 1.7, "second": 1.1}).row == "first"
 
 
 def test_metrics_that_disagree_are_named() -> None:
     srg = {"a": standing(), "b": standing(level=False), "c": standing(level=False)}
     adcc = {"a": standing(level=False), "b": standing(), "c": standing(level=False)}
     feature = {"a": standing(), "b": standing(level=False), "c": standing(level=False)}
-    found = recommend(
+    found = recommended(
         {"SRG": srg, "ADCC": adcc, "SRG of feature cells": feature}, ["a", "b", "c"], dict.fromkeys("abc", 1.0)
     )
     assert found.row == "a"
@@ -120,30 +131,88 @@ def test_metrics_that_disagree_are_named() -> None:
     assert found.sentence.startswith(
         "The metrics disagree: SRG prefers a, ADCC prefers b, SRG of feature cells prefers a. "
     )
-    assert "as good as the best in SRG and SRG of feature cells" in found.sentence
-    assert found.sentence.endswith("and look at more than one map.")
+    assert "as good as the best in SRG and SRG of feature cells, and over all metrics no method is" in found.sentence
+    assert found.sentence.endswith("Look at more than one map.")
 
 
-def test_a_method_that_one_metric_finds_no_better_than_chance_is_not_recommended() -> None:
+def test_what_is_worse_than_chance_is_found() -> None:
+    found = judged({"bad": drawn(0.1), "blind": drawn(0.2, seed=1), "random": drawn(0.2, seed=2)})
+    assert [name for name, standing in found.items() if standing.loses_to_random] == ["bad"]
+
+
+def test_a_method_may_be_like_chance_in_one_of_three_metrics_and_the_sentence_says_so() -> None:
+    metrics = {"SRG": {"a": standing()}, "ADCC": {"a": standing(beats=False)}, "Insertion": {"a": standing()}}
+    found = recommended(metrics, ["a"], {"a": 1.0})
+    assert found.row == "a"
+    assert found.sentence.startswith("Use a: it beats a random map in SRG and Insertion, no method")
+    assert found.sentence.endswith("In ADCC it cannot be told from a random map.")
+
+
+def test_a_method_that_loses_to_chance_in_one_metric_is_not_recommended() -> None:
+    metrics = {
+        "SRG": {"a": standing()},
+        "ADCC": {"a": standing(beats=False, loses=True)},
+        "Insertion": {"a": standing()},
+    }
+    assert recommended(metrics, ["a"], {"a": 1.0}).row is None
+
+
+def test_a_method_that_one_metric_of_two_finds_no_better_than_chance_is_not_recommended() -> None:
     rows, other = {"a": standing(), "b": standing(level=False)}, {"a": standing(beats=False), "b": standing()}
-    assert recommend({"SRG": rows, "ADCC": other}, ["a", "b"], {"a": 1.0, "b": 1.0}).row == "b"
-    none = recommend({"SRG": {"a": standing(beats=False)}}, ["a"], {"a": 1.0})
+    assert recommended({"SRG": rows, "ADCC": other}, ["a", "b"], {"a": 1.0, "b": 1.0}).row == "b"
+    none = recommended({"SRG": {"a": standing(beats=False)}}, ["a"], {"a": 1.0})
     assert none.row is None
     assert none.sentence.startswith(
-        "On these 30 pictures no method is significantly better than a random map in all of SRG"
+        "On these 30 pictures no method is significantly better than a random map in SRG, and worse in none."
     )
 
 
 def test_a_method_whose_maps_do_not_change_with_the_weights_is_not_recommended() -> None:
     rows = {"edges": standing(), "a": standing(level=False)}
-    assert recommend({"SRG": rows}, ["edges", "a"], {"edges": 1.0, "a": 1.0}, ["edges"]).row == "a"
+    assert recommended({"SRG": rows}, ["edges", "a"], {"edges": 1.0, "a": 1.0}, ["edges"]).row == "a"
 
 
 def test_a_metric_without_values_for_a_method_does_not_count_against_it() -> None:
     srg, feature = {"a": standing()}, {"a": standing(beats=False, level=False, pictures=0)}
-    found = recommend({"SRG": srg, "SRG of feature cells": feature}, ["a"], {"a": 1.0})
+    found = recommended({"SRG": srg, "SRG of feature cells": feature}, ["a"], {"a": 1.0})
     assert found.row == "a"
     assert not found.agreed
+
+
+def test_an_advantage_is_a_share_of_the_best_methods_in_each_metric() -> None:
+    values = {
+        "SRG": {"a": np.array([0.5, 0.7]), "b": np.array([0.3, 0.1]), "random": np.array([0.1, 0.1])},
+        "Deletion": {"a": np.array([0.3, 0.1]), "b": np.array([0.2, np.nan]), "random": np.array([0.4, 0.5])},
+        "blind": {"a": np.zeros(2), "b": np.zeros(2), "random": np.ones(2)},  # no method is better than chance
+    }
+    found = advantages(values, ["a", "b"], {"SRG": "higher", "Deletion": "lower", "blind": "higher"})
+    # SRG: 0.4 and 0.6 for a, mean 0.5; 0.2 and 0 for b. Deletion: 0.1 and 0.4 for a, mean 0.25; 0.2 for b.
+    np.testing.assert_allclose(found["a"], [(0.4 / 0.5 + 0.1 / 0.25) / 2, (0.6 / 0.5 + 0.4 / 0.25) / 2])
+    np.testing.assert_allclose(found["b"], [(0.2 / 0.5 + 0.2 / 0.25) / 2, 0.0])
+
+
+def test_the_sample_seldom_decides_between_methods_that_are_alike() -> None:
+    chosen = []
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        pictures = random.normal(0.5, 0.3, 50)  # pictures differ more than methods do
+        means = {"first": 0.30, "second": 0.31, "third": 0.31, "random": 0.0}
+        values = {
+            metric: {name: mean * pictures + random.normal(0, 0.05, 50) for name, mean in means.items()}
+            for metric in ("SRG", "ADCC", "SRG of feature cells")
+        }
+        better: dict[str, Any] = dict.fromkeys(values, "higher")
+        order = ["first", "second", "third"]
+        deciding = {metric: standings(rows, ["random"], "higher", seed) for metric, rows in values.items()}
+        of_methods = advantages(values, order, better)
+        chosen.append(recommend(deciding, of_methods, order, dict.fromkeys(order, 1.0), seed=seed).row)
+    assert chosen.count("first") >= 19
+
+
+def test_a_method_that_is_clearly_better_over_all_metrics_is_recommended_though_it_costs_more() -> None:
+    rows = {"cheap": standing(), "good": standing()}
+    advantage = {"cheap": drawn(0.6, 0.05), "good": drawn(1.0, 0.05)}
+    assert recommend({"SRG": rows}, advantage, ["cheap", "good"], {"cheap": 1.0, "good": 9.0}).row == "good"
 
 
 # --- a network that was trained to look at the object, and a method that marks what speaks least for the class

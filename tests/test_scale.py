@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,15 @@ from torchvision.transforms._presets import ImageClassification
 import camkit
 from camkit.cli import main
 from camkit.drawing import overlay
-from camkit.engine.streams import Task, in_order
+from camkit.drawing.encode import encode
+from camkit.engine.streams import Task, in_order, using_cores
 from camkit.errors import InputError, OutputError
 from camkit.images import listing
 from camkit.images.listing import Pictures, find_pictures
 from camkit.models.loaded import LoadedModel
 from camkit.scale import read
 from camkit.scale.fingerprint import describe, differences, fingerprint
-from camkit.scale.folder import Drawing, Written, explain_files
+from camkit.scale.folder import Drawing, Written, _Writer, explain_files
 from camkit.scale.naming import read_note
 from camkit.scale.table import Finished
 
@@ -197,6 +199,26 @@ def test_another_kind_of_table_is_one_sentence(tmp_path, tiny, name):
         tabulate(tiny, tmp_path, tmp_path / name)
 
 
+def test_targets_that_were_drawn_on_one_scale_are_so_when_read_again(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 3)
+    for name in TABLES:
+        written = tabulate(tiny, tmp_path / "in", tmp_path / name, targets=[0, 1])
+        for row, again in zip(written, read(tmp_path / name), strict=True):
+            assert len(again.together) == 2
+            assert again.colour_scale().limits == pytest.approx(row.explanation.colour_scale().limits, rel=1e-3)
+            assert np.abs(again.overlay().astype(int) - row.explanation.overlay()).max() <= 3
+
+
+def test_a_map_of_all_pixels_fits_into_a_csv(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 2)
+    enlarge = transforms.Compose([transforms.Resize((200, 200)), transforms.ToTensor()])
+    model = LoadedModel(tiny.module, "tiny", enlarge, None)
+    tabulate(model, tmp_path / "in", tmp_path / "t.csv", layers=None, method="fullgrad")
+    assert max(map(len, (tmp_path / "t.csv").read_text().splitlines())) > 131_072  # Python's limit for a cell
+    assert [row.raw.shape for row in read(tmp_path / "t.csv")] == [(200, 200)] * 2
+    assert tabulate(model, tmp_path / "in", tmp_path / "t.csv", layers=None, method="fullgrad", resume=True) == []
+
+
 def test_names_that_are_no_text_stay_different(tmp_path, tiny):
     (original,) = write_pictures(tmp_path / "in", 1)
     for name in (b"a\xff.png", b"a\xfe.png", 'ä\n".png'.encode()):
@@ -271,6 +293,30 @@ def test_a_resumed_run_may_start_in_another_folder(tmp_path, tiny, monkeypatch):
         monkeypatch.chdir(tmp_path)
 
 
+def test_the_drawings_of_a_run_in_another_folder_are_found(tmp_path, tiny, monkeypatch):
+    files = write_pictures(tmp_path / "in", 2)
+    monkeypatch.chdir(tmp_path)
+    files[1].rename("away.png")
+    list(explain_files(tiny, [Path("in")], Path("out"), Drawing(), table=Path("t.csv")))
+    Path("away.png").rename(files[1])
+    (tmp_path / "deeper").mkdir()
+    monkeypatch.chdir(tmp_path / "deeper")
+    list(explain_files(tiny, [Path("../in")], Path("../out"), Drawing(), table=Path("../t.csv"), resume=True))
+    with Path("../t.csv").open(newline="") as lines:
+        drawings = [row["drawing"] for row in csv.DictReader(lines)]
+    assert len(drawings) == 2
+    assert all((tmp_path / drawing).exists() for drawing in drawings)
+
+
+def test_a_folder_whose_name_is_no_text_is_explained_once(tmp_path, tiny, monkeypatch):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/d\xff"))
+    write_pictures(folder / "in", 2)
+    monkeypatch.chdir(folder)
+    for name in TABLES:
+        tabulate(tiny, Path("in"), Path(name))
+        assert tabulate(tiny, Path("in"), Path(name), resume=True) == []
+
+
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("change", ["weights", "method", "layers", "targets", "preprocessing", "labels", "smooth"])
 def test_a_run_with_other_settings_does_not_continue_a_table(tmp_path, tiny, name, change):
@@ -328,6 +374,47 @@ def test_a_truncated_part_is_set_aside_and_its_pictures_are_explained_again(tmp_
     assert len(rows) == 16
     assert content(table) == whole
     assert (table / f"_damaged-{first.name}").is_file()
+
+
+def test_a_part_that_is_damaged_anywhere_is_set_aside(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 20)
+    table = tmp_path / "t.parquet"
+    tabulate(tiny, tmp_path / "in", table)
+    whole, second = content(table), parts(table)[1]
+    data = second.read_bytes()
+    group = pq.ParquetFile(second).metadata.row_group(0)
+    for number in range(group.num_columns):
+        column = group.column(number)
+        start = column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
+        place = start + column.total_compressed_size - 2
+        second.write_bytes(data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :])
+        with pytest.warns(UserWarning, match="is damaged"):
+            assert tabulate(tiny, tmp_path / "in", table, resume=True), column.path_in_schema
+        assert len(content(table)) == len(whole)
+        for file in (*table.glob("_damaged*"), parts(table)[-1]):
+            file.unlink()
+
+
+def test_a_csv_that_another_program_changed_is_left_as_it_is(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 10)
+    table = tmp_path / "t.csv"
+    tabulate(tiny, tmp_path / "in", table)
+    changed = table.read_bytes().replace(b"\n", b"\r\n")
+    table.write_bytes(changed)
+    with pytest.raises(InputError, match="another program changed"):
+        tabulate(tiny, tmp_path / "in", table, resume=True)
+    assert table.read_bytes() == changed
+
+
+def test_a_file_or_folder_of_another_kind_is_no_table(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 1)
+    with pytest.raises(InputError, match="a table is a name ending in"):
+        tabulate(tiny, tmp_path / "in", tmp_path / "in")
+    (tmp_path / "t.csv").mkdir()
+    (tmp_path / "t.parquet").write_bytes(b"")
+    for name, kind in (("t.csv", "is a folder"), ("t.parquet", "is a file")):
+        with pytest.raises(OutputError, match=f"{kind}.*choose another name"):
+            tabulate(tiny, tmp_path / "in", tmp_path / name)
 
 
 def test_a_csv_that_was_cut_is_one_sentence(tmp_path, tiny):
@@ -478,6 +565,27 @@ def test_the_fingerprint_tells_what_decides_the_results(tiny):
     assert "0x" not in describe([object(), nn.ReLU()])
 
 
+class Weighted:
+    """A target that is an object."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor, self.itself = factor, self
+
+    def __call__(self, output: Tensor) -> Tensor:
+        return output[:, 0] * self.factor
+
+
+def test_targets_with_other_settings_are_told_apart():
+    def by_default(factor: float) -> Any:
+        return lambda output, factor=factor: output[:, 0] * factor
+
+    def by_name(factor: float) -> Any:
+        return lambda output, *, factor=factor: output[:, 0] * factor
+
+    for make in (by_default, by_name, Weighted):
+        assert describe(make(1.0)) == describe(make(1.0)) != describe(make(2.0))
+
+
 def test_finished_names_are_found_by_their_checksums():
     names = [f"picture {number}" for number in range(5000)]
     finished = Finished(names)
@@ -560,7 +668,7 @@ def test_format_and_a_name_choose_another_type(photos):
 def test_a_shell_limits_the_size_and_says_so(photos, capsys):
     sizes = drawn(photos, "--style", "overlay", "--max-side", "400")
     assert set(sizes.values()) == {(400, 300)}
-    assert "3 drawings were reduced to 400 pixels on the longer side" in capsys.readouterr().err
+    assert "3 drawings were made from pictures reduced to 400 pixels on the longer side" in capsys.readouterr().err
     assert set(drawn(photos, "-s", "overlay", "--max-side", 0, "--overwrite").values()) == {(800, 600)}
     assert "smaller" not in capsys.readouterr().err
 
@@ -626,6 +734,16 @@ def test_a_draft_is_a_smaller_picture_with_boxes_in_pixels_of_the_file(tmp_path)
     assert np.corrcoef(draft.heatmap.ravel(), whole.heatmap.ravel())[0, 1] > 0.99
 
 
+def test_drafts_are_read_of_the_files_with_several_views_that_phones_write(tmp_path):
+    smooth = cv2.resize(np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8), (2400, 1800))
+    view = Image.fromarray(smooth)
+    view.save(tmp_path / "phone.jpg", format="MPO", save_all=True, append_images=[view])
+    model = camkit.load_model("demo-fair")
+    model = LoadedModel(model.module, "fair", ImageClassification(crop_size=128, resize_size=144), model.labels)
+    (draft,) = camkit.explain_many(model, [tmp_path / "phone.jpg"], draft=True)
+    assert draft.reduction == 4
+
+
 def test_a_draft_is_not_read_for_a_preprocessing_that_crops_pixels_first(tmp_path, tiny):
     write_pictures(tmp_path, 1, side=1200, suffix="jpg")[0].rename(tmp_path / "big.jpg")
     steps = [transforms.CenterCrop(256), transforms.Resize(32), transforms.ToTensor()]
@@ -654,7 +772,7 @@ def test_the_command_writes_the_table_alone(tmp_path, capsys, monkeypatch):
     assert main(call) == 2
     assert "pass --resume to continue it, or --overwrite to replace it" in capsys.readouterr().err
     assert main([*call, "--resume"]) == 0
-    assert "5 finished in an earlier run, 1 of them with an error" in capsys.readouterr().out
+    assert "5 finished in an earlier run, 1 of them with an error (not tried again)" in capsys.readouterr().out
     assert main([*call, "--resume", "--method", "layercam"]) == 2
     assert "different settings (method); choose another --table" in capsys.readouterr().err
 
@@ -688,6 +806,53 @@ def test_a_drawing_that_cannot_be_written_leaves_no_row(tmp_path, tiny):
     assert len(read(tmp_path / "t.csv")) == 2
     (again,) = explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), resume=True, **options)
     assert again.source == str(files[1])
+
+
+def test_a_picture_that_lacks_one_of_its_drawings_is_explained_again(tmp_path, tiny):
+    files = write_pictures(tmp_path / "in", 3)
+    out = tmp_path / "out" / files[1].parent.name
+    out.mkdir(parents=True)
+    foreign = out / "00001.png.gradcam.2-c.png"
+    foreign.write_bytes(b"of somebody else")
+    options: dict[str, Any] = {"table": tmp_path / "t.csv", "targets": ["a", "c"]}
+    rows = list(explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), **options))
+    assert [isinstance(row, Written) for row in rows] == [True, True, True, False, True, True]
+    foreign.unlink()
+    again = list(explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), resume=True, **options))
+    assert [row.explanation.source for row in again] == [str(files[1])] * 2
+    assert len(read(tmp_path / "t.csv")) == 6
+    assert foreign.exists()
+
+
+def test_a_picture_that_could_not_be_drawn_for_lack_of_memory_is_tried_again(tmp_path, tiny, monkeypatch):
+    write_pictures(tmp_path / "in", 2)
+    options: dict[str, Any] = {"table": tmp_path / "t.csv"}
+    with monkeypatch.context() as patched:
+        patched.setattr(cv2, "applyColorMap", lambda *_, **__: np.empty(1 << 60, np.uint8))
+        rows = list(explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), **options))
+        assert all("MemoryError" in str(row.error) for row in rows)
+    again = list(explain_files(tiny, [tmp_path / "in"], tmp_path / "out", Drawing(), resume=True, **options))
+    assert [type(row) for row in again] == [Written] * 2
+
+
+def test_names_that_differ_in_jpg_have_drawings_of_their_own(tmp_path, tiny):
+    pictures = [tmp_path / "in" / f"{number:02d}{suffix}" for number in range(8) for suffix in (".png", ".png.jpg")]
+    for picture in pictures:
+        picture.parent.mkdir(exist_ok=True)
+        write_pictures(tmp_path, 1, suffix=picture.suffix[1:])[0].rename(picture)
+    for style in ("figure", "overlay"):
+        drawing = Drawing(style=style, format="jpg")
+        rows = list(explain_files(tiny, [tmp_path / "in"], tmp_path / style, drawing, overwrite=True))
+        assert len({row.file for row in rows}) == len(list((tmp_path / style).iterdir())) == 16
+
+
+def test_a_drawing_that_is_too_large_for_its_type_is_one_sentence(tmp_path):
+    for suffix, most in ((".jpg", "65,500"), (".webp", "16,383")):
+        with pytest.raises(
+            OutputError, match=f"{suffix} has at most {most} pixels along a side, and this drawing has 65,501"
+        ):
+            encode(np.zeros((1, 65_501, 3), np.uint8), suffix)
+    assert encode(np.zeros((1, 65_501, 3), np.uint8), ".png")
 
 
 def test_pictures_whose_names_differ_in_control_characters_have_drawings_of_their_own(tmp_path, tiny):
@@ -769,6 +934,76 @@ def test_results_that_wait_hold_a_bounded_number_of_bytes():
 def test_a_result_larger_than_all_room_still_comes():
     tasks = (Task(lambda: bytes(500), in_thread=True) for _ in range(5))
     assert [len(result) for result in in_order(tasks, workers=2, ahead=3, most=100, size_of=len)] == [500] * 5
+
+
+def write_photos(folder: Path) -> list[Path]:
+    """Write photos of which some are so large that one thread does everything for each, with others between them."""
+    folder.mkdir()
+    generator, files = np.random.default_rng(0), []
+    orientation = Image.Exif()
+    orientation[0x0112] = 6
+    for number, (width, height) in enumerate([(40, 30), *[(2400, 1800)] * 5, (50, 30), (2400, 1800)]):
+        picture = Image.fromarray(generator.integers(0, 256, (height // 10, width // 10, 3), np.uint8))
+        files.append(folder / f"{number}.jpg")
+        picture.resize((width, height)).save(files[-1], exif=orientation if number == 3 else Image.Exif())
+    whole = files[4].read_bytes()
+    files[4].write_bytes(whole[: len(whole) // 2])
+    return files
+
+
+@pytest.mark.parametrize("with_box", [True, False])
+def test_large_photos_are_explained_and_drawn_as_others_are(tmp_path, tiny, monkeypatch, with_box):
+    files, later = write_photos(tmp_path / "in"), []
+    write_later = _Writer.write_later
+    monkeypatch.setattr(_Writer, "write_later", lambda *given: later.append(given[1].source) or write_later(*given))
+    if with_box:  # its crop is known from the start; that of any other preprocessing is measured
+        tiny = replace(tiny, preprocess=ImageClassification(crop_size=SIDE, resize_size=SIDE))
+    options: dict[str, Any] = {"target": [0, 2], "batch_size": 1}
+    expected = list(camkit.explain_many(tiny, files, "0", on_error="yield", **options))
+    drawing = Drawing(format="png", max_side=100, scale="each")
+
+    with using_cores(2):
+        run = explain_files(
+            tiny, [tmp_path / "in"], tmp_path / "out", drawing, layers=["0"], targets=[0, 2], batch_size=1
+        )
+        rows = list(run)
+
+    assert later == [str(file) for file in files if file.stem in "123457"]
+    assert len(rows) == len(expected) == 15
+    for row, other in zip(rows, expected, strict=True):
+        if isinstance(other, camkit.Failure):
+            assert (row.source, str(row.error)) == (other.source, str(other.error))
+            continue
+        found = row.explanation
+        same = ("source", "target", "box", "status", "picture_size")
+        assert [getattr(found, name) for name in same] == [getattr(other, name) for name in same]
+        np.testing.assert_allclose(found.raw, other.raw, rtol=1e-4, atol=1e-6)
+        drawn = other.overlay(max_side=100, scale="each").astype(int)
+        assert np.abs(np.asarray(Image.open(row.file)).astype(int) - drawn).max() <= 1
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_resumed_run_over_large_photos_gives_the_same_table(tmp_path, tiny, name):
+    write_photos(tmp_path / "in")
+    with using_cores(2):
+        tabulate(tiny, tmp_path / "in", tmp_path / name, targets=[0, 2])
+        with explain_files(
+            tiny,
+            [tmp_path / "in"],
+            None,
+            Drawing(),
+            table=tmp_path / f"cut-{name}",
+            layers=["0"],
+            targets=[0, 2],
+            batch_size=4,
+            rows_per_part=2,
+        ) as run:
+            for _ in range(5):
+                next(run)
+        assert len(content(tmp_path / f"cut-{name}")) < len(content(tmp_path / name))
+        tabulate(tiny, tmp_path / "in", tmp_path / f"cut-{name}", targets=[0, 2], resume=True)
+
+    assert content(tmp_path / f"cut-{name}") == content(tmp_path / name)
 
 
 def test_large_pictures_make_small_batches(tmp_path):

@@ -23,9 +23,9 @@ from camkit.background.plan import Plan
 from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, check_sanity
 from camkit.background.shortcuts import Shortcut, find_shortcuts
-from camkit.background.trial import cached_loader, run_experiment
+from camkit.background.trial import Loader, run_experiment
 from camkit.background.values import Inconclusive, Item, Progress, Run
-from camkit.background.verdict import Judgement, judge
+from camkit.background.verdict import Judgement, judge, worst_first
 from camkit.errors import InputError, RunError, printable
 
 
@@ -134,16 +134,12 @@ class CheckResult:
     @property
     def worst(self) -> str:
         """The class with the largest gap or attraction among those with the model's verdict; OVERALL if none has it."""
-        deciding = [
-            name for name in self.classes if self.judged[name].verdict == self.verdict and not self.judged[name].waived
-        ]
-        return max(deciding, key=lambda name: _largest_effect(self.judged[name]), default=OVERALL)
-
-
-def _largest_effect(judgement: Judgement) -> float:
-    """Return the larger of gap and attraction; -1, less than any difference of shares, if neither was measured."""
-    measured = [effect.decisive for effect in judgement.effects.values()]
-    return max((fill.effect.value for fill in measured if fill is not None), default=-1.0)
+        deciding = {
+            name: self.judged[name]
+            for name in self.classes
+            if self.judged[name].verdict == self.verdict and not self.judged[name].waived
+        }
+        return next(iter(worst_first(deciding)), OVERALL)
 
 
 def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str], passes: Passes) -> CheckResult:
@@ -167,7 +163,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         plan.settings,
         mirror=not plan.with_regions,
     )
-    load = cached_loader(plan)
+    load = Loader(plan)
     run_experiment(plan, journal, progress, lambda item: item.name in heat, passes.edits, load)
     progress("measures", 0, 1)
     answers = _in_order(journal.rows(EDITS), plan.sample)
@@ -204,8 +200,8 @@ def _suspects(judged: Mapping[str, Judgement]) -> list[str]:
     if verdict not in ("FAIL", "WARN"):
         return []
     classes = {name: judgement for name, judgement in judged.items() if name != OVERALL and not judgement.waived}
-    with_verdict = [name for name, judgement in classes.items() if judgement.verdict == verdict]
-    return sorted(with_verdict or classes, key=lambda name: -_largest_effect(classes[name]))
+    with_verdict = {name: judgement for name, judgement in classes.items() if judgement.verdict == verdict}
+    return list(worst_first(with_verdict or classes))
 
 
 def _in_order(rows: Mapping[str, Row], items: Sequence[Item]) -> dict[str, Row]:

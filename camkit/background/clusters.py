@@ -14,7 +14,7 @@ from torch import Tensor
 
 from camkit.background.edits import TILE
 from camkit.background.plan import Plan
-from camkit.background.trial import LoadPicture
+from camkit.background.trial import Loader
 from camkit.background.values import Item
 from camkit.explainer import explain_many
 from camkit.methods import Method
@@ -47,7 +47,7 @@ class _MeansOfMaps:
         return torch.zeros_like(activations[:, 0])
 
 
-def background_features(plan: Plan, items: Sequence[Item], load: LoadPicture) -> Float[np.ndarray, "n c"]:
+def background_features(plan: Plan, items: Sequence[Item], load: Loader) -> Float[np.ndarray, "n c"]:
     """Return the mean of each channel of the layer of the heat, for each picture without its objects.
 
     The objects' boxes are filled with the texture beside them. If there is none, only the objects' outlines are filled.
@@ -68,7 +68,7 @@ def background_features(plan: Plan, items: Sequence[Item], load: LoadPicture) ->
     return torch.stack(means.rows).double().numpy()
 
 
-def _without_objects(items: Sequence[Item], load: LoadPicture) -> Iterator[Float[Tensor, "c h w"]]:
+def _without_objects(items: Sequence[Item], load: Loader) -> Iterator[Float[Tensor, "c h w"]]:
     for item in items:
         picture = load(item)
         assert picture is not None  # it has been a background of another picture

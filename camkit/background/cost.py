@@ -13,7 +13,7 @@ from camkit.background.journal import EDITS, HEAT
 from camkit.background.plan import Plan
 from camkit.background.sanity import SANITY_PICTURES
 from camkit.background.statistics import bootstrap_sums
-from camkit.background.trial import cached_loader, edit_rows
+from camkit.background.trial import WORKERS, Loader, edit_rows
 from camkit.models import device_of
 
 _HEAT_PICTURES = 8
@@ -81,9 +81,10 @@ def estimate_cost(plan: Plan, done: Mapping[str, int] | None = None, workers: in
     trials = sample[:: max(1, len(sample) // _TRIAL_PICTURES)][:_TRIAL_PICTURES]
     per_trial = 0.0
     if trials:
-        load = cached_loader(plan)
-        list(edit_rows(plan, trials[:1], load))
-        per_trial = _seconds(lambda: list(edit_rows(plan, trials, load))) / len(trials)
+        load, again = Loader(plan), Loader(plan)
+        list(edit_rows(plan, trials, load))  # loads the pictures' partners, which serve many others too
+        loading = _seconds(lambda: [again(item) for item in trials]) / WORKERS
+        per_trial = (_seconds(lambda: list(edit_rows(plan, trials, load))) + loading) / len(trials)
     rows = max(1, len(items))
     resampling = _seconds(lambda: bootstrap_sums(np.ones((rows, 3)), np.arange(rows), [0]))
     return Cost(

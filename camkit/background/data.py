@@ -357,9 +357,10 @@ def _area(box: Box | None) -> float:
 class _AnnotationIndex:
     """Finds the objects that a source annotates in a picture.
 
-    Names are compared as paths first, then as paths without extension, file names, and file names without extension. A
-    match counts only if one annotated name and one picture share the key. So an ambiguous name matches nothing, and no
-    picture receives the objects of another.
+    Names are compared as paths first, then as paths without extension, with the picture's first folder left out ("a/0"
+    is then "images/a/0.png"), as file names, and as file names without extension. A match counts only if one annotated
+    name and one picture share the key. So an ambiguous name matches nothing, and no picture receives the objects of
+    another.
     """
 
     def __init__(self, source: Annotations, pictures: Collection[str]) -> None:
@@ -367,8 +368,14 @@ class _AnnotationIndex:
             normalize_name(annotation.category) for objects in source.objects.values() for annotation in objects
         }
         self._objects: dict[str, tuple[ObjectAnnotation, ...]] = {}
-        for key in (_as_path, _as_path_without_extension, _as_name, _as_stem):
-            annotated_names, picture_names = _group_by(key, source.objects), _group_by(key, pictures)
+        for of_annotation, of_picture in (
+            (_as_path, _as_path),
+            (_as_path_without_extension, _as_path_without_extension),
+            (_as_path_without_extension, _as_path_below_first_folder),
+            (_as_name, _as_name),
+            (_as_stem, _as_stem),
+        ):
+            annotated_names, picture_names = _group_by(of_annotation, source.objects), _group_by(of_picture, pictures)
             for shared in annotated_names.keys() & picture_names.keys():
                 if len(annotated_names[shared]) == len(picture_names[shared]) == 1:
                     objects = source.objects[annotated_names[shared].pop()]
@@ -393,6 +400,10 @@ def _as_path(name: str) -> str:
 def _as_path_without_extension(name: str) -> str:
     path = PurePosixPath(_as_path(name))
     return path.with_suffix("").as_posix() if path.suffix.lower() in Image.registered_extensions() else path.as_posix()
+
+
+def _as_path_below_first_folder(name: str) -> str:
+    return _as_path_without_extension(name).partition("/")[2]
 
 
 def _as_name(name: str) -> str:

@@ -32,6 +32,8 @@ class Effect:
         p: the p-value of "with at least one fill, the effect is not above the limit", after the correction for the
             number of tests; None if the effect was not tested.
         significant: whether the effect is significantly above the limit with every fill.
+        overruled: whether it only warns all the same: this is a sufficiency, and no other effect of all classes
+            together is above its limit. Such a model knows backgrounds, but uses them little while it sees the object.
     """
 
     name: EffectName
@@ -39,11 +41,17 @@ class Effect:
     limit: float
     p: float | None = None
     significant: bool = False
+    overruled: bool = False
 
     @property
     def level(self) -> Level:
         """The level of the first row of ``LEVELS`` that applies."""
         return next(rule.level for rule in LEVELS if rule.applies(self))
+
+    @property
+    def above_with_every_fill(self) -> bool:
+        """Whether it was measured, and its estimate is above the limit with every fill."""
+        return bool(self.by_fill) and all(_value(measured) > self.limit for measured in self.by_fill.values())
 
     def level_with(self, fill: str) -> Level:
         """Return the level if this fill were the only one, and the effect had not been tested for significance."""
@@ -123,8 +131,9 @@ class LevelRule(NamedTuple):
 LEVELS = (
     LevelRule(
         "fail",
-        "it is significantly above the limit with every fill",
-        lambda effect: effect.significant,
+        "it is significantly above the limit with every fill; but a sufficiency only if the estimate of another effect "
+        "of all classes together is above its limit with every fill too, or if no other could be measured",
+        lambda effect: effect.significant and not effect.overruled,
     ),
     LevelRule(
         "warn",

@@ -136,40 +136,59 @@ class PreparedPicture:
 
 @dataclass(frozen=True)
 class Partners:
-    """Whose backgrounds a picture is shown on: pictures of its own class and of others. The first usable ones serve."""
+    """Whose backgrounds a picture is shown on: pictures of its own class and of others.
 
-    same: tuple[Item, ...] = ()
-    other: tuple[Item, ...] = ()
+    Each entry holds candidates for one background, all of one class. The first entries with a usable candidate count,
+    and of its candidates the first one with nearly the most room serves.
+    """
+
+    same: tuple[tuple[Item, ...], ...] = ()
+    other: tuple[tuple[Item, ...], ...] = ()
 
 
-CANDIDATES_PER_PARTNER = 4
-"""Candidates drawn for each partner wanted: some cannot be read, or have nothing beside their object."""
+MOST_CANDIDATES = 8
+"""Candidates for each background, in a large class. Where objects are large, the one with the most room leaves half as
+much of the picture to be filled as any one does: scripts/validate_fills.py."""
+
+_GROUPS_PER_CANDIDATE = 8
+"""Groups of a class for each candidate. If n backgrounds differ in room and c of them are drawn each time, the choice
+is as varied as one among n * (2 * c - 1) / c**2 backgrounds: here at least 12, and intervals need 5 groups."""
+
+_SPARES = 3
+"""Further backgrounds of either kind for which candidates are drawn: some classes have no usable background."""
 
 
 def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: int, seed: int) -> dict[Item, Partners]:
     """Draw each picture's partners: always of another group, and for ``Partners.other`` of another class.
 
-    The pictures of a class meet the other classes in turn, and the backgrounds of each class in a random order in which
-    none repeats before all have served. A class with fewer than MIN_GROUPS groups serves only if there is no other. If
-    either kind has no candidate, the picture gets no partners.
+    The pictures of a class meet the other classes in turn, and as first candidates the backgrounds of each class in a
+    random order in which none repeats before all have been first. The other candidates are drawn at random. A class
+    with fewer than MIN_GROUPS groups serves only if there is no other. If either kind has no candidate, the picture
+    gets no partners.
     """
     by_class: dict[str, list[Item]] = defaultdict(list)
     for background in backgrounds:
         by_class[background.label].append(background)
-    enough = [label for label, items in by_class.items() if len({item.group for item in items}) >= MIN_GROUPS]
+    groups = {label: len({item.group for item in items}) for label, items in by_class.items()}
+    enough = [label for label, count in groups.items() if count >= MIN_GROUPS]
+    counts = {label: min(MOST_CANDIDATES, max(1, count // _GROUPS_PER_CANDIDATE)) for label, count in groups.items()}
     rotation = _Rotation(by_class, seed)
     turns = Counter[str]()
     drawn: dict[Item, Partners] = {}
     for item in sample:
         others = sorted(set(enough) - {item.label}) or sorted(by_class.keys() - {item.label})
         start, turns[item.label] = turns[item.label], turns[item.label] + wanted
-        in_turn = [others[(start + step) % len(others)] for step in range(wanted)] if others else []
-        same = [rotation.next(item, item.label) for _ in range(wanted)]
-        other = [rotation.next(item, label) for label in in_turn]
-        rng, spares = own_generator(item.name, seed), (CANDIDATES_PER_PARTNER - 1) * wanted
-        same += [_any_of(by_class[item.label], rng) for _ in range(spares)]
-        other += [_any_of(by_class[others[int(rng.integers(len(others)))]], rng) for _ in range(spares) if others]
-        own, foreign = _of_other_groups(same, item), _of_other_groups(other, item)
+        rng, entries = own_generator(item.name, seed), range(wanted + _SPARES)
+        in_turn = [others[(start + entry) % len(others)] for entry in entries] if others else []
+        same, other = (
+            [
+                _candidates(item, by_class[label], rotation.next(item, label), counts[label], rng)
+                for label in labels
+                if label in by_class
+            ]
+            for labels in ([item.label] * len(entries), in_turn)
+        )
+        own, foreign = tuple(filter(None, same)), tuple(filter(None, other))
         drawn[item] = Partners(own, foreign) if own and foreign else Partners()
     return drawn
 
@@ -189,21 +208,24 @@ class _Rotation:
         if pair not in self._shuffled:
             order = own_generator(f"{item.label}\0{label}", self._seed).permutation(len(self._by_class[label]))
             self._shuffled[pair] = [self._by_class[label][number] for number in order.tolist()]
-        candidates = self._shuffled[pair]
-        for _ in candidates:
+        backgrounds = self._shuffled[pair]
+        for _ in backgrounds:
             self._handed_out[pair] += 1
-            candidate = candidates[self._handed_out[pair] % len(candidates)]
-            if candidate.group != item.group:
-                return candidate
+            background = backgrounds[self._handed_out[pair] % len(backgrounds)]
+            if background.group != item.group:
+                return background
         return None
 
 
-def _any_of(candidates: Sequence[Item], rng: np.random.Generator) -> Item | None:
-    return candidates[int(rng.integers(len(candidates)))] if candidates else None
-
-
-def _of_other_groups(candidates: Sequence[Item | None], item: Item) -> tuple[Item, ...]:
-    return tuple(candidate for candidate in candidates if candidate is not None and candidate.group != item.group)
+def _candidates(
+    item: Item, backgrounds: Sequence[Item], first: Item | None, count: int, rng: np.random.Generator
+) -> tuple[Item, ...]:
+    """Return ``count`` candidates: the first one and others drawn at random; none if there is no first one."""
+    if first is None:
+        return ()
+    others = [background for background in backgrounds if background.group != item.group and background != first]
+    drawn = rng.choice(len(others), min(count - 1, len(others)), replace=False).tolist() if others else []
+    return (first, *(others[number] for number in drawn))
 
 
 def own_generator(name: str, seed: int) -> np.random.Generator:

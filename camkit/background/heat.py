@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -37,12 +37,11 @@ _ROUNDING_FP32, _ROUNDING_AUTOCAST = 1e-3, 5e-2
 about as much as the two memory formats in ``engine/passes.py``."""
 
 
-def heat_pass(
-    plan: Plan,
-    journal: Journal,
-    progress: Progress,
-    rows_of: Callable[[Plan, Sequence[Item]], Iterator[Row]],
-) -> None:
+HeatRows: TypeAlias = Callable[[Plan, Sequence[Item]], Iterator[Row]]
+"""Computes the rows of pictures, and yields each when it is finished."""
+
+
+def heat_pass(plan: Plan, journal: Journal, progress: Progress, rows_of: HeatRows) -> None:
     """Explain every picture that has no row in the journal yet, and save its row.
 
     ``rows_of`` computes the rows, as ``heat_rows`` does.

@@ -35,7 +35,7 @@ from camkit.background.statistics import (
     widened,
     wilson,
 )
-from camkit.background.trial import LoadPicture
+from camkit.background.trial import Loader
 from camkit.background.values import Item
 
 Source = Literal["place", "features"]
@@ -97,10 +97,15 @@ class Kind:
 
     @property
     def followed_in_words(self) -> str:
-        """How the wrong answers follow the kind; "" if it belongs to no class, or if there are no wrong answers."""
+        """How the wrong answers follow the kind; "" if it belongs to no class, or if they do not name that class more.
+
+        Of two classes, a wrong answer always names the other.
+        """
         if not self.is_of_class or not self.wrong:
             return ""
         share = self.followed / self.wrong
+        if self.chance is not None and share <= self.chance:
+            return ""
         elsewhere = "" if self.chance is None else f"; on the other kinds {self.chance:.0%} do"
         answers = f"{self.wrong} wrong answer{'s' if self.wrong > 1 else ''}"
         return f"Of {answers} to objects of other classes on {self.name}, {share:.0%} name {self.label}{elsewhere}."
@@ -221,7 +226,7 @@ class PastedAnswer(NamedTuple):
     named: str
 
 
-def find_kinds(plan: Plan, edited: Mapping[str, Row], load: LoadPicture, without: Collection[str] = ()) -> Kinds | None:
+def find_kinds(plan: Plan, edited: Mapping[str, Row], load: Loader, without: Collection[str] = ()) -> Kinds | None:
     """Find the kinds of the backgrounds, and measure each class on each of them.
 
     Args:
@@ -262,7 +267,7 @@ def _kinds_by_place(backgrounds: Sequence[Item]) -> tuple[list[Kind], dict[str, 
     return kinds, {item.name: item.place for item in backgrounds if item.place in names}
 
 
-def _kinds_by_features(plan: Plan, backgrounds: Sequence[Item], load: LoadPicture) -> tuple[list[Kind], dict[str, str]]:
+def _kinds_by_features(plan: Plan, backgrounds: Sequence[Item], load: Loader) -> tuple[list[Kind], dict[str, str]]:
     """Cluster the features of the backgrounds; the kinds are numbered in the order of their classes."""
     features = background_features(plan, backgrounds, load)
     if not np.isfinite(features).all():

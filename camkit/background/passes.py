@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from camkit.background.heat import heat_rows
+from camkit.background.heat import HeatRows, heat_rows
 from camkit.background.journal import EDITS, HEAT, Row
 from camkit.background.plan import Plan
-from camkit.background.trial import LoadPicture, cached_loader, edit_rows
+from camkit.background.trial import EditRows, Loader, edit_rows
 from camkit.background.values import Item, ObjectAnnotation
 from camkit.images.masks import MaskFile
 from camkit.models.loaded import LoadedModel
@@ -23,12 +23,6 @@ _SLICES_PER_WORKER = 8
 
 _MOST_BATCHES = 8
 """Batches of a slice, which is what a lost worker costs; fewer would not let reading pictures overlap computing."""
-
-HeatRows: TypeAlias = Callable[[Plan, Sequence[Item]], Iterator[Row]]
-"""Computes the rows of pictures, and yields each when it is finished."""
-
-EditRows: TypeAlias = Callable[[Plan, Sequence[Item], LoadPicture], Iterator[Row]]
-"""Computes the rows of pictures of the sample with what loads pictures, and yields each when it is finished."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +115,8 @@ class _Worker:
         return list(edit_rows(self._plan, items, self._loader))
 
     @functools.cached_property
-    def _loader(self) -> LoadPicture:
-        return cached_loader(self._plan)
+    def _loader(self) -> Loader:
+        return Loader(self._plan)
 
 
 def _with_absolute_paths(item: Item) -> Item:

@@ -13,10 +13,17 @@ from camkit.background.statistics import MIN_GROUPS
 
 
 class Reason(NamedTuple):
-    """A reason for a verdict: its kind, which stands for many classes at once, and its full text for one class."""
+    """A reason for a verdict.
+
+    Attributes:
+        kind: what it says of a class, for many classes at once.
+        text: the full text for one class.
+        fails: whether it alone makes the verdict FAIL.
+    """
 
     kind: str
     text: str
+    fails: bool = False
 
 
 WITH_ARTICLE: Mapping[EffectName, str] = {
@@ -40,7 +47,7 @@ def reason_of(effect: Effect) -> Reason:
     match effect.level:
         case "fail":
             kind = f"reads {_reads(effect)}: {WITH_ARTICLE[effect.name]} above the limit"
-            return Reason(kind, _significant(effect, measured))
+            return Reason(kind, _significant(effect, measured), fails=True)
         case "warn":
             kind = f"possibly reads {_reads(effect)}: {WITH_ARTICLE[effect.name]} that may be above the limit"
             return Reason(kind, _probable(effect, measured))
@@ -64,6 +71,8 @@ def _probable(effect: Effect, measured: MeasuredEffect) -> str:
     else:
         text += f"the {_noun(effect)} is probably between {low} and {high}"
     text += f"; the limit is {effect.limit:.2f}"
+    if effect.overruled:
+        text += "; while the objects are in the pictures, no measured effect is above its limit, so this only warns"
     if {effect.level_with(fill) for fill in effect.by_fill} == {effect.level}:
         return text
     by_fill = ", ".join(f"{fill} {other.effect.value:.2f}" for fill, other in effect.by_fill.items())

@@ -11,6 +11,7 @@ CRAFT (Fel et al. 2023, arXiv:2211.10154) shows crops too, but ranks them by a f
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -25,7 +26,7 @@ from camkit.background.answers import answer_batch
 from camkit.background.edits import BLUR
 from camkit.background.experiment import REMOVED, Answer, EditName, Partners, own_generator
 from camkit.background.plan import Plan
-from camkit.background.trial import LoadPicture, list_edits
+from camkit.background.trial import Loader, list_edits
 from camkit.background.values import Item
 from camkit.images.regions import Shades
 from camkit.types import Box
@@ -82,7 +83,7 @@ class Shortcut:
 
     Attributes:
         label: the class.
-        crops: the parts of backgrounds that raise the class most, each of another picture.
+        crops: the parts of backgrounds that raise the class most, each of another group.
         pasted: how many backgrounds of other classes with one of the parts were shown to the model.
         before: how many of them the model names this class without the part.
         after: how many of them the model names this class with the part.
@@ -133,24 +134,26 @@ class _Background:
 
     Attributes:
         name: the picture.
+        group: pictures with the same group belong together.
         tensor: the model's input.
         shades: black and white after the preprocessing.
         own: where the pixels are the picture's own.
     """
 
     name: str
+    group: str
     tensor: Float[Tensor, "c h w"]
     shades: Shades
     own: Bool[Tensor, "h w"]
 
 
-def find_shortcuts(plan: Plan, suspects: Sequence[str], load: LoadPicture) -> tuple[Shortcut, ...]:
+def find_shortcuts(plan: Plan, suspects: Sequence[str], load: Loader) -> tuple[Shortcut, ...]:
     """Find the shortcuts of the first few classes; a class without one is left out. See ``find_shortcut``."""
     found = (find_shortcut(plan, label, load) for label in suspects[: plan.settings.check.shortcuts])
     return tuple(shortcut for shortcut in found if shortcut is not None)
 
 
-def find_shortcut(plan: Plan, label: str, load: LoadPicture) -> Shortcut | None:
+def find_shortcut(plan: Plan, label: str, load: Loader) -> Shortcut | None:
     """Find what the backgrounds of a class have that makes the model name the class.
 
     Args:
@@ -163,7 +166,7 @@ def find_shortcut(plan: Plan, label: str, load: LoadPicture) -> Shortcut | None:
         if the pictures differ in size.
     """
     rng = own_generator(label, plan.settings.check.seed)
-    shuffled = [plan.sample[number] for number in rng.permutation(len(plan.sample)).tolist()]
+    shuffled = _groups_in_turn([plan.sample[number] for number in rng.permutation(len(plan.sample)).tolist()])
     own = _backgrounds(plan, [item for item in shuffled if item.label == label], load, SEARCHED)
     hosts = _backgrounds(plan, [item for item in shuffled if item.label != label], load, HOSTS)
     if len({background.tensor.shape for background in (*own, *hosts)}) != 1:
@@ -172,12 +175,22 @@ def find_shortcut(plan: Plan, label: str, load: LoadPicture) -> Shortcut | None:
     return next((shortcut for shortcut in found if shortcut is not None), None)
 
 
-def _backgrounds(plan: Plan, items: Sequence[Item], load: LoadPicture, most: int) -> list[_Background]:
+def _groups_in_turn(items: Sequence[Item]) -> list[Item]:
+    """Return the first picture of each group, then the second of each, and so on."""
+    seen = Counter[str]()
+    turn: dict[Item, int] = {}
+    for item in items:
+        turn[item] = seen[item.group]
+        seen[item.group] += 1
+    return sorted(items, key=lambda item: turn[item])
+
+
+def _backgrounds(plan: Plan, items: Sequence[Item], load: Loader, most: int) -> list[_Background]:
     """Remove the objects of the first usable pictures."""
     return list(itertools.islice(_without_objects(plan, items, load), most))
 
 
-def _without_objects(plan: Plan, items: Sequence[Item], load: LoadPicture) -> Iterator[_Background]:
+def _without_objects(plan: Plan, items: Sequence[Item], load: Loader) -> Iterator[_Background]:
     for item in items:
         picture = load(item)
         for name, make_edit in list_edits(plan, item, Partners(), 0, load):
@@ -185,7 +198,7 @@ def _without_objects(plan: Plan, items: Sequence[Item], load: LoadPicture) -> It
             tensor = make_edit() if edit.arm == REMOVED and edit.fill != BLUR else None
             if tensor is not None and picture is not None:
                 own = (tensor == picture.tensor).all(0) & picture.shades.view
-                yield _Background(item.name, tensor, picture.shades, own)
+                yield _Background(item.name, item.group, tensor, picture.shades, own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +238,7 @@ def _find(
     """Search parts of one size; None if those that raise the class most on some backgrounds do not do so on others."""
     chosen_on, tested_on = hosts[::2], [host.tensor for host in hosts[1::2]]
     parts = _with_rises(plan, label, _parts(own, side), chosen_on)
-    best = _best_of_each_picture(parts)[:CROPS]
+    best = _best_of_each_group(parts)[:CROPS]
     if not best or not tested_on:
         return None
 
@@ -276,12 +289,12 @@ def _with_rises(plan: Plan, label: str, parts: Sequence[_Part], hosts: Sequence[
     return [replace(part, rise=margin - alone[host]) for part, host, margin in zip(parts, on, pasted, strict=True)]
 
 
-def _best_of_each_picture(parts: Sequence[_Part]) -> list[_Part]:
-    """Return each picture's part with the largest rise, the largest first, and none without a rise."""
+def _best_of_each_group(parts: Sequence[_Part]) -> list[_Part]:
+    """Return each group's part with the largest rise, the largest first, and none without a rise."""
     best: dict[str, _Part] = {}
     for part in sorted(parts, key=lambda part: -part.rise):
         if part.rise > 0:
-            best.setdefault(part.background.name, part)
+            best.setdefault(part.background.group, part)
     return list(best.values())
 
 

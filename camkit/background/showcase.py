@@ -21,7 +21,7 @@ from camkit.background.measures import ImageRow
 from camkit.background.plan import Plan, load_prepared
 from camkit.background.sampling import stratified
 from camkit.background.shortcuts import Shortcut
-from camkit.background.trial import LoadPicture, cached_loader, list_edits, partners_of
+from camkit.background.trial import Loader, list_edits, partners_of
 from camkit.background.values import Item
 from camkit.drawing import overlay
 from camkit.errors import CamkitError
@@ -115,7 +115,7 @@ def kind_panels(result: CheckResult) -> tuple[list[tuple[Kind, list[Panel]]], li
     found, items = result.kinds, {item.name: item for item in result.plan.data.items}
     if found is None:
         return [], []
-    load = cached_loader(result.plan)
+    load = Loader(result.plan)
     kinds = [
         (
             kind,
@@ -127,7 +127,7 @@ def kind_panels(result: CheckResult) -> tuple[list[tuple[Kind, list[Panel]]], li
     return kinds, [panel for panel in wrong if panel is not None]
 
 
-def _wrong_answer(answer: WrongAnswer, items: Mapping[str, Item], load: LoadPicture) -> Panel | None:
+def _wrong_answer(answer: WrongAnswer, items: Mapping[str, Item], load: Loader) -> Panel | None:
     """Draw an object on the background on which the model named another class."""
     picture, background = load(items[answer.picture]), load(items[answer.background])
     if picture is None or picture.region is None or background is None:
@@ -159,7 +159,7 @@ def strips(result: CheckResult, most: int = OFFENDERS) -> list[Strip]:
     """Draw the worst offenders: the pictures whose answer changed most with the background, the worst classes first."""
     plan = result.plan
     items = {item.name: item for item in plan.data.items}
-    load = cached_loader(plan)
+    load = Loader(plan)
     partners = partners_of(plan)
     rows = _offenders(result, most)
     drawn = [_strip(plan, row, items[row.name], partners[items[row.name]], load) for row in rows]
@@ -186,13 +186,13 @@ def _offence(row: ImageRow) -> float:
     return gap + _WITHOUT_OBJECT_WEIGHT * right_without_object
 
 
-def _strip(plan: Plan, row: ImageRow, item: Item, partners: Partners, load: LoadPicture) -> Strip | None:
+def _strip(plan: Plan, row: ImageRow, item: Item, partners: Partners, load: Loader) -> Strip | None:
     """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
     edits = list_edits(plan, item, partners, 1, load)
     picture = load(item)
     if not edits or picture is None:
         return None
-    labels = {partner.name: partner.label for partner in (*partners.same, *partners.other)}
+    labels = {item.name: item.label for candidates in (*partners.same, *partners.other) for item in candidates}
     shown = {
         title: tensor
         for name, make_edit in edits

@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
+import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
+from torch.nn import functional
 
 from camkit.background import experiment
 from camkit.background.answers import answer_batch
@@ -17,7 +21,7 @@ from camkit.background.values import Item, Progress
 from camkit.engine.passes import passes_at_once
 from camkit.errors import CamkitError
 
-_WORKERS = min(4, os.cpu_count() or 1)
+WORKERS = min(4, os.cpu_count() or 1)
 """Threads that make edits while the model answers earlier ones."""
 
 _CACHE_BYTES, _MIN_CACHED = 1 << 30, 16
@@ -29,8 +33,9 @@ _COPIES = 3
 _PROBED = 20
 """Pictures of the sample that are tried when the size of a loaded picture is measured: the first may be unreadable."""
 
-LoadPicture = Callable[[Item], PreparedPicture | None]
-"""Returns a picture as the model sees it; None if it cannot be read."""
+
+EditRows: TypeAlias = Callable[[Plan, Sequence[Item], "Loader"], Iterator[Row]]
+"""Computes the rows of pictures of the sample with what loads pictures, and yields each when it is finished."""
 
 
 def run_experiment(
@@ -38,8 +43,8 @@ def run_experiment(
     journal: Journal,
     progress: Progress,
     usable: Callable[[Item], bool],
-    rows_of: Callable[[Plan, Sequence[Item], LoadPicture], Iterator[Row]],
-    load: LoadPicture,
+    rows_of: EditRows,
+    load: Loader,
 ) -> None:
     """Run the experiment on every usable picture of the sample that has no row in the journal yet.
 
@@ -54,7 +59,7 @@ def run_experiment(
         progress("experiment", count, len(sample))
 
 
-def edit_rows(plan: Plan, items: Sequence[Item], load: LoadPicture) -> Iterator[Row]:
+def edit_rows(plan: Plan, items: Sequence[Item], load: Loader) -> Iterator[Row]:
     """Show the edits of some pictures of the sample to the model, and yield a row with the answers for each picture."""
     check = plan.settings.check
     partners = partners_of(plan)
@@ -68,7 +73,7 @@ def edit_rows(plan: Plan, items: Sequence[Item], load: LoadPicture) -> Iterator[
         return answer_batch(plan, batch, [plan.matched.indices[items[number].label] for number in numbers])
 
     at_once = passes_at_once(plan.memory.record)
-    for number, answers in experiment.run(range(len(items)), make, answer, plan.batch_size, _WORKERS, at_once):
+    for number, answers in experiment.run(range(len(items)), make, answer, plan.batch_size, WORKERS, at_once):
         yield {"kind": EDITS, "name": items[number].name, "answers": answers}
 
 
@@ -78,21 +83,66 @@ def partners_of(plan: Plan) -> dict[Item, Partners]:
     return experiment.draw_partners(plan.sample, plan.backgrounds, check.pastes, check.seed)
 
 
-def cached_loader(plan: Plan) -> LoadPicture:
-    """Return a function that loads a picture as the model sees it, and keeps the last ones in memory."""
+_ROOM_CELLS = 32
+"""Cells along each side of the grid on which the room beside a picture's objects is kept."""
 
-    def load(item: Item) -> PreparedPicture | None:
+
+LITTLE_MORE = 0.05
+"""The share of the picture by which a background may be filled more than the one with the most room and still serve:
+otherwise the same few backgrounds would serve again and again for a gain that nobody sees."""
+
+
+class Loader:
+    """Loads pictures as the model sees them, and keeps the last ones in memory.
+
+    Args:
+        plan: the check.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        loaded = (self._load(item) for item in plan.sample[:_PROBED])
+        size = next((picture.tensor.nbytes for picture in loaded if picture is not None), _CACHE_BYTES)
+        kept = max(_MIN_CACHED, _CACHE_BYTES // (_COPIES * size))
+        self._cached = functools.lru_cache(maxsize=kept)(self._load)
+        self._filled: dict[str, Float[Tensor, "r c"] | None] = {}
+
+    def __call__(self, item: Item) -> PreparedPicture | None:
+        """Return a picture; None if it cannot be read."""
+        return self._cached(item)
+
+    def _load(self, item: Item) -> PreparedPicture | None:
         try:
-            return load_prepared(plan, item)
+            return load_prepared(self._plan, item)
         except CamkitError:
             return None
 
-    loaded = (load(item) for item in plan.sample[:_PROBED])
-    size = next((picture.tensor.nbytes for picture in loaded if picture is not None), _CACHE_BYTES)
-    return functools.lru_cache(maxsize=max(_MIN_CACHED, _CACHE_BYTES // (_COPIES * size)))(load)
+    def filled(self, item: Item) -> Float[Tensor, "r c"] | None:
+        """Return how much of each cell of a coarse grid is filled if a picture lends its background.
+
+        None if it cannot lend one: it cannot be read, or its objects leave no room.
+        """
+        if item.name not in self._filled:
+            self._filled[item.name] = self._measure(self(item))
+        return self._filled[item.name]
+
+    def _measure(self, picture: PreparedPicture | None) -> Float[Tensor, "r c"] | None:
+        if picture is None:
+            return None
+        if not self._plan.with_regions:
+            return torch.zeros(_ROOM_CELLS, _ROOM_CELLS)
+        if not picture.has_background:
+            return None
+        assert picture.silhouettes is not None
+        return coarse(picture.silhouettes)
 
 
-def list_edits(plan: Plan, item: Item, partners: Partners, wanted: int, load: LoadPicture) -> list[experiment.Edit]:
+def coarse(region: Shaped[Tensor, "h w"]) -> Float[Tensor, "r c"]:
+    """Return the share of each cell of a coarse grid that a region covers."""
+    return functional.adaptive_avg_pool2d(region[None].float(), _ROOM_CELLS)[0]
+
+
+def list_edits(plan: Plan, item: Item, partners: Partners, wanted: int, load: Loader) -> list[experiment.Edit]:
     """List a picture's edits, with up to ``wanted`` backgrounds of either kind.
 
     The list is empty if the picture cannot be read, or has regions but no object or no background beside it.
@@ -100,8 +150,8 @@ def list_edits(plan: Plan, item: Item, partners: Partners, wanted: int, load: Lo
     picture = load(item)
     if picture is None or (plan.with_regions and not _has_object_and_background(picture)):
         return []
-    same = _first_usable(plan, picture, partners.same, wanted, load)
-    other = _first_usable(plan, picture, partners.other, wanted, load)
+    same = _with_most_room(picture, partners.same, wanted, load)
+    other = _with_most_room(picture, partners.other, wanted, load)
     check = plan.settings.check
     exchanges = experiment.cue_edits(picture, same, other, plan.cues)
     if not plan.with_regions:
@@ -110,19 +160,30 @@ def list_edits(plan: Plan, item: Item, partners: Partners, wanted: int, load: Lo
     return [*experiment.region_edits(picture, same, other, own_seed), *exchanges]
 
 
-def _first_usable(
-    plan: Plan, picture: PreparedPicture, candidates: Sequence[Item], wanted: int, load: LoadPicture
+def _with_most_room(
+    picture: PreparedPicture, entries: Sequence[Sequence[Item]], wanted: int, load: Loader
 ) -> list[Background]:
-    """Return the first candidates that can be read, have the picture's size and, with regions, a background."""
+    """Return a background for each of the first entries that have a usable candidate, ``wanted`` at most.
+
+    Of an entry's candidates, the first serves in which nearly the least remains filled beside the pasted object:
+    filling destroys what the background is to show. No background serves twice.
+    """
+    covered = 0.0 if picture.region is None else coarse(picture.region)
     backgrounds: list[Background] = []
-    for candidate in candidates:
+    for candidates in entries:
+        used = {name for name, _ in backgrounds}
+        filled = {item: load.filled(item) for item in candidates if item.name not in used}
+        in_sight = {item: float((grid * (1 - covered)).mean()) for item, grid in filled.items() if grid is not None}
+        while in_sight:
+            least = min(in_sight.values())
+            item = next(item for item, share in in_sight.items() if share <= least + LITTLE_MORE)
+            background = load(item)
+            if background is not None and background.tensor.shape == picture.tensor.shape:
+                backgrounds.append((item.name, background))
+                break
+            del in_sight[item]
         if len(backgrounds) == wanted:
             break
-        background = load(candidate)
-        if background is None or background.tensor.shape != picture.tensor.shape:
-            continue
-        if not plan.with_regions or background.has_background:
-            backgrounds.append((candidate.name, background))
     return backgrounds
 
 

@@ -7,6 +7,9 @@
 - The statistics of the whole picture count for all classes together only, with the limit of the gap.
 - Sufficiency counts for all classes together only. For one class it also rises if a model that sees no object names the
   class that the bare background resembles.
+- Sufficiency alone only warns: it fails a model only if the gap or a statistic of the whole picture is estimated above
+  its limit too. A model that sees no object often names the class that usually stands there, and hardly uses that while
+  the object is in the picture.
 - A class's attraction counts beside its gap: a mark on one class of many moves each of the other classes' answers only
   a little.
 - The heat warns only for all classes together. A clean network often names one class if it sees nothing else, and the
@@ -61,6 +64,12 @@ class Judgement:
     effects: Mapping[EffectName, Effect] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
     waived: str | None = None
+
+    @property
+    def largest_effect(self) -> float:
+        """The largest of the effects; -1, less than any difference of shares, if none was measured."""
+        measured = [effect.decisive for effect in self.effects.values()]
+        return max((fill.effect.value for fill in measured if fill is not None), default=-1.0)
 
     def p(self, effect: EffectName) -> float | None:
         """Return the p-value of an effect after the correction for the number of tests; None if it was not tested."""
@@ -165,7 +174,16 @@ def _tested_effects(
             p_of_family = min(1.0, _FAMILIES * p)
             significant = may_fail and p_of_family <= limits.alpha
             tested[name][number] = replace(tested[name][number], p=p_of_family, significant=significant)
+    tested[OVERALL] = _without_lone_sufficiency(tested[OVERALL])
     return tested
+
+
+def _without_lone_sufficiency(effects: Sequence[Effect]) -> list[Effect]:
+    """Overrule the sufficiency of all classes together if others were measured, and none is above its limit."""
+    others = [effect for effect in effects if effect.name != "sufficiency" and effect.by_fill]
+    if not others or any(effect.above_with_every_fill for effect in others):
+        return list(effects)
+    return [replace(effect, overruled=effect.significant) for effect in effects]
 
 
 def _pictures(effect: Effect) -> int:
@@ -232,16 +250,14 @@ def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) ->
     verdict = findings.verdict
     if verdict == "PASS":
         return replace(overall, verdict=verdict, reasons=(*overall.reasons, *_excluded_for_classes(counted)))
-    of_all = [Reason(reason.kind, f"all classes together: {reason.text}") for reason in overall.reasons]
-    of_classes = _summarised(
-        {name: own for name, own in counted.items() if name != OVERALL and own.verdict == verdict},
-        classes=len(judged) - 1,
-    )
+    of_all = [reason._replace(text=f"all classes together: {reason.text}") for reason in overall.reasons]
+    deciding = {name: own for name, own in counted.items() if name != OVERALL and own.verdict == verdict}
+    of_classes = _summarised(worst_first(deciding), classes=len(judged) - 1)
     if overall.verdict == verdict:  # first, because reports show only the first reasons at the top
         reasons = [*of_all, *of_classes]
     else:  # a finding for all classes together is reported in any case
         reasons = [*of_classes, *(of_all if overall.verdict != "PASS" else [])]
-    return replace(overall, verdict=verdict, reasons=tuple(reasons))
+    return replace(overall, verdict=verdict, reasons=tuple(sorted(reasons, key=lambda reason: not reason.fails)))
 
 
 def _excluded_for_classes(judged: Mapping[str, Judgement]) -> list[Reason]:
@@ -278,6 +294,11 @@ def _outlook(judgements: Sequence[Judgement]) -> str:
     return f", which takes {most}about {max(known)} more pictures of a class{exception}"
 
 
+def worst_first(judged: Mapping[str, Judgement]) -> dict[str, Judgement]:
+    """Return the classes in the order of their largest effects."""
+    return dict(sorted(judged.items(), key=lambda of_class: -of_class[1].largest_effect))
+
+
 def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]:
     """Return the reasons of the classes that decide, kind by kind; a kind of many classes becomes one count."""
     summary: list[Reason] = []
@@ -289,9 +310,9 @@ def _summarised(deciding: Mapping[str, Judgement], classes: int) -> list[Reason]
             if reason.kind == kind
         ]
         if len(named) > _MAX_LISTED:
-            summary.append(Reason(kind, f"{len(named)} of {classes} classes: {kind}"))
+            summary.append(named[0][1]._replace(text=f"{len(named)} of {classes} classes: {kind}"))
         else:
-            summary += [Reason(kind, f"{name}: {reason.text}") for name, reason in named]
+            summary += [reason._replace(text=f"{name}: {reason.text}") for name, reason in named]
     return summary
 
 

@@ -172,7 +172,7 @@ def report(
     if tally.reduced:
         drawings = "1 drawing was" if tally.reduced == 1 else f"{tally.reduced} drawings were"
         side = f"{rows.max_side} pixel{'s' * (rows.max_side != 1)}"
-        say(f"{drawings} reduced to {side} on the longer side; --max-side 0 keeps the size of the pictures")
+        say(f"{drawings} made from pictures reduced to {side} on the longer side; --max-side 0 keeps their size")
     _print_summary(tally, progress.seconds, form, rows, table)
     return tally.code
 
@@ -312,7 +312,7 @@ def summary(
     if skipped:
         line += f"; {skipped} finished in an earlier run"
     if failed_before:
-        line += f", {failed_before} of them with an error"
+        line += f", {failed_before} of them with an error (not tried again)"
     if table is not None:
         line += f"; wrote {printable(str(table))}"
     return line

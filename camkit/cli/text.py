@@ -59,9 +59,9 @@ def row(written: Written) -> Text:
         text.append(f"  {_UNKNOWN_CROP}\n", "yellow")
     if explanation.status in _NOTES:
         text.append(f"  {_NOTES[explanation.status]}\n", "yellow")
-    else:
+    elif written.file is not None:
         text.append(f"  colours from {explanation.colour_scale(written.drawing.scale)}\n")
-    return text.append(f"  wrote {printable(str(written.file))}")
+    return text.append(f"  wrote {printable(str(written.file))}" if written.file is not None else "  not drawn")
 
 
 _MOST_LABELS = 3

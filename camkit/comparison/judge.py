@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,7 +15,7 @@ from torch import nn
 
 from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
 from camkit.comparison.compare import DEFAULTS
-from camkit.comparison.ranking import UNMOVED, Recommendation, Standing, recommend, standings
+from camkit.comparison.ranking import UNMOVED, Recommendation, Standing, advantages, recommend, standings
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
 from camkit.explainer import Explainer, Layers
 from camkit.images.files import write_file
@@ -280,11 +281,18 @@ class _Study:
         start = time.perf_counter()
         evaluator.scored(evaluator.picture[None])
         self._plain.append(time.perf_counter() - start)
+        self._warm_up(evaluator, opened)
         for row in self._jobs:
             self._explain(row, evaluator, opened)
         for row, heat in evaluator.references().items():
             self._note(row, evaluator, heat)
         self.names.append(source)
+
+    def _warm_up(self, evaluator: Evaluator, picture: Any) -> None:
+        """Explain a picture once, so that what a first call prepares does not count as the first method's time."""
+        method, layer = next(iter(self._jobs.values()))
+        with suppress(MethodError, LayerError, TargetError):
+            self._explainer.using(method, layer)(picture, evaluator.target)
 
     def _explain(self, row: str, evaluator: Evaluator, picture: Any) -> None:
         method, layer = self._jobs[row]
@@ -319,10 +327,13 @@ class _Study:
             raise MethodError(f"no method works on these pictures: {first[0]}")
         listed = works if drop_misfits else list(self._jobs)
         references = ["random", "centre", "colour"]
-        by_metric: dict[str, dict[str, Standing]] = {}
-        for name in self._metrics:
-            values = {row: np.array(self._values[name][row]) for row in (*listed, *references)}
-            by_metric[name] = standings(values, references, METRICS[name].better, self._seed)
+        values = {
+            name: {row: np.array(self._values[name][row]) for row in (*listed, *references)} for name in self._metrics
+        }
+        better = {name: METRICS[name].better for name in self._metrics}
+        by_metric = {
+            name: standings(of_metric, references, better[name], self._seed) for name, of_metric in values.items()
+        }
         plain = float(np.median(self._plain))
         costs = {
             row: float(np.median(self._times[row])) / plain if self._times[row] else float("nan") for row in listed
@@ -347,9 +358,11 @@ class _Study:
             tuple(rows),
             recommend(
                 {METRICS[name].title: by_metric[name] for name in DECIDING},
+                advantages({name: values[name] for name in DECIDING}, works, better),
                 works,
                 costs,
                 [row.name for row in rows if row.hardly_changes],
+                self._seed,
             ),
             tuple(self.names),
             self.unreadable,

@@ -43,12 +43,14 @@ class Standing:
     Attributes:
         estimate: the mean over the pictures with its 95 % interval, and the number of pictures with a value.
         beats_random: whether it is significantly better than the random map on the same pictures.
+        loses_to_random: whether it is significantly worse than the random map.
         level_with_best: whether it is not significantly worse than the metric's best method by more than
             ``PRACTICALLY_LEVEL`` of that one's advantage over the random map.
     """
 
     estimate: Estimate
     beats_random: bool
+    loses_to_random: bool
     level_with_best: bool
 
 
@@ -72,6 +74,8 @@ def standings(
     ordered = sorted((name for name in methods if np.isfinite(means[name])), key=lambda name: -sign * means[name])
     above = _p_values({name: sign * (values[name] - values["random"]) for name in values if name != "random"}, seed)
     beats = _significant({name: above[name] for name in methods})
+    below = _p_values({name: sign * (values["random"] - values[name]) for name in methods}, seed)
+    loses = _significant(below)
     beats |= {name: above[name] < SIGNIFICANCE for name in references if name != "random"}
     worse: dict[str, bool] = {}
     if ordered:
@@ -83,6 +87,7 @@ def standings(
         name: Standing(
             _estimate(values[name], seed),
             beats.get(name, False),
+            loses.get(name, False),
             name in ordered and not worse.get(name, False),
         )
         for name in values
@@ -136,46 +141,98 @@ class Recommendation:
     agreed: bool
 
 
+def advantages(
+    values: Mapping[str, Mapping[str, Float[np.ndarray, " n"]]], methods: Sequence[str], better: Mapping[str, Better]
+) -> dict[str, Float[np.ndarray, " n"]]:
+    """Return for each method and picture its advantage over the random map, averaged over metrics.
+
+    In each metric, the advantage of the method with the best mean counts as 1, so that all metrics weigh the same.
+
+    Args:
+        values: for each metric, the values of each row, as ``standings`` takes them.
+        methods: the rows of methods.
+        better: for each metric, whether higher or lower values are better.
+    """
+    shares: dict[str, list[Float[np.ndarray, " n"]]] = {name: [] for name in methods}
+    for metric, of_metric in values.items():
+        sign = 1.0 if better[metric] == "higher" else -1.0
+        ahead = {name: sign * (of_metric[name] - of_metric["random"]) for name in methods}
+        most = max(
+            (_mean(differences) for differences in ahead.values() if np.isfinite(differences).any()), default=0.0
+        )
+        if most > 0:
+            for name, differences in ahead.items():
+                shares[name].append(differences / most)
+    return {name: _mean_of_known(several) for name, several in shares.items() if several}
+
+
+def _mean_of_known(several: Sequence[Float[np.ndarray, " n"]]) -> Float[np.ndarray, " n"]:
+    """Return the mean of several arrays, entry by entry, without the entries that are not known."""
+    stacked = np.stack(several)
+    known = np.isfinite(stacked)
+    sums = np.where(known, stacked, 0.0).sum(0)
+    return np.asarray(np.where(known.any(0), sums / np.maximum(known.sum(0), 1), np.nan))
+
+
 def recommend(
     deciding: Mapping[str, Mapping[str, Standing]],
+    advantage: Mapping[str, Float[np.ndarray, " n"]],
     order: Sequence[str],
     costs: Mapping[str, float],
     unmoved: Sequence[str] = (),
+    seed: int = 0,
 ) -> Recommendation:
     """Return which method to use, by several metrics together.
 
-    A method is fit if it beats the random map in each metric in which it has values, and if its map changes with the
-    weights. Of the fit ones, those count that are level with the best in the most metrics; of these, those that
-    cost about as little as the cheapest; of these, the first.
+    A method is fit if it beats the random map in most of the metrics in which it has values and loses to it in none,
+    and if its map changes with the weights. Of the fit ones, those count that are not clearly behind the best in their
+    mean advantage; of these, those that cost about as little as the cheapest; of these, the first. Asking for an
+    advantage in every metric, or counting the metrics in which a method is as good as the best, would let the sample
+    of pictures decide between methods that are alike.
 
     Args:
         deciding: for each deciding metric, by its title, the standing of each row.
+        advantage: for each row of a method, what ``advantages`` returns.
         order: the rows of methods, the simplest first.
         costs: the time of each row in plain passes.
         unmoved: the rows whose maps hardly change if the weights are shuffled.
+        seed: the seed of the draws.
     """
     known = {
         name: [standing[name] for standing in deciding.values() if name in standing and standing[name].estimate.groups]
         for name in order
     }
-    fit = [name for name in order if known[name] and name not in unmoved and all(s.beats_random for s in known[name])]
+    fit = [name for name in order if name not in unmoved and name in advantage and _helps(known[name])]
     if not fit:
         return Recommendation(None, _nothing(deciding), agreed=True)
-    levels = {name: sum(standing.level_with_best for standing in known[name]) for name in fit}
-    shares = {name: (levels[name], len(known[name])) for name in fit}
-    most = max(levels[name] for name in fit)
-    as_good = [name for name in fit if levels[name] == most]
+    as_good = _not_behind({name: advantage[name] for name in fit}, seed)
     cheap = _SIMILAR_COST * max(1.0, min(costs[name] for name in as_good))
     chosen = min((name for name in as_good if costs[name] <= cheap), key=order.index)
-    agreed = shares[chosen][0] == len(deciding)
+    agreed = sum(standing.level_with_best for standing in known[chosen]) == len(deciding)
     return Recommendation(chosen, _reason(chosen, deciding, order, costs, agreed=agreed), agreed)
+
+
+def _not_behind(advantage: Mapping[str, Float[np.ndarray, " n"]], seed: int) -> list[str]:
+    """Return the best and all that are not significantly behind it by more than ``PRACTICALLY_LEVEL``."""
+    best = max(advantage, key=lambda name: _mean(advantage[name]))
+    behind = {name: advantage[best] - values for name, values in advantage.items() if name != best}
+    margin = PRACTICALLY_LEVEL * _mean(advantage[best])
+    clearly = _significant(_p_values(behind, seed, margin)) if behind else {}
+    return [name for name in advantage if not clearly.get(name, False)]
+
+
+def _helps(known: Sequence[Standing]) -> bool:
+    """Tell whether a method beats the random map in most of its metrics, and loses to it in none."""
+    beaten = sum(standing.beats_random for standing in known)
+    return 2 * beaten > len(known) and not any(standing.loses_to_random for standing in known)
 
 
 def _nothing(deciding: Mapping[str, Mapping[str, Standing]]) -> str:
     pictures = max(standing.estimate.groups for of_metric in deciding.values() for standing in of_metric.values())
+    metrics = _listed(list(deciding)) if len(deciding) == 1 else f"most of {_listed(list(deciding))}"
     return (
-        f"On these {pictures} pictures no method is significantly better than a random map in all of "
-        f"{_listed(list(deciding))}. Judge more pictures; if none is better there, do not trust any map of this model."
+        f"On these {pictures} pictures no method is significantly better than a random map in {metrics}, and worse in "
+        "none. Judge more pictures; if none is better there, do not trust any map of this model."
     )
 
 
@@ -188,16 +245,21 @@ def _reason(
     agreed: bool,
 ) -> str:
     cost = f"{costs[chosen]:.1f} plain passes"
+    known = {title: standing[chosen] for title, standing in deciding.items() if standing[chosen].estimate.groups}
+    unclear = [title for title, standing in known.items() if not standing.beats_random]
+    doubt = f" In {_listed(unclear)} it cannot be told from a random map." if unclear else ""
     if agreed:
+        beaten = _listed([title for title in known if title not in unclear])
         return (
-            f"Use {chosen}: it beats a random map in {_listed(list(deciding))}, no method is clearly better in any "
-            f"of them, and none that is as good is much cheaper ({cost})."
+            f"Use {chosen}: it beats a random map in {beaten}, no method is clearly better in any metric, and none "
+            f"that is as good is much cheaper ({cost}).{doubt}"
         )
     best = {title: _best(standing, order) for title, standing in deciding.items()}
     leaders = ", ".join(f"{title} prefers {name}" for title, name in best.items() if name)
     level = [title for title, standing in deciding.items() if standing[chosen].level_with_best]
-    good = f"it is as good as the best in {_listed(level)}" if level else "it beats a random map in all of them"
-    return f"The metrics disagree: {leaders}. Use {chosen}, since {good} ({cost}), and look at more than one map."
+    good = f"it is as good as the best in {_listed(level)}, and " if level else ""
+    advice = f"Use {chosen}: {good}over all metrics no method is clearly better ({cost}). Look at more than one map."
+    return f"The metrics disagree: {leaders}. {advice}{doubt}"
 
 
 def _best(standing: Mapping[str, Standing], order: Sequence[str]) -> str:

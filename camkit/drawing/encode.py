@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from camkit.errors import OutputError, printable
+from camkit.drawing.pixels import swap_red_and_blue
+from camkit.errors import OutputError, advice, printable
 from camkit.types import Pixels
 
 MARK = b"Software\0camkit"
@@ -30,6 +32,9 @@ _JPEG_HEAD = 20
 
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif")
 
+_MOST_PIXELS = {**dict.fromkeys(JPEG_SUFFIXES, 65_500), ".webp": 16_383}
+"""The most pixels along a side that a file of these types can have."""
+
 
 def encode(pixels: Pixels, extension: str = ".png", *, overwrite: bool = False) -> bytes:
     """Return a picture as the bytes of an image file; a PNG or a JPEG says that camkit wrote it.
@@ -37,13 +42,21 @@ def encode(pixels: Pixels, extension: str = ".png", *, overwrite: bool = False) 
     ``overwrite`` allows the pixels to be changed, which saves a copy of a large picture.
 
     Raises:
-        OutputError: OpenCV cannot write this file type.
+        OutputError: OpenCV cannot write this file type, or no such file can be so large.
     """
     kind = extension.lower()
+    most, longest = _MOST_PIXELS.get(kind, math.inf), max(pixels.shape[:2])
+    if longest > most:
+        raise OutputError(
+            f"a file of the type {extension} has at most {most:,} pixels along a side, and this drawing has "
+            f"{longest:,}; reduce it with {advice('max_side', '--max-side')}, or write it as .png"
+        )
     options = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY] if kind in JPEG_SUFFIXES else []
     try:
-        target = pixels if overwrite and pixels.flags.writeable and pixels.flags.c_contiguous else None
-        swapped = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR, dst=target)
+        if overwrite and pixels.flags.writeable and pixels.flags.c_contiguous:
+            swap_red_and_blue(swapped := pixels)
+        else:
+            swapped = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
         done, data = cv2.imencode(".jpg" if kind in JPEG_SUFFIXES else extension, swapped, options)
     except cv2.error:
         done = False

@@ -161,6 +161,11 @@ def passes_at_once(record: ModelRecord) -> int:
     return min(torch.get_num_threads(), _MOST_AT_ONCE)
 
 
+def cores_of_a_pass() -> int:
+    """Return how many cores each of several passes gets that run at the same time."""
+    return torch.get_num_threads() // min(torch.get_num_threads(), _MOST_AT_ONCE)
+
+
 def in_parts(count: int, at_once: int, run: Callable[[range], None]) -> int:
     """Run ``count`` pictures through the model, ``at_once`` per pass, and half as many whenever memory runs out.
 

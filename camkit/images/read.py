@@ -59,7 +59,7 @@ def open_draft(path: str | Path, shorter: int | None, data: bytes | None = None)
     try:
         with opened(path, data) as picture:
             longest = max(picture.size)
-            if shorter is not None and picture.format == "JPEG":
+            if shorter is not None and picture.format in _DRAFTED:
                 ratio = shorter / min(picture.size)
                 picture.draft(None, (math.ceil(picture.width * ratio), math.ceil(picture.height * ratio)))
                 reduction = longest / max(picture.size)
@@ -81,7 +81,10 @@ def open_draft(path: str | Path, shorter: int | None, data: bytes | None = None)
         size = path.stat().st_size if data is None else len(data)
         kind = "an empty file" if size == 0 else "not a picture"
         if size and path.suffix.lower() in VIDEO_SUFFIXES:
-            kind = "a video; pass its frames to explain_many, or draw it in a shell with camkit VIDEO --model NAME"
+            kind = (
+                "a video; pass its frames to explain_many, or draw it in a shell with camkit VIDEO --model NAME, "
+                "without --table"
+            )
         raise ImageError(f"{path} is {kind}") from error
     except Image.DecompressionBombError as error:
         raise ImageError(f"{path} is too large to open safely: {brief(error)}") from error
@@ -97,6 +100,8 @@ def open_draft(path: str | Path, shorter: int | None, data: bytes | None = None)
     return read, reduction
 
 
+_DRAFTED = ("JPEG", "MPO")
+"""Formats that are decoded at a reduced size; MPO is a JPEG with further views, as many phones write it."""
 _ANIMATED = {".gif": "GIF", ".png": "PNG", ".apng": "PNG", ".webp": "WEBP", ".avif": "AVIF"}
 """The suffixes of pictures that may be animated, with the names that Pillow has for their formats."""
 _PAGED = ("TIFF",)
@@ -160,6 +165,21 @@ _TO_UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 """The transposition that turns a picture upright, by its EXIF orientation."""
+
+
+_ON_ITS_SIDE = (5, 6, 7, 8)
+"""The EXIF orientations of pictures whose width becomes their height."""
+
+
+def upright_size(path: str | Path) -> tuple[int, int] | None:
+    """Return the width and height of a picture file turned upright, from its header; None if it cannot be read."""
+    try:
+        with opened(Path(path)) as picture:
+            width, height = picture.size
+            on_its_side = picture.getexif().get(ExifTags.Base.Orientation) in _ON_ITS_SIDE
+    except Exception:  # a damaged file can make its decoder fail in any way; reading it reports the error
+        return None
+    return (height, width) if on_its_side else (width, height)
 
 
 def turned(picture: Image.Image) -> Image.Image:

@@ -71,14 +71,22 @@ def describe(value: Any) -> str:
     elif isinstance(value, Mapping):
         text = ", ".join(f"{key}: {describe(item)}" for key, item in value.items())
     elif isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        text = f"{value.__module__}.{value.__qualname__} {digest(*_code_of(value.__code__))} {describe(cells)}"
+        held = [*(cell.cell_contents for cell in value.__closure__ or ()), *(value.__defaults__ or ())]
+        held += (value.__kwdefaults__ or {}).values()
+        text = f"{value.__module__}.{value.__qualname__} {digest(*_code_of(value.__code__))} {describe(held)}"
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         text = f"{type(value).__name__}({describe(fields)})"
     else:
         text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+        if text != repr(value):  # it says nothing but its type
+            plain = {name: held for name, held in getattr(value, "__dict__", {}).items() if isinstance(held, _PLAIN)}
+            text = f"{text} {describe(plain)}" if plain else text
     return text
+
+
+_PLAIN = (bool, int, float, str, bytes, Tensor, np.ndarray)
+"""Attributes that decide what an object does; what they hold cannot lead back to the object."""
 
 
 def _code_of(code: CodeType) -> Iterable[bytes | str]:

@@ -17,9 +17,10 @@ from PIL.Image import core as pillow  # type: ignore[attr-defined]
 from camkit.drawing import overlay
 from camkit.drawing.encode import JPEG_SUFFIXES
 from camkit.drawing.pixels import bytes_of
+from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, InputError, OutputError, RunError
-from camkit.explainer import explain_many
+from camkit.explainer import Later, explain_many, explain_many_or_later
 from camkit.explanation import ColourScale, Explanation
 from camkit.images.files import check_folder, names_file, refuse_other_file
 from camkit.images.listing import Found, Pictures
@@ -38,8 +39,8 @@ from camkit.types import Failure, Fusion, Pixels, Precision, Progress, Scale, Sm
 
 _NOT_IN_METHOD_NAMES = r"[^\w+.-]"
 """Characters that no registered method has in its name, but a function may: a lambda is called "<lambda>"."""
-_WRITERS = 2
-"""Threads that draw and write, while the model computes in the main thread."""
+_WRITERS = max(2, min(4, os.cpu_count() or 1))
+"""Threads that draw and write; for large photos, they read and explain too."""
 _MOST_UNWRITTEN = 64
 _MOST_UNWRITTEN_BYTES = 72 * 2**20
 """Explanations that may wait to be drawn, and the bytes of their pictures, so that memory stays bounded: small
@@ -186,19 +187,17 @@ def explain_files(
         OutputError: while it runs: the table cannot be written.
     """
     pictures = pictures if isinstance(pictures, Pictures) else Pictures(pictures)
-    explained = functools.partial(
-        explain_many,
-        model,
-        target_layer=layers or None,
-        method=method,
-        target=list(targets) if targets else None,
-        precision=precision,
-        fuse=fuse,
-        smooth=smooth,
-        progress=progress,
-        on_error="yield",
-        draft=draft,
-    )
+    options: dict[str, Any] = {
+        "target_layer": layers or None,
+        "method": method,
+        "target": list(targets) if targets else None,
+        "precision": precision,
+        "fuse": fuse,
+        "smooth": smooth,
+        "progress": progress,
+        "draft": draft,
+    }
+    explained = functools.partial(explain_many, model, on_error="yield", **options)
     has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
     video = None if table else next((found.path for found in pictures.named() if is_video(found.path)), None)
     if every < 1:
@@ -240,18 +239,23 @@ def explain_files(
         overwrite=overwrite,
     )
     stills = Stills(pictures, results)
-    of_stills = functools.partial(explained, batch_size=batch_size)
-    tasks = _tasks(of_stills, stills, _Writer(files, drawing, pictures, with_row=table is not None), one_scale)
+
+    def find_scales() -> Scales:
+        return _one_scale(explained(stills.all(), batch_size=batch_size)) if one_scale and out is not None else {}
+
+    writer = _Writer(files, drawing, pictures, with_row=table is not None)
+    of_stills = functools.partial(explain_many_or_later, model, batch_size=batch_size, **options)
     of_frames = functools.partial(explained, batch_size=min(batch_size, FRAMES_PER_PASS))
     drawn_videos = (_drawn_video(found, every, of_frames, files, drawing, one_scale) for found in stills.videos)
     written = in_order(
-        tasks,
+        _tasks(of_stills, stills, writer, find_scales),
         workers=_WRITERS,
         ahead=max(_MOST_UNWRITTEN, 2 * batch_size),
         prompt=True,
         most=_MOST_UNWRITTEN_BYTES,
+        cores=cores_of_a_pass(),
     )
-    rows = (row for row, _ in written) if results is None else _tabled(written, results)
+    rows = (row for rows, _ in written for row in rows) if results is None else _tabled(written, results)
     return Run(_one_after_the_other(rows, drawn_videos), stills, drawing.max_side)
 
 
@@ -350,36 +354,63 @@ class Stills:
         """List all pictures, also the finished ones, but no videos."""
         return (found.path for found in self._pictures if self._table is not None or not is_video(found.path))
 
-    def of(self, row: Explanation | Failure) -> Found:
+    def of(self, row: Explanation | Later) -> Found:
         """Return the picture of a row; rows come in the order of the pictures."""
         while str(self.pending[0].path) != row.source:
             self.pending.popleft()
         return self.pending[0]
 
 
-def _tabled(rows: Iterator[tuple[Written | Failure, int]], table: Table) -> Iterator[Written | Failure]:
-    """Pass rows on, and add each to the table with the number of its pass."""
+class _Undrawn(Failure):
+    """A picture that was explained, but could not be drawn."""
+
+
+def _tabled(written: Iterator[tuple[list[Written | Failure], int]], table: Table) -> Iterator[Written | Failure]:
+    """Pass rows on, and add those of each picture to the table with the number of their pass.
+
+    A picture that lacks a drawing is not finished, so none of its rows is added.
+    """
+    waiting: list[Written | Failure] = []
+    pass_of_waiting = 0
+
+    def add() -> None:
+        if not any(isinstance(row, _Undrawn) for row in waiting):
+            for row in waiting:
+                table.add(row_of_failure(row) if isinstance(row, Failure) else _row_in(row), pass_of_waiting)
+        waiting.clear()
+
     with table:
-        for row, number in rows:
-            if isinstance(row, Written):
-                assert row.row is not None
-                table.add(row.row, number)
-            elif not isinstance(row.error, OutputError):  # the drawing is missing, so the picture is not finished
-                table.add(row_of_failure(row), number)
-            yield row
+        for rows, number in written:
+            if waiting and _source_of(rows[0]) != _source_of(waiting[0]):
+                add()
+            for row in rows:
+                waiting.append(row)
+                yield row
+            pass_of_waiting = number
+        add()
+
+
+def _row_in(written: Written) -> Row:
+    assert written.row is not None
+    return written.row
+
+
+def _source_of(row: Written | Failure) -> str:
+    return row.source if isinstance(row, Failure) else row.explanation.source
 
 
 ScaleKey: TypeAlias = tuple[str, str]
 """A layer and a method: maps of others have other units."""
+Scales: TypeAlias = "dict[ScaleKey, ColourScale]"
 
 
 def _scale_key(row: Explanation) -> ScaleKey:
     return row.layer, row.method
 
 
-def _one_scale(rows: Iterable[Explanation | Failure]) -> dict[ScaleKey, ColourScale]:
+def _one_scale(rows: Iterable[Explanation | Failure]) -> Scales:
     """Return the scale that reaches to the largest value of all maps, for each layer and method."""
-    scales: dict[ScaleKey, ColourScale] = {}
+    scales: Scales = {}
     for row in rows:
         if isinstance(row, Explanation):
             scales[_scale_key(row)] = row.colour_scale("each").with_more(scales.get(_scale_key(row)))
@@ -389,7 +420,7 @@ def _one_scale(rows: Iterable[Explanation | Failure]) -> dict[ScaleKey, ColourSc
 def _drawn_video(
     found: Found, every: int, explained: Explained, files: _DrawingFiles, drawing: Drawing, one_scale: bool
 ) -> WrittenVideo | Failure:
-    scales: dict[ScaleKey, ColourScale] = {}
+    scales: Scales = {}
     video = found.path
 
     def draw(row: Explanation) -> Pixels:
@@ -467,16 +498,16 @@ class _DrawingFiles:
 
 
 def _tasks(
-    explained: Callable[..., Iterator[Explanation | Failure]],
+    explained: Callable[..., Iterator[Explanation | Failure | Later]],
     stills: Stills,
     writer: _Writer,
-    one_scale: bool,
-) -> Iterator[Task[tuple[Written | Failure, int]]]:
-    """Return for each row the task that draws it, to be run in another thread, and that returns the number of its pass.
+    find_scales: Callable[[], Scales],
+) -> Iterator[Task[tuple[list[Written | Failure], int]]]:
+    """Return the tasks that draw the rows in other threads, and read and explain large photos there.
 
-    A failure is passed on.
+    Each returns one row, or all rows of a large photo, with the number of their pass. A failure is passed on.
     """
-    scales = _one_scale(explained(stills.all())) if one_scale and writer.files.out is not None else {}
+    scales = find_scales()
     rank, source, number = 0, "", 0
 
     def on_pass() -> None:
@@ -486,16 +517,15 @@ def _tasks(
     for row in explained(stills.paths(), on_pass=on_pass):
         is_first = row.source != source
         rank, source = 1 if is_first else rank + 1, row.source
+        size = 0
         if isinstance(row, Failure):
-            yield Task(functools.partial(_unchanged, row, number), in_thread=True)
+            write = functools.partial(writer.pass_on, row, number)
+        elif isinstance(row, Later):
+            write = functools.partial(writer.write_later, row, number, stills.of(row), scales)
         else:
             size = bytes_of(row.shown) if is_first and isinstance(row.shown, Image.Image) else 0
-            write = functools.partial(writer.numbered, number, row, stills.of(row), rank, scales.get(_scale_key(row)))
-            yield Task(write, in_thread=True, size=size)
-
-
-def _unchanged(failure: Failure, number: int) -> tuple[Failure, int]:
-    return failure, number
+            write = functools.partial(writer.write_one, row, number, stills.of(row), scales, rank)
+        yield Task(write, in_thread=True, size=size)
 
 
 @dataclass(frozen=True)
@@ -507,9 +537,25 @@ class _Writer:
     pictures: Pictures
     with_row: bool
 
-    def numbered(self, number: int, *arguments: Any) -> tuple[Written | Failure, int]:
+    def pass_on(self, failure: Failure, number: int) -> tuple[list[Written | Failure], int]:
+        """Return a failure with the number of its pass."""
+        return [failure], number
+
+    def write_later(
+        self, later: Later, number: int, found: Found, scales: Scales
+    ) -> tuple[list[Written | Failure], int]:
+        """Read and explain a photo, write its drawings, and return its rows with the number of their pass."""
+        rows = [
+            row if isinstance(row, Failure) else self.write(row, found, rank, scales.get(_scale_key(row)))
+            for rank, row in enumerate(later.rows(), start=1)
+        ]
+        return rows, number
+
+    def write_one(
+        self, row: Explanation, number: int, found: Found, scales: Scales, rank: int
+    ) -> tuple[list[Written | Failure], int]:
         """Write the drawing of an explanation, and return its row with the number of its pass."""
-        return self.write(*arguments), number
+        return [self.write(row, found, rank, scales.get(_scale_key(row)))], number
 
     def write(self, explanation: Explanation, found: Found, rank: int, scale: ColourScale | None) -> Written | Failure:
         """Write the drawing of an explanation, unless its file is one of the pictures, and return its row."""
@@ -523,9 +569,9 @@ class _Writer:
                 write_drawing(file, explanation.overlay(**drawing.options()), shows)
             row = row_of(explanation, file) if self.with_row else None
         except CamkitError as error:
-            return Failure(explanation.source, error)
+            return _Undrawn(explanation.source, error)
         except Exception as error:
-            return Failure(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
+            return _Undrawn(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
         is_reduced = file is not None and self._is_reduced(explanation)
         return Written(explanation.released(found.path), file, drawing, row, is_reduced)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from camkit.drawing.encode import encode, read_note, with_note
 from camkit.errors import OutputError, advice, without_control
-from camkit.images.files import names_file, write_file
+from camkit.images.files import has_picture_suffix, names_file, write_file
 from camkit.types import Pixels
 
 _LONGEST_SLUG = 30
@@ -124,13 +124,16 @@ def _told_apart(pictures: Sequence[Path]) -> dict[Path, Path]:
 def picture_name(path: Path) -> str:
     r"""Return the name of a picture without ``.jpg``, cut if a file system might not take it with what follows.
 
+    A picture such as ``cat.png.jpg`` keeps its suffix, since it may lie beside ``cat.png``.
+
     Control characters, which could change a terminal or forge a line of a log, become hyphens. A name that was changed
     ends in a checksum, so that two pictures never have the same name.
 
-    >>> picture_name(Path("cat.jpg")), picture_name(Path("a-b.jpg")), picture_name(Path("a\nb.jpg"))
-    ('cat', 'a-b', 'a-b-ef0790fb')
+    >>> picture_name(Path("cat.jpg")), picture_name(Path("cat.png.jpg")), picture_name(Path("a\nb.jpg"))
+    ('cat', 'cat.png.jpg', 'a-b-ef0790fb')
     """
     name = path.name.removesuffix(".jpg") or path.name
+    name = path.name if has_picture_suffix(name) else name
     safe = _cut(without_control(name))
     return safe if safe == name else f"{safe}-{_checksum(name)}"
 

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from camkit.errors import InputError, OutputError, advice, brief
-from camkit.explanation import Explanations
+from camkit.explanation import Explanations, sharing_scale
 from camkit.images.files import why_unwritable, write_file
 from camkit.scale.fingerprint import Fingerprint, differences
 from camkit.scale.schema import COLUMNS, ERROR, Kind, Row, explanation_of, text_of
@@ -48,6 +48,10 @@ WRITTEN_WITH: Mapping[str, Any] = {"compression": "zstd", "write_page_checksum":
 """How parts are written; the checksums tell a damaged part."""
 
 
+_TOGETHER = ("path", "layer", "method", "smooth")
+"""The columns in which the rows of a picture are alike that were drawn on one scale."""
+
+
 def read(path: str | Path) -> Explanations:
     """Read a table that ``camkit --table`` or ``camkit scale`` wrote.
 
@@ -60,13 +64,15 @@ def read(path: str | Path) -> Explanations:
     Raises:
         InputError: there is no such table, or it is damaged, or it needs pyarrow.
     """
-    form = _form_of(Path(path))
+    form = _Parquet(Path(path)) if Path(path).is_dir() else _form_of(Path(path))
     if not form.exists():
         raise InputError(f"there is no table {path}")
     folder = Path(form.about().get("folder", ""))
     rows = Explanations()
     for part in form.parts():
-        rows.extend(explanation_of(row, folder) for row in form.rows(part) if row["status"] != ERROR)
+        explained = (row for row in form.rows(part) if row["status"] != ERROR)
+        for _, group in itertools.groupby(explained, key=lambda row: [row[name] for name in _TOGETHER]):
+            rows.extend(sharing_scale([explanation_of(row, folder) for row in group]))
     return rows
 
 
@@ -113,13 +119,10 @@ class Table:
         self.finished = self.failed = Finished([])
         self._folder = str(Path.cwd())
         about = {"format": 1, "folder": self._folder, "fingerprint": fingerprint}
-        if self._form.exists() and not (resume or overwrite):
-            raise OutputError(
-                f"{path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
-                f"{advice('overwrite=True', '--overwrite')} to replace it"
-            )
         try:
             self._form.prepare()
+            if not (resume or overwrite):
+                self._refuse_existing()
             self._lock = _locked(self._form.lock, path)
             if self._form.exists() and resume:
                 self._continue(fingerprint)
@@ -136,12 +139,19 @@ class Table:
     def _form_of(path: Path) -> _Form:
         return _form_of(path)
 
+    def _refuse_existing(self) -> None:
+        if self._form.exists():
+            raise OutputError(
+                f"{self.path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
+                f"{advice('overwrite=True', '--overwrite')} to replace it"
+            )
+
     def _continue(self, fingerprint: Fingerprint) -> None:
         about = self._form.about()
         if not about:
             raise InputError(
-                f"{self.path} cannot be continued: the file that says how it was made is missing or damaged; choose "
-                "another name"
+                f"{self.path} cannot be continued: the file that says how it was made, {self._form.beside}, is missing "
+                "or damaged; choose another name"
             )
         different = differences(about.get("fingerprint", {}), fingerprint)
         if different:
@@ -172,8 +182,9 @@ class Table:
 
     def _statuses(self, part: Path) -> Iterator[tuple[str, str]]:
         """Yield for each row of a part what tells its picture from others, its absolute path, and its status."""
+        folder = text_of(self._folder)
         for name, status in self._form.values(part, "path", "status"):
-            yield os.path.normpath(os.path.join(self._folder, name)), status  # noqa: PTH118 - for millions of names
+            yield os.path.normpath(os.path.join(folder, name)), status  # noqa: PTH118 - for millions of names
 
     def has(self, picture: Path) -> bool:
         """Tell whether the table has the rows of a picture."""
@@ -202,8 +213,8 @@ class Table:
     def _end_group(self) -> None:
         """Add the rows of a finished pass to the part, and write the part if it is full."""
         if Path.cwd() != Path(self._folder):
-            for row in self._group:
-                row["path"] = text_of(os.path.abspath(row["path"]))  # noqa: PTH100
+            for row, name in itertools.product(self._group, ("path", "drawing")):
+                row[name] = None if row[name] is None else text_of(os.path.abspath(row[name]))  # noqa: PTH100
         self._part += self._group
         self._held += sum(row["raw"].nbytes for row in self._group if row["raw"] is not None)
         self._group = []
@@ -333,6 +344,8 @@ class _Form(ABC):
     """How a table lies on the disk."""
 
     lock: Path
+    beside: Path
+    """The file that says how the table was made."""
 
     @abstractmethod
     def exists(self) -> bool:
@@ -378,7 +391,7 @@ class _Form(ABC):
 def _form_of(path: Path) -> _Form:
     if path.suffix.lower() == ".csv":
         return _Csv(path)
-    if path.suffix.lower() == ".parquet" or path.is_dir():
+    if path.suffix.lower() == ".parquet":
         return _Parquet(path)
     raise InputError(f"a table is a name ending in .parquet or .csv, not {str(path)!r}")
 
@@ -429,7 +442,7 @@ class _Parquet(_Form):
             ) from error
         self._pq = pq
         self._path = path
-        self.lock = path / ".lock"
+        self.lock, self.beside = path / ".lock", path / self._ABOUT
         self._about: Mapping[str, Any] = {}
         self._next = 0
 
@@ -465,7 +478,7 @@ class _Parquet(_Form):
             unfinished.unlink()
         for part in self.parts():
             try:
-                self.values(part, "path")
+                self._read(part, list(COLUMNS))
             except InputError:
                 aside = part.with_name(f"_damaged-{part.name}")
                 part.replace(aside)
@@ -512,7 +525,7 @@ class _Csv(_Form):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._beside = path.with_name(f".{path.name}.json")
+        self.beside = path.with_name(f".{path.name}.json")
         self.lock = path.with_name(f".{path.name}.lock")
         self._about: dict[str, Any] = {}
 
@@ -530,12 +543,13 @@ class _Csv(_Form):
         self._remember({**about, "bytes": len(head)})
 
     def _remember(self, about: Mapping[str, Any]) -> None:
-        write_file(self._beside, json.dumps(about).encode())
+        write_file(self.beside, json.dumps(about).encode())
         self._about = dict(about)
 
     def about(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            return dict(json.loads(self._beside.read_bytes()))
+            about = dict(json.loads(self.beside.read_bytes()))
+            return about if isinstance(about.get("bytes"), int) else {}
         return {}
 
     def repair(self) -> None:
@@ -547,6 +561,8 @@ class _Csv(_Form):
                 f"{self._path} is damaged: it has {size:,} bytes, and {complete:,} were written; start again with "
                 f"another {advice('table', '--table')}"
             )
+        for _ in self._cells(self._path):  # refuses a file that another program changed, before anything is cut off
+            pass
         os.truncate(self._path, complete)
 
     def parts(self) -> Sequence[Path]:
@@ -558,10 +574,14 @@ class _Csv(_Form):
 
     def rows(self, part: Path) -> Iterator[Row]:
         for row in self._cells(part):
-            yield {name: _parsed(kind, row[name]) for name, kind in COLUMNS.items()}
+            try:
+                yield {name: _parsed(kind, row[name]) for name, kind in COLUMNS.items()}
+            except ValueError as error:
+                raise InputError(f"{part} cannot be read: {brief(error)}") from error
 
     def _cells(self, part: Path) -> Iterator[dict[str, str]]:
         """Yield the rows of the complete parts: a run that is writing, or that was killed, may have left half a row."""
+        csv.field_size_limit(_LONGEST_CELL)
         try:
             with part.open("rb") as file:
                 for row in csv.DictReader(_lines_of(file, self.about().get("bytes", math.inf)), strict=True):
@@ -585,12 +605,22 @@ class _Csv(_Form):
             raise
 
 
+_LONGEST_CELL = 2**31 - 1
+"""Python's own limit of 131,072 characters is shorter than a map with a value for each pixel."""
+
+
 def _lines_of(file: BinaryIO, most: float | int) -> Iterator[str]:
-    """Yield the lines of the first ``most`` bytes of a file."""
+    """Yield the lines of the first ``most`` bytes of a file.
+
+    Raises:
+        csv.Error: these bytes end within a line, so another program changed the file.
+    """
     for line in file:
+        if most <= 0:
+            return
         most -= len(line)
         if most < 0:
-            return
+            raise csv.Error("another program changed its lines")
         yield line.decode()
 
 

@@ -13,7 +13,7 @@ from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Meas
 from camkit.background.plan import Plan
 from camkit.background.reasons import WITH_ARTICLE
 from camkit.background.statistics import Estimate
-from camkit.background.verdict import CUE_NAMES, Judgement
+from camkit.background.verdict import CUE_NAMES, Judgement, worst_first
 
 NONE = "-"
 """Printed if there is no number."""
@@ -54,7 +54,7 @@ def sentence(result: CheckResult) -> str:
     model, worst = result.plan.model.name, result.worst
     failing = [
         name
-        for name, judgement in result.judged.items()
+        for name, judgement in worst_first(result.judged).items()
         if judgement.verdict == "FAIL" and name != OVERALL and not judgement.waived
     ]
     if result.verdict == "FAIL" and failing:

@@ -59,6 +59,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
         "high": _or_none(standing.estimate.high),
         "pictures": standing.estimate.groups,
         "beats_random": standing.beats_random,
+        "loses_to_random": standing.loses_to_random,
         "level_with_best": standing.level_with_best,
     }
 
