@@ -266,11 +266,17 @@ def _is_sloped(values: Integer[np.ndarray, "h w"]) -> Bool[np.ndarray, "h w"]:
 
 
 def _pairs(first: Integer[np.ndarray, "h w"], second: Integer[np.ndarray, "h w"]) -> Counter[tuple[int, int]]:
-    """Count how often two values meet, the lower first."""
+    """Count how often two values meet, the lower first.
+
+    ``np.unique`` is not asked for unique rows: that is slow, and it can turn a Ctrl-C into a ``TypeError``.
+    """
     differ = first != second
     pairs = np.sort(np.stack([first[differ], second[differ]], 1).astype(np.int64), 1)
-    unique, counts = np.unique(pairs, axis=0, return_counts=True)
-    return Counter({(low, high): count for (low, high), count in zip(unique.tolist(), counts.tolist(), strict=True)})
+    values, ranks = np.unique(pairs, return_inverse=True)
+    low, high = ranks.reshape(-1, 2).T
+    met, counts = np.unique(low * len(values) + high, return_counts=True)
+    low, high = values[met // len(values)], values[met % len(values)]
+    return Counter(dict(zip(zip(low.tolist(), high.tolist(), strict=True), counts.tolist(), strict=True)))
 
 
 def _counts(values: Integer[np.ndarray, "..."]) -> Counter[int]:
