@@ -135,7 +135,7 @@ def added_variance(
     >>> added_variance(np.array([1.0, 1.0, -1.0, -1.0]), np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1]))
     10.66...
     """
-    both = np.unique(first * (second.max() + 1) + second, return_inverse=True)[1]
+    both = np.unique(first * (second.max(initial=0) + 1) + second, return_inverse=True)[1]
     return max(0.0, _variance_over(residuals, second) - _variance_over(residuals, both))
 
 
