@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_map
 
 Positions: TypeAlias = Float[Tensor, "coordinates ..."]
 """For each element of a tensor a weight, 1 if its position is known and else 0, and then its position along each axis
@@ -95,9 +95,13 @@ class MemoryNotes:
             self._most = 2 * len(self._notes) + _MANY
 
 
-def tensors_of(values: Any) -> Iterator[Tensor]:
-    """Yield all tensors in an operation's arguments or results."""
-    return (value for value in tree_iter(values) if isinstance(value, Tensor))
+def tensors_of(*values: Any) -> Iterator[Tensor]:
+    """Yield all tensors in an operation's arguments or results, which are in lists and tuples at most."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_of(*value)
 
 
 class Follower(TorchDispatchMode):
@@ -157,7 +161,7 @@ class Follower(TorchDispatchMode):
     ) -> Any:
         """Run the operation, and find the positions of its results."""
         kwargs = kwargs or {}
-        derived = [tensor for tensor in tensors_of((args, kwargs)) if tensor in self._notes]
+        derived = [tensor for tensor in tensors_of(*args, *kwargs.values()) if tensor in self._notes]
         results = func(*args, **kwargs)
         if derived:
             self._follow(func, args, kwargs, derived, list(tensors_of(results)))
@@ -168,7 +172,7 @@ class Follower(TorchDispatchMode):
     def _follow(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], derived: list[Tensor], results: list[Tensor]
     ) -> None:
-        memory = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
+        memory = {tensor.untyped_storage()._cdata for tensor in tensors_of(*args, *kwargs.values())}
         name = func._overloadpacket.__name__
         changes = func._schema.is_mutable
         if (
@@ -245,7 +249,7 @@ class Follower(TorchDispatchMode):
 
     def _combined(self, args: tuple[Any, ...], result: Tensor) -> Positions | None:
         """Return the mean positions of the operands of a pointwise operation that have as many elements."""
-        operands = [value for value in tensors_of(args) if self.positions(value) is not None]
+        operands = [value for value in tensors_of(*args) if self.positions(value) is not None]
         clear = [value for value in operands if not self._vague.get(value)]
         known = [positions for value in clear or operands if (positions := self.positions(value)) is not None]
         whole = [positions for positions in known if positions.shape[1:] == result.shape] or known

@@ -30,7 +30,7 @@ from camkit.engine.resizing import resized_input
 from camkit.engine.restore import eagerly, evaluating, switch_off_training
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
-from camkit.layers.positions import Follower, MemoryNotes
+from camkit.layers.positions import Follower, MemoryNotes, tensors_of
 from camkit.targets.outputs import main_tensor, rivals
 from camkit.targets.probabilities import final_activation, passing_through
 from camkit.types import LayerRef
@@ -323,7 +323,7 @@ class OperationNames(TorchDispatchMode):
         name = func._overloadpacket.__name__
         if name not in KEEPING or (name == "convolution" and _widens(*args[1:7])):
             self.others.add(name)
-        operands = list(tensors_in((args, kwargs or {})))
+        operands = list(tensors_of(*args, *(kwargs or {}).values()))
         derived = any(operand in self._derived for operand in operands)
         if name in _READING:
             self.reads.add("picture" if derived else "weights")
@@ -331,7 +331,7 @@ class OperationNames(TorchDispatchMode):
             self.reads.add("weights")
         results = func(*args, **(kwargs or {}))
         if derived:
-            for result in tensors_in(results):
+            for result in tensors_of(results):
                 self._derived.set(result, True)
         return results
 
