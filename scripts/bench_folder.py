@@ -53,7 +53,7 @@ def write_photos(folder: Path, count: int, size: tuple[int, int]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         generator, pixels = np.random.default_rng(number), np.full((height, width, 3), 120, np.float32)
-        for cells, strength in OCTAVES:
+        for cells, strength in ((min(cells, width), strength) for cells, strength in OCTAVES):
             noise = generator.normal(0, strength, (max(2, height * cells // width), cells, 3)).astype(np.float32)
             pixels += cv2.resize(noise, size, interpolation=cv2.INTER_CUBIC)
         drawn = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
@@ -249,7 +249,7 @@ def main() -> None:
     """Run the measurements and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", type=int, default=24)
-    parser.add_argument("--small", type=int, default=400)
+    parser.add_argument("--small", type=int, default=1600)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--only", nargs="+", help="measure only variants whose names contain one of these")

@@ -173,10 +173,19 @@ def test_a_method_whose_maps_do_not_change_with_the_weights_is_not_recommended()
 
 
 def test_a_metric_without_values_for_a_method_does_not_count_against_it() -> None:
+    srg = {"a": standing(), "b": standing(level=False)}
+    feature = {"a": standing(beats=False, level=False, pictures=0), "b": standing()}
+    found = recommended({"SRG": srg, "SRG of feature cells": feature}, ["a", "b"], {"a": 1.0, "b": 1.0})
+    assert found.row == "a"
+    assert not found.agreed
+
+
+def test_a_metric_without_any_values_does_not_disagree() -> None:
     srg, feature = {"a": standing()}, {"a": standing(beats=False, level=False, pictures=0)}
     found = recommended({"SRG": srg, "SRG of feature cells": feature}, ["a"], {"a": 1.0})
     assert found.row == "a"
-    assert not found.agreed
+    assert found.agreed
+    assert found.sentence.startswith("Use a: it beats a random map in SRG, no method")
 
 
 def test_an_advantage_is_a_share_of_the_best_methods_in_each_metric() -> None:

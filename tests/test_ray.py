@@ -317,7 +317,7 @@ def test_the_model_and_its_options_come_from_the_config_and_a_damaged_manifest_i
     capsys.readouterr()
     assert main(call) == 2
     said = capsys.readouterr().err
-    assert "the file that says how it was made, out.csv/_camkit.json, is missing or damaged; choose another" in said
+    assert f"the file that says how it was made, {manifest}, is missing or damaged; choose another name" in said
     assert "Traceback" not in said
 
 

@@ -208,7 +208,8 @@ def recommend(
     as_good = _not_behind({name: advantage[name] for name in fit}, seed)
     cheap = _SIMILAR_COST * max(1.0, min(costs[name] for name in as_good))
     chosen = min((name for name in as_good if costs[name] <= cheap), key=order.index)
-    agreed = sum(standing.level_with_best for standing in known[chosen]) == len(deciding)
+    measured = [standing for standing in deciding.values() if any(standing[name].estimate.groups for name in order)]
+    agreed = all(standing[chosen].level_with_best for standing in measured)  # without values, a metric prefers none
     return Recommendation(chosen, _reason(chosen, deciding, order, costs, agreed=agreed), agreed)
 
 
