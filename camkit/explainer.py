@@ -9,7 +9,6 @@ from __future__ import annotations
 import cmath
 import copy
 import functools
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,17 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camkit.drawing.pixels import bytes_of
-from camkit.engine.capture import NotRunError, Pass
-from camkit.engine.capture_attention import NoAttentionError
-from camkit.engine.capture_pictures import at_once
-from camkit.engine.captures import CAPTURES
 from camkit.engine.features import Capture
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import (
     autocasting,
     cores_of_a_pass,
-    faster_format,
     is_out_of_memory,
     passes_at_once,
     quiet_pass,
@@ -43,7 +36,6 @@ from camkit.engine.record import ModelRecord
 from camkit.engine.smoothing import CHANGES, averages, changed, check_mirrors
 from camkit.engine.streams import Task, in_order, using_cores
 from camkit.errors import (
-    CamkitError,
     ImageError,
     InputError,
     LayerError,
@@ -63,14 +55,13 @@ from camkit.explanation import (
     shown_pictures,
     signed_maps,
 )
+from camkit.images.ahead import MOST_BYTES, Batch, Reader, Unread, bytes_of_batch, leaves_room
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
-from camkit.images.read import upright_size
-from camkit.layers.choose import UNSURE, Decision
-from camkit.layers.layouts import infer_layout, plain_layout
-from camkit.layers.memory import ModelMemory, kind_of, watching_places
-from camkit.layers.names import Selector
-from camkit.methods import ATTENTION, METHODS, ONE_BY_ONE, Method, WeightFunction, find_method
+from camkit.layers.memory import ModelMemory
+from camkit.layers.names import Layers
+from camkit.layers.passes import LayerPasses, OneByOneError
+from camkit.methods import METHODS, ONE_BY_ONE, Method, WeightFunction, find_method
 from camkit.models import (
     Labels,
     about_channels,
@@ -86,16 +77,13 @@ from camkit.models import (
 )
 from camkit.models.labels import as_labels
 from camkit.models.loaded import LoadedModel
-from camkit.targets import ClassTarget, EachTarget, SimilarTarget, TargetLike, TopTarget, as_targets
-from camkit.targets.classes import EachFiner, of_changed_picture
+from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
+from camkit.targets.classes import of_changed_picture
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import (
-    WHOLE_MODEL,
     Failure,
     Fusion,
     ImageLike,
-    LayerRef,
-    Layout,
     Precision,
     Preprocess,
     Progress,
@@ -106,38 +94,12 @@ from camkit.types import (
 if TYPE_CHECKING:
     from camkit.config.settings import Settings
 
-Layers: TypeAlias = "Selector | Iterable[Selector]"
-"""What ``target_layer`` takes: a name, a pattern, a type, a module or a TargetLayer; several of these are fused."""
-
 Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
 MethodLike: TypeAlias = "str | WeightFunction | Method"
-
-_READERS = min(4, os.cpu_count() or 1)
-"""Threads that read picture files: decoding keeps up with most models on four."""
-
-_MOST_BYTES = 72 * 2**20
-"""At most so many bytes of pictures are read ahead, and as many are in passes, so that memory does not grow with the
-size of the pictures: 90 pictures of 227 x 227. One picture at a time may be larger, such as one of 20 megapixels."""
-
-_MOST_BYTES_PER_BATCH = _MOST_BYTES // 2
-
-_LARGE, _TOO_LARGE = 4_000_000, 25_000_000
-"""Between these numbers of pixels, one thread reads, explains and draws a photo of a folder: steps in threads of their
-own take a quarter longer, and more memory. Of larger ones, only one at a time is in memory."""
 
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
 passes costs little."""
-
-_AS_NAMED = "as named"
-
-
-class _OneByOneError(Exception):
-    """The model looks at its pictures to choose its way, so they are explained one by one."""
-
-
-class _NotPlainError(Exception):
-    """A layer's shape alone does not say where its cells lie."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,15 +125,6 @@ class Later:
 
     source: str
     rows: Callable[[], list[Explanation | Failure]]
-
-
-@dataclass(frozen=True)
-class _Unread:
-    """The file of a large photo, which picture of the call it is, from 1, and its width and height turned upright."""
-
-    file: str | Path
-    number: int
-    size: tuple[int, int]
 
 
 class Explainer:
@@ -279,13 +232,9 @@ class Explainer:
         if target_layer is not None and self._method is not None and not self._method.layer:
             rest = advice("pass no target_layer", "leave out --layer")
             raise MethodError(f"method {self._method.name!r} reads the whole model and no layer; {rest}")
-        self._selectors = None if target_layer is None else _selectors(target_layer)
-        self._given = {layer.ref: layer for layer in self._selectors or () if isinstance(layer, TargetLayer)}
+        self._runs = LayerPasses(loaded.module, memory, target_layer, self._method, self._precision, progress)
         self._used: tuple[TargetLayer, ...] = ()
         self._rank = spatial_rank(loaded.module)
-        self._modules: Mapping[LayerRef, nn.Module] = {}
-        self._modules_of: object = None
-        self._refs()
 
     @property
     def model(self) -> nn.Module:
@@ -398,7 +347,7 @@ class Explainer:
         request = replace(self._request(target, 1), methods=methods)
         _check_count(request, 1)
         image = next(iter(unbatched([img], self._rank)))
-        prepared = prepare(image, self._loaded.preprocess, _source(image, 1), self._rank)
+        prepared = self._reader.read(image)
         rows = self._explain_batch(request, [located(prepared, self._loaded.preprocess, self._boxes)])
         return cast("list[Explanation]", list(_checked(rows, "raise")))
 
@@ -430,7 +379,7 @@ class Explainer:
             memory, loaded = ModelMemory(model), replace(loaded, module=model)
         chosen = self._method if method is None else find_method(method)
         reads_layer = chosen is None or chosen.layer
-        layers = self._selectors if target_layer is None and reads_layer else target_layer
+        layers = self._runs.selectors if target_layer is None and reads_layer else target_layer
         # Whether bf16 can be used was decided when this Explainer was made.
         precision: Precision = "bf16-forced" if self._precision == "bf16" else self._precision
         options = (chosen, precision, fuse or self._fuse, self._smooth, self._progress)
@@ -458,7 +407,7 @@ class Explainer:
         _check_count(request, 1)
         memory = self._current_memory()
         image = next(iter(unbatched([img], self._rank)))
-        prepared = prepare(image, self._loaded.preprocess, _source(image, 1), self._rank)
+        prepared = self._reader.read(image)
         picture = prepared.tensor.detach().to(memory.record.device, memory.record.dtype)
         if not all(_finite(picture[None])):
             raise ImageError(f"{prepared.source} holds NaN or infinite values where the model would see it")
@@ -467,10 +416,9 @@ class Explainer:
             latest = self._current_memory()
             return latest.record, latest.answers_alike
 
+        (fixed,) = _of_pictures(request.targets, [prepared])
         try:
-            return PictureScores(
-                self.model, picture, _targets(request, [prepared])[0], self._precision, request.batch_size, current
-            )
+            return PictureScores(self.model, picture, fixed, self._precision, request.batch_size, current)
         except RuntimeError as error:
             sentence = None if is_out_of_memory(error) else _in_a_sentence(self.model, picture[None], error)
             if sentence is None:
@@ -580,7 +528,7 @@ class Explainer:
             rows.reverse()
             yield from _checked((rows.pop() for _ in range(len(rows))), on_error)
 
-    def _passes(self, request: _Request, batches: Iterator[list[Prepared] | _Unread | Failure]) -> Iterator[list[Any]]:
+    def _passes(self, request: _Request, batches: Iterator[Batch]) -> Iterator[list[Any]]:
         """Explain batches in order. The first one settles the layer; those after it may run several at once.
 
         The last digits depend on the number of cores of a pass. Who counts the passes, in order to continue at one of
@@ -589,7 +537,7 @@ class Explainer:
         at_once = self._passes_at_once(request)
         cores = cores_of_a_pass() if at_once > 1 else torch.get_num_threads()
         for batch in batches:
-            with using_cores(cores) if request.on_pass is not None and _is_small(batch) else nullcontext():
+            with using_cores(cores) if request.on_pass is not None and leaves_room(batch) else nullcontext():
                 rows = self._rows(request, batch)
             yield rows
             if at_once > 1:
@@ -597,15 +545,15 @@ class Explainer:
         else:
             return
 
-        def task(batch: list[Prepared] | _Unread | Failure) -> Task[list[Any]]:
+        def task(batch: Batch) -> Task[list[Any]]:
             rows = functools.partial(self._rows, request, batch)
-            if isinstance(batch, _Unread):
+            if isinstance(batch, Unread):
                 later = Later(str(batch.file), rows)
                 return Task(lambda: [later], in_thread=False)
-            return Task(rows, in_thread=_is_small(batch), size=_size_of_all(batch))
+            return Task(rows, in_thread=leaves_room(batch), size=bytes_of_batch(batch))
 
         tasks = map(task, batches)
-        yield from in_order(tasks, workers=at_once, ahead=at_once, prompt=True, most=_MOST_BYTES, cores=cores)
+        yield from in_order(tasks, workers=at_once, ahead=at_once, prompt=True, most=MOST_BYTES, cores=cores)
 
     def _passes_at_once(self, request: _Request) -> int:
         """Return how many passes may run at the same time; a method or target of the user runs in this thread only."""
@@ -615,52 +563,25 @@ class Explainer:
             return passes_at_once(self._current_memory().record)
         return 1
 
-    def _rows(self, request: _Request, batch: list[Prepared] | _Unread | Failure) -> list[Explanation | Failure]:
+    def _rows(self, request: _Request, batch: Batch) -> list[Explanation | Failure]:
         """Explain a batch, and empty its list, so that only the rows hold the pictures, each until it is consumed."""
-        if isinstance(batch, _Unread):
-            item = _read(batch.file, batch.number, self._loaded, self._rank)
-            preprocess, boxes = self._loaded.preprocess, self._boxes
-            batch = item if isinstance(item, Failure) else [located(item, preprocess, boxes, measured=True)]
-            del item
+        if isinstance(batch, Unread):
+            batch = self._reader.read_large(batch)
         if isinstance(batch, Failure):
             return [batch]
         rows = self._explain_batch(request, batch)
         batch.clear()
         return rows
 
-    def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[list[Prepared] | _Unread | Failure]:
-        """Join the pictures into batches of one size; a failure, or the file of a large photo, comes in its place.
-
-        If the caller's iterable fails, what came before is explained first.
-        """
-        batch: list[Prepared] = []
-        pictures = held = 0
-        preprocess, boxes = self._loaded.preprocess, self._boxes
-        in_threads = self._passes_at_once(request) > 1 and boxes.keeps(preprocess)
+    def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[Batch]:
+        """Read the pictures, and join them into batches of one size."""
+        in_threads = self._passes_at_once(request) > 1 and self._boxes.keeps(self._loaded.preprocess)
         large_later = request.large_later and not request.draft and in_threads
-        prepared = functools.partial(_prepared, draft=request.draft, large_later=large_later)
-        try:
-            for item in prepared(images, self._loaded, self._rank, request.batch_size):
-                pictures += 1
-                size = _size(item)
-                is_full = len(batch) == request.batch_size or held + size > _MOST_BYTES_PER_BATCH
-                if batch and (not isinstance(item, Prepared) or is_full or item.tensor.shape != batch[0].tensor.shape):
-                    yield batch
-                    batch, held = [], 0
-                if isinstance(item, Prepared):
-                    batch.append(located(item, preprocess, boxes))
-                    held += size
-                    continue
-                if isinstance(item, _Unread):
-                    boxes.measure(preprocess, item.size)
-                yield item
-                del item  # while the batch is explained, only its list and its rows hold the pictures
-        except Exception:
-            if batch:
-                yield batch
-            raise
-        if batch:
+        pictures = 0
+        for batch in self._reader.batches(images, request.batch_size, draft=request.draft, large_later=large_later):
+            pictures += len(batch) if isinstance(batch, list) else 1
             yield batch
+            del batch
         _check_count(request, pictures)
 
     def _explain_batch(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
@@ -673,7 +594,7 @@ class Explainer:
             memory = self._current_memory()
             with autocasting(memory.record.device):
                 return self._explain_at_once(request, batch)
-        except _OneByOneError:
+        except OneByOneError:
             return [row for item in batch for row in self._explain_batch(request, [item])]
         except RuntimeError as error:
             if len(batch) == 1 or not is_out_of_memory(error):
@@ -685,7 +606,7 @@ class Explainer:
         module = self.model
         record = self._memory.record
         if len(batch) > 1 and self._method is not None and self._method.needs in ONE_BY_ONE:
-            raise _OneByOneError
+            raise OneByOneError
         inputs = stacked([item.tensor for item in batch]).to(record.device, record.dtype)
         finite = _finite(inputs)
         if not all(finite):
@@ -695,7 +616,7 @@ class Explainer:
         scores: list[Scores] = []
         for part in _parts(request, apart=averages(self._smooth)):
             try:
-                captured, layers = self._captured(part, batch, inputs)
+                captured, layers = self._runs.captured(_of_pictures(part.targets, batch), inputs)
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise
@@ -736,15 +657,15 @@ class Explainer:
         """
         check_mirrors(captured.features)
         versions = [maps]
-        targets = _targets(request, batch)
+        targets = _of_pictures(request.targets, batch)
         several = targets * len(captured.scores) if len(targets) == 1 else targets
         for mirrored, factor in CHANGES:
             again = tuple(
                 of_changed_picture(target, scored, mirrored=mirrored)
                 for target, scored in zip(several, captured.scores, strict=True)
             )
-            version, others = self._captured(
-                replace(request, targets=again), batch, changed(inputs, factor, mirrored=mirrored)
+            version, others = self._runs.captured(
+                _of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored)
             )
             if [layer.ref for layer in others] != [layer.ref for layer in layers]:
                 raise LayerError(
@@ -771,201 +692,19 @@ class Explainer:
             rows.append(Failure(item.source, error))
         return rows + (self._explain_batch(request, usable) if usable else [])
 
-    # --- which layers
-
     def _current_memory(self) -> ModelMemory:
         if self._memory.refresh():
             self._rank = spatial_rank(self.model)
         return self._memory
 
-    def _refs(self) -> Mapping[LayerRef, nn.Module]:
-        """Return the layers that the caller named, with their modules; empty if the layer is to be chosen."""
-        if self._selectors is not None and self._modules_of is not self._memory.record:
-            self._modules = self._memory.selected(self._selectors)
-            self._modules_of = self._memory.record
-        return self._modules
-
-    def _captured(
-        self, request: _Request, batch: Sequence[Prepared], inputs: Tensor
-    ) -> tuple[Capture, tuple[TargetLayer, ...]]:
-        """Run the model with the layers to explain, and return these."""
-        modules = self._refs()
-        targets = _targets(request, batch)
-        if self._method is not None and self._method.finer:
-            targets = tuple(map(EachFiner, targets))
-        method, kind = self._method, kind_of(inputs)
-        if method is not None and method.needs in ATTENTION and kind in self._memory.without_attention:
-            raise NoAttentionError(method)
-        run = functools.partial(self._run, targets, inputs)
-        if self._method is None or self._method.layer:
-            return self._captured_at_layers(modules, inputs, run)
-        if self._method.needs not in ATTENTION:
-            return run(()), (WHOLE_MODEL,)
-        try:
-            captured, _ = self._captured_at_layers({}, inputs, run)  # the layer says how the tokens form a grid
-        except LayerError as error:
-            raise MethodError(
-                f"{self._method.name!r} needs tokens that form a grid, and camkit finds none in this model; use "
-                "'gradcam' or 'hirescam' with a layer that you name"
-            ) from error
-        return captured, (WHOLE_MODEL,)
-
-    def _captured_at_layers(
-        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: Any
-    ) -> tuple[Capture, tuple[TargetLayer, ...]]:
-        """Run the model with the layers that the caller named, or else with the one that is chosen."""
-        layers = self._known(modules, inputs) if modules else None
-        if layers is None and modules and not self._memory.has_decided(inputs):
-            first = self._first_look(modules, inputs, run)
-            if first is not None:
-                return first
-        if layers is None:
-            layers = self._decided(modules, inputs)
-        captured: Capture | None = None
-        try:
-            captured = run(layers)
-        except NotRunError:
-            if modules:  # the caller named the layer
-                raise
-        if captured is None or not _fits(captured, layers):
-            self._memory.forget()
-            layers = self._decided(modules, inputs)
-            captured = run(layers)
-        return captured, layers
-
-    def _known(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...] | None:
-        """Return the layers that the caller named if all of them are known for inputs of this size."""
-        size, memory = tuple(inputs.shape[2:]), self._memory
-        given = [self._given.get(ref) for ref in modules]
-        known = [
-            layer
-            if layer is not None and layer.layout is not None and layer.size == size
-            else memory.known(ref, inputs)
-            for ref, layer in zip(modules, given, strict=True)
-        ]
-        layers = tuple(layer for layer in known if layer is not None)
-        return layers if len(layers) == len(known) else None
-
-    def _first_look(
-        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: Any
-    ) -> tuple[Capture, tuple[TargetLayer, ...]] | None:
-        """Run the model with named layers about which nothing is known yet; None if they need a decision first.
-
-        They need none if each returns (N, C, *grid) in proportion to the input, and all operations before it leave
-        cells in their places.
-        """
-        unknown = tuple(TargetLayer(ref.name, ref.call, reason=_AS_NAMED) for ref in modules)
-        try:
-            with watching_places(self.model, modules, inputs) as kept:
-                captured = run(unknown, read_layout=_plain_or_not)
-        except _NotPlainError:
-            return None
-        if not all(kept.get(module, False) for module in modules.values()):
-            return None
-        size = tuple(inputs.shape[2:])
-        both = zip(unknown, captured.layouts, strict=True)
-        layers = tuple(replace(layer, layout=layout, size=size) for layer, layout in both)
-        for layer in layers:
-            self._memory.remember(layer, inputs)
-        return captured, layers
-
-    def _decided(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...]:
-        """Return the layers that the caller named, as the decision describes them; or the layer that it chose.
-
-        If the model takes no single image, the layouts of named layers are read from their shapes.
-        """
-        if not modules and self._method is not None and self._method.stages:
-            return self._decision(inputs).stages()
-        size = tuple(inputs.shape[2:])
-        if not modules:
-            decision = self._decision(inputs)
-            reads_tokens = self._method is not None and self._method.needs in ATTENTION
-            return (decision.of_tokens(size) if reads_tokens else decision.chosen(),)
-        try:
-            decision = self._decision(inputs)
-        except _OneByOneError:
-            raise
-        except Exception:  # a model may raise anything that was made for batches of another number
-            return tuple(TargetLayer(ref.name, ref.call, None, (), _AS_NAMED + UNSURE, sure=False) for ref in modules)
-        layers = tuple(decision.named(ref, size, _AS_NAMED) for ref in modules)
-        for layer in layers if decision.holds_for == "model" else ():
-            self._memory.remember(layer, inputs)
-        return layers
-
-    def _decision(self, inputs: Tensor) -> Decision:
-        """Return the decision on the model's layers for a batch.
-
-        Raises:
-            _OneByOneError: each picture of the batch needs a decision of its own.
-        """
-        decision = self._memory.decision(inputs[:1])
-        if decision.holds_for == "picture" and len(inputs) > 1:
-            raise _OneByOneError
-        return decision
-
-    def _run(
-        self,
-        targets: tuple[Target, ...],
-        inputs: Tensor,
-        layers: Sequence[TargetLayer],
-        read_layout: Any = infer_layout,
-    ) -> Capture:
-        module, memory = self.model, self._memory
-        modules = self._refs() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
-        method = self._method or find_method("gradcam")
-        many = method.needs == "pictures"
-        batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if many else inputs
-        options = Pass(
-            modules,
-            {layer.ref: layer.layout for layer in layers if layer.size},
-            read_layout,
-            self._precision,
-            faster_format(module, batch, self._precision, memory.answers_alike),
-            memory.record,
-            memory.may_resize,
-            any(not isinstance(target, (ClassTarget, TopTarget)) for target in targets),
-            self._progress,
-        )
-        try:
-            captured = CAPTURES[method.needs](module, inputs, targets, options, method)
-        except NoAttentionError:
-            memory.without_attention.add(kind_of(inputs))
-            raise
-        memory.may_resize = captured.resized
-        memory.note_changes_by_passes()
-        return captured
+    @property
+    def _reader(self) -> Reader:
+        return Reader(self._loaded.preprocess, self._rank, self._boxes)
 
 
 def _are_several_targets(target: object) -> bool:
     """Tell whether a target is a list, or one that stands for several."""
     return isinstance(target, (list, tuple)) or (isinstance(target, Expands) and not isinstance(target, Tensor))
-
-
-def _selectors(target_layer: Layers) -> tuple[Any, ...]:
-    """Return what the caller passed as target layers as a tuple."""
-    if isinstance(target_layer, (str, nn.Module, LayerRef, TargetLayer, type)) or not isinstance(
-        target_layer, Iterable
-    ):
-        return (target_layer,)
-    selectors = tuple(target_layer)
-    if not selectors:
-        raise LayerError("the list of target layers is empty; pass None to have the layer chosen")
-    return selectors
-
-
-def _plain_or_not(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout:
-    layout = plain_layout(shape, batch, size)
-    if layout is None:
-        raise _NotPlainError
-    return layout
-
-
-def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:
-    """Tell whether the layers returned grids of the size that was decided on, or the maps have the input's size."""
-    return all(
-        layer.layout is None or tuple(maps.activations.shape[2:]) in (layer.layout.grid, layer.size)
-        for layer, maps in zip(layers, captured.features, strict=True)
-    )
 
 
 def _parts(request: _Request, *, apart: bool) -> list[_Request]:
@@ -986,11 +725,10 @@ def _check_count(request: _Request, pictures: int) -> None:
             target.check_count(pictures)
 
 
-def _targets(request: _Request, batch: Sequence[Prepared]) -> tuple[Target, ...]:
+def _of_pictures(targets: Sequence[Target], batch: Sequence[Prepared]) -> tuple[Target, ...]:
+    """Return the targets for the pictures of a batch, which some targets differ between."""
     numbers = [item.number for item in batch]
-    return tuple(
-        target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in request.targets
-    )
+    return tuple(target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets)
 
 
 def _finite(inputs: Tensor) -> list[bool]:
@@ -1019,67 +757,6 @@ def _checked(rows: Iterable[Explanation | Failure], on_error: str) -> Iterator[E
             # A copy: an error whose traceback holds frames that hold the error would keep the pictures alive.
             raise copy.copy(row.error) from row.error.__cause__
         yield row
-
-
-def _prepared(
-    images: Iterable[ImageLike],
-    model: LoadedModel,
-    rank: int,
-    ahead: int,
-    *,
-    draft: bool,
-    large_later: bool,
-) -> Iterator[Prepared | _Unread | Failure]:
-    """Prepare pictures in the order they come, files ahead in other threads; with ``large_later``, but large photos."""
-
-    def of_file(file: str | Path, number: int) -> Prepared | _Unread | Failure:
-        size = upright_size(file) if large_later else None
-        if size is not None and _LARGE < size[0] * size[1] <= _TOO_LARGE:
-            return _Unread(file, number, size)
-        return _read(file, number, model, rank, draft=draft)
-
-    def tasks() -> Iterator[Task[Prepared | _Unread | Failure]]:
-        for number, image in enumerate(unbatched(images, rank), start=1):
-            if isinstance(image, (str, Path)):
-                yield Task(functools.partial(of_file, image, number), in_thread=True)
-            else:  # the caller may close it, or write into it, as soon as the next one is taken
-                yield Task(functools.partial(_same, _read(image, number, model, rank)), in_thread=False)
-
-    return in_order(tasks(), workers=_READERS, ahead=ahead, most=_MOST_BYTES, size_of=_size)
-
-
-def _read(image: ImageLike, number: int, model: LoadedModel, rank: int, *, draft: bool = False) -> Prepared | Failure:
-    """Prepare one picture, the ``number``-th of the call."""
-    try:
-        prepared = prepare(image, model.preprocess, _source(image, number), rank, draft=draft)
-        return replace(prepared, number=number)
-    except CamkitError as error:
-        return Failure(_source(image, number), error)
-
-
-def _size(item: Prepared | _Unread | Failure) -> int:
-    """Return the bytes that a picture holds in memory."""
-    if isinstance(item, (Failure, _Unread)):
-        return 0
-    return item.tensor.nbytes + (0 if item.picture is None else bytes_of(item.picture))
-
-
-def _is_small(batch: list[Prepared] | _Unread | Failure) -> bool:
-    """Tell whether a batch leaves room for others; one that does not is a single photo, and gets all cores."""
-    return _size_of_all(batch) <= _MOST_BYTES_PER_BATCH
-
-
-def _size_of_all(batch: list[Prepared] | _Unread | Failure) -> int:
-    return sum(map(_size, batch)) if isinstance(batch, list) else 0
-
-
-def _same(item: Prepared | Failure) -> Prepared | Failure:
-    return item
-
-
-def _source(image: ImageLike, number: int) -> str:
-    file = image if isinstance(image, (str, Path)) else getattr(image, "filename", None)
-    return str(file) if file else f"picture {number}"
 
 
 Config: TypeAlias = "Settings | Mapping[str, Any] | str | Path"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from camkit.errors import InputError, MethodError
-from camkit.explainer import Explainer, Layers
-from camkit.layers.names import find_layers
+from camkit.explainer import Explainer
+from camkit.layers.names import Layers, find_layers
 from camkit.methods import METHODS, Method, find_method
 
 if TYPE_CHECKING:

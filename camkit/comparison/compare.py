@@ -14,10 +14,11 @@ from camkit.comparison.sheet import Panel, Row, draw_sheet
 from camkit.drawing.encode import as_html, encode
 from camkit.drawing.figure import percent
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
-from camkit.explainer import Explainer, Layers
+from camkit.explainer import Explainer
 from camkit.explanation import Explanation
 from camkit.images.files import write_file
 from camkit.images.read import open_picture
+from camkit.layers.names import Layers
 from camkit.methods import METHODS, Method
 from camkit.metrics import METRICS, Evaluator, Heat, Metric, Value
 from camkit.metrics.reference_maps import random_map

@@ -17,10 +17,11 @@ from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_me
 from camkit.comparison.compare import DEFAULTS
 from camkit.comparison.ranking import UNMOVED, Recommendation, Standing, advantages, recommend, standings
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
-from camkit.explainer import Explainer, Layers
+from camkit.explainer import Explainer
 from camkit.images.files import write_file
 from camkit.images.listing import find_pictures
 from camkit.images.read import open_picture
+from camkit.layers.names import Layers
 from camkit.methods import Method
 from camkit.metrics import METRICS, Evaluator
 from camkit.metrics.evaluator import check_seed

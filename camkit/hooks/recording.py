@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,13 +15,13 @@ from camkit.engine.attach import TensorHooks, input_hooks, output_hooks
 from camkit.engine.nested import Make, mapped, plain, shares_memory
 from camkit.engine.restore import eagerly
 from camkit.hooks.calls import Call, Recording
-from camkit.layers.names import Selector, select_layers
+from camkit.layers.names import Layers, select_layers
 
 
 @contextmanager
 def record(
     model: nn.Module,
-    layers: Selector | Iterable[Selector],
+    layers: Layers,
     *,
     inputs: bool = False,
     outputs: bool = True,

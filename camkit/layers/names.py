@@ -27,6 +27,9 @@ from camkit.types import LayerRef, TargetLayer
 Selector: TypeAlias = str | LayerRef | TargetLayer | type[nn.Module] | nn.Module | Callable[[str, nn.Module], bool]
 """One way to choose layers; the module's docstring lists them."""
 
+Layers: TypeAlias = "Selector | Iterable[Selector]"
+"""What ``target_layer`` takes; several layers are fused."""
+
 WHOLE_MODEL = "(the model)"
 """How camkit prints the model itself, whose name in PyTorch is empty."""
 
@@ -36,7 +39,7 @@ _COMPILED = "_orig_mod"
 _PATTERN_SIGNS = "*?["
 
 
-def find_layers(model: nn.Module, layers: Selector | Iterable[Selector]) -> tuple[LayerRef, ...]:
+def find_layers(model: nn.Module, layers: Layers) -> tuple[LayerRef, ...]:
     """Return the layers that one or several selectors choose, in the order of the selectors, each layer once.
 
     A pattern or a type may choose several layers. A module with several names is returned under its first.
@@ -51,7 +54,7 @@ def find_layers(model: nn.Module, layers: Selector | Iterable[Selector]) -> tupl
     return tuple(select_layers(model, layers))
 
 
-def select_layers(model: nn.Module, layers: Selector | Iterable[Selector]) -> dict[LayerRef, nn.Module]:
+def select_layers(model: nn.Module, layers: Layers) -> dict[LayerRef, nn.Module]:
     """Return what ``find_layers`` returns, with the module of each layer."""
     modules = modules_by_name(model)
     first_names = first_name_by_module(modules)

@@ -29,11 +29,12 @@ from torch import nn
 
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, ImageError, InputError, OutputError, advice, brief
-from camkit.explainer import Config, Layers, Options, explain_many
+from camkit.explainer import Config, Options, explain_many
 from camkit.explanation import Explanation
 from camkit.images.files import check_folder
 from camkit.images.listing import Pictures
 from camkit.images.read import open_picture
+from camkit.layers.names import Layers
 from camkit.models import as_model, device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.scale.actors import ModelSource, Pool, Source, cause_of, import_ray, load_on_node

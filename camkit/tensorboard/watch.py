@@ -30,12 +30,12 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.engine.restore import eagerly
 from camkit.errors import CamkitError, InputError, LayerError, OutputError
-from camkit.explainer import Layers, Options, explain
+from camkit.explainer import Options, explain
 from camkit.explanation import Explanation
 from camkit.hooks import Call, Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
-from camkit.layers.names import WHOLE_MODEL, Selector, find_layers, modules_by_name, plain_name
+from camkit.layers.names import WHOLE_MODEL, Layers, Selector, find_layers, modules_by_name, plain_name
 from camkit.methods import MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.labels import as_labels

@@ -1,0 +1,162 @@
+"""Reads pictures ahead in other threads, and joins them into batches of one size."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from camkit.drawing.pixels import bytes_of
+from camkit.engine.streams import Task, in_order
+from camkit.errors import CamkitError
+from camkit.images.crop import CropBoxes
+from camkit.images.prepare import Prepared, located, prepare, unbatched
+from camkit.images.read import upright_size
+from camkit.types import Failure, ImageLike, Preprocess
+
+_READERS = min(4, os.cpu_count() or 1)
+"""Threads that read picture files: decoding keeps up with most models on four."""
+
+MOST_BYTES = 72 * 2**20
+"""At most so many bytes of pictures are read ahead, and as many are in passes, so that memory does not grow with the
+size of the pictures: 90 pictures of 227 x 227. One picture at a time may be larger, such as one of 20 megapixels."""
+
+_MOST_BYTES_PER_BATCH = MOST_BYTES // 2
+
+_LARGE, _TOO_LARGE = 4_000_000, 25_000_000
+"""Between these numbers of pixels, one thread reads, explains and draws a photo of a folder: steps in threads of their
+own take a quarter longer, and more memory. Of larger ones, only one at a time is in memory."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """The file of a large photo, which picture of the call it is, from 1, and its width and height turned upright."""
+
+    file: str | Path
+    number: int
+    size: tuple[int, int]
+
+
+Batch: TypeAlias = "list[Prepared] | Unread | Failure"
+"""Pictures of one size, a large photo that is still to be read, or a picture that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the pictures of a call become the model's input.
+
+    Attributes:
+        preprocess: as ``prepare`` takes it.
+        rank: the number of axes after the channels.
+        boxes: finds the part of a picture that the model sees.
+    """
+
+    preprocess: Preprocess | None
+    rank: int
+    boxes: CropBoxes
+
+    def read(self, image: ImageLike, number: int = 1, *, draft: bool = False) -> Prepared:
+        """Prepare one picture, the ``number``-th of the call.
+
+        Raises:
+            ImageError: it cannot be read or prepared.
+        """
+        prepared = prepare(image, self.preprocess, source_of(image, number), self.rank, draft=draft)
+        return replace(prepared, number=number)
+
+    def read_large(self, photo: Unread) -> list[Prepared] | Failure:
+        """Return a batch of one large photo, whose size was measured before."""
+        item = self._read_or_failed(photo.file, photo.number)
+        return item if isinstance(item, Failure) else [located(item, self.preprocess, self.boxes, measured=True)]
+
+    def batches(
+        self, images: Iterable[ImageLike], batch_size: int, *, draft: bool = False, large_later: bool = False
+    ) -> Iterator[Batch]:
+        """Join the pictures into batches of one size, in their order; what is not in a batch comes in its place.
+
+        If the caller's iterable fails, what came before is returned first.
+
+        Args:
+            images: what ``prepare`` takes, and batches (N, C, H, W).
+            batch_size: the most pictures in a batch; large ones fill it earlier.
+            draft: as for ``prepare``.
+            large_later: return a large photo as ``Unread``.
+        """
+        batch: list[Prepared] = []
+        held = 0
+        try:
+            for item in self._ahead(images, batch_size, draft=draft, large_later=large_later):
+                size = _bytes(item)
+                is_full = len(batch) == batch_size or held + size > _MOST_BYTES_PER_BATCH
+                if batch and (not isinstance(item, Prepared) or is_full or item.tensor.shape != batch[0].tensor.shape):
+                    yield batch
+                    batch, held = [], 0
+                if isinstance(item, Prepared):
+                    batch.append(located(item, self.preprocess, self.boxes))
+                    held += size
+                    continue
+                if isinstance(item, Unread):
+                    self.boxes.measure(self.preprocess, item.size)
+                yield item
+                del item  # while the batch is explained, only its list and its rows hold the pictures
+        except Exception:
+            if batch:
+                yield batch
+            raise
+        if batch:
+            yield batch
+
+    def _ahead(
+        self, images: Iterable[ImageLike], ahead: int, *, draft: bool, large_later: bool
+    ) -> Iterator[Prepared | Unread | Failure]:
+        """Prepare pictures in their order; files are read ahead in other threads."""
+
+        def of_file(file: str | Path, number: int) -> Prepared | Unread | Failure:
+            size = upright_size(file) if large_later else None
+            if size is not None and _LARGE < size[0] * size[1] <= _TOO_LARGE:
+                return Unread(file, number, size)
+            return self._read_or_failed(file, number, draft=draft)
+
+        def tasks() -> Iterator[Task[Prepared | Unread | Failure]]:
+            for number, image in enumerate(unbatched(images, self.rank), start=1):
+                if isinstance(image, (str, Path)):
+                    yield Task(functools.partial(of_file, image, number), in_thread=True)
+                else:  # the caller may close it, or write into it, as soon as the next one is taken
+                    yield Task(functools.partial(_same, self._read_or_failed(image, number)), in_thread=False)
+
+        return in_order(tasks(), workers=_READERS, ahead=ahead, most=MOST_BYTES, size_of=_bytes)
+
+    def _read_or_failed(self, image: ImageLike, number: int, *, draft: bool = False) -> Prepared | Failure:
+        try:
+            return self.read(image, number, draft=draft)
+        except CamkitError as error:
+            return Failure(source_of(image, number), error)
+
+
+def leaves_room(batch: Batch) -> bool:
+    """Tell whether a batch leaves room in memory for others; one that does not is a single photo."""
+    return bytes_of_batch(batch) <= _MOST_BYTES_PER_BATCH
+
+
+def bytes_of_batch(batch: Batch) -> int:
+    """Return the bytes that the pictures of a batch hold in memory."""
+    return sum(map(_bytes, batch)) if isinstance(batch, list) else 0
+
+
+def source_of(image: ImageLike, number: int) -> str:
+    """Return the file of a picture, or what to call it instead."""
+    file = image if isinstance(image, (str, Path)) else getattr(image, "filename", None)
+    return str(file) if file else f"picture {number}"
+
+
+def _bytes(item: Prepared | Unread | Failure) -> int:
+    if not isinstance(item, Prepared):
+        return 0
+    return item.tensor.nbytes + (0 if item.picture is None else bytes_of(item.picture))
+
+
+def _same(item: Prepared | Failure) -> Prepared | Failure:
+    return item

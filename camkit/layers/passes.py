@@ -1,0 +1,267 @@
+"""Runs the model with the layers to explain: those that the caller named, or the one that is chosen."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from camkit.engine.capture import NotRunError, Pass
+from camkit.engine.capture_attention import NoAttentionError
+from camkit.engine.capture_pictures import at_once
+from camkit.engine.captures import CAPTURES
+from camkit.engine.features import Capture
+from camkit.engine.passes import faster_format
+from camkit.errors import LayerError, MethodError
+from camkit.layers.choose import UNSURE, Decision
+from camkit.layers.layouts import infer_layout, plain_layout
+from camkit.layers.memory import ModelMemory, kind_of, watching_places
+from camkit.layers.names import Layers
+from camkit.methods import ATTENTION, Method, find_method
+from camkit.targets import ClassTarget, TopTarget
+from camkit.targets.classes import EachFiner
+from camkit.targets.scores import Target
+from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, TargetLayer
+
+_AS_NAMED = "as named"
+
+
+class OneByOneError(Exception):
+    """The model looks at its pictures to choose its way, so they are explained one by one."""
+
+
+class _NotPlainError(Exception):
+    """A layer's shape alone does not say where its cells lie."""
+
+
+class LayerPasses:
+    """Runs one model with one method, and with the layers that the caller named or that are chosen.
+
+    Args:
+        module: the model.
+        memory: what is known of the model.
+        target_layer: None to have the layer chosen.
+        method: None if each target has its own default.
+        precision: of the passes.
+        progress: called while a method runs the model on many pictures.
+
+    Raises:
+        LayerError: there is no such layer.
+
+    Attributes:
+        selectors: what the caller named; None if the layer is to be chosen.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        memory: ModelMemory,
+        target_layer: Layers | None,
+        method: Method | None,
+        precision: Precision,
+        progress: Progress | None,
+    ) -> None:
+        self.memory = memory
+        self.method = method
+        self.selectors = None if target_layer is None else _selectors(target_layer)
+        self._module = module
+        self._precision: Precision = precision
+        self._progress = progress
+        self._given = {layer.ref: layer for layer in self.selectors or () if isinstance(layer, TargetLayer)}
+        self._modules: Mapping[LayerRef, nn.Module] = {}
+        self._modules_of: object = None
+        self.named()
+
+    def named(self) -> Mapping[LayerRef, nn.Module]:
+        """Return the layers that the caller named, with their modules; empty if the layer is to be chosen."""
+        if self.selectors is not None and self._modules_of is not self.memory.record:
+            self._modules = self.memory.selected(self.selectors)
+            self._modules_of = self.memory.record
+        return self._modules
+
+    def captured(
+        self, targets: tuple[Target, ...], inputs: Float[Tensor, "n c *size"]
+    ) -> tuple[Capture, tuple[TargetLayer, ...]]:
+        """Run the model on a batch, and return what the pass leaves for the maps, and the layers.
+
+        Raises:
+            OneByOneError: each picture of the batch needs a decision of its own.
+            LayerError: a layer that the caller named does not run, or none can be chosen.
+            MethodError: the method needs something that the model does not have.
+            Exception: whatever the model or a target raises.
+        """
+        modules = self.named()
+        if self.method is not None and self.method.finer:
+            targets = tuple(map(EachFiner, targets))
+        method, kind = self.method, kind_of(inputs)
+        if method is not None and method.needs in ATTENTION and kind in self.memory.without_attention:
+            raise NoAttentionError(method)
+        run = functools.partial(self._run, targets, inputs)
+        if method is None or method.layer:
+            return self._captured_at_layers(modules, inputs, run)
+        if method.needs not in ATTENTION:
+            return run(()), (WHOLE_MODEL,)
+        try:
+            captured, _ = self._captured_at_layers({}, inputs, run)  # the layer says how the tokens form a grid
+        except LayerError as error:
+            raise MethodError(
+                f"{method.name!r} needs tokens that form a grid, and camkit finds none in this model; use "
+                "'gradcam' or 'hirescam' with a layer that you name"
+            ) from error
+        return captured, (WHOLE_MODEL,)
+
+    def _captured_at_layers(
+        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: Any
+    ) -> tuple[Capture, tuple[TargetLayer, ...]]:
+        """Run the model with the layers that the caller named, or else with the one that is chosen."""
+        layers = self._known(modules, inputs) if modules else None
+        if layers is None and modules and not self.memory.has_decided(inputs):
+            first = self._first_look(modules, inputs, run)
+            if first is not None:
+                return first
+        if layers is None:
+            layers = self._decided(modules, inputs)
+        captured: Capture | None = None
+        try:
+            captured = run(layers)
+        except NotRunError:
+            if modules:  # the caller named the layer
+                raise
+        if captured is None or not _fits(captured, layers):
+            self.memory.forget()
+            layers = self._decided(modules, inputs)
+            captured = run(layers)
+        return captured, layers
+
+    def _known(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...] | None:
+        """Return the layers that the caller named if all of them are known for inputs of this size."""
+        size, memory = tuple(inputs.shape[2:]), self.memory
+        given = [self._given.get(ref) for ref in modules]
+        known = [
+            layer
+            if layer is not None and layer.layout is not None and layer.size == size
+            else memory.known(ref, inputs)
+            for ref, layer in zip(modules, given, strict=True)
+        ]
+        layers = tuple(layer for layer in known if layer is not None)
+        return layers if len(layers) == len(known) else None
+
+    def _first_look(
+        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: Any
+    ) -> tuple[Capture, tuple[TargetLayer, ...]] | None:
+        """Run the model with named layers about which nothing is known yet; None if they need a decision first.
+
+        They need none if each returns (N, C, *grid) in proportion to the input, and all operations before it leave
+        cells in their places.
+        """
+        unknown = tuple(TargetLayer(ref.name, ref.call, reason=_AS_NAMED) for ref in modules)
+        try:
+            with watching_places(self._module, modules, inputs) as kept:
+                captured = run(unknown, read_layout=_plain_or_not)
+        except _NotPlainError:
+            return None
+        if not all(kept.get(module, False) for module in modules.values()):
+            return None
+        size = tuple(inputs.shape[2:])
+        both = zip(unknown, captured.layouts, strict=True)
+        layers = tuple(replace(layer, layout=layout, size=size) for layer, layout in both)
+        for layer in layers:
+            self.memory.remember(layer, inputs)
+        return captured, layers
+
+    def _decided(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...]:
+        """Return the layers that the caller named, as the decision describes them; or the layer that it chose.
+
+        If the model takes no single image, the layouts of named layers are read from their shapes.
+        """
+        if not modules and self.method is not None and self.method.stages:
+            return self._decision(inputs).stages()
+        size = tuple(inputs.shape[2:])
+        if not modules:
+            decision = self._decision(inputs)
+            reads_tokens = self.method is not None and self.method.needs in ATTENTION
+            return (decision.of_tokens(size) if reads_tokens else decision.chosen(),)
+        try:
+            decision = self._decision(inputs)
+        except OneByOneError:
+            raise
+        except Exception:  # a model may raise anything that was made for batches of another number
+            return tuple(TargetLayer(ref.name, ref.call, None, (), _AS_NAMED + UNSURE, sure=False) for ref in modules)
+        layers = tuple(decision.named(ref, size, _AS_NAMED) for ref in modules)
+        for layer in layers if decision.holds_for == "model" else ():
+            self.memory.remember(layer, inputs)
+        return layers
+
+    def _decision(self, inputs: Tensor) -> Decision:
+        """Return the decision on the model's layers for a batch.
+
+        Raises:
+            OneByOneError: each picture of the batch needs a decision of its own.
+        """
+        decision = self.memory.decision(inputs[:1])
+        if decision.holds_for == "picture" and len(inputs) > 1:
+            raise OneByOneError
+        return decision
+
+    def _run(
+        self,
+        targets: tuple[Target, ...],
+        inputs: Tensor,
+        layers: Sequence[TargetLayer],
+        read_layout: Any = infer_layout,
+    ) -> Capture:
+        module, memory = self._module, self.memory
+        modules = self.named() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
+        method = self.method or find_method("gradcam")
+        many = method.needs == "pictures"
+        batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if many else inputs
+        options = Pass(
+            modules,
+            {layer.ref: layer.layout for layer in layers if layer.size},
+            read_layout,
+            self._precision,
+            faster_format(module, batch, self._precision, memory.answers_alike),
+            memory.record,
+            memory.may_resize,
+            any(not isinstance(target, (ClassTarget, TopTarget)) for target in targets),
+            self._progress,
+        )
+        try:
+            captured = CAPTURES[method.needs](module, inputs, targets, options, method)
+        except NoAttentionError:
+            memory.without_attention.add(kind_of(inputs))
+            raise
+        memory.may_resize = captured.resized
+        memory.note_changes_by_passes()
+        return captured
+
+
+def _selectors(target_layer: Layers) -> tuple[Any, ...]:
+    """Return what the caller passed as target layers as a tuple."""
+    if isinstance(target_layer, (str, nn.Module, LayerRef, TargetLayer, type)) or not isinstance(
+        target_layer, Iterable
+    ):
+        return (target_layer,)
+    selectors = tuple(target_layer)
+    if not selectors:
+        raise LayerError("the list of target layers is empty; pass None to have the layer chosen")
+    return selectors
+
+
+def _plain_or_not(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout:
+    layout = plain_layout(shape, batch, size)
+    if layout is None:
+        raise _NotPlainError
+    return layout
+
+
+def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:
+    """Tell whether the layers returned grids of the size that was decided on, or the maps have the input's size."""
+    return all(
+        layer.layout is None or tuple(maps.activations.shape[2:]) in (layer.layout.grid, layer.size)
+        for layer, maps in zip(layers, captured.features, strict=True)
+    )
