@@ -955,12 +955,13 @@ def test_overlapping_calls_leave_no_trace(network: type[Parts]) -> None:
         overlapping(model)
 
 
-def test_plain_passes_in_another_thread_are_undisturbed() -> None:
+@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.extended)])
+def test_plain_passes_in_another_thread_are_undisturbed(rounds: int) -> None:
     model, x = copy.deepcopy(trained("resnet18")).requires_grad_(requires_grad=False), pictures()
     expected, done = model(x), threading.Event()
 
     def explaining() -> None:
-        for method in 3 * METHODS:
+        for method in rounds * METHODS:
             chosen = camkit.METHODS[method]
             layer = None if not chosen.layer else "layer1" if chosen.needs == "pictures" else "layer4"
             camkit.explain(model, x, layer, method=method)
