@@ -32,7 +32,7 @@ PER_CLASS = 10
 WIDE_LIMITS = "gap = 0.3\nsufficiency = 0.3\n"
 """Limits that 40 pictures are enough to exclude."""
 
-CONFIG = f"[check]\npastes = 1\nbatch_size = 8\n[limits]\nleast_pictures = {PER_CLASS}\n"
+CONFIG = f"[check]\npastes = 1\nbatch_size = 8\nshortcuts = 0\n[limits]\nleast_pictures = {PER_CLASS}\n"
 
 
 @pytest.fixture(scope="module")
