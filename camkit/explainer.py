@@ -1,4 +1,4 @@
-"""The Explainer: one object that owns what is known of a model, and explains pictures with it.
+"""The Explainer: one object that owns what is known about a model, and explains pictures with it.
 
 picture -> images prepares it -> layers decides which layer -> engine runs the model -> methods weights -> heatmap -> an
 Explanation. ``explain`` and ``explain_many`` are shells around an Explainer.
@@ -104,7 +104,7 @@ passes costs little."""
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    """What is to be explained, checked."""
+    """What is to be explained; the arguments are checked."""
 
     targets: tuple[Target, ...]
     methods: tuple[Method | None, ...]
@@ -137,23 +137,23 @@ class Explainer:
     Args:
         model: a module, or a name as ``camkit.load_model`` takes it (``resnet50``, ``timm:NAME``, ``hf:NAME``,
             ``file.py:factory``, ``demo-fair``).
-        target_layer: None to have the layer chosen; a name such as ``"layer4"`` (``"relu#2"``: its second call), a
-            pattern, a type, a module, or a ``TargetLayer``. Several are fused.
+        target_layer: None lets camkit choose the layer; otherwise a name such as ``"layer4"`` (``"relu#2"``: its second
+            call), a pattern, a type, a module, or a ``TargetLayer``. Several are fused.
         method: a name from ``camkit.METHODS``, or a function ``(activations, gradients) -> weights``. None is
             "gradcam", and "hirescam" for the boxes of a detector: Grad-CAM weights whole channels, which many boxes
             share.
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
         labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
         device: where a model loaded by name runs; a module stays where it is.
-        precision: "fp32" (None), or "bf16" and "fp16" under autocast. On a CPU without units for bf16, where it would
-            take several times as long, "bf16" warns and runs in fp32; "bf16-forced" does not.
+        precision: "fp32" (None), or "bf16" and "fp16" under autocast. On a CPU without units for bf16, bf16 takes
+            several times as long. There, "bf16" warns and runs in fp32, and "bf16-forced" uses bf16 anyway.
         fuse: how several layers become one map: their "mean" (None), "max", or "product" after scaling.
         smooth: "augment" averages the maps of one class over the picture and its mirror image, each at 0.9, 1 and 1.1
             times its normalised values, in six passes; "eigen" keeps the first principal component of the weighted
             feature maps; "augment+eigen" does both. None leaves the maps as they are.
-        config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` says how a model is loaded that is
-            given by name, or not at all; its table ``explain`` gives the layer, method, precision, fusion and
-            smoothing where they are None here.
+        config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` names a model, and says how to load a
+            model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion and smoothing
+            if they are None here.
         progress: called as ``progress(done, of)`` while a method runs the model on many pictures, such as Score-CAM.
 
     Raises:
@@ -194,7 +194,7 @@ class Explainer:
 
     @classmethod
     def _sharing(cls, memory: ModelMemory, boxes: CropBoxes, loaded: LoadedModel, *arguments: Any) -> Explainer:
-        """Return an Explainer that shares what is known of the model and of preprocessings."""
+        """Return an Explainer that shares what is known about the model and about preprocessings."""
         explainer = cls.__new__(cls)
         explainer._set_up(loaded, memory, boxes, *arguments)
         return explainer
@@ -215,11 +215,11 @@ class Explainer:
         stages = self._method is not None and self._method.stages
         precision, fuse = precision or "fp32", fuse or ("product" if stages else "mean")
         if fuse not in get_args(Fusion):
-            raise InputError(f"fuse is one of {', '.join(get_args(Fusion))}, not {fuse!r}")
+            raise InputError(f"fuse must be one of {', '.join(get_args(Fusion))}, not {fuse!r}")
         if precision not in get_args(Precision):
-            raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
+            raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}")
         if smooth is not None and smooth not in get_args(Smoothing):
-            raise InputError(f"smooth is one of {', '.join(get_args(Smoothing))}, not {smooth!r}")
+            raise InputError(f"smooth must be one of {', '.join(get_args(Smoothing))}, not {smooth!r}")
         self._loaded = loaded
         self._memory = memory
         self._boxes = boxes
@@ -265,7 +265,7 @@ class Explainer:
         """
         if not self._used:
             raise LayerError(
-                "the layer is known when the first picture has been explained; it depends on the input's size"
+                "the layer is not known until a picture has been explained, because it depends on the input's size"
             )
         return self._used
 
@@ -312,7 +312,7 @@ class Explainer:
             An Explanation for each method, in their order.
 
         Raises:
-            MethodError: a method needs a pass of its own, or there is none.
+            MethodError: a method needs a pass of its own, or the list of methods is empty.
             InputError: something else in the call or the picture is wrong.
 
         Examples:
@@ -499,14 +499,14 @@ class Explainer:
         self, images: Iterable[ImageLike], target: Targets, batch_size: int | None, on_error: str, **more: Any
     ) -> Iterator[Any]:
         if on_error not in ("raise", "yield"):
-            raise InputError(f"on_error is 'raise' or 'yield', not {on_error!r}")
+            raise InputError(f"on_error must be 'raise' or 'yield', not {on_error!r}")
         return self._stream(replace(self._request(target, batch_size), **more), images, on_error)
 
     def _request(self, target: Targets, batch_size: int | None) -> _Request:
         if batch_size is None:
             batch_size = usual_batch_size(self._current_memory().record.device)
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
-            raise InputError(f"batch_size is a whole number from 1, not {batch_size!r}")
+            raise InputError(f"batch_size must be a whole number from 1, not {batch_size!r}")
         targets = as_targets(target, self._loaded.labels, self._loaded.activation)
         return _Request(tuple(map(self._completed, targets)), (self._method,), int(batch_size))
 
@@ -531,8 +531,8 @@ class Explainer:
     def _passes(self, request: _Request, batches: Iterator[Batch]) -> Iterator[list[Any]]:
         """Explain batches in order. The first one settles the layer; those after it may run several at once.
 
-        The last digits depend on the number of cores of a pass. Who counts the passes, in order to continue at one of
-        them later, gets the same number for all.
+        The last digits depend on the number of cores of a pass. If the caller counts the passes, to continue at one of
+        them later, all passes get the same number of cores.
         """
         at_once = self._passes_at_once(request)
         cores = cores_of_a_pass() if at_once > 1 else torch.get_num_threads()
@@ -649,11 +649,11 @@ class Explainer:
         batch: Sequence[Prepared],
         inputs: Tensor,
     ) -> list[SignedMaps]:
-        """Return the mean of the pictures' maps and those of their changed versions, for the same classes.
+        """Return the mean of the maps of the pictures and of their changed versions, for the same classes.
 
         Raises:
             TargetError: a target is a box.
-            LayerError: the layer's cells lie elsewhere in a mirrored picture, or another layer runs for it.
+            LayerError: the layer's cells lie elsewhere in a mirrored picture, or camkit chooses another layer for it.
         """
         check_mirrors(captured.features)
         versions = [maps]
@@ -669,8 +669,8 @@ class Explainer:
             )
             if [layer.ref for layer in others] != [layer.ref for layer in layers]:
                 raise LayerError(
-                    f"the model is explained at {others[0]} for a changed picture, but at {layers[0]} for the picture; "
-                    "name the layer"
+                    f"camkit explains {others[0]} for a changed version of the picture, but {layers[0]} for the "
+                    "picture itself; name the layer"
                 )
             of_version = signed_maps(version, method, self._smooth)
             versions.append([signed.mirrored() if mirrored else signed for signed in of_version])
@@ -710,7 +710,7 @@ def _are_several_targets(target: object) -> bool:
 def _parts(request: _Request, *, apart: bool) -> list[_Request]:
     """Split a request into several, each with few enough targets for one pass.
 
-    With ``apart``, a target that stands for several has a part of its own, so that its scores are known as its own.
+    With ``apart``, a target that stands for several has a part of its own, so that its scores can be told from others.
     """
     if apart and any(isinstance(target, Expands) for target in request.targets):
         return [replace(request, targets=(target,)) for target in request.targets]
@@ -726,7 +726,7 @@ def _check_count(request: _Request, pictures: int) -> None:
 
 
 def _of_pictures(targets: Sequence[Target], batch: Sequence[Prepared]) -> tuple[Target, ...]:
-    """Return the targets for the pictures of a batch, which some targets differ between."""
+    """Return the targets for the pictures of a batch; some targets differ between pictures."""
     numbers = [item.number for item in batch]
     return tuple(target.of_pictures(numbers) if isinstance(target, OfPictures) else target for target in targets)
 
@@ -879,8 +879,8 @@ def explain(
 ) -> Explanation | Explanations:
     """Show which pixels a model used.
 
-    What is found out about the model is kept while it lives, so that later calls with it are quick. ``Explainer`` does
-    the same with an object that you hold.
+    camkit keeps what it finds out about the model while the model lives, so that later calls are quick. An
+    ``Explainer`` does the same, in an object that you hold.
 
     Args:
         model: a module, or a name as ``camkit.load_model`` takes it (``resnet50``, ``timm:NAME``, ``hf:NAME``,
@@ -888,7 +888,7 @@ def explain(
             in.
         img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
             or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
-        target_layer: None to have it chosen, a name, a pattern, a type, a module or a TargetLayer; several are fused.
+        target_layer: None (camkit chooses it), a name, a pattern, a type, a module or a TargetLayer; several are fused.
         **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``smooth``, ``config``
             and ``progress`` as for ``Explainer``; ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target``
             is None for each picture's best class, a class index, a label's text, a function ``output -> (N,)``, one of
@@ -965,8 +965,8 @@ def explain_many(
             go on.
         draft: read large JPEG files at a half, a quarter or an eighth of their size, at least twice what the model's
             preprocessing keeps. This is faster and changes the maps a little; see the guide on large folders.
-        on_pass: called before the rows of each pass through the model, and before that of a picture that cannot be
-            read. Who starts again where a pass began gets the same passes, and so the same digits.
+        on_pass: called before the rows of each pass through the model, and before the row of a picture that cannot be
+            read. A caller that starts again where a pass began gets the same passes, and so the same digits.
 
     Returns:
         An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is

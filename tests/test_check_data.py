@@ -76,7 +76,7 @@ def test_a_folder_per_class_ignores_empty_and_hidden_folders_and_reports(tmp_pat
     assert labels(dataset) == {"cat/a.jpg": "cat", "cat/deep/b.PNG": "cat", "dog/a.jpg": "dog"}
     assert dataset.classes == ("cat", "dog")
     assert dataset.left_out["classes without pictures"] == ("fish",)
-    assert dataset.left_out["folders that hold regions by their name"] == ("labels",)
+    assert dataset.left_out["folders that hold regions, judging by their names"] == ("labels",)
     assert dataset.facts == ("3 pictures of 2 classes (a folder per class)", "no regions")
 
 
@@ -369,10 +369,10 @@ def test_classes_by_number_by_order_and_by_class_map() -> None:
     ],
 )
 def test_an_unknown_class_is_refused_with_the_nearest_label(name: str, nearest: str) -> None:
-    with pytest.raises(InputError, match=f"no label {name!r}; the nearest to {name!r} is {nearest!r}"):
+    with pytest.raises(InputError, match=f"no label {name!r}; the nearest label to {name!r} is {nearest!r}"):
         match_classes(["crane", name], IMAGENET, 5, None)
     with pytest.raises(
-        InputError, match=f"class map: {name!r} for 'x' is not .*; the nearest to {name!r} is {nearest!r}"
+        InputError, match=f"class map: {name!r} for 'x' is not .*; the nearest label to {name!r} is {nearest!r}"
     ):
         match_classes(["x"], IMAGENET, 5, {"x": [name]})
 
@@ -399,9 +399,9 @@ def test_classes_that_do_not_fit_are_refused_in_one_sentence(
 
 
 def test_an_output_with_two_classes_and_a_class_with_all_outputs_are_refused() -> None:
-    with pytest.raises(InputError, match="output 1 of the model is both 'cat' and 'dog'"):
+    with pytest.raises(InputError, match="output 1 of the model belongs to both 'cat' and 'dog'"):
         match_classes(["cat", "dog"], None, 3, {"cat": [0, 1], "dog": [1]})
-    with pytest.raises(InputError, match="every output of the model is 'cat'"):
+    with pytest.raises(InputError, match="class 'cat' has every output of the model"):
         match_classes(["cat"], None, 2, {"cat": [0, 1]})
 
 
@@ -452,14 +452,14 @@ def test_a_picture_instead_of_a_folder_is_refused_in_one_sentence(tmp_path: Path
     file = picture(tmp_path / "cat.jpg")
     with pytest.raises(InputError) as caught:
         read_data(file)
-    assert str(caught.value).startswith(f"{file} is a picture, and the check needs many; name the folder")
+    assert str(caught.value).startswith(f"{file} is a single picture, but the check needs many; pass a folder")
 
 
 def test_two_names_for_one_number_are_refused_and_equal_labels_are_reported() -> None:
-    with pytest.raises(InputError, match="output 1 of the model is both '01' and '1'"):
+    with pytest.raises(InputError, match="output 1 of the model belongs to both '01' and '1'"):
         match_classes(["01", "1"], None, 5, None)
     assert match_classes(["crane", "dog"], ["crane", "dog", "crane"], 3, None).how == (
-        "by label; 'crane' is outputs 0 and 2"
+        "by label; 'crane' has the outputs 0 and 2"
     )
 
 

@@ -163,7 +163,8 @@ def test_a_method_that_one_metric_of_two_finds_no_better_than_chance_is_not_reco
     none = recommended({"SRG": {"a": standing(beats=False)}}, ["a"], {"a": 1.0})
     assert none.row is None
     assert none.sentence.startswith(
-        "On these 30 pictures no method is significantly better than a random map in SRG, and worse in none."
+        "On these 30 pictures no method is significantly better than a random map in SRG without "
+        "being worse in any metric."
     )
 
 
@@ -322,14 +323,14 @@ def test_several_layers_have_rows_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"images": SCENES[:4]}, "4 pictures can be used, and a judgement needs 5 or more"),
+        ({"images": SCENES[:4]}, "4 pictures can be used, but a judgement needs 5 or more"),
         ({"methods": []}, "the list of methods is empty"),
         ({"methods": ["eigencm"]}, "did you mean 'eigencam'"),
-        ({"pictures": 3}, "pictures is a whole number from 5, not 3"),
+        ({"pictures": 3}, "pictures must be a whole number from 5, not 3"),
         ({"seed": -1}, "seed is a whole number from 0, not -1"),
         ({"images": "nowhere"}, "^there is no file nowhere$"),
         ({"images": SCENES[:1]}, "^1 picture can be used"),
-        ({"images": Image.new("RGB", (8, 8))}, "^images is a folder or a list of pictures, not Image"),
+        ({"images": Image.new("RGB", (8, 8))}, "^images must be a folder or a list of pictures, not Image"),
         ({"target_layer": ["featurs"]}, "^the model has no layer 'featurs'"),
         ({"target": "plain"}, "did you mean 'plane'"),
     ],

@@ -505,7 +505,8 @@ def test_an_address_at_which_nothing_answers_is_one_sentence(tmp_path, monkeypat
     assert "no Ray cluster answers at 127.0.0.1:1: Connection refused" in capsys.readouterr().err
     assert main([*call, "photos/"]) == 2
     assert (
-        "'photos/' is no address of a Ray cluster; pass auto, host:port or ray://host:port" in capsys.readouterr().err
+        "'photos/' is not the address of a Ray cluster; pass auto, host:port or ray://host:port"
+        in capsys.readouterr().err
     )
 
 

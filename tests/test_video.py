@@ -298,7 +298,7 @@ def test_a_video_has_one_target(tmp_path, capsys):
     assert run(clip, "--out", tmp_path / "out", "--target", "plane", "--target", "car") == 2
     assert "a video shows one target" in capsys.readouterr().err
     assert run(clip, "--out", tmp_path / "out", "--every", 0) == 2
-    assert "every is a number of frames, at least 1, not 0" in capsys.readouterr().err
+    assert "every must be a number of frames, at least 1, not 0" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -21,11 +21,11 @@ from camkit.targets import logits_of
 from camkit.targets.probabilities import WHOLES, rows_that_sum_to
 
 NO_ANSWER = -1
-"""The output named if the logits contain NaN or infinity."""
+"""The output that stands for logits with NaN or infinity."""
 
 
 def answer_batch(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) -> list[Answer]:
-    """Classify a batch of edits; ``classes`` are, for each edit, the outputs of its picture's class."""
+    """Classify a batch of edits; ``classes`` has, for each edit, the outputs of its picture's class."""
     module = plan.model.module
     device = device_of(module)
     precision = plan.settings.check.precision
@@ -40,7 +40,7 @@ def answer_batch(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) 
 def answers_of(logits: Float[Tensor, "n outputs"], classes: Sequence[tuple[int, ...]]) -> list[Answer]:
     """Turn logits (N, outputs) into answers; NO_ANSWER for a row with NaN or infinity.
 
-    ``classes`` are, for each row, the outputs of its picture's class.
+    ``classes`` has, for each row, the outputs of its picture's class.
     """
     own = torch.zeros_like(logits, dtype=torch.bool)
     for row, indices in enumerate(classes):

@@ -187,5 +187,5 @@ def _skill_change(pairs: Sequence[tuple[ImageRow, Mapping[str, Any]]], seed: int
 
 
 def _skill_parts(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Return numerator and denominator of the skill: heat beyond a shuffled map's, of the map and of a perfect one."""
+    """Return the numerator and the denominator of the skill: how far the map and a perfect map beat a shuffled one."""
     return row["energy"] - row["shuffled"], row["ceiling"] - row["shuffled"]

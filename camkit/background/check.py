@@ -1,4 +1,4 @@
-"""The check: from a model and labelled pictures to a verdict. This module joins the steps and takes none itself.
+"""The check: from a model and labelled pictures to a verdict. This module only calls the steps.
 
 plan -> heat of every picture -> sanity -> the experiment on a sample -> rows -> measures -> verdict.
 """
@@ -52,7 +52,7 @@ class CheckResult:
         inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
             the JUnit XML.
         kinds: the accuracy of each class on each kind of background; None without regions.
-        shortcuts: for the worst classes of a model that is not a PASS, what in their backgrounds the model uses.
+        shortcuts: what the model uses in the backgrounds of its worst classes, if the verdict is FAIL or WARN.
     """
 
     reasons: tuple[str, ...]
@@ -133,7 +133,7 @@ class CheckResult:
 
     @property
     def worst(self) -> str:
-        """The class with the largest gap or attraction among those with the model's verdict; OVERALL if none has it."""
+        """The class with the largest gap or attraction among those with the model's verdict, or OVERALL."""
         deciding = {
             name: self.judged[name]
             for name in self.classes
@@ -193,8 +193,8 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
 def _suspects(judged: Mapping[str, Judgement]) -> list[str]:
     """Return the classes that the model may recognise by their backgrounds, the largest effect first.
 
-    They are the classes with the model's verdict if it is FAIL or WARN, and all of them if no class has it. There are
-    none if it is another one.
+    If the model's verdict is FAIL or WARN, these are the classes with the same verdict, or all classes if no class has
+    it. For any other verdict there are none.
     """
     verdict = judged[OVERALL].verdict
     if verdict not in ("FAIL", "WARN"):
@@ -213,7 +213,7 @@ def _usable(heat: Mapping[str, Row]) -> dict[str, Row]:
     """Return the rows of the pictures that the model answered.
 
     Raises:
-        InputError, RunError: there are none.
+        InputError, RunError: there is no such row.
     """
     usable = {name: row for name, row in heat.items() if "error" not in row}
     if usable:

@@ -17,14 +17,14 @@ from camkit.errors import InputError, advice, refuse_pipe
 _WORDNET = re.compile(r"n\d{8}")
 
 _MOST_NAMES = 5
-"""Classes listed in an error, at most."""
+"""The most classes that an error lists."""
 
 _SIMILAR = 0.5
-"""Similarity, by difflib's ratio, from which a label is suggested instead of a misspelt one."""
+"""The least similarity (difflib's ratio) at which an error suggests a label for a misspelt name."""
 
 
 ClassMap = Mapping[str, Sequence[int | str] | None]
-"""From each class to indices or labels of the model; None leaves the pictures of a class out."""
+"""Maps each class to indices or labels of the model; None leaves the pictures of a class out."""
 
 
 def split_class_map(class_map: ClassMap) -> tuple[frozenset[str], frozenset[str]]:
@@ -35,7 +35,7 @@ def split_class_map(class_map: ClassMap) -> tuple[frozenset[str], frozenset[str]
 
 @dataclass(frozen=True)
 class ClassMatch:
-    """The model's output indices for each class of the data, and in words how they were found."""
+    """The model's output indices for each class of the data, and a description of how they were found."""
 
     indices: Mapping[str, tuple[int, ...]]
     how: str
@@ -54,7 +54,7 @@ def match_classes(
         classes: the classes of the data, sorted by name.
         labels: the model's labels, in the order of its outputs.
         outputs: how many outputs the model has.
-        class_map: from class to indices or labels, if the caller has one.
+        class_map: maps classes to indices or labels; None if the caller has no map.
         counts: how many pictures each class has, for messages.
 
     Returns:
@@ -75,7 +75,7 @@ def match_classes(
         unknown = [name for name in classes if not indices[name]]
         if not unknown:
             ambiguous = [
-                f"{name!r} is outputs {' and '.join(map(str, several))}"
+                f"{name!r} has the outputs {' and '.join(map(str, several))}"
                 for name, several in indices.items()
                 if len(several) > 1
             ]
@@ -96,11 +96,13 @@ def _validated(indices: dict[str, tuple[int, ...]], outputs: int) -> dict[str, t
         for index in own:
             if index in owners:
                 raise InputError(
-                    f"output {index} of the model is both {owners[index]!r} and {name!r}; merge these classes"
+                    f"output {index} of the model belongs to both {owners[index]!r} and {name!r}; merge these classes"
                 )
             owners[index] = name
         if len(set(own)) == outputs:
-            raise InputError(f"every output of the model is {name!r}, so no answer can be wrong; change the class map")
+            raise InputError(
+                f"class {name!r} has every output of the model, so no answer can be wrong; change the class map"
+            )
     return indices
 
 
@@ -123,7 +125,7 @@ def _no_match(unknown: Sequence[str], labels: Sequence[str] | None, outputs: int
 def _suggestion(name: str, labels: Sequence[str]) -> str:
     by_name = _outputs_by_name(labels)
     similar = difflib.get_close_matches(normalize_name(name), [*by_name], n=1, cutoff=_SIMILAR)
-    return f"; the nearest to {name!r} is {labels[by_name[similar[0]][0]]!r}" if similar else ""
+    return f"; the nearest label to {name!r} is {labels[by_name[similar[0]][0]]!r}" if similar else ""
 
 
 def _outputs_by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -21,18 +21,20 @@ from camkit.methods import Method
 from camkit.targets import EachTarget
 
 COUNTS = range(2, 9)
-"""Numbers of kinds that are tried."""
+"""The numbers of kinds that the search tries."""
 
 _COMPONENTS = 5
-"""Principal components that are clustered. On photos of four places with animals tied to them, the four kinds had a
-purity of 0.90 with 5 components, 0.86 with 8 and 0.88 with all 1,280, and silhouettes of 0.43, 0.34 and 0.08."""
+"""The number of principal components that are clustered. On photos of four places with animals tied to them, the four
+kinds had a purity of 0.90 with 5 components, 0.86 with 8 and 0.88 with all 1,280, and silhouettes of 0.43, 0.34 and
+0.08."""
 
 _REFERENCES = 19
-"""Reference draws without kinds. The kinds of the pictures must have a larger silhouette than each of them: if there
-are no kinds, that happens once in 20."""
+"""The number of reference draws, which have no kinds. The kinds of the pictures must have a larger silhouette than
+every draw. If there are no kinds, this happens in one check of 20."""
 
 _MOST_CLUSTERED = 500
-"""Pictures that are clustered; others join the kind with the nearest mean. All pairs of them are compared."""
+"""At most this many pictures are clustered, because all pairs are compared. The others join the kind with the nearest
+mean."""
 
 
 class _MeansOfMaps:
@@ -71,21 +73,21 @@ def background_features(plan: Plan, items: Sequence[Item], load: Loader) -> Floa
 def _without_objects(items: Sequence[Item], load: Loader) -> Iterator[Float[Tensor, "c h w"]]:
     for item in items:
         picture = load(item)
-        assert picture is not None  # it has been a background of another picture
+        assert picture is not None  # it served as a background before
         yield picture.without(TILE) if picture.can_lose_boxes else picture.as_background(TILE)
 
 
 def cluster(components: Float[np.ndarray, "n k"], least: int, seed: int) -> Int[np.ndarray, " n"] | None:
     """Divide pictures into kinds by the principal components of their features.
 
-    The clusters are those of Ward's method (1963, 10.1080/01621459.1963.10500845). Their number is the smallest whose
-    mean silhouette (Rousseeuw 1987, 10.1016/0377-0427(87)90125-7) lies within one standard error of the largest. The
-    largest must be above that of normal numbers with the same variances, which have no kinds: the null hypothesis of
-    SigClust (Liu et al. 2008, 10.1198/016214508000000454).
+    Ward's method (1963, 10.1080/01621459.1963.10500845) finds the clusters. Their number is the smallest whose mean
+    silhouette (Rousseeuw 1987, 10.1016/0377-0427(87)90125-7) lies within one standard error of the largest silhouette.
+    The largest silhouette must exceed the silhouette of normally distributed numbers with the same variances, which
+    have no kinds: this is the null hypothesis of SigClust (Liu et al. 2008, 10.1198/016214508000000454).
 
     Args:
         components: a row for each picture.
-        least: pictures that a kind must have.
+        least: the least number of pictures in a kind.
         seed: the seed of the reference draws.
 
     Returns:
@@ -122,7 +124,7 @@ class _Division(NamedTuple):
 
 
 def _divisions(points: Float[np.ndarray, "n k"], least: int) -> list[_Division]:
-    """Divide points into each number of clusters, the smallest number first, without those with a small cluster."""
+    """Divide points into each number of clusters, the smallest first; leave out divisions with a small cluster."""
     if len(points) < least * COUNTS[0]:
         return []
     tree, distances = linkage(points, "ward"), cdist(points, points)
@@ -140,12 +142,12 @@ def _means(points: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> F
 
 
 def _nearest(points: Float[np.ndarray, "n k"], means: Float[np.ndarray, "m k"]) -> Int[np.ndarray, " n"]:
-    """Return which mean is nearest to each point: one step of k-means, which also takes in points beside the tree."""
+    """Return which mean is nearest to each point: one step of k-means, also for points outside the tree."""
     return np.asarray(cdist(points, means).argmin(1))
 
 
 def silhouettes(distances: Float[np.ndarray, "n n"], labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Return (b - a) / max(a, b) of each point, and 0 for one that is alone in its cluster.
+    """Return (b - a) / max(a, b) of each point, and 0 for a point that is alone in its cluster.
 
     a is its mean distance to the others of its cluster, b the smallest mean distance to the points of another cluster.
 

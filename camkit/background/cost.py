@@ -69,7 +69,7 @@ def estimate_cost(plan: Plan, done: Mapping[str, int] | None = None, workers: in
 
     Args:
         plan: the check.
-        done: how many rows of each kind an earlier run finished, if this run resumes it.
+        done: how many rows of each kind an earlier run finished, if this check resumes that run.
         workers: how many processes share the heat and the experiment; each is taken to be as fast as this one.
     """
     done = done or {}

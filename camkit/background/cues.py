@@ -1,9 +1,9 @@
-"""Statistics of the whole picture that a camera, an editor or a file format leaves on it: objects included.
+"""Statistics that a camera, an editor or a file format leaves on the whole picture, including its objects.
 
 Pasting carries such a cue along with the object, so the background gap does not see it. Each statistic has two pure
 functions of pictures (H, W, 3) with values 0..1: ``measure`` returns its value, and ``impose`` returns the picture
-changed so that it has another value. The objects stay in both. The value is measured beside the objects, because an
-object's own texture and colour are no cue, and imposed on the whole picture.
+changed so that it has another value. The objects stay in the picture. The value is measured beside them, because an
+object's own texture and colour are no cue, but it is imposed on the whole picture.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BRIGHTNESS = np.array([0.299, 0.587, 0.114], np.float32)
 """The weights of red, green and blue in the brightness (ITU-R BT.601)."""
 
 _BLUR = 1.0
-"""Deviation in pixels of the blur that sharpness and noise compare a picture with."""
+"""Sharpness and noise compare a picture with a copy that is blurred by this deviation, in pixels."""
 
 _MOST_BLUR = 4.0
 """The largest deviation in pixels of the blur that is imposed; beyond it objects of 48 pixels are unrecognisable."""
@@ -41,10 +41,10 @@ _MOST_GAIN = 2.0
 """The largest factor by which a colour channel is changed; a stronger cast is rare and would clip."""
 
 _FEW_PIXELS = 64
-"""A statistic of fewer pixels is measured over the whole picture."""
+"""If fewer pixels lie beside the objects, a statistic is measured over the whole picture."""
 
 _NOISE_SEED = 1
-"""Seeds the noise that is added. Every picture may have the same."""
+"""Seeds the noise that is added. All pictures may have the same noise."""
 
 
 def brightness(picture: Picture) -> Float[np.ndarray, "h w"]:
@@ -59,7 +59,7 @@ def _blurred(picture: Float[np.ndarray, "h w *c"], deviation: float) -> Float[np
 def _sharpness(bright: Float[np.ndarray, "h w"], where: Where) -> float:
     """Return how much of the variation between neighbours a second blur removes (Crete et al. 2007, 10.1117/12.702790).
 
-    It is near 1 for the sharpest picture, and near 0 for a blurred one, nearly whatever the picture shows.
+    It is near 1 for the sharpest picture, and near 0 for a blurred one. It hardly depends on what the picture shows.
     """
     again = _blurred(bright, _BLUR)
     before = after = 1e-6
@@ -87,7 +87,7 @@ def measure_sharpness(picture: Picture, where: Where) -> Value:
 
 
 def impose_sharpness(picture: Picture, where: Where, value: Value) -> Picture:
-    """Blur or sharpen a picture until it has a sharpness; as far as the largest blur or sharpening goes."""
+    """Blur or sharpen a picture until it has the given sharpness, within the largest blur and sharpening."""
     bright, target = brightness(picture), float(value[0])
     if _sharpness(bright, where) > target:
         deviation = _bisected(0.05, _MOST_BLUR, lambda strength: _sharpness(_blurred(bright, strength), where) > target)
@@ -98,7 +98,7 @@ def impose_sharpness(picture: Picture, where: Where, value: Value) -> Picture:
 
 
 def _bisected(low: float, high: float, goes_on: Callable[[float], bool]) -> float:
-    """Return the strength at which a condition ends that holds for small ones."""
+    """Return the largest strength at which a condition still holds; it holds for small strengths."""
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if goes_on(middle) else (low, middle)
@@ -132,7 +132,7 @@ def measure_noise(picture: Picture, where: Where) -> Value:
 
 
 def impose_noise(picture: Picture, where: Where, value: Value) -> Picture:
-    """Add grey noise to a picture, or smooth it, until its noise has a deviation."""
+    """Add grey noise to a picture, or smooth it, until its noise has the given deviation."""
     residual, target = _residual(brightness(picture))[where], float(value[0])
     if _deviation(residual) < target:
         noise = np.random.default_rng(_NOISE_SEED).standard_normal(picture.shape[:2], dtype=np.float32)
@@ -158,7 +158,7 @@ def measure_colour(picture: Picture, where: Where) -> Value:
 
 
 def impose_colour(picture: Picture, where: Where, value: Value) -> Picture:
-    """Multiply the channels of a picture until it has a colour cast; the mean of the brightness stays."""
+    """Multiply the channels of a picture to give it a colour cast; the mean brightness stays the same."""
     gains = (value / measure_colour(picture, where)).clip(1 / _MOST_GAIN, _MOST_GAIN)
     cast = np.asarray(picture * gains, np.float32)
     same = float(brightness(picture).mean()) / max(1e-6, float(brightness(cast).mean()))
@@ -166,7 +166,7 @@ def impose_colour(picture: Picture, where: Where, value: Value) -> Picture:
 
 
 def impose_compression(picture: Picture, where: Where, value: Value) -> Picture:  # noqa: ARG001 - as all others
-    """Compress a picture as a JPEG of a quality; LOSSLESS leaves it as it is."""
+    """Compress a picture as a JPEG of the given quality; LOSSLESS leaves it as it is."""
     if float(value[0]) >= LOSSLESS:
         return picture
     levels = np.round(picture[..., ::-1] * 255).astype(np.uint8)
@@ -176,7 +176,7 @@ def impose_compression(picture: Picture, where: Where, value: Value) -> Picture:
 
 
 class Cue(NamedTuple):
-    """One statistic. ``measure`` is None if the picture's file has the value and not its pixels."""
+    """One statistic. ``measure`` is None if the value belongs to the picture's file and not to its pixels."""
 
     measure: Callable[[Picture, Where], Value] | None
     impose: Callable[[Picture, Where, Value], Picture]
@@ -196,6 +196,6 @@ CUES: Mapping[str, Cue] = MappingProxyType(
 
 
 def beside(hole: Where, view: Where) -> Where:
-    """Return where a statistic is measured: beside the objects, or everywhere if little is beside them."""
+    """Return where a statistic is measured: beside the objects, or everywhere if too little lies beside them."""
     outside = view & ~hole
     return outside if np.count_nonzero(outside) >= _FEW_PIXELS else view

@@ -42,7 +42,7 @@ _COLUMNS = {
 _KINDS = {"mask": "outlines", "box": "boxes only"}
 
 _MOST_CATEGORIES = 5
-"""Categories listed in a sentence, at most."""
+"""The most categories that a sentence lists."""
 
 
 def read_data(
@@ -59,12 +59,12 @@ def read_data(
 
     Args:
         data: a folder with a folder per class; a CSV with the columns path, label and optionally group and place; or a
-            folder of pictures whose regions name classes (the class of a picture is then that of its largest object).
-        regions: the regions; if None, they are searched for in the data folder and beside it.
+            folder of pictures whose regions name classes (each picture then has the class of its largest object).
+        regions: the regions; if None, camkit searches for them in the data folder and beside it.
         group: the CSV column that says which pictures belong together.
         skip: a folder to ignore, such as the one the reports go into.
         only: the annotated classes that may label a picture; None allows all.
-        without: the classes whose pictures are left out, as a class map says.
+        without: the classes whose pictures the class map leaves out.
         also: for each class, further categories (lower case) whose objects count as objects of that class.
 
     Raises:
@@ -89,7 +89,7 @@ def _read_data(
         raise InputError(f"{data} does not exist")
     if data.is_file() and has_picture_suffix(data.name):
         raise InputError(
-            f"{data} is a picture, and the check needs many; name the folder that has a folder per class, or a CSV "
+            f"{data} is a single picture, but the check needs many; pass a folder with a folder per class, or a CSV "
             "with the columns path and label"
         )
     root = data if data.is_dir() else data.parent
@@ -173,7 +173,7 @@ def _coverage(source: Annotations, index: _AnnotationIndex, items: Iterable[Item
 def _foreign_categories(index: _AnnotationIndex) -> str:
     """Say that a source names no class; all its objects then count as objects of their picture's class."""
     listed = ", ".join(sorted(index.categories - {""})[:_MOST_CATEGORIES])
-    return f"none of the regions' categories ({listed}) is a class: every object counts as one of its picture's class"
+    return f"none of the regions' categories ({listed}) is a class, so every object counts for its picture's class"
 
 
 def _count_kinds(items: Iterable[Item]) -> str:
@@ -199,7 +199,7 @@ def _check_categories(also: Mapping[str, frozenset[str]], indexes: Sequence[_Ann
 
 @dataclass(frozen=True)
 class _Labelled:
-    """Pictures with labels, the rule that labelled them, and what was left out by reason."""
+    """Labelled pictures, the rule that labelled them, and what was left out for which reason."""
 
     items: list[Item]
     rule: str
@@ -243,7 +243,7 @@ def _label_by_folder(data: Path, by_class: Mapping[str, Sequence[Path]], region_
     items = [Item(names[file], file, label, names[file]) for label, files in by_class.items() for file in files]
     left_out = {
         "classes without pictures": tuple(name for name, files in by_class.items() if not files),
-        "folders that hold regions by their name": tuple(region_folders),
+        "folders that hold regions, judging by their names": tuple(region_folders),
     }
     return _Labelled(items, "a folder per class", _without_empty(left_out))
 
@@ -358,9 +358,9 @@ class _AnnotationIndex:
     """Finds the objects that a source annotates in a picture.
 
     Names are compared as paths first, then as paths without extension, with the picture's first folder left out ("a/0"
-    is then "images/a/0.png"), as file names, and as file names without extension. A match counts only if one annotated
-    name and one picture share the key. So an ambiguous name matches nothing, and no picture receives the objects of
-    another.
+    is then "images/a/0.png"), as file names, and as file names without extension. A match counts only if exactly one
+    annotated name and exactly one picture share the key. So an ambiguous name matches nothing, and no picture receives
+    the objects of another.
     """
 
     def __init__(self, source: Annotations, pictures: Collection[str]) -> None:

@@ -17,13 +17,13 @@ from camkit.background.values import Verdict
 Level: TypeAlias = Literal["fail", "warn", "excluded", "open"]
 
 _MOST_TIMES = 10
-"""Beyond this many times as many pictures, no number is predicted. At ten times, the estimate lies 0.62 standard errors
-below its limit, so the truth lies above it in more than a quarter of such cases."""
+"""If an effect needs more than this many times the pictures at hand, no number is predicted. At ten times, the estimate
+lies 0.62 standard errors below its limit, so the true effect exceeds the limit in more than a quarter of such cases."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What is known of one effect of a class, or of all classes together.
+    """What is known about one effect of a class, or of all classes together.
 
     Attributes:
         name: gap, sufficiency or attraction; or a statistic of the whole picture, such as sharpness.
@@ -32,8 +32,9 @@ class Effect:
         p: the p-value of "with at least one fill, the effect is not above the limit", after the correction for the
             number of tests; None if the effect was not tested.
         significant: whether the effect is significantly above the limit with every fill.
-        overruled: whether it only warns all the same: this is a sufficiency, and no other effect of all classes
-            together is above its limit. Such a model knows backgrounds, but uses them little while it sees the object.
+        overruled: whether the effect only warns, although it is significant: it is a sufficiency, and no other effect
+            of all classes together is above its limit. Such a model knows backgrounds, but uses them little while it
+            sees the object.
     """
 
     name: EffectName
@@ -73,9 +74,10 @@ class Effect:
 
     @property
     def more_pictures(self) -> int | None:
-        """About how many more pictures would exclude an effect above the limit: 0 if it is, None if no number would.
+        """About how many more pictures would exclude an effect above the limit; None if no number would.
 
-        The interval's width falls with the square root of the number of pictures, and the estimate is taken as it is.
+        This assumes that the interval narrows with the square root of the number of pictures, and that the estimate
+        stays.
         """
         if self.level == "excluded":
             return 0
@@ -95,7 +97,7 @@ def _value(measured: MeasuredEffect) -> float:
 
 
 def _upper_end(measured: MeasuredEffect) -> float:
-    """Return the interval's upper end; infinity if too few groups gave no interval."""
+    """Return the interval's upper end; infinity if there are too few groups for an interval."""
     high = measured.effect.high
     return math.inf if math.isnan(high) else high
 
@@ -131,8 +133,8 @@ class LevelRule(NamedTuple):
 LEVELS = (
     LevelRule(
         "fail",
-        "it is significantly above the limit with every fill; but a sufficiency only if the estimate of another effect "
-        "of all classes together is above its limit with every fill too, or if no other could be measured",
+        "it is significantly above the limit with every fill. A sufficiency also needs another effect of all classes "
+        "together whose estimate is above its limit with every fill, unless no other effect could be measured",
         lambda effect: effect.significant and not effect.overruled,
     ),
     LevelRule(
@@ -162,8 +164,8 @@ class Findings:
         required: the levels of the effects that must be excluded for a PASS.
         others: the levels of the other effects.
         untested: whether something kept a class, or all classes together, from being tested.
-        heat_warns: whether the heat of all classes together lies on the objects less than a blind map's would or,
-            without regions, gives a hint.
+        heat_warns: whether, over all classes together, a smaller share of the heat lies on the objects than in maps
+            that ignore the picture; or whether, without regions, the heat gives a hint.
         kind_warns: whether a class is significantly less accurate on one of the places that the data names.
     """
 
@@ -216,8 +218,8 @@ VERDICTS = (
     VerdictRule(
         "WARN",
         "an effect is at level warn; or a class is significantly less accurate on one of the places that the data "
-        "names, by more than the limit of the gap; or the heat of all classes together lies on the objects less than "
-        "a blind map's would; or, without regions, the heat gives a hint",
+        "names, by more than the limit of the gap; or, over all classes together, a smaller share of the heat lies on "
+        "the objects than in maps that ignore the picture; or, without regions, the heat gives a hint",
         lambda findings: findings.has("warn") or findings.heat_warns or findings.kind_warns,
     ),
     VerdictRule(

@@ -15,8 +15,8 @@ from torch.nn import functional
 from camkit.images.filling import fill_smoothly
 
 MIN_RECTANGLE = 0.02
-"""Share of the picture that a rectangle beside the objects must cover. The texture of a smaller one does not stand for
-the background."""
+"""Share of the picture that a rectangle beside the objects must cover. The texture of a smaller rectangle does not
+represent the background."""
 
 _SEARCH_CELLS = 32
 """Cells along the shorter side of the grid on which that rectangle is searched."""
@@ -69,7 +69,7 @@ FILLS = {TILE: fill_with_texture, BLUR: fill_smoothly}
 """How the hole of an object is filled. Both ways must agree before a model fails."""
 
 RING = "ring"
-"""The name in place of a fill if the data has no regions, so that the outer ring is exchanged."""
+"""Stands in place of a fill's name if the data has no regions, so that the outer ring is exchanged."""
 
 
 def paste(

@@ -1,4 +1,4 @@
-"""Evidence 1: where the heat lies, compared with what a blind map and a perfect map would reach on the same regions.
+"""Evidence 1: where the heat lies, compared with a blind map and with a perfect map on the same regions.
 
 Notation for each image: h >= 0 is the class map at the size of the input, M is the object's region; both are (H, W).
 """
@@ -26,7 +26,7 @@ class HeatMeasures:
         ceiling: the energy that a perfect map would have: the region averaged to the map's grid and upsampled again.
         hit: whether the map's maximum lies within POINTING_TOLERANCE pixels of the region.
         centre_hit: whether the picture's centre does.
-        rank: of the hottest pixels, as many as the region has, the share that lies in the region (relevance rank
+        rank: for a region of n pixels, the share of the n hottest pixels that lies in the region (relevance rank
             accuracy; Arras et al. 2022, arXiv:2003.07258).
         area: the region's share of the pixels that the model saw.
     """
@@ -73,8 +73,8 @@ def heat_in_cells(region: Bool[Tensor, "h w"], grid: tuple[int, int], extent: Ex
     """Return, for each cell of a map, the heat that one unit in the cell puts into a region after upsampling.
 
     Upsampling is linear, so the heat within a region is a weighted sum over the cells. The energy E of a map is its
-    heat within the region divided by its heat within the whole picture. With these weights any map can be compared with
-    any region without upsampling either.
+    heat within the region divided by its heat within the whole picture. With these weights, any map can be compared
+    with any region, and neither is upsampled.
     """
     cells = torch.zeros(1, *grid, requires_grad=True)
     with torch.enable_grad():
@@ -100,7 +100,7 @@ def energies(
     own = (shares * within).sum(1)
     if len(maps) < 2:
         return own, np.full(len(maps), np.nan)
-    # The sum over all maps less the own one: the mean over the others needs no loop over pairs.
+    # Subtracting the map's own part from the sum over all maps gives the mean over the others without a loop.
     return own, ((within @ shares.sum(0)) - own) / (len(maps) - 1)
 
 

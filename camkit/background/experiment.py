@@ -1,10 +1,10 @@
 """Evidence 2: what the model does when the picture changes.
 
-Each picture of the sample gets a handful of edits. Each edit is shown to the model, and its answer is recorded.
-The statistics of the whole picture exchanged for those of a picture of its own class and of another (``cues.py``).
-With regions: the object pasted on backgrounds of its own class and of other classes, the object removed, either part
-smoothed, and noise on either part. Without regions: the outer ring exchanged for the ring of a picture of its own class
-or of another class, and the middle made grey.
+Each picture of the sample gets a handful of edits. The model sees each edit, and its answer is recorded. The statistics
+of the whole picture are exchanged for the statistics of a picture of its own class, and of another class (``cues.py``).
+With regions, the object is pasted on backgrounds of its own class and of other classes, the object is removed, either
+part is smoothed, and noise is added to either part. Without regions, the outer ring is exchanged for the ring of a
+picture of its own class or of another class, and the middle is made grey.
 
 Edits are named ``same.FILL.NUMBER.NAME`` and ``other.FILL.NUMBER.NAME``, where NAME is the picture that lends its
 background; ``same-cue.CUE.0.NAME`` and ``other-cue.CUE.0.NAME``, where NAME lends the value of a statistic;
@@ -56,7 +56,7 @@ class PreparedPicture:
         region: how much of each pixel the objects of the picture's own class cover, 0..1; None without regions.
         hole: the slightly widened boxes of all objects of the checked classes; None without regions.
         silhouettes: the slightly widened outlines of the same objects; None without regions.
-        quality: the quality of the JPEG file; LOSSLESS if the file is another.
+        quality: the quality of the JPEG file; LOSSLESS if the file is not a JPEG.
     """
 
     tensor: Float[Tensor, "c h w"]
@@ -103,7 +103,7 @@ class PreparedPicture:
     def as_background(self, fill: str) -> Float[Tensor, "c h w"]:
         """Return the picture with only its objects' silhouettes filled, to paste another object onto.
 
-        Their boxes cover far more: filling these destroys much of the background that is to be shown.
+        The boxes cover far more: filling them would destroy much of the background.
         """
         return self._as_background[fill]
 
@@ -136,10 +136,10 @@ class PreparedPicture:
 
 @dataclass(frozen=True)
 class Partners:
-    """Whose backgrounds a picture is shown on: pictures of its own class and of others.
+    """The pictures that lend their backgrounds to a picture: of its own class, and of other classes.
 
-    Each entry holds candidates for one background, all of one class. The first entries with a usable candidate count,
-    and of its candidates the first one with nearly the most room serves.
+    Each entry holds the candidates for one background, all of one class. The first entries that have a usable candidate
+    are used. From each, the first candidate with nearly the most room is taken.
     """
 
     same: tuple[tuple[Item, ...], ...] = ()
@@ -147,24 +147,25 @@ class Partners:
 
 
 MOST_CANDIDATES = 8
-"""Candidates for each background, in a large class. Where objects are large, the one with the most room leaves half as
-much of the picture to be filled as any one does: scripts/validate_fills.py."""
+"""The number of candidates for each background, in a large class. If objects are large, the candidate with the most
+room leaves half as much of the picture to be filled as a random candidate does: scripts/validate_fills.py."""
 
 _GROUPS_PER_CANDIDATE = 8
-"""Groups of a class for each candidate. If n backgrounds differ in room and c of them are drawn each time, the choice
-is as varied as one among n * (2 * c - 1) / c**2 backgrounds: here at least 12, and intervals need 5 groups."""
+"""The number of groups of a class for each candidate. If n backgrounds differ in room and c of them are drawn each
+time, the choice is as varied as a choice among n * (2 * c - 1) / c**2 backgrounds. Here these are at least 12;
+intervals need 5 groups."""
 
 _SPARES = 3
-"""Further backgrounds of either kind for which candidates are drawn: some classes have no usable background."""
+"""How many more backgrounds of either kind get candidates, because some classes have no usable background."""
 
 
 def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: int, seed: int) -> dict[Item, Partners]:
     """Draw each picture's partners: always of another group, and for ``Partners.other`` of another class.
 
-    The pictures of a class meet the other classes in turn, and as first candidates the backgrounds of each class in a
-    random order in which none repeats before all have been first. The other candidates are drawn at random. A class
-    with fewer than MIN_GROUPS groups serves only if there is no other. If either kind has no candidate, the picture
-    gets no partners.
+    The pictures of a class meet the other classes in turn. The first candidates from a class come in a random order, in
+    which no background repeats before all have been first. The other candidates are drawn at random. A class with fewer
+    than MIN_GROUPS groups is used only if there is no other. If either kind has no candidate, the picture gets no
+    partners.
     """
     by_class: dict[str, list[Item]] = defaultdict(list)
     for background in backgrounds:
@@ -268,7 +269,7 @@ def region_edits(
 def cue_edits(
     picture: PreparedPicture, same: Sequence[Background], other: Sequence[Background], names: Sequence[str]
 ) -> list[Edit]:
-    """List the exchanges of statistics of the whole picture: with one picture of its own class and one of another."""
+    """List the exchanges of the picture's statistics: with a picture of its own class, and one of another class."""
     if not (picture.has_cues and same and other):
         return []
     return [
@@ -358,7 +359,7 @@ MakeEdits = Callable[[int], list[tuple[str, Tensor]]]
 """Makes a picture's edits, from the picture's number; runs in a worker thread."""
 
 AnswerBatch = Callable[[Tensor, list[int]], list[Answer]]
-"""Returns the answers to a batch of edits (N, C, H, W), given the number of the picture that each edit is of."""
+"""Returns the answers to a batch of edits (N, C, H, W), given the number of each edit's picture."""
 
 
 def run(
@@ -404,7 +405,7 @@ class _Shown(NamedTuple):
 def _batches(
     pictures: Iterator[tuple[int, list[tuple[str, Tensor]]]], batch_size: int, answers: _Answers
 ) -> Iterator[list[_Shown]]:
-    """Join the edits of pictures into batches of one shape, and tell ``answers`` how many each picture has."""
+    """Join the edits of pictures into batches of one shape, and tell ``answers`` how many edits each picture has."""
     batch: list[_Shown] = []
     for number, made in pictures:
         answers.expect(number, len(made))
@@ -429,15 +430,15 @@ class _Answers:
     expected: dict[int, int] = field(default_factory=dict)
 
     def expect(self, number: int, edits: int) -> None:
-        """Take up a picture with this many edits."""
+        """Expect answers to this many edits of a picture."""
         self.expected[number], self.answers[number] = edits, {}
 
     def add(self, batch: Sequence[_Shown], given: Sequence[Answer]) -> None:
-        """Take up the answers to a batch."""
+        """Add the answers to a batch."""
         for edit, answer in zip(batch, given, strict=True):
             self.answers[edit.number][edit.name] = answer
 
     def pop_complete(self) -> Iterator[tuple[int, dict[str, Answer]]]:
-        """Give out the pictures whose edits are all answered."""
+        """Remove the pictures whose edits are all answered, and yield them."""
         for number in [picture for picture, answers in self.answers.items() if len(answers) == self.expected[picture]]:
             yield number, self.answers.pop(number)

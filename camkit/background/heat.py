@@ -133,7 +133,7 @@ def _heat_row(plan: Plan, item: Item, explanation: Explanation | Failure, answer
 
 
 def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
-    """Compare a map with its picture's region. There are no measures if the map is empty or the object cropped away.
+    """Compare a map with its picture's region; without measures if the map is empty or the object was cropped away.
 
     Raises:
         CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.

@@ -52,7 +52,7 @@ class MirrorTest:
 
 
 def row_of(explanation: Explanation, share: float) -> Row:
-    """Return what the hints need of a map: the heat in the outer ring, and the pixels behind the hottest cell.
+    """Return what the hints need from a map: the heat in the outer ring, and the pixels behind the hottest cell.
 
     ``share`` is the width of the ring as a share of each side.
     """

@@ -177,7 +177,7 @@ def _row(line: bytes, key: str) -> Row | None:
 
 
 def _checksum(row: Row, key: str) -> str:
-    """Return a checksum of a row and its run's key; a damaged row matches it once in four billion times."""
+    """Return a checksum of a row and its run's key; a damaged row matches by chance once in four billion times."""
     return f"{zlib.crc32(json.dumps([key, row]).encode()):08x}"
 
 

@@ -1,12 +1,13 @@
 """Accuracy for each class on each kind of background: what a mean over the backgrounds of a class hides.
 
-The backgrounds of a class are often a mixture. A model may be right on all of it but one kind of background, and the
-mean hardly shows that. So the backgrounds are divided into kinds, by the column ``place`` of the data or by the model's
-own features (``clusters.py``), and the answers of the experiment are grouped by the kind of the background. The model
-sees no further pasted picture.
+The backgrounds of a class are often a mixture. A model may be right on every kind of background but one, and the mean
+hardly shows that. So the backgrounds are divided into kinds, by the column ``place`` of the data or by the model's own
+features (``clusters.py``), and the answers of the experiment are grouped by the kind of the background. The model sees
+no further pasted picture.
 
-The accuracy of the worst group is what others report where groups are known (Sagawa et al. 2020, arXiv:1911.08731).
-GEORGE (Sohoni et al. 2020, arXiv:2011.12945) finds groups in the features of whole pictures; here the objects are gone.
+If groups are known, others report the accuracy of the worst group (Sagawa et al. 2020, arXiv:1911.08731). GEORGE
+(Sohoni et al. 2020, arXiv:2011.12945) finds groups in the features of whole pictures; here the objects are removed
+first.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Source = Literal["place", "features"]
 """Where kinds come from: the column ``place`` of the data, or the model's features."""
 
 EXAMPLES = 3
-"""Pictures that show a kind, and wrong answers that show the worst pair."""
+"""How many pictures show a kind, and how many wrong answers show the worst pair."""
 
 LEAST_BACKGROUNDS = 10
 """Pictures that a kind must have: a class's share of an even smaller kind would be a few pictures."""
@@ -51,7 +52,7 @@ LEAST_OBJECTS = 15
 """Objects of a class that must be shown on a kind, and on the others, for a test: as for the attraction of a class."""
 
 _MOSTLY = 0.5
-"""A kind is said to be mostly of a class if more than this share of its pictures is."""
+"""A kind counts as mostly of one class if more than this share of its pictures come from the class."""
 
 NO_KINDS: Mapping[Source, str] = {
     "place": f"Fewer than two places have {LEAST_BACKGROUNDS} pictures in the experiment, so the report has no "
@@ -68,12 +69,13 @@ class Kind:
     Attributes:
         name: the place that the data names, or a number such as "kind 2".
         label: the class from which most of its pictures come.
-        share: the share of its pictures that come from it.
+        share: the share of its pictures that come from this class.
         pictures: how many pictures of the experiment have such a background.
         examples: a few of them.
         wrong: the wrong answers to objects of other classes on this kind.
-        followed: how many of them name the class from which most of the pictures come.
-        chance: the share of the wrong answers to such objects on the other kinds that name it; None if there are none.
+        followed: how many of these answers name the class from which most of the pictures come.
+        chance: of the wrong answers to such objects on the other kinds, the share that names this class; None if there
+            are no such answers.
     """
 
     name: str
@@ -97,9 +99,9 @@ class Kind:
 
     @property
     def followed_in_words(self) -> str:
-        """How the wrong answers follow the kind; "" if it belongs to no class, or if they do not name that class more.
+        """How the wrong answers follow the kind; "" if it belongs to no class, or if they do not name it more often.
 
-        Of two classes, a wrong answer always names the other.
+        If there are only two classes, a wrong answer always names the other one.
         """
         if not self.is_of_class or not self.wrong:
             return ""
@@ -128,9 +130,9 @@ class Pair:
         label: the class.
         kind: the kind's name.
         shown: how many times the model saw an object of the class on a background of the kind.
-        right: how many of them it answered rightly with at least one fill.
+        right: how many of these it answered right with at least one fill.
         accuracy: the share, with Wilson's interval; its groups are the objects.
-        elsewhere: the accuracy on the other kinds; None if the objects were on no other.
+        elsewhere: the accuracy on the other kinds; None if the objects were shown on no other kind.
         loss: how much lower the accuracy is than on the other kinds; None if there is too little to test.
         p: the p-value of "the accuracy is not lower than on the other kinds", corrected for the number of pairs; None
             if that was not tested.
@@ -179,8 +181,8 @@ class Kinds:
     def warnings(self) -> dict[str, str]:
         """What to warn of, by class; empty if no pair is significantly bad, or if the kinds are the model's own.
 
-        A network's features also divide backgrounds by the answers that they lead to. Clean networks then have a bad
-        pair: 2 of 22 in the drawn lab, and 6 of 6 that hardly recognise their small objects.
+        A network's features also divide backgrounds by the answers that they lead to. So clean networks may have a bad
+        pair: 2 of 22 in the drawn lab had one, and all 6 that hardly recognise their small objects.
         """
         if self.worst is None or not self.significant or self.source != "place":
             return {}
@@ -198,7 +200,7 @@ class Kinds:
         )
 
     def spread(self, label: str) -> float | None:
-        """Return a class's best accuracy minus its worst, over the kinds with enough objects; None if there is one."""
+        """Return a class's best accuracy minus its worst, over kinds with enough objects; None if there is only one."""
         accuracies = [
             pair.accuracy.value for pair in self.pairs if pair.label == label and pair.accuracy.groups >= LEAST_OBJECTS
         ]
@@ -290,7 +292,7 @@ def _kind(name: str, items: Sequence[Item]) -> Kind:
 
 
 def _most_common(items: Sequence[Item]) -> tuple[str, int]:
-    """Return the class of most pictures, the first in the alphabet if several have as many, and their number."""
+    """Return the class with the most pictures, and their number; of equal classes, the first in the alphabet."""
     counts = Counter(item.label for item in items)
     label = min(counts, key=lambda name: (-counts[name], name))
     return label, counts[label]
@@ -337,7 +339,7 @@ def measure_kinds(
     Args:
         source, kinds: the kinds, without their answers.
         answers: the answers to each object on each background of a kind.
-        limit: the loss of accuracy that may ship.
+        limit: the largest loss of accuracy that may ship.
         alpha: the significance level.
         seed: the seed of the bootstrap.
         without: classes that are not tested.
@@ -379,8 +381,8 @@ def _pairs(
 ) -> Iterator[Pair]:
     """Measure one class on each kind.
 
-    The resamples draw objects with all their answers, so an object on two kinds stays a pair. That a background is
-    shown behind several objects adds a normal number to each resample, as for the background gap.
+    The resamples draw objects with all their answers, so an object on two kinds stays a pair. A background is shown
+    behind several objects, so each resample gets a normally distributed number added, as for the background gap.
     """
     names = sorted({answer.kind for answer in answers})
     right = np.array([[answer.right and answer.kind == name for name in names] for answer in answers], dtype=float)

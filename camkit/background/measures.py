@@ -14,7 +14,7 @@ OVERALL = ""
 
 @dataclass(frozen=True)
 class ImageRow:
-    """What was measured of one picture. docs/check.md explains the measures.
+    """What was measured on one picture. docs/check.md explains the measures.
 
     Attributes:
         name, label, group: the picture's name, class and group.
@@ -100,12 +100,13 @@ class Measures:
         room: mean headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
         skill: mean(E - S) / mean(C - S).
         hits, centre_hits, rank, area: means.
-        gap: for each fill, accuracy on backgrounds of the object's own class minus accuracy on those of other classes.
+        gap: for each fill, accuracy on backgrounds of the object's own class minus accuracy on backgrounds of other
+            classes.
         sufficiency: for each fill, how far the accuracy without the object is above chance.
         attraction: for each fill, how often objects of other classes get this class's name on its backgrounds, minus
             how often they get it on other backgrounds. Empty for all classes together, where the gap measures the same.
         cues: for each statistic of the whole picture, accuracy with the values of the object's own class minus accuracy
-            with those of other classes.
+            with the values of other classes.
         foreground_sensitivity: Moayeri et al. 2022; None if either accuracy is undefined.
         background_change, object_change: how far the margin falls if an equal area of that part is smoothed; means.
     """
@@ -144,7 +145,7 @@ class Limits:
 
 CueName = Literal["sharpness", "noise", "colour", "compression"]
 EffectName = Literal["gap", "sufficiency", "attraction"] | CueName
-"""The effects that can count for the verdict: those of the background, and those of statistics of the whole picture."""
+"""The effects that can count for the verdict: effects of the background, and of statistics of the whole picture."""
 
 
 def weakest(by_fill: Mapping[str, MeasuredEffect]) -> MeasuredEffect | None:

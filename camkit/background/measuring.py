@@ -98,7 +98,7 @@ def _class_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
     """Return each class's share of the pictures tested with a fill.
 
     This is the chance level of all classes together: if the answers were dealt to the pictures at random, an answer
-    would be right as often as pictures are of the class it names. Its sampling error is neglected too.
+    would be right as often as the class that it names occurs among the pictures. Its sampling error is neglected too.
     """
     tested = [row for row in rows if fill in row.removed]
     return {name: count / len(tested) for name, count in Counter(row.label for row in tested).items()}
@@ -160,9 +160,9 @@ class _Shown(NamedTuple):
     """The answers behind an effect, one for each object on a background.
 
     Attributes:
-        residuals: what each answer adds to the effect, less what is expected.
+        residuals: what each answer adds to the effect, minus its expectation.
         objects, backgrounds: the groups of the object and of the background.
-        background_groups: groups of backgrounds, of the kind that has fewer.
+        background_groups: the number of groups of backgrounds, for the kind that has fewer.
     """
 
     residuals: Float[np.ndarray, " m"]
@@ -172,7 +172,7 @@ class _Shown(NamedTuple):
 
     @property
     def added_variance(self) -> float:
-        """What it adds to the variance of the sum that a background is shown behind several objects."""
+        """The variance that the sum gains because a background is shown behind several objects."""
         return added_variance(self.residuals, group_numbers(self.objects), group_numbers(self.backgrounds))
 
 
@@ -325,15 +325,15 @@ def _measured_effect(
 ) -> MeasuredEffect:
     """Test a difference of two shares.
 
-    The resamples draw objects with all their answers, so the two shares of an object stay a pair. That backgrounds
-    serve several objects adds a normal number to each resample.
+    The resamples draw objects with all their answers, so the two shares of an object stay a pair. Because backgrounds
+    serve several objects, each resample gets a normally distributed number added.
 
     Args:
         sums: over each resample, the sum of the first share, of the second share, and the count.
         terms: the same three for each picture.
         groups: the group of each picture that counts.
         limit: what the difference is tested against.
-        shown: the answers on each background, if the objects were shown on backgrounds of others.
+        shown: the answers on each background, if the objects were shown on the backgrounds of other pictures.
     """
     first, second, count = sums.T
     total = terms.sum(0)

@@ -19,10 +19,12 @@ from camkit.images.masks import MaskFile
 from camkit.models.loaded import LoadedModel
 
 _SLICES_PER_WORKER = 8
-"""Slices of a pass for each worker: the last one to finish idles the others for at most an eighth of the time."""
+"""The number of slices of a pass for each worker. While the last worker finishes, the others are idle for at most an
+eighth of the time."""
 
 _MOST_BATCHES = 8
-"""Batches of a slice, which is what a lost worker costs; fewer would not let reading pictures overlap computing."""
+"""The number of batches in a slice. A lost worker costs one slice; with fewer batches, reading pictures could not
+overlap computing."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ def spread(map_slices: MapSlices, workers: int) -> Passes:
     """Return passes that workers compute.
 
     Args:
-        map_slices: computes slices with a function as ``worker_of`` returns it.
-        workers: how many there are.
+        map_slices: computes slices with a function such as ``worker_of`` returns.
+        workers: the number of workers.
     """
 
     def rows(kind: str, plan: Plan, items: Sequence[Item]) -> Iterator[Row]:
@@ -82,7 +84,10 @@ def slices(plan: Plan, kind: str, items: Sequence[Item], workers: int) -> list[S
 
 
 def worker_of(plan: Plan) -> Callable[[LoadedModel], Callable[[Slice], list[Row]]]:
-    """Return what makes a worker from its own model: it has the plan without the model, and can be sent elsewhere."""
+    """Return a function that makes a worker from the worker's own model.
+
+    It has the plan without the model, so it can be sent elsewhere.
+    """
     moved = {item: _with_absolute_paths(item) for item in (*plan.data.items, *plan.backgrounds)}
     return functools.partial(
         _Worker,

@@ -94,7 +94,7 @@ class Plan:
 
     @functools.cached_property
     def memory(self) -> ModelMemory:
-        """What passes found out about the model."""
+        """What the passes found out about the model."""
         return ModelMemory(self.model.module)
 
     @functools.cached_property
@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def edits(self) -> int:
-        """The number of edits of each sample picture that the model classifies, at most."""
+        """The most edits of each sample picture that the model classifies."""
         pastes = self.settings.check.pastes
         exchanges = 2 * len(self.cues)
         return exchanges + (2 * (2 * pastes + 1) + 4 if self.with_regions else 2 * pastes + 1)
@@ -166,7 +166,7 @@ def fingerprint(plan: Plan) -> dict[str, str]:
 
 
 def _describe_regions(item: Item, files: FileHashes) -> str:
-    """Return a text that changes if any annotation of a picture does; for a mask, the file or its meaning."""
+    """Return a text that changes if any annotation of a picture changes, or the file or meaning of a mask."""
     return ";".join(
         f"{annotation.category}{annotation.box}{annotation.shares}{annotation.crowd}{annotation.size}"
         f"{_describe_outline(annotation.outline, files)}"
@@ -226,7 +226,7 @@ def _is_installed(module: ModuleType) -> bool:
 
 
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
-"""Folders of these names hold installed packages, in whichever environment."""
+"""Folders with these names hold installed packages, in any environment."""
 
 _CAMKIT = str(Path(__file__).parents[1])
 
@@ -258,7 +258,7 @@ def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:
 
 
 SPARE_PICTURES = 10
-"""Pictures drawn for each class beyond the least that must be tested, because some turn out not to be testable."""
+"""How many pictures are drawn for each class beyond the least that must be tested, because some cannot be tested."""
 
 
 def make_plan(model: LoadedModel, data: Dataset, matched: ClassMatch, settings: Settings, today: dt.date) -> Plan:

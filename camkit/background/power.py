@@ -1,4 +1,4 @@
-"""How many pictures the experiment needs: what can be said before a check runs."""
+"""How many pictures the experiment needs, as far as that is known before a check runs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from camkit.config.settings import LimitsSection
 
 SPREAD = 0.35
 """Standard deviation of one picture's share in a gap or a sufficiency, with two backgrounds of either kind. It is the
-median for the gap of all classes together over 40 clean networks of the lab (docs/validation.md); 0.5 is the most that
-networks with an accuracy near 40% had."""
+median for the gap of all classes together over 40 clean networks of the lab (docs/validation.md); the largest value was
+0.5, in networks with an accuracy near 40%."""
 
 CHANCE_TO_EXCLUDE = 0.8
-"""How often a model without any effect should be told from one at the limit, as is usual when samples are planned."""
+"""How often the check should tell a model without any effect from a model at the limit: a usual value for planning."""
 
 _CONFIDENCE = 0.95
 
 _MOST_NAMED = 3
-"""Classes with too few pictures that the sentence names."""
+"""The most classes with too few pictures that the sentence names."""
 
 
 def pictures_needed(limit: float) -> int | None:
@@ -51,7 +51,7 @@ def notice(sample: Sequence[Item], limits: LimitsSection) -> str:
         return "no number of pictures excludes an effect above a limit of 0"
     counts = Counter(item.label for item in sample)
     text = (
-        f"to exclude an effect above {limit:g}, the experiment needs about {needed} pictures if the model has none; it "
+        f"the experiment needs about {needed} pictures to exclude an effect above {limit:g} if the model has none; it "
         f"has {len(sample)}{'' if len(sample) >= needed else ', so the verdict may be INCONCLUSIVE'}"
     )
     small = sorted((name for name in counts if counts[name] < needed), key=lambda name: counts[name])

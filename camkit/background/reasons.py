@@ -1,4 +1,4 @@
-"""What is known of an effect, in words."""
+"""What is known about an effect, in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Reason(NamedTuple):
     """A reason for a verdict.
 
     Attributes:
-        kind: what it says of a class, for many classes at once.
+        kind: a short text that many classes can share.
         text: the full text for one class.
         fails: whether it alone makes the verdict FAIL.
     """
@@ -39,7 +39,7 @@ WITH_ARTICLE: Mapping[EffectName, str] = {
 
 
 def reason_of(effect: Effect) -> Reason:
-    """Say what is known of an effect, by the fill that decides."""
+    """Say what is known about an effect, by the fill that decides."""
     measured = effect.decisive
     if measured is None:
         text = f"the {_noun(effect)} could not be measured"
@@ -67,7 +67,7 @@ def _probable(effect: Effect, measured: MeasuredEffect) -> str:
     value, low, high = _figures(measured, effect.limit)
     text = f"{_answers(effect, measured)} of {value}; "
     if low is None:
-        text += f"fewer than {MIN_GROUPS} groups give no interval"
+        text += f"there is no interval for fewer than {MIN_GROUPS} groups"
     else:
         text += f"the {_noun(effect)} is probably between {low} and {high}"
     text += f"; the limit is {effect.limit:.2f}"
@@ -90,8 +90,8 @@ def _open(effect: Effect, measured: MeasuredEffect) -> str:
     name = WITH_ARTICLE[effect.name]
     if low is None:
         return (
-            f"{name} above the limit of {effect.limit:.2f} cannot be excluded (measured: {value}): fewer than "
-            f"{MIN_GROUPS} groups give no interval"
+            f"{name} above the limit of {effect.limit:.2f} cannot be excluded (measured: {value}): there is no "
+            f"interval for fewer than {MIN_GROUPS} groups"
         )
     more = effect.more_pictures
     outlook = (
@@ -107,7 +107,7 @@ def _noun(effect: Effect) -> str:
 
 
 def _reads(effect: Effect) -> str:
-    """Return what a model reads that has an effect."""
+    """Return what a model with this effect reads."""
     is_cue = effect.name not in ("gap", "attraction", "sufficiency")
     return f"the {effect.name} of the whole picture" if is_cue else "the background"
 

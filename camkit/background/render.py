@@ -26,11 +26,12 @@ _LEAST_MARGIN = 2
 """Least margin in pixels: the soft edge of a small object is as wide as that of a large one."""
 
 _FARTHEST = 10
-"""How far a polygon may reach, in sides of its picture: pycocotools visits every pixel along the edge."""
+"""How far a polygon may reach, as a multiple of its picture's longer side: pycocotools visits every pixel of the
+edge."""
 
 _LONGEST_OUTLINE = 1_000_000
-"""The longest edges of an outline's polygons, in pixels: pycocotools keeps five points for each pixel. Even an outline
-that winds through every second pixel of a two-megapixel picture is shorter."""
+"""The greatest length of all edges of an outline, in pixels: pycocotools keeps five points for each pixel. Even an
+outline that winds through every second pixel of a two-megapixel picture is shorter."""
 
 
 def object_region(

@@ -43,7 +43,7 @@ class _Energy(NamedTuple):
 
 
 def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -> list[ImageRow]:
-    """Join what was measured of each picture.
+    """Join what was measured on each picture.
 
     Args:
         plan: the check.

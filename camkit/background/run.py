@@ -79,8 +79,9 @@ def check(
             weights.
         data: a folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
             regions name classes. None uses the path in the config.
-        out: the folder for the reports. None uses the config's, and writes none if it has none.
-        baseline: an earlier ``report.json`` of the same data and settings, to compare with. None uses the config's.
+        out: the folder for the reports. None uses the config's folder; if the config has none, no report is written.
+        baseline: an earlier ``report.json`` of the same data and settings, to compare with. None uses the config's
+            baseline.
         resume: continue an interrupted check from the rows it left in ``out``.
         progress: called with the stage, the number of steps done, and the number of steps in all.
         inconclusive: whether the result's ``exit_code``, ``assert_ok`` and JUnit XML count INCONCLUSIVE as a failure
@@ -93,8 +94,8 @@ def check(
             ``config``: a ``camkit.toml``, or its tables as a mapping, in which ``method`` may also be a function, as
             for ``camkit.explain``.
             ``quick``: use a smaller sample.
-            ``strict``: whether a PASS needs the effects of each class to be excluded, and not only those of all classes
-            together. None stands for ``[limits] strict`` of the config.
+            ``strict``: whether a PASS must exclude the effects of each class too, and not only the effects of all
+            classes together. None uses ``[limits] strict`` of the config.
 
     Returns:
         The verdict, the measures of each class, one row per picture, and the path of the report.
@@ -125,10 +126,10 @@ def check(
 
 
 def _check_paths(**paths: Any) -> None:
-    """Refuse empty text, such as an unset variable, which would mean the current folder, and null characters.
+    """Refuse null characters, and empty text: it comes from an unset variable and would mean the current folder.
 
     Raises:
-        InputError: one of the paths cannot be one.
+        InputError: one of them is not a valid path.
     """
     for name, path in paths.items():
         if path == "":
@@ -187,7 +188,7 @@ def plan_check(
 
 
 def _with_usable_precision(settings: Settings, device: torch.device) -> Settings:
-    """Return the settings with a precision that is fast on the device, with a warning if that is another one."""
+    """Return the settings with a precision that is fast on the device, with a warning if it is not the one given."""
     precision, note = usable_precision(settings.check.precision, device)
     if note:
         warnings.warn(note, stacklevel=3)

@@ -37,7 +37,7 @@ class Sanity:
 
     Attributes:
         agreement: median correlation of the maps with HiResCAM's; None if there were no maps to compare.
-        randomised: median correlation of the maps with those of random weights; None if there were none.
+        randomised: median correlation of the maps with the maps of random weights; None if there were none.
         problems: why the heat cannot be trusted.
         remarks: what the reader should know, without consequence for the verdict.
         mirrored: whether the maps follow mirrored pictures; None if that is not known.
@@ -66,7 +66,9 @@ def check_sanity(
         random_maps = _maps(_with_random_weights(model, check.seed), chosen, matched, settings, check.method)
     except Exception as error:  # noqa: BLE001 - some modules cannot be copied
         random_maps = [None] * len(chosen)
-        remarks.append(f"the maps could not be compared with those of random weights: {type(error).__name__}: {error}")
+        remarks.append(
+            f"the maps could not be compared with the maps of random weights: {type(error).__name__}: {error}"
+        )
     agreement, randomised = _median_correlation(maps, hirescam_maps), _median_correlation(maps, random_maps)
     problems: list[str] = []
     if agreement is not None and agreement < MIN_AGREEMENT:

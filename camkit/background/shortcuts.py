@@ -1,4 +1,4 @@
-"""What in the background gives a class away: the smallest part of it that makes the model name the class elsewhere.
+"""What gives a class away in its backgrounds: the smallest part that makes the model name the class elsewhere.
 
 Parts of the class's backgrounds are pasted onto backgrounds of other classes, at the same place in the frame. No
 picture shows an object. The parts that raise the class most are chosen on some backgrounds and tested on others, so
@@ -35,13 +35,14 @@ Look: TypeAlias = Literal["", "grey", "shuffled"]
 """A part as it is, without its colours, or with its pixels shuffled."""
 
 SEARCHED = 12
-"""Pictures of a class whose backgrounds are searched. With a third of the sides, each of them has 25 parts."""
+"""How many pictures of a class have their backgrounds searched. With a third of the sides, each of them has 25
+parts."""
 
 HOSTS = 24
 """Backgrounds of other classes onto which parts are pasted: half of them for the choice, half for the test."""
 
 CROPS = 3
-"""Parts shown and tested."""
+"""How many parts are tested and shown."""
 
 SIDES = (1 / 3, 1 / 2, 2 / 3)
 """Sides of the parts as shares of the picture's, in the order in which they are tried."""
@@ -53,12 +54,12 @@ _MOST_FILLED = 0.25
 """The share of a part's pixels that may have been filled where an object was."""
 
 _SIGNIFICANT = 0.01
-"""The p-value below which parts count as a shortcut, of three sizes for each class. The backgrounds onto which they are
-pasted are counted, not the parts, since these are alike."""
+"""The p-value below which parts count as a shortcut; three sizes are tried for each class. The test counts the
+backgrounds onto which the parts are pasted, not the parts, because these are alike."""
 
 _IN_ONE_THIRD = 0.55
-"""The share of the rise above which it is said to lie in one third of the frame. An even rise has a third there; the
-rise by a mark in a corner spreads over all parts that touch the mark."""
+"""If more than this share of the rise lies in one third of the frame, the report names that third. An even rise has a
+third there; the rise by a mark in a corner spreads over all parts that touch the mark."""
 
 _STAYS = 0.5
 """A variant of the parts works like the parts themselves if it keeps more than this share of their effect."""
@@ -85,11 +86,11 @@ class Shortcut:
         label: the class.
         crops: the parts of backgrounds that raise the class most, each of another group.
         pasted: how many backgrounds of other classes with one of the parts were shown to the model.
-        before: how many of them the model names this class without the part.
-        after: how many of them the model names this class with the part.
-        grey: how many with the part in grey.
-        shuffled: how many with the part's pixels shuffled.
-        place: where in the frame the parts lie that raise the class.
+        before: on how many of them the model names this class without the part.
+        after: on how many of them the model names this class with the part.
+        grey: on how many with the part in grey.
+        shuffled: on how many with the part's pixels shuffled.
+        place: where in the frame the parts that raise the class lie.
     """
 
     label: str
@@ -103,7 +104,7 @@ class Shortcut:
 
     @property
     def look(self) -> str:
-        """What of the parts does it, as a clause: colours, texture and shape, either of the two, or both together."""
+        """Which property of the parts has the effect, as a clause: colours, texture and shape, either, or both."""
         without_colours, without_shape = (
             count - self.before > _STAYS * (self.after - self.before) for count in (self.grey, self.shuffled)
         )
@@ -117,13 +118,13 @@ class Shortcut:
 
     @property
     def sentences(self) -> tuple[str, str, str]:
-        """What was found, what of the parts does it, and which pictures would help, in words."""
+        """What was found, which property of the parts has the effect, and which pictures would help, in words."""
         return (
             f"Small parts of the backgrounds of {self.label} suffice: pasted onto backgrounds of other classes, "
             f"without any object, they make the model answer {self.label} {self.after} of {self.pasted} times. Without "
-            f"them it does so {self.before} times.",
-            f"In grey they do so {self.grey} times, and with their pixels shuffled {self.shuffled} times: {self.look}. "
-            f"Parts that do so lie {self.place}.",
+            f"the parts, it does so {self.before} times.",
+            f"In grey, the parts do so {self.grey} times; with their pixels shuffled, {self.shuffled} times: "
+            f"{self.look}. Such parts lie {self.place}.",
             f"Collect pictures of {self.label} without such parts, and pictures of other classes with them.",
         )
 
@@ -154,7 +155,7 @@ def find_shortcuts(plan: Plan, suspects: Sequence[str], load: Loader) -> tuple[S
 
 
 def find_shortcut(plan: Plan, label: str, load: Loader) -> Shortcut | None:
-    """Find what the backgrounds of a class have that makes the model name the class.
+    """Find the parts of a class's backgrounds that make the model name the class.
 
     Args:
         plan: the check.
@@ -290,7 +291,7 @@ def _with_rises(plan: Plan, label: str, parts: Sequence[_Part], hosts: Sequence[
 
 
 def _best_of_each_group(parts: Sequence[_Part]) -> list[_Part]:
-    """Return each group's part with the largest rise, the largest first, and none without a rise."""
+    """Return each group's part with the largest rise, the largest first; parts without a rise are left out."""
     best: dict[str, _Part] = {}
     for part in sorted(parts, key=lambda part: -part.rise):
         if part.rise > 0:
@@ -318,7 +319,7 @@ def _named(plan: Plan, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -
 
 
 def _place(parts: Sequence[_Part]) -> str:
-    """Say where in the frame the parts lie that raise the class."""
+    """Say where in the frame the parts that raise the class lie."""
     heat = torch.zeros(parts[0].background.own.shape, dtype=torch.float64)
     for part in parts:
         heat[part.window] += max(0.0, part.rise)

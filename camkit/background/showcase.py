@@ -40,7 +40,7 @@ _MIN_PER_CLASS = 2
 """Offenders of a class shown before the next class follows."""
 
 _WITHOUT_OBJECT_WEIGHT = 0.5
-"""How much a right answer without the object counts beside the gap when offenders are ranked."""
+"""How much a right answer without the object counts, compared with the gap, when offenders are ranked."""
 
 _SIDE = 224
 """Pixels along the longer side to which small pictures are roughly enlarged, so that an outline is visible."""

@@ -14,10 +14,10 @@ from camkit.config.settings import Settings
 from camkit.errors import printable
 
 _MOST_CLASSES = 8
-"""Classes listed in the comment at the top, at most."""
+"""The most classes that the comment at the top lists."""
 
 _COMMENT_COLUMN = 30
-"""Where the comments behind settings start, so that most of them stand below each other."""
+"""The column where comments after settings start, so that most of them line up."""
 
 
 def starter_config(
@@ -116,7 +116,7 @@ class _Lines:
         return f"{line:<{_COMMENT_COLUMN - 1}} # {comment}" if comment else line
 
     def rest(self) -> str:
-        """Return the lines of all other settings that are set, with a line feed behind each."""
+        """Return the lines of all other settings that are set, each followed by a line feed."""
         return "".join(f"{key} = {_toml(value)}\n" for key, value in self._values.items() if key not in self._shown)
 
 
@@ -147,7 +147,8 @@ def _toml(value: Any) -> str:
 def _quoted(value: str) -> str:
     """Return a TOML string.
 
-    A JSON string is one, except that TOML escapes DEL, and allows no bytes of a file name that are not characters.
+    A JSON string is a TOML string too, except that TOML escapes DEL and cannot hold bytes of a file name that are not
+    characters.
     """
     characters = value.encode(errors="backslashreplace").decode()
     return json.dumps(characters, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -129,7 +129,7 @@ def added_variance(
     function returns V(second) - V(both), and 0 if that is negative.
 
     Args:
-        residuals: what each term adds to the sum, less its expectation.
+        residuals: what each term adds to the sum, minus its expectation.
         first, second: each term's group of either kind, numbered from 0.
 
     >>> added_variance(np.array([1.0, 1.0, -1.0, -1.0]), np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1]))
@@ -161,8 +161,8 @@ def widened(estimate: Estimate) -> Estimate:
     """Return the interval of a difference of shares, no narrower than its number of groups allows.
 
     The bootstrap of answers that never change has no width. But if none of n groups changes, Wilson's interval still
-    allows changes in a share z^2 / (n + z^2) of all groups: 0.11 for 30 groups, 0.04 for 100. No end of the interval is
-    nearer to the estimate than that.
+    allows changes in a share z^2 / (n + z^2) of all groups: 0.11 for 30 groups, 0.04 for 100. Each end of the interval
+    lies at least that far from the estimate.
 
     >>> widened(Estimate(0.0, 0.0, 0.0, 40)).high  # doctest: +ELLIPSIS
     0.087...

@@ -25,7 +25,7 @@ WORKERS = min(4, os.cpu_count() or 1)
 """Threads that make edits while the model answers earlier ones."""
 
 _CACHE_BYTES, _MIN_CACHED = 1 << 30, 16
-"""Memory for loaded pictures, each of which is a background of several others, and the least number kept."""
+"""The memory for loaded pictures, each of which is a background for several others, and the least number to keep."""
 
 _COPIES = 3
 """Tensors kept of each picture: itself, and one as a background for each fill."""
@@ -35,7 +35,8 @@ _PROBED = 20
 
 
 EditRows: TypeAlias = Callable[[Plan, Sequence[Item], "Loader"], Iterator[Row]]
-"""Computes the rows of pictures of the sample with what loads pictures, and yields each when it is finished."""
+"""Computes the rows of pictures of the sample, given a function that loads pictures, and yields each when it is
+finished."""
 
 
 def run_experiment(
@@ -84,12 +85,12 @@ def partners_of(plan: Plan) -> dict[Item, Partners]:
 
 
 _ROOM_CELLS = 32
-"""Cells along each side of the grid on which the room beside a picture's objects is kept."""
+"""Cells along each side of the grid that stores how much room is beside a picture's objects."""
 
 
 LITTLE_MORE = 0.05
-"""The share of the picture by which a background may be filled more than the one with the most room and still serve:
-otherwise the same few backgrounds would serve again and again for a gain that nobody sees."""
+"""A background may be filled by this share of the picture more than the background with the most room, and is still
+used. Otherwise the same few backgrounds would serve again and again, for a gain that nobody sees."""
 
 
 class Loader:
@@ -165,8 +166,8 @@ def _with_most_room(
 ) -> list[Background]:
     """Return a background for each of the first entries that have a usable candidate, ``wanted`` at most.
 
-    Of an entry's candidates, the first serves in which nearly the least remains filled beside the pasted object:
-    filling destroys what the background is to show. No background serves twice.
+    From each entry, this takes the first candidate in which nearly the least remains filled beside the pasted object,
+    because filling destroys the background. No background is used twice.
     """
     covered = 0.0 if picture.region is None else coarse(picture.region)
     backgrounds: list[Background] = []

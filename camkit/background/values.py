@@ -22,7 +22,7 @@ RegionKind: TypeAlias = Literal["mask", "box"]
 
 @dataclass(frozen=True)
 class Run:
-    """When and how a check was run: what the report for people says beside the results.
+    """When and how a check was run, which the reports for people state beside the results.
 
     Attributes:
         started: when the check began, with its time zone.

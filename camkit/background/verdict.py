@@ -8,14 +8,14 @@
 - Sufficiency counts for all classes together only. For one class it also rises if a model that sees no object names the
   class that the bare background resembles.
 - Sufficiency alone only warns: it fails a model only if the gap or a statistic of the whole picture is estimated above
-  its limit too. A model that sees no object often names the class that usually stands there, and hardly uses that while
-  the object is in the picture.
-- A class's attraction counts beside its gap: a mark on one class of many moves each of the other classes' answers only
-  a little.
+  its limit too. A model that sees no object often names the class whose objects usually stand there, but hardly uses
+  the background while the object is in the picture.
+- A class's attraction counts beside its gap: a mark on one class of many changes the answers to each other class only a
+  little.
 - The heat warns only for all classes together. A clean network often names one class if it sees nothing else, and the
   maps of that class lie anywhere.
 - A class that is significantly less accurate on one of the places that the data names only warns. Kinds of backgrounds
-  that are found in the model's features are only reported: clean networks have bad kinds of their own.
+  that are found in the model's features are only reported: even clean networks have bad kinds.
 - If objects lie at the same place in every picture, the heat says nothing, and the experiment decides alone.
 """
 
@@ -34,12 +34,12 @@ from camkit.background.values import Verdict
 from camkit.config.settings import LimitsSection
 
 _MAX_LISTED = 5
-"""Classes with the same kind of reason that are listed one by one; more are counted, to keep the summary short."""
+"""At most this many classes with the same kind of reason are listed one by one; more are counted, to keep it short."""
 
 CUE_NAMES: tuple[CueName, ...] = get_args(CueName)
 
 WHOLE_PICTURE = "whole picture"
-"""The name in place of a fill for effects of statistics of the whole picture, which fill nothing."""
+"""Stands in place of a fill's name for statistics of the whole picture, which fill nothing."""
 
 _BAD_KIND = "less accurate on one place"
 
@@ -54,7 +54,7 @@ class Judgement:
     Attributes:
         verdict: FAIL, INCONCLUSIVE, WARN or PASS.
         reasons: why.
-        effects: what is known of each effect, by name.
+        effects: what is known about each effect, by name.
         findings: what the verdict follows from.
         waived: why a failure is accepted; None if it is not.
     """
@@ -211,8 +211,8 @@ def _judge_alone(
 ) -> Judgement:
     """Judge a class, or all classes together, without looking at the others.
 
-    ``required`` says whether a PASS needs its effects to be excluded. The reasons are those of the verdict, and all
-    warnings beside a FAIL or INCONCLUSIVE.
+    ``required`` says whether a PASS needs its effects to be excluded. The reasons explain the verdict; beside a FAIL or
+    INCONCLUSIVE, they include all warnings.
     """
     levels = [effect.level for effect in effects]
     findings = Findings(

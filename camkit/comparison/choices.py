@@ -1,4 +1,4 @@
-"""Which methods and layers a comparison or a judgement is asked for."""
+"""The methods and layers of a comparison or a judgement."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def chosen_methods(methods: MethodLike | Iterable[MethodLike] | None, usual: Seq
 
 
 def chosen_layers(explainer: Explainer, layers: Layers | Sequence[Layers | None] | None) -> list[Layers | None]:
-    """Return the layers to explain; a None among them has the layer chosen.
+    """Return the layers to explain; for each None among them, camkit chooses the layer.
 
     Raises:
         LayerError: the model has no such layer.

@@ -46,9 +46,9 @@ DEFAULTS = (
     "fem",
     "kpcacam",
 )
-"""The methods of a comparison that names none; those that do not work on a model are left out, such as LeGrad without
-attention. With the metric's values, they take 21 plain passes together on MobileNetV2 once its layers are known:
-most share one pass. FullGrad and Ablation-CAM are not among them: each of them alone takes 4 to 9."""
+"""The default methods of a comparison. Methods that do not work on a model are left out, such as LeGrad without
+attention. With the metric's values, all of them together take 21 plain passes on MobileNetV2 once its layers are known:
+most share one pass. FullGrad and Ablation-CAM are not among them: each alone takes 4 to 9."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class ComparedPicture:
         source: the picture's file, or its number in the call.
         label: the class that is explained.
         probability: the model's probability of it; None if it has none.
-        layer: the layer that the caller named; empty if each method has its own choice.
+        layer: the layer that the caller named; empty if each method chooses its own.
         maps: one map for each method.
         by_chance: the metric's value for a random map.
     """
@@ -206,7 +206,7 @@ def compare(
         model: an ``Explainer``, or what it takes as a model.
         images: one picture or a list of them, as ``camkit.explain`` takes them.
         methods: names or functions; None for those of ``camkit.comparison.compare.DEFAULTS`` that fit the model.
-        target_layer: one layer or a list; each picture gets a row for each of them. None has the layer chosen.
+        target_layer: one layer or a list; each picture gets a row for each of them. None lets camkit choose the layer.
         target: None for each picture's best class, or one target for all.
         metric: a name from ``camkit.metrics.METRICS``, of a metric that needs no region.
         **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
@@ -276,7 +276,7 @@ def _compared(
 def _in_one_pass(
     explainer: Explainer, evaluator: Evaluator, picture: Any, methods: Sequence[Method], layer: Layers | None
 ) -> dict[str, ComparedMap]:
-    """Explain a picture with all methods that can share a pass; with none, if that fails for any of them."""
+    """Explain a picture with all methods that can share a pass; return no maps if that fails for any of them."""
     sharing = [method for method in methods if method.shares_pass]
     if not sharing:
         return {}

@@ -33,29 +33,31 @@ if TYPE_CHECKING:
     from camkit.types import ImageLike
 
 USUAL = (*DEFAULTS, "ablationcam", "fullgrad")
-"""The methods of a judgement that names none: those of a comparison, and two that are too slow for it."""
+"""The default methods of a judgement: the defaults of a comparison, and two methods that are too slow for one."""
 
 DECIDING = ("srg", "adcc", "feature-srg")
 """The metrics that decide: pixels in order of their heat, the picture times its map, and cells of the layer."""
 
 SHOWN = ("insertion", "deletion", "average-drop", "complexity")
-"""The metrics that are shown beside them: the parts of which the deciding ones consist."""
+"""The metrics that are shown beside them: the parts of the metrics that decide."""
 
 RANDOMISED = "mprt"
 """The metric that tells whether a map changes with the weights."""
 
 _FILL = "blur"
-"""What takes the place of removed pixels in all metrics: with one fill, SRG is exactly insertion minus deletion, and
-the three share their passes."""
+"""The fill for removed pixels in all metrics. With one fill, SRG is exactly insertion minus deletion, and the three
+share their passes."""
 
 _STEPS = 10
-"""Steps of a curve: half of the usual, since the mean over pictures matters and not the single value."""
+"""Steps of a curve: half of the default, because the mean over the pictures matters and not the single value."""
 
 _RANDOMISED_PICTURES = 4
-"""Pictures on which the weights are shuffled; each needs 8 maps of each method, and the values vary little."""
+"""The number of pictures on which the weights are shuffled. Each needs 8 maps of each method, and the values vary
+little."""
 
 _FEWEST = 5
-"""Pictures that the bootstrap needs; 30 tell methods apart that differ by about a tenth."""
+"""The least number of pictures for the bootstrap. With 30 pictures, it tells methods apart that differ by about a
+tenth."""
 
 Progress: TypeAlias = Callable[[int, int], None]
 """``progress(done, of)`` is called before the first picture and after each."""
@@ -178,18 +180,18 @@ def judge(
     """Measure which methods and layers are faithful on a model, over a sample of pictures.
 
     Metrics contradict each other (LATEC, Klein et al. 2024; SaCo, Wu et al. 2024), so no single one ranks the methods.
-    Three that ask in different ways decide together: SRG removes pixels in the order of the heat, ADCC multiplies the
-    picture by its map, and feature-srg removes cells of the layer. Beside the methods stand a random map, a centred
-    blob and the best single colour.
+    Three metrics that change different things decide together: SRG removes pixels in the order of the heat, ADCC
+    multiplies the picture by its map, and feature-srg removes cells of the layer. A random map, a centred blob and the
+    best single colour are judged for comparison.
 
     Args:
         model: an ``Explainer``, or what it takes as a model.
         images: a folder, or a list of pictures as ``camkit.explain`` takes them.
         methods: names or functions; None for the usual ones that fit the model.
-        target_layer: one layer or a list; each method is judged at each of them. None has the layer chosen.
+        target_layer: one layer or a list; each method is judged at each of them. None lets camkit choose the layer.
         target: None for each picture's best class, or one target for all.
-        pictures: the most pictures that are used: a random sample if there are more.
-        seed: of the sample and of all draws, from 0.
+        pictures: the most pictures to use; if there are more, camkit draws a random sample.
+        seed: the seed of the sample and of all draws, from 0.
         progress: called before the first picture and after each.
         **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
 
@@ -205,7 +207,7 @@ def judge(
     """
     begin = time.perf_counter()
     if isinstance(pictures, bool) or not isinstance(pictures, int) or pictures < _FEWEST:
-        raise InputError(f"pictures is a whole number from {_FEWEST}, not {pictures!r}")
+        raise InputError(f"pictures must be a whole number from {_FEWEST}, not {pictures!r}")
     check_seed(seed)
     chosen = chosen_methods(methods, USUAL)
     explainer = chosen_explainer(model, options)
@@ -225,7 +227,9 @@ def judge(
 def _sample(images: str | Path | Sequence[ImageLike], most: int, seed: int) -> list[tuple[int, ImageLike]]:
     """Return the pictures to use with their numbers, in a random order that the seed fixes."""
     if not isinstance(images, (str, Path, Iterable)):
-        raise InputError(f"images is a folder or a list of pictures, not {type(images).__name__}; pass [img] for one")
+        raise InputError(
+            f"images must be a folder or a list of pictures, not {type(images).__name__}; pass [img] for one"
+        )
     found: list[Any] = find_pictures([Path(images)]) if isinstance(images, (str, Path)) else list(images)
     if isinstance(images, (str, Path)) and found == [Path(images)]:
         open_picture(found[0])  # says what is wrong if there is no such file, or no picture in the folder
@@ -233,12 +237,12 @@ def _sample(images: str | Path | Sequence[ImageLike], most: int, seed: int) -> l
 
 
 def _too_few(usable: int, unreadable: dict[str, str]) -> str:
-    """Return why too few pictures can be used. A reason that all of them share is the model's and not a picture's."""
+    """Return why too few pictures can be used. If all share a reason, it is the model's and not a picture's."""
     reasons = set(unreadable.values())
     if not usable and len(unreadable) >= _FEWEST and len(reasons) == 1:
         return reasons.pop()
     first = "".join(f"; {source}: {why}" for source, why in list(unreadable.items())[:1])
-    return f"{usable} picture{'s' * (usable != 1)} can be used, and a judgement needs {_FEWEST} or more{first}"
+    return f"{usable} picture{'s' * (usable != 1)} can be used, but a judgement needs {_FEWEST} or more{first}"
 
 
 class _Study:

@@ -22,13 +22,13 @@ UNMOVED = 0.7
 network learned. docs/methods.md has the values of all methods: CAM methods lie clearly below."""
 
 PRACTICALLY_LEVEL = 0.1
-"""A method is level with the best if it may lack less than this share of the best one's advantage over the random map.
-Maps of one picture are so alike that the bootstrap finds differences of a hundredth, which matter to nobody and change
-with the sample."""
+"""A method is level with the best method if it is not significantly behind by more than this share of the best method's
+advantage over the random map. Maps of one picture are so alike that the bootstrap finds differences of a hundredth,
+which matter to nobody and change with the sample."""
 
 _SIMILAR_COST = 1.6
-"""Costs up to this many times the cheapest method's are alike: the time of a map on a small network varies by as much
-on a busy machine."""
+"""Costs up to this many times the cheapest cost count as equal: on a busy machine, the time of a map on a small network
+varies by as much."""
 
 _RESAMPLES = 4000
 """Bootstrap resamples; the normal tail serves for smaller p-values."""
@@ -45,7 +45,7 @@ class Standing:
         beats_random: whether it is significantly better than the random map on the same pictures.
         loses_to_random: whether it is significantly worse than the random map.
         level_with_best: whether it is not significantly worse than the metric's best method by more than
-            ``PRACTICALLY_LEVEL`` of that one's advantage over the random map.
+            ``PRACTICALLY_LEVEL`` of the best method's advantage over the random map.
     """
 
     estimate: Estimate
@@ -185,10 +185,10 @@ def recommend(
     """Return which method to use, by several metrics together.
 
     A method is fit if it beats the random map in most of the metrics in which it has values and loses to it in none,
-    and if its map changes with the weights. Of the fit ones, those count that are not clearly behind the best in their
-    mean advantage; of these, those that cost about as little as the cheapest; of these, the first. Asking for an
-    advantage in every metric, or counting the metrics in which a method is as good as the best, would let the sample
-    of pictures decide between methods that are alike.
+    and if its map changes with the weights. The rule keeps the fit methods that are not clearly behind the best in
+    their mean advantage. Of these, it keeps the methods that cost about as little as the cheapest, and returns the
+    first. If it asked for an advantage in every metric, or counted the metrics in which a method is as good as the
+    best, the sample of pictures would decide between methods that are alike.
 
     Args:
         deciding: for each deciding metric, by its title, the standing of each row.
@@ -232,8 +232,9 @@ def _nothing(deciding: Mapping[str, Mapping[str, Standing]]) -> str:
     pictures = max(standing.estimate.groups for of_metric in deciding.values() for standing in of_metric.values())
     metrics = _listed(list(deciding)) if len(deciding) == 1 else f"most of {_listed(list(deciding))}"
     return (
-        f"On these {pictures} pictures no method is significantly better than a random map in {metrics}, and worse in "
-        "none. Judge more pictures; if none is better there, do not trust any map of this model."
+        f"On these {pictures} pictures no method is significantly better than a random map in {metrics} without "
+        "being worse in any metric. Judge more pictures. If no method is better there either, do not trust any map of "
+        "this model."
     )
 
 
@@ -264,7 +265,7 @@ def _reason(
 
 
 def _best(standing: Mapping[str, Standing], order: Sequence[str]) -> str:
-    """Return the row that is level with the best and comes first in its metric: the best itself."""
+    """Name the rows that are level with the best in a metric: the first two, and whether there are others."""
     level = [name for name in order if name in standing and standing[name].level_with_best]
     return level[0] if len(level) == 1 else " and ".join(level[:2]) + (" and others" if len(level) > 2 else "")
 

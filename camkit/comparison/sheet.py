@@ -28,7 +28,7 @@ class Panel:
 
     Attributes:
         title: the method.
-        note: a few words below the picture; or in its place, why there is none.
+        note: a few words below the picture; if there is no picture, why.
         drawn: the drawn map; None if there is none.
     """
 

@@ -43,9 +43,9 @@ def in_order(
         prompt: return each result as soon as it is ready, instead of first starting as many tasks as allowed.
         most: the most bytes in memory: no task is started while those before it hold more, by their ``size``. One task
             at a time may be larger.
-        size_of: returns how many bytes a result holds, if that is known only when it is ready. A thread whose result
-            would bring the results that wait beyond ``most`` bytes keeps it, and starts nothing new, until there is
-            room or its result is due.
+        size_of: returns how many bytes a result holds, if that is known only when it is ready. If a result would bring
+            the waiting results beyond ``most`` bytes, its thread keeps it and starts nothing new until there is room or
+            the result is due.
         cores: how many cores PyTorch uses in each thread; None leaves that to PyTorch.
 
     Returns:
@@ -112,7 +112,7 @@ def using_cores(cores: int) -> Iterator[None]:
 def _use_cores(pool: ThreadPoolExecutor, workers: int, cores: int) -> None:
     """Start the threads of a pool, and have PyTorch use this many cores in each.
 
-    PyTorch takes the number that was set last for all threads that start later, so the caller's is set again.
+    PyTorch gives threads that start later the number that was set last, so the caller's number is set again.
     """
     before = torch.get_num_threads()
     all_started = threading.Barrier(workers + 1)
@@ -136,7 +136,8 @@ def _use_cores(pool: ThreadPoolExecutor, workers: int, cores: int) -> None:
 class _Room(Generic[Result]):
     """The bytes of the results that wait to be consumed.
 
-    The task whose result is due never waits, and threads start tasks in order, so the due one has always started.
+    The task whose result is due never waits, and threads start tasks in order, so the task that is due has always
+    started.
     """
 
     def __init__(self, most: int | None, size_of: Callable[[Result], int] | None) -> None:

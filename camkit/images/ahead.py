@@ -18,22 +18,23 @@ from camkit.images.read import upright_size
 from camkit.types import Failure, ImageLike, Preprocess
 
 _READERS = min(4, os.cpu_count() or 1)
-"""Threads that read picture files: decoding keeps up with most models on four."""
+"""The number of threads that read picture files: with four, decoding keeps up with most models."""
 
 MOST_BYTES = 72 * 2**20
-"""At most so many bytes of pictures are read ahead, and as many are in passes, so that memory does not grow with the
-size of the pictures: 90 pictures of 227 x 227. One picture at a time may be larger, such as one of 20 megapixels."""
+"""At most this many bytes of pictures are read ahead, and at most as many are in passes, so that memory does not grow
+with the size of the pictures. They suffice for 90 pictures of 227 x 227. One picture at a time may be larger, such as a
+picture of 20 megapixels."""
 
 _MOST_BYTES_PER_BATCH = MOST_BYTES // 2
 
 _LARGE, _TOO_LARGE = 4_000_000, 25_000_000
-"""Between these numbers of pixels, one thread reads, explains and draws a photo of a folder: steps in threads of their
-own take a quarter longer, and more memory. Of larger ones, only one at a time is in memory."""
+"""If a photo in a folder has between these numbers of pixels, one thread reads, explains and draws it: a thread for
+each step would take a quarter longer, and more memory. Only one larger photo at a time is in memory."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """The file of a large photo, which picture of the call it is, from 1, and its width and height turned upright."""
+    """The file of a large photo, its number in the call, from 1, and its upright width and height."""
 
     file: str | Path
     number: int
@@ -75,7 +76,7 @@ class Reader:
     def batches(
         self, images: Iterable[ImageLike], batch_size: int, *, draft: bool = False, large_later: bool = False
     ) -> Iterator[Batch]:
-        """Join the pictures into batches of one size, in their order; what is not in a batch comes in its place.
+        """Join the pictures into batches of one size, in their order; a large photo or a failure comes in its place.
 
         If the caller's iterable fails, what came before is returned first.
 
@@ -137,7 +138,7 @@ class Reader:
 
 
 def leaves_room(batch: Batch) -> bool:
-    """Tell whether a batch leaves room in memory for others; one that does not is a single photo."""
+    """Tell whether a batch leaves room in memory for others; a batch that does not is a single photo."""
     return bytes_of_batch(batch) <= _MOST_BYTES_PER_BATCH
 
 
@@ -147,7 +148,7 @@ def bytes_of_batch(batch: Batch) -> int:
 
 
 def source_of(image: ImageLike, number: int) -> str:
-    """Return the file of a picture, or what to call it instead."""
+    """Return the file of a picture; if it has no file, a name for it."""
     file = image if isinstance(image, (str, Path)) else getattr(image, "filename", None)
     return str(file) if file else f"picture {number}"
 

@@ -46,7 +46,7 @@ def check_crop(
         preprocess: turns a PIL picture into the model's input.
         picture: the picture.
         tensor: the picture after the preprocessing.
-        boxes: the boxes measured before, if several pictures are checked.
+        boxes: boxes that were measured before, if several pictures are checked.
 
     Raises:
         InputError: the crop depends on the picture's content, so a region's mask would be cropped differently.
@@ -78,8 +78,8 @@ class View:
     def shows(self, picture: Image.Image, tensor: Float[Tensor, "c h w"]) -> bool:
         """Tell whether the model's input shows this box of this picture, and no other part of it.
 
-        The box was measured on artificial pictures, which a preprocessing that trims black borders or crops to the
-        object shows in full. So this compares the coarse brightness of the box with that of the input.
+        The box was measured on artificial pictures. A preprocessing that trims black borders or crops to the object
+        shows these in full. So this compares the coarse brightness of the box with that of the input.
         """
         if self.black is None or self.white is None:
             return True
@@ -161,7 +161,7 @@ def _view(preprocess: Preprocess, size: tuple[int, int], output: tuple[int, int]
 
 
 class CropBoxes:
-    """Crop boxes that were measured before, as long as their preprocessing lives."""
+    """Crop boxes that were measured before; they are kept as long as their preprocessing lives."""
 
     def __init__(self) -> None:
         self._views: weakref.WeakKeyDictionary[Any, dict[Any, View | None]] = weakref.WeakKeyDictionary()
@@ -197,7 +197,7 @@ class CropBoxes:
         try:
             with undisturbed(), same_randomness(), interruptible():
                 *_, height, width = preprocess(Image.new("RGB", size)).shape
-        except Exception:  # a preprocessing of the user's own may raise anything; with the photo, it says what is wrong
+        except Exception:  # the user's function may raise anything; if the photo fails too, that error is reported
             return
         self.view(preprocess, size, (width, height))
 
@@ -311,7 +311,7 @@ def _positions(preprocess: Preprocess, size: tuple[int, int], output: tuple[int,
     position, check = (
         np.where(inside, (ramp - black) / np.where(inside, contrast, 1), np.nan) for ramp in (full, half)
     )
-    # A preprocessing that stretches contrasts makes both ramps equal, and then the levels are no positions.
+    # A preprocessing that stretches contrasts makes both ramps equal. Then the levels do not show positions.
     is_stretched = np.nanmax(np.abs(0.25 + position / 2 - check)) > 2 * _POSITION_TOLERANCE
     return None if is_stretched else _Positions(black, white, position)
 

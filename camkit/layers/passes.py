@@ -1,4 +1,4 @@
-"""Runs the model with the layers to explain: those that the caller named, or the one that is chosen."""
+"""Runs the model with the layers to explain: the layers that the caller named, or the layer that camkit chooses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _AS_NAMED = "as named"
 
 
 class OneByOneError(Exception):
-    """The model looks at its pictures to choose its way, so they are explained one by one."""
+    """The model takes different paths for different pictures, so camkit explains them one by one."""
 
 
 class _NotPlainError(Exception):
@@ -39,12 +39,12 @@ class _NotPlainError(Exception):
 
 
 class LayerPasses:
-    """Runs one model with one method, and with the layers that the caller named or that are chosen.
+    """Runs one model with one method, and with the layers that the caller named or that camkit chooses.
 
     Args:
         module: the model.
-        memory: what is known of the model.
-        target_layer: None to have the layer chosen.
+        memory: what is known about the model.
+        target_layer: None lets camkit choose the layer.
         method: None if each target has its own default.
         precision: of the passes.
         progress: called while a method runs the model on many pictures.
@@ -53,7 +53,7 @@ class LayerPasses:
         LayerError: there is no such layer.
 
     Attributes:
-        selectors: what the caller named; None if the layer is to be chosen.
+        selectors: what the caller named; None if camkit chooses the layer.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LayerPasses:
         self.named()
 
     def named(self) -> Mapping[LayerRef, nn.Module]:
-        """Return the layers that the caller named, with their modules; empty if the layer is to be chosen."""
+        """Return the layers that the caller named, with their modules; empty if camkit chooses the layer."""
         if self.selectors is not None and self._modules_of is not self.memory.record:
             self._modules = self.memory.selected(self.selectors)
             self._modules_of = self.memory.record
@@ -117,7 +117,7 @@ class LayerPasses:
     def _captured_at_layers(
         self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: Any
     ) -> tuple[Capture, tuple[TargetLayer, ...]]:
-        """Run the model with the layers that the caller named, or else with the one that is chosen."""
+        """Run the model with the layers that the caller named, or else with the layer that camkit chooses."""
         layers = self._known(modules, inputs) if modules else None
         if layers is None and modules and not self.memory.has_decided(inputs):
             first = self._first_look(modules, inputs, run)
@@ -176,7 +176,7 @@ class LayerPasses:
     def _decided(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...]:
         """Return the layers that the caller named, as the decision describes them; or the layer that it chose.
 
-        If the model takes no single image, the layouts of named layers are read from their shapes.
+        If the model cannot run on a single image, the layouts of named layers are read from their shapes.
         """
         if not modules and self.method is not None and self.method.stages:
             return self._decision(inputs).stages()
@@ -189,7 +189,7 @@ class LayerPasses:
             decision = self._decision(inputs)
         except OneByOneError:
             raise
-        except Exception:  # a model may raise anything that was made for batches of another number
+        except Exception:  # a model made for batches of another size may raise anything
             return tuple(TargetLayer(ref.name, ref.call, None, (), _AS_NAMED + UNSURE, sure=False) for ref in modules)
         layers = tuple(decision.named(ref, size, _AS_NAMED) for ref in modules)
         for layer in layers if decision.holds_for == "model" else ():
@@ -248,7 +248,7 @@ def _selectors(target_layer: Layers) -> tuple[Any, ...]:
         return (target_layer,)
     selectors = tuple(target_layer)
     if not selectors:
-        raise LayerError("the list of target layers is empty; pass None to have the layer chosen")
+        raise LayerError("the list of target layers is empty; pass None to let camkit choose the layer")
     return selectors
 
 
@@ -260,7 +260,7 @@ def _plain_or_not(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> 
 
 
 def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:
-    """Tell whether the layers returned grids of the size that was decided on, or the maps have the input's size."""
+    """Tell whether the layers returned grids of the decided size, or the maps have the input's size."""
     return all(
         layer.layout is None or tuple(maps.activations.shape[2:]) in (layer.layout.grid, layer.size)
         for layer, maps in zip(layers, captured.features, strict=True)

@@ -1,6 +1,6 @@
-"""The processes of a cluster that hold a model: how it reaches them, how many there are, and work that they share.
+"""The processes of a cluster that hold a model: how they get it, how many there are, and how they share work.
 
-This file and ``cluster.py`` alone import Ray, and only when it is used.
+Only this file and ``cluster.py`` import Ray, and only when somebody uses it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from camkit.scale.fingerprint import Fingerprint, differences, fingerprint
 from camkit.types import Preprocess
 
 _SPARED = 1 / 8
-"""The share of the cores that are left to the tasks that read a dataset, at least one core: they wait forever if actors
-hold all of them."""
+"""The share of the cores, at least one core, that is left to the tasks that read a dataset. These tasks would wait
+forever if actors held all cores."""
 _CONNECT_SECONDS = 10.0
 """How long to wait until a cluster answers."""
 _NAMED_CLUSTERS = ("auto", "local")
@@ -39,11 +39,11 @@ _SAME_ON_ALL_NODES = ("version of camkit", "network", "weights", "labels")
 """The parts of a fingerprint that must be the same on every node. A preprocessing may round differently on another
 processor."""
 _MOST_DEATHS = 3
-"""So many actors may die on the same piece of work: a node that dies takes one, and pictures that need too much memory
-take all."""
+"""At most this many actors may die on the same piece of work. A node that dies takes one actor with it, but pictures
+that need too much memory kill every actor."""
 
 Source: TypeAlias = nn.Module | str | LoadedModel | Callable[[], Any] | None
-"""What a cluster takes for a model: a module, a name, or a function that makes one."""
+"""What a cluster accepts as a model: a module, a name, or a function that makes a module."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ModelSource:
 
     Attributes:
         model: a name, a function that makes it, a LoadedModel, or the reference to one in the object store.
-        arguments: what ``camkit.load_model`` gets with a name.
+        arguments: the arguments that ``camkit.load_model`` gets with a name.
         config, preprocess, labels, device: as for ``camkit.explain``.
     """
 
@@ -96,7 +96,7 @@ def _made(factory: Callable[[], Any]) -> nn.Module | LoadedModel:
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
         return LoadedModel(made[0].eval(), type(made[0]).__name__, made[1])
     if not isinstance(made, (nn.Module, LoadedModel)):
-        raise ModelError(f"the function that makes the model returned {type(made).__name__}, and no torch.nn.Module")
+        raise ModelError(f"the function that makes the model returned {type(made).__name__}, not a torch.nn.Module")
     return made
 
 
@@ -125,7 +125,7 @@ class Pool:
             InputError: a number is invalid, or no actor fits.
         """
         if cpus <= 0 or (gpus is not None and gpus < 0) or (actors is not None and actors < 1):
-            raise InputError(f"actors, cpus and gpus are positive, not {actors}, {cpus} and {gpus}")
+            raise InputError(f"actors, cpus and gpus must be positive, not {actors}, {cpus} and {gpus}")
         resources = import_ray().cluster_resources()
         there = {"cores": resources.get("CPU", 0.0), "GPUs": resources.get("GPU", 0.0)}
         gpus = (1.0 if there["GPUs"] >= 1 else 0.0) if gpus is None else float(gpus)
@@ -152,11 +152,11 @@ class Pool:
 
     @property
     def threads(self) -> int | None:
-        """The threads with which an actor computes; None leaves it to PyTorch."""
+        """The number of threads with which an actor computes; None leaves it to PyTorch."""
         return None if self.gpus else max(1, int(self.cpus))
 
     def resources(self) -> dict[str, float]:
-        """Return what an actor takes, as Ray's arguments. A GPU's actor takes Ray's usual one core beside it."""
+        """Return what an actor takes, as Ray's arguments. An actor with a GPU also takes one core, Ray's default."""
         return {"num_gpus": self.gpus} if self.gpus else {"num_cpus": self.cpus}
 
 
@@ -173,7 +173,7 @@ def load_on_node(source: ModelSource, pool: Pool, made_with: Fingerprint) -> Loa
         made_with: the fingerprint of the model where the job was started.
 
     Raises:
-        ModelError: it is another model on this node.
+        ModelError: this node has another model.
     """
     reuse_large_blocks()
     if pool.threads is not None:
@@ -194,13 +194,13 @@ Result = TypeVar("Result")
 
 
 class Workers(Generic[Work, Result]):
-    """Actors that share pieces of work, for the time of a block.
+    """Actors that share pieces of work while a ``with`` block runs.
 
     A piece whose actor dies is given to another one, and a new actor is started as soon as the cluster has room for it.
 
     Args:
         source: the model for the actors.
-        model: the same model here, with which those of the actors are compared.
+        model: the same model in this process; the models of the actors are compared with it.
         pool: how many actors there are at most, and what each of them takes.
         make: makes, from an actor's model, the function that does a piece of work; it is sent to the actors.
     """
@@ -282,7 +282,7 @@ class _Actor:
         self._made_from = made_from
 
     def begin(self) -> None:
-        """Load the model: its errors are those of this call, and not of the actor."""
+        """Load the model here, so that its errors are raised by this call and not by the start of the actor."""
         source, pool, made_with, make = self._made_from
         self._compute = make(load_on_node(source, pool, made_with))
 
@@ -299,7 +299,7 @@ def cause_of(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
-    """Connect to a cluster for the time of a block.
+    """Connect to a cluster while a ``with`` block runs.
 
     Args:
         address: as ``ray.init`` takes it, such as "auto" or "10.0.0.1:6379"; None takes the cluster in RAY_ADDRESS, or
@@ -342,15 +342,17 @@ def _start(ray: Any, address: str | None, *, quiet: bool) -> None:
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Try to connect: Ray itself tries for minutes, and says much.
+    """Try to connect, because Ray itself tries for minutes and prints a lot.
 
     Raises:
-        InputError: nothing answers, or it is no address.
+        InputError: nothing answers, or the text is not an address.
     """
     named = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
     if named is None:
         if address not in _NAMED_CLUSTERS:
-            raise InputError(f"{address!r} is no address of a Ray cluster; pass auto, host:port or ray://host:port")
+            raise InputError(
+                f"{address!r} is not the address of a Ray cluster; pass auto, host:port or ray://host:port"
+            )
         return
     try:
         socket.create_connection((named[1], int(named[2])), _CONNECT_SECONDS).close()

@@ -49,23 +49,24 @@ else:
     Dataset = Any
 
 _PASSES_ON_GPU = 8
-"""Passes for which a GPU's actor gets pictures at once, so that reading them overlaps computing."""
+"""An actor with a GPU gets the pictures of this many passes at once, so that reading them overlaps computing."""
 _READERS = 4
 """Threads of an actor that read and checksum files, as for a folder."""
 _READ_AHEAD, _MOST_READ_AHEAD = 16, 72 * 2**20
-"""Pictures that wait for the model, and the bytes of those that are in memory."""
+"""The most pictures that wait for the model, and the most bytes of them in memory."""
 _BLOCKS_PER_ACTOR = 8
-"""Blocks into which the listed pictures are divided for each actor: the last one to finish idles the others for at most
-an eighth of the time."""
+"""The number of blocks into which the listed pictures are divided for each actor. While the last actor finishes, the
+others are idle for at most an eighth of the time."""
 _MOST_PER_BLOCK = 1024
-"""Pictures in a block, which is what a lost worker costs."""
+"""The most pictures in a block; a lost worker costs its blocks."""
 _MOST_BLOCKS = 100_000
-"""Blocks of a very large job, which are larger then: the driver takes about 10 ms for each."""
+"""The most blocks of a job, because the driver takes about 10 ms for each. In a very large job, the blocks are
+larger."""
 _ROWS_ON_GPU, _ROWS_ON_CPU = 4096, 1024
-"""Rows of a part. Ray may start a process to write one, which measured 2 to 3 seconds of one core: little beside the
-pictures of a part."""
+"""Rows of a part. Ray may start a process to write a part. This took 2 to 3 seconds of one core, which is little
+compared with explaining the pictures of a part."""
 _POLL_SECONDS, _POLL_SHARE = 1.0, 20
-"""How often finished parts are counted, at least this many times as long apart as counting takes."""
+"""How often finished parts are counted. The pause between counts is at least this many times as long as a count."""
 
 # --- the step of a pipeline
 
@@ -87,19 +88,19 @@ def explain_dataset(
     Args:
         dataset: rows with the column ``bytes`` (a picture's file), ``image`` (an array of uint8, as
             ``ray.data.read_images`` returns it) or ``path`` (a file that every node can read). With ``bytes`` and
-            ``image``, the column ``path`` is the picture's name if it is there; otherwise, its checksum is.
+            ``image``, a picture is named by the column ``path`` if there is one, otherwise by its checksum.
         model: a name as ``camkit.load_model`` takes it, from which each actor loads the model; a function without
             arguments that returns a module, a module and its preprocessing, or a LoadedModel; or a module, which is put
             into the object store once. None is the config's model.
         target_layer: as for ``camkit.explain``.
         draft: as for ``camkit.explain_many``.
-        resume: a table of an earlier run, whose pictures are left out: those with the same path and the same bytes.
+        resume: a table of an earlier run. Pictures that are in it with the same path and the same bytes are left out.
         actors: the number of actors; None takes as many as the cluster has room for. Without GPUs, it leaves an eighth
             of the cores, at least one, to the tasks that read and write.
         cpus, gpus: the cores, or the GPUs or the share of one, for each actor. None takes one GPU if the cluster has
             any. Without a GPU, an actor computes with as many threads as it has cores.
-        **options: as for ``camkit.explain``, but no ``progress``. ``batch_size`` is 32 on a GPU and 8 on cores if it is
-            not given.
+        **options: as for ``camkit.explain``, but no ``progress``. By default, ``batch_size`` is 32 on a GPU and 8 on
+            cores.
 
     Returns:
         A dataset that is computed when it is consumed. It has the columns of a table (``camkit.scale.read``) and
@@ -122,7 +123,7 @@ def explain_dataset(
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be explained, checked: it can be sent to the actors.
+    """What is to be explained. The arguments are checked, and it can be sent to the actors.
 
     Attributes:
         source: the model for the actors.
@@ -151,7 +152,7 @@ class Job:
             compute=ray.data.ActorPoolStrategy(size=pool.actors),
             **pool.resources(),
         )
-        rows.context.raise_original_map_exception = True  # Ray's own exception in its place does not name the cause
+        rows.context.raise_original_map_exception = True  # Ray's own exception does not name the cause
         return rows
 
 
@@ -230,7 +231,7 @@ class Explaining:
         """Return the rows of a batch as pyarrow's table.
 
         Raises:
-            InputError: the dataset has no column with pictures, or the model is another one on this node.
+            InputError: the dataset has no column with pictures, or this node has another model.
             Exception: whatever the model raises.
         """
         contents: dict[str, str] = {}
@@ -242,14 +243,14 @@ class Explaining:
 
     @functools.cached_property
     def _explained(self) -> Callable[[Iterable[Any]], Iterator[Explanation | Failure]]:
-        """The model, which is loaded with the first batch, so that its errors are those of a batch."""
+        """The model. It is loaded with the first batch, so that its errors are raised like those of a batch."""
         loaded = load_on_node(self._job.source, self._pool, self._job.made_with)
         return functools.partial(explain_many, loaded, on_error="yield", **self._job.options)
 
     def _images(
         self, batch: dict[str, np.ndarray], contents: dict[str, str], unread: list[Failure]
     ) -> Iterator[str | Image.Image]:
-        """Yield the pictures that are not finished, and note their checksums, and those that cannot be read."""
+        """Yield the pictures that are not finished; note their checksums, and the pictures that cannot be read."""
         tasks = (Task(functools.partial(_checksummed, *picture), in_thread=True) for picture in _pictures(batch))
         read = in_order(tasks, workers=_READERS, ahead=_READ_AHEAD, most=_MOST_READ_AHEAD, size_of=_size)
         for name, content, image in read:
@@ -311,11 +312,11 @@ def _checksum(*data: Any) -> str:
 
 def _from_pixels(pixels: np.ndarray, name: str) -> Image.Image:
     if pixels.dtype != np.uint8:
-        raise ImageError(f"{name} is an array of {pixels.dtype}; the column 'image' holds pixels of uint8")
+        raise ImageError(f"{name} is an array of {pixels.dtype}; the column 'image' must hold pixels of uint8")
     try:
         return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
     except TypeError as error:
-        raise ImageError(f"{name} is an array of shape {pixels.shape}, and no picture (H, W, 3) or (H, W)") from error
+        raise ImageError(f"{name} is an array of shape {pixels.shape}, not a picture (H, W, 3) or (H, W)") from error
 
 
 def _size(read: tuple[str, str, Any]) -> int:

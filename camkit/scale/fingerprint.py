@@ -51,7 +51,7 @@ def differences(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def digest(*contents: str | bytes) -> str:
-    """Return a short checksum; two contents have the same by chance once in 10^19."""
+    """Return a short checksum; two contents share one by chance once in 10^19."""
     state = hashlib.blake2b(digest_size=8)
     for content in contents:
         state.update(content.encode(errors="surrogatepass") if isinstance(content, str) else content)
@@ -79,18 +79,18 @@ def describe(value: Any) -> str:
         text = f"{type(value).__name__}({describe(fields)})"
     else:
         text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-        if text != repr(value):  # it says nothing but its type
+        if text != repr(value):  # the text names only its type
             plain = {name: held for name, held in getattr(value, "__dict__", {}).items() if isinstance(held, _PLAIN)}
             text = f"{text} {describe(plain)}" if plain else text
     return text
 
 
 _PLAIN = (bool, int, float, str, bytes, Tensor, np.ndarray)
-"""Attributes that decide what an object does; what they hold cannot lead back to the object."""
+"""Attributes that decide what an object does; their contents cannot refer back to the object."""
 
 
 def _code_of(code: CodeType) -> Iterable[bytes | str]:
-    """Yield what decides a function's result in its code, without its file and its lines."""
+    """Yield the parts of a function's code that decide its result, without its file and line numbers."""
     yield code.co_code
     yield from code.co_names
     for constant in code.co_consts:

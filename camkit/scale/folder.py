@@ -43,8 +43,8 @@ _WRITERS = max(2, min(4, os.cpu_count() or 1))
 """Threads that draw and write; for large photos, they read and explain too."""
 _MOST_UNWRITTEN = 64
 _MOST_UNWRITTEN_BYTES = 72 * 2**20
-"""Explanations that may wait to be drawn, and the bytes of their pictures, so that memory stays bounded: small
-pictures, or a photo of 12 megapixels."""
+"""The most explanations that may wait to be drawn, and the most bytes of their pictures, so that memory stays bounded.
+The bytes suffice for small pictures, or for a photo of 12 megapixels."""
 
 _BLOCK_SIZE = 64 * 2**20
 """Bytes that Pillow takes at once for a picture while a run lasts: up to 16 megapixels in one piece, which goes back to
@@ -80,7 +80,7 @@ class Drawing:
     def __post_init__(self) -> None:
         overlay.check(self.style, self.colormap, self.alpha, self.max_side)
         if self.format is not None and self.format not in get_args(Format):
-            raise InputError(f"format is {' or '.join(get_args(Format))}, not {self.format!r}")
+            raise InputError(f"format must be {' or '.join(get_args(Format))}, not {self.format!r}")
 
     def options(self, scale: Scale | ColourScale | None = None) -> dict[str, Any]:
         """Return the arguments for ``Explanation.overlay``, with another scale if one is given."""
@@ -160,7 +160,8 @@ def explain_files(
     Failure, and the first frame of an animated picture is explained.
 
     The name of a drawing consists of its picture's name, the method and, if the caller chose them, the layer and the
-    target. If a file of that name shows something else, what differs (such as the model or the style) is added.
+    target. If a file of that name shows something else, the new name also says what differs, such as the model or the
+    style.
 
     Args:
         model: a model from ``camkit.load_model``.
@@ -183,7 +184,7 @@ def explain_files(
 
     Raises:
         InputError: something in the call is wrong, the table belongs to a run with other settings, or the folder cannot
-            be written to. Nothing was computed then.
+            be written to. In these cases, nothing has been computed.
         OutputError: while it runs: the table cannot be written.
     """
     pictures = pictures if isinstance(pictures, Pictures) else Pictures(pictures)
@@ -201,11 +202,11 @@ def explain_files(
     has_several = targets is not None and (len(targets) > 1 or any(isinstance(target, Expands) for target in targets))
     video = None if table else next((found.path for found in pictures.named() if is_video(found.path)), None)
     if every < 1:
-        raise InputError(f"every is a number of frames, at least 1, not {every}")
+        raise InputError(f"every must be a number of frames, at least 1, not {every}")
     if resume and table is None:
         raise InputError("to resume a run, name the table that says what is finished")
     if out is None and table is None:
-        raise InputError("without drawings, name a table for the results")
+        raise InputError("name a table for the results if you draw nothing")
     if video is not None and has_several:
         raise InputError(f"{video} is a video, and a video shows one target; explain the targets one by one")
     batch_size = usual_batch_size(device_of(model.module)) if batch_size is None else batch_size
@@ -266,7 +267,7 @@ def _check_one_file(out: Path, pictures: Pictures, chosen: Format | None, *, is_
         raise InputError(f"{out} is one file, but there are {what}; name a folder")
     suffix = out.suffix.lower()
     if (suffix == ".mp4") != is_video:
-        raise InputError(f"{out} must end in .mp4 for a video, and in the type of a picture for a picture")
+        raise InputError(f"{out} must end in .mp4 for a video, and in a type of picture such as .png for a picture")
     if chosen is not None and not is_video and suffix not in (JPEG_SUFFIXES if chosen == "jpg" else (".png",)):
         raise InputError(f"{out} does not end in .{chosen}, the format of the drawing; choose another name or format")
 
@@ -317,7 +318,7 @@ class Run(Iterator["Written | WrittenVideo | Failure"]):
 
     @property
     def failed_before(self) -> int:
-        """Those of the skipped pictures of which the table has only errors."""
+        """The skipped pictures for which the table has only errors."""
         return self.stills.failed_before
 
 
@@ -328,7 +329,7 @@ class Stills:
         videos: the videos, which are explained last.
         pending: the pictures whose rows have not come back.
         skipped: the pictures that were left out because the table has them.
-        failed_before: those of them of which the table has only errors.
+        failed_before: the skipped pictures for which the table has only errors.
     """
 
     def __init__(self, pictures: Pictures, table: Table | None) -> None:
@@ -351,7 +352,7 @@ class Stills:
                 yield found.path
 
     def all(self) -> Iterator[Path]:
-        """List all pictures, also the finished ones, but no videos."""
+        """List all pictures, including the finished ones, but no videos."""
         return (found.path for found in self._pictures if self._table is not None or not is_video(found.path))
 
     def of(self, row: Explanation | Later) -> Found:
@@ -366,7 +367,7 @@ class _Undrawn(Failure):
 
 
 def _tabled(written: Iterator[tuple[list[Written | Failure], int]], table: Table) -> Iterator[Written | Failure]:
-    """Pass rows on, and add those of each picture to the table with the number of their pass.
+    """Pass rows on, and add the rows of each picture to the table, with the number of their pass.
 
     A picture that lacks a drawing is not finished, so none of its rows is added.
     """
@@ -400,7 +401,7 @@ def _source_of(row: Written | Failure) -> str:
 
 
 ScaleKey: TypeAlias = tuple[str, str]
-"""A layer and a method: maps of others have other units."""
+"""A layer and a method: maps of another layer or method have other units."""
 Scales: TypeAlias = "dict[ScaleKey, ColourScale]"
 
 
@@ -479,7 +480,7 @@ class _DrawingFiles:
         Args:
             row: the explanation.
             found: its picture.
-            rank: its place among those of its picture, from 1.
+            rank: its place among the explanations of its picture, from 1.
             suffix: the type of the drawing.
 
         Raises:

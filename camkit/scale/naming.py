@@ -1,4 +1,4 @@
-"""The names of drawings: the same for the same call, and never that of a drawing that shows something else."""
+"""The names of drawings. The same call gives the same names, and no drawing replaces one that shows something else."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from camkit.images.files import has_picture_suffix, names_file, write_file
 from camkit.types import Pixels
 
 _LONGEST_SLUG = 30
-"""Characters of a layer's or a target's name in the name of a drawing."""
+"""The most characters of a layer's or a target's name in the name of a drawing."""
 _LONGEST_STEM = 120
-"""Bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
+"""The most bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
 
 
 def free_file(
     out: Path, name: Path, words: Sequence[str], shows: Mapping[str, str], suffix: str = ".png", *, overwrite: bool
 ) -> Path:
-    """Return the file for a drawing: one that does not exist, or that shows the same.
+    """Return the file for a drawing: a file that does not exist, or that shows the same.
 
     Args:
         out: the folder of all drawings, or one file for this drawing.
@@ -60,7 +60,7 @@ def free_file(
 
 
 def write_drawing(file: Path, pixels: Pixels, shows: Mapping[str, str]) -> None:
-    """Write a drawing, whose pixels may be changed; a PNG or a JPEG says itself what it shows.
+    """Write a drawing, whose pixels may be changed; a PNG or a JPEG also records what it shows.
 
     Raises:
         OutputError: the file cannot be written, or its type is unknown.
@@ -78,7 +78,7 @@ def _is_free(file: Path, shows: Mapping[str, str]) -> bool:
 
 
 def _shown_in(file: Path) -> dict[str, str]:
-    """Return what a drawing shows, as it says itself; an empty dictionary if it does not."""
+    """Return what a drawing's own file says that it shows; an empty dictionary if it says nothing."""
     try:
         shown = json.loads(read_note(file) or "{}")
     except ValueError:
@@ -122,7 +122,7 @@ def _told_apart(pictures: Sequence[Path]) -> dict[Path, Path]:
 
 
 def picture_name(path: Path) -> str:
-    r"""Return the name of a picture without ``.jpg``, cut if a file system might not take it with what follows.
+    r"""Return the name of a picture without ``.jpg``, cut if the name of the drawing might be too long.
 
     A picture such as ``cat.png.jpg`` keeps its suffix, since it may lie beside ``cat.png``.
 

@@ -43,12 +43,13 @@ COLUMNS: dict[str, Kind] = {
     "drawing": "text",
     "error": "text",
 }
-"""The columns. ``status`` is that of the Explanation, or "error"; then only ``path`` and ``error`` have values.
+"""The columns. ``status`` is the status of the Explanation, or "error". A row with "error" has only ``path`` and
+``error``.
 
 ``box``, ``detection`` and ``peak`` are in pixels of the original picture. ``raw`` is the map on the layer's grid, row
 by row, divided by ``raw_scale``, its largest absolute value: 16 bits have no room for very small and large numbers.
-``shape`` is that of the grid, ``input`` that of the model's input, and ``extent`` has where the input starts and ends
-along each axis of the grid, as shares of the axis. ``drawing`` is the file with the drawing.
+``shape`` is the shape of the grid, and ``input`` the shape of the model's input. ``extent`` says where the input starts
+and ends along each axis of the grid, as shares of the axis. ``drawing`` is the file with the drawing.
 """
 
 ERROR = "error"
@@ -131,7 +132,7 @@ def explanation_of(row: Mapping[str, Any], folder: Path = Path()) -> Explanation
 
 
 def text_of(name: str | Path) -> str:
-    r"""Return text that every table can hold: bytes of a file's name that are no text are escaped as in Python.
+    r"""Return text that every table can hold: bytes of a file's name that are not text are escaped as in Python.
 
     >>> import os
     >>> text_of(os.fsdecode(b"a\xff.jpg"))

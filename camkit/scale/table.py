@@ -39,7 +39,7 @@ except ImportError:  # Windows
 _ROWS = 4096
 """Rows of a part. A million pictures make 250 files, which is few enough for every reader of tables."""
 _BYTES = 16 * 2**20
-"""Maps of a part; large maps make it shorter."""
+"""The most bytes of maps in a part; large maps make a part shorter."""
 _SECONDS = 60.0
 """A part is written after this time, however few rows it has: a killed run loses no more."""
 
@@ -49,7 +49,7 @@ WRITTEN_WITH: Mapping[str, Any] = {"compression": "zstd", "write_page_checksum":
 
 
 _TOGETHER = ("path", "layer", "method", "smooth")
-"""The columns in which the rows of a picture are alike that were drawn on one scale."""
+"""If rows of a picture agree in these columns, they were drawn on one scale."""
 
 
 def read(path: str | Path) -> Explanations:
@@ -81,14 +81,14 @@ class Table:
 
     Args:
         path: a name ending in .parquet or .csv.
-        fingerprint: what decides the rows; a table is continued only if its own is the same.
+        fingerprint: what decides the rows; a table is continued only if its own fingerprint is the same.
         resume: continue the table if there is one.
         overwrite: replace the table if there is one.
         rows: the most rows of a part.
 
     Attributes:
         finished: the pictures that the table already has.
-        failed: those of them that have only errors.
+        failed: the finished pictures that have only errors.
 
     Raises:
         InputError: the name has another ending, pyarrow is missing, or the table belongs to another run.
@@ -294,7 +294,7 @@ class ClusterTable(Table):
             yield key_of(name, content), status
 
     def parts(self) -> Sequence[Path]:
-        """Return the parts that are there now, also unfinished ones."""
+        """Return the parts that are there now, including unfinished ones."""
         return self._form.parts()
 
     def values(self, part: Path, *columns: str) -> Iterable[tuple[Any, ...]]:
@@ -311,7 +311,7 @@ class ClusterTable(Table):
 
 
 def key_of(path: str, content: str | None) -> str:
-    """Return what tells a picture from others: its path and the checksum of its bytes, which it may lack."""
+    """Return what tells a picture from others: its path and the checksum of its bytes, if there is one."""
     return f"{path}\0{content or ''}"
 
 
@@ -393,7 +393,7 @@ def _form_of(path: Path) -> _Form:
         return _Csv(path)
     if path.suffix.lower() == ".parquet":
         return _Parquet(path)
-    raise InputError(f"a table is a name ending in .parquet or .csv, not {str(path)!r}")
+    raise InputError(f"{str(path)!r} is not the name of a table; choose a name that ends in .parquet or .csv")
 
 
 def arrow_schema(*texts: str) -> Any:
@@ -636,7 +636,7 @@ def _csv_line(cells: Iterable[Any]) -> bytes:
 
 
 _DIGITS = 5
-"""Significant digits of a number of a map: with four, some numbers of 16 bits would be written alike."""
+"""Significant digits of a number of a map: with four digits, some different 16-bit numbers would look the same."""
 
 
 def _cell(value: Any) -> Any:

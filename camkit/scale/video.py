@@ -29,7 +29,7 @@ _CODEC = "mp4v"
 H.264 are rare because of its licence."""
 
 Explained: TypeAlias = Callable[[Iterable[Image.Image]], Iterator[Explanation | Failure]]
-"""Explains pictures as a stream, one row for each, with a Failure for a picture that has no such target."""
+"""Explains pictures as a stream, one row for each, with a Failure for a picture without the target."""
 Draw: TypeAlias = Callable[[Explanation], Pixels]
 """Draws an explanation; all frames of a video get the same size."""
 
@@ -42,12 +42,12 @@ class WrittenVideo:
         source: the video.
         file: the drawn video.
         frames: how many frames were drawn.
-        every: every how many frames of the video one was drawn.
+        every: one of this many frames of the video was drawn.
         rate: frames per second of the drawn video.
         labels: in how many of the frames each target was explained, most frequent first.
         layer, layer_reason, method: what the frames were explained with.
         scale: the scale that all frames share; None if each has its own.
-        problem: a sentence if the video broke off, and the drawn one is shorter; otherwise empty.
+        problem: a sentence if the video broke off, so that the drawn video is shorter; otherwise empty.
     """
 
     source: str
@@ -102,7 +102,7 @@ def draw_video(
 
     Args:
         video: a video or an animated picture.
-        every: every how many frames one is explained.
+        every: one of this many frames is explained.
         explained: explains the frames.
         draw: draws a frame's explanation.
         out: the folder for the file.

@@ -26,11 +26,12 @@ _SIDES = {
 }
 
 _LARGEST_SHARE = 1.5
-"""If no number in a table reaches this, they are shares of the picture: as pixels, all boxes would lie in a corner."""
+"""If all numbers in a table are below this, they are shares of the picture: as pixels, all boxes would lie in a
+corner."""
 
 
 def find_columns(header: list[str], names: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    """Return the column of a table for each meaning, by the usual names; a meaning without column is left out."""
+    """Return the column of a table for each meaning, by the usual names; a meaning without a column is left out."""
     by_name = {column.strip().lower(): column for column in header}
     columns = {
         meaning: next((by_name[name] for name in usual if name in by_name), None) for meaning, usual in names.items()

@@ -29,7 +29,7 @@ _MOST_BITS = 35
 """The longest number in a compressed encoding: seven characters of 5 bits hold any difference of two runs."""
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading a malformed file may raise."""
+"""The errors that reading a malformed file may raise."""
 
 
 def find(folder: Path) -> list[Path]:

@@ -45,7 +45,7 @@ def is_mask(file: Path) -> bool:
 
 
 def find(folder: Path) -> list[Path]:
-    """Return the folder of masks in or beside a folder of pictures, or the latter itself if it contains masks."""
+    """Return the folder of masks in or beside a folder of pictures, or that folder itself if it contains masks."""
     for masks in (*(folder / name for name in _FOLDERS), *(folder.parent / name for name in _FOLDERS)):
         if masks.is_dir() and _possible_masks(masks):
             return [masks]

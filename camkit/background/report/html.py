@@ -47,15 +47,16 @@ _COLUMNS = (
     ("accuracy", "Share of right answers to the unedited pictures. Below: its 95% interval."),
     (
         "background gap",
-        "Accuracy on backgrounds of the object's own class minus accuracy on those of other classes. Below, as for all "
-        "effects that count: the 95% interval and the level. The experiment fills holes in two ways, if the data has "
-        "regions. The table shows the one that decides: for the level fail the smaller effect, otherwise the larger.",
+        "Accuracy on backgrounds of the object's own class minus accuracy on backgrounds of other classes. Below, as "
+        "for all effects that count: the 95% interval and the level. If the data has regions, the experiment fills "
+        "holes in two ways. The table shows the effect that decides: for the level fail the smaller one, otherwise the "
+        "larger one.",
     ),
     ("own / other", "The two accuracies behind the gap: on backgrounds of the own class, and of other classes."),
     (
         "attraction",
         "How often objects of other classes get this class's name on its backgrounds, minus how often they get it on "
-        "other backgrounds. All classes together have none, because their gap measures the same.",
+        "other backgrounds. All classes together have no attraction, because their gap measures the same.",
     ),
     (
         "",
@@ -65,12 +66,12 @@ _COLUMNS = (
     (
         "skill",
         "0: the heat lies on the object no more than the heat of other pictures does. 1: as much as a perfect map on "
-        "the grid of the heatmap. It is above 1 if the heat concentrates on the middle of the object, because a "
-        "perfect map also covers its edge, where cells of the grid reach beyond the object. Below: the 95% interval.",
+        "the grid of the heatmap. The skill is above 1 if the heat concentrates on the middle of the object, because a "
+        "perfect map also covers the edge, where cells of the grid reach beyond the object. Below: the 95% interval.",
     ),
     (
         "energy",
-        "Share of the heat on the object. Below: the share of a map that ignores the picture, and of a perfect map.",
+        "Share of the heat on the object. Below: the same for a map that ignores the picture, and for a perfect map.",
     ),
 )
 """Title and explanation of each column; the empty title depends on what the experiment removes."""
@@ -257,7 +258,7 @@ def _pair(pair: Pair | None, found: Kinds) -> _Cell:
 
 
 def _exclusions(result: CheckResult) -> list[tuple[str, ...]]:
-    """Return for each class, and last for all together, what is excluded and how many more pictures would do it."""
+    """Return what is excluded for each class, and last for all together, and how many more pictures would do it."""
     named = [*result.classes.items(), (OVERALL, result.overall)]
     return [
         (
@@ -299,8 +300,8 @@ def _limits(result: CheckResult) -> str:
     strict = "this check was strict" if limits.strict else "this check was not strict"
     text = (
         f"The limits: gap {limits.gap:g}, attraction {limits.attraction:g}, sufficiency {limits.sufficiency:g}. "
-        f"Significant means at {limits.alpha:.0%}: half for the effects of all classes together and half for those "
-        f"of the classes, corrected for their number by Holm's method. The heat alone never fails a model; {strict}."
+        f"The significance level is {limits.alpha:.0%}: half for the effects of all classes together and half for the "
+        f"effects of the classes, each with Holm's correction. The heat alone never fails a model; {strict}."
     )
     if with_regions or settings.check.ring_is_background:
         return text

@@ -68,7 +68,7 @@ def _row(measures: Measures, judgement: Judgement) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text on one line, so escaped that Markdown shows it literally."""
+    """Return text on one line, escaped so that Markdown shows it literally."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", printable(text))
 
 

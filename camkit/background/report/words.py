@@ -37,8 +37,8 @@ CAVEAT = (
 
 EXCLUSIONS = (
     "Excluded above: every effect that counts for this row is at most this large, at 95% for each effect. More "
-    "pictures: about how many more the experiment needs to exclude all of them above their limits, if the estimates "
-    "stay as they are; 0 if they are excluded, and a dash if no number of pictures would do."
+    "pictures: about how many more pictures the experiment needs to exclude all these effects above their limits, if "
+    "the estimates stay as they are; 0 if they are excluded already, and a dash if no number of pictures would do."
 )
 
 REFERENCES = (
@@ -85,7 +85,7 @@ def _pass_sentence(model: str, judgement: Judgement) -> str:
         return f"{model} was not tested, because every class is waived or exempt"
     are = "is" if len(upper_ends) == 1 else "are"
     listed = " and ".join(", ".join(upper_ends).rsplit(", ", 1))
-    return f"{model} depends on the background by less than the limits: {listed} {are} excluded at 95%"
+    return f"{model} depends on the background less than the limits allow: {listed} {are} excluded at 95%"
 
 
 def kinds(found: Kinds | None) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def kinds(found: Kinds | None) -> tuple[str, ...]:
 
 
 def excluded_above(name: EffectName, judgement: Judgement) -> str:
-    """Return the size above which an effect is excluded; a dash if no size is, or if the effect does not count."""
+    """Return the size above which an effect is excluded; a dash if there is none, or if the effect does not count."""
     return number(judgement.effects[name].excluded_above) if name in judgement.effects else NONE
 
 

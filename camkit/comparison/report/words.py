@@ -14,11 +14,11 @@ HOW_TO_READ = (
     "Grey: not significantly better than the random map on the same pictures.",
     "Three metrics decide together, because they contradict each other: SRG removes pixels in the order of the heat, "
     "ADCC multiplies the picture by its map, and SRG of feature cells removes cells of the layer, not pixels. The "
-    "other columns show what these consist of.",
+    "other columns show the parts of these metrics.",
     f'The column "shuffled weights" is the rank correlation of a map with the maps of the same network with shuffled '
     f"weights. Above {UNMOVED:g}, the map shows the picture, and not what the network has learned.",
-    "The last rows know nothing of the network: random cells, a blob in the middle, and the nearness to the best "
-    "single colour. What a method does not do better than they do, it does not show.",
+    "The last rows know nothing about the network: random cells, a blob in the middle, and the nearness to the best "
+    "single colour. A method that is no better than these rows shows nothing about the network.",
 )
 
 
@@ -56,7 +56,7 @@ def shuffled(row: JudgedRow) -> str:
 
 
 def notes(found: MethodJudgement) -> list[str]:
-    """Return what else is to be known about the rows."""
+    """Return what else the reader should know about the rows."""
     said = []
     unmoved = [row.name for row in found.rows if row.hardly_changes]
     if unmoved:
