@@ -256,7 +256,7 @@ def test_scaled_logits_do_not_change_the_heatmap(name: str, method: str) -> None
         model, layer = scaled(name, factor, method)
         layer = layer if camkit.METHODS[method].layer else None
         heatmaps.append(np.stack([e.heatmap for e in camkit.explain(model, pictures(), layer, method=method)]))
-    assert all(picture.max() == 1 for picture in heatmaps[0])
+    assert all(picture.max() == 1 for picture in heatmaps[0]), "the map is empty on this network; see scaled()"
     for heatmap in heatmaps[1:]:
         np.testing.assert_allclose(heatmap, heatmaps[0], atol=1e-4)
 

@@ -299,13 +299,8 @@ def test_no_report_holds_a_control_character_of_a_name(result):
     with contextlib.redirect_stdout(terminal):
         for text in (console.data_summary(plan), console.table(unsafe), console.verdict(unsafe)):
             printer().print(text)
-    reports = {
-        "terminal": terminal.getvalue(),
-        "page": check_html.render(unsafe),
-        "junit": junit.render(unsafe),
-        "markdown": markdown.render(unsafe),
-        "annotations": "\n".join(markdown.workflow_commands(unsafe)),
-    }
+    reports = {name: render(unsafe) for name, render in REPORTS.items() if name != "report.json"}  # for programs
+    reports |= {"terminal": terminal.getvalue(), "annotations": "\n".join(markdown.workflow_commands(unsafe))}
     for name, text in reports.items():
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text), name
         assert not re.search(r"^\s*::error::b", text, re.MULTILINE), name

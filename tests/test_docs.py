@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from inspect import isfunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -26,6 +27,7 @@ import pytest
 from tiers import represented_by
 
 import camkit
+from camkit.background.report import REPORTS
 from camkit.cli import app, main
 from camkit.demo.scenes import scene_paths
 
@@ -90,6 +92,16 @@ def test_the_table_of_methods_is_that_of_the_registry() -> None:
 def test_the_table_of_metrics_is_that_of_the_registry() -> None:
     assert docs_metrics.page() == docs_metrics.PAGE.read_text("utf-8"), "run scripts/docs_metrics.py"
     assert all(f"| `{name}` |" in docs_metrics.page() for name in camkit.metrics.METRICS)
+
+
+def test_the_pages_name_every_target_and_every_report() -> None:
+    makers = [
+        name for name, item in vars(camkit.targets).items() if name in camkit.targets.__all__ and isfunction(item)
+    ]
+    made = [name for name in makers if name not in ("as_targets", "describe", "logits_of")]
+    assert made
+    assert [name for name in made if f"targets.{name}(" not in PAGES["docs/targets.md"]] == []
+    assert [name for name in REPORTS if f"`{name}`" not in PAGES["docs/check.md"]] == []
 
 
 def test_every_public_name_is_in_the_reference() -> None:

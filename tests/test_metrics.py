@@ -273,7 +273,9 @@ def test_every_metric_has_a_slow_reference_and_a_complete_record() -> None:
         assert f"{metric.better.capitalize()} is better" in documented or f"{metric.better} is better" in documented, (
             name
         )
-        assert re.search(r"\w+ et al\. \d{4}", metric.paper)[0] in documented, name
+        paper = re.search(r"\w+ et al\. \d{4}", metric.paper)
+        assert paper is not None, f"{name}: the paper is written as 'Name et al. YEAR'"
+        assert paper[0] in documented, name
         assert "UndefinedError: " in documented, name
         assert metric.fill in ("", *FILLS), name
         assert (metric.space == "features") == name.startswith("feature-"), name

@@ -415,8 +415,8 @@ def test_every_target_of_the_module_is_a_subclass_of_target():
     named = [getattr(camkit.targets, name) for name in camkit.targets.__all__]
     classes = {item for item in named if isinstance(item, type)} - {Scores}
 
+    assert ClassTarget in classes
     assert all(issubclass(item, Target) for item in classes)
-    assert len(classes) == 12
 
 
 MAKERS = [

@@ -96,7 +96,7 @@ class TargetOptions:
         Raises:
             InputError: as ``check``, or the mask does not fit the picture.
         """
-        from camkit.targets import above, box, similar_to, top
+        from camkit.targets import top
 
         self.check()
         if self.direction is not None:
@@ -105,11 +105,20 @@ class TargetOptions:
             return [self._class_target(name, pictures, preprocess) for name in self.target]
         if self.top_k is not None:
             return [*top(self.top_k)]
+        target = self._target_of_its_own()
+        return None if target is None else [target]
+
+    def _target_of_its_own(self) -> TargetLike | None:
+        """Return the target of an option that stands alone, without --target; None if there is none."""
+        from camkit.targets import above, box, similar_to
+
         if self.above is not None:
-            return [above(self.above)]
+            return above(self.above)
         if self.box is not None or self.near is not None:
-            return [box(self.box, near=self._corners())]
-        return None if self.similar_to is None else [similar_to(self.similar_to)]
+            return box(self.box, near=self._corners())
+        if self.similar_to is not None:
+            return similar_to(self.similar_to)
+        return None
 
     def _corners(self) -> tuple[float, ...] | None:
         """Return the corners of the box in --near."""

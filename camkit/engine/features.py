@@ -15,8 +15,8 @@ from camkit.types import Extent, Layout
 class Features:
     r"""One layer's feature maps (N, C, \*grid), and for each target the tensor that weights them.
 
-    ``by_target`` holds the gradients (N, C, \*grid), or the class weights (N, C) of a linear head. ``extent`` is the
-    part of the grid that lies on the input.
+    ``by_target`` holds the gradients (N, C, \*grid), the class weights (N, C) of a linear head, or the finished weights
+    of a method that was called during the pass. ``extent`` is the part of the grid that lies on the input.
     """
 
     activations: Float[Tensor, "n c *grid"]

@@ -22,7 +22,6 @@ from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
 from camkit.methods import ATTENTION, Method, find_method
-from camkit.targets import ClassTarget, TopTarget
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
 from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, TargetLayer
@@ -227,7 +226,7 @@ class LayerPasses:
             faster_format(module, batch, self._precision, memory.answers_alike),
             memory.record,
             memory.may_resize,
-            any(not isinstance(target, (ClassTarget, TopTarget)) for target in targets),
+            not all(target.for_threads for target in targets),
             self._progress,
         )
         try:

@@ -104,6 +104,8 @@ class BoxTarget(Target):
         name: the label of the class, for the error; filled in when the target is bound to a model.
     """
 
+    for_threads = True
+
     number: int | None = None
     label: int | str | None = None
     near: tuple[float, float, float, float] | None = None

@@ -131,6 +131,8 @@ class AboveTarget(Expands):
     is a probability already.
     """
 
+    for_threads = True
+
     threshold: float = 0.5
 
     def expand(self, output: Any, batch: int) -> list[RankAboveTarget]:
@@ -148,6 +150,8 @@ class AboveTarget(Expands):
 @dataclass(frozen=True)
 class RankAboveTarget(Target):
     """The class at this rank of each image; absent if its probability is not above the threshold."""
+
+    for_threads = True
 
     rank: int
     threshold: float
@@ -205,6 +209,8 @@ class EachTarget(OfPictures):
 class BestOfTarget(Target):
     """The best of the classes listed for each image of one pass."""
 
+    for_threads = True
+
     classes: tuple[tuple[int, ...], ...]
     activation: Activation | None = field(default=None, compare=False)
 
@@ -222,6 +228,8 @@ class BestOfTarget(Target):
 class SameClassTarget(Target):
     """The class that each image was explained for, in a changed version of the image."""
 
+    for_threads = True
+
     indices: tuple[int, ...]
 
     def __call__(self, output: Any, batch: int) -> Scores:
@@ -236,6 +244,8 @@ class SameClassTarget(Target):
 @dataclass(frozen=True)
 class DirectionTarget(Target):
     """One number of the output, up or down: either class of a one-logit classifier, or a regression."""
+
+    for_threads = True
 
     sign: int = 1
     index: int = 0
@@ -254,6 +264,8 @@ class DirectionTarget(Target):
 @dataclass(frozen=True)
 class ContrastTarget(Target):
     """One class rather than another: the difference of their logits."""
+
+    for_threads = True
 
     index: int | str
     rather_than: int | str

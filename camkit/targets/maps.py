@@ -114,6 +114,8 @@ def class_by_area(maps: Float[Tensor, "n k h w"], rank: int, *, skip_first: bool
 class SegmentTarget(Target):
     """One class of a segmentation network: where it is predicted, everywhere, or inside a mask over the input."""
 
+    for_threads = True
+
     index: int | str
     mask: Any = None
     everywhere: bool = False

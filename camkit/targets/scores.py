@@ -49,8 +49,8 @@ class Target(ABC):
     """What to explain: turns a model's output into one score per image.
 
     Attributes:
-        for_threads: whether several threads may score at the same time. A class does not inherit it, since it may have
-            code of the user's own.
+        for_threads: True if scoring runs no code of the user's, so that several threads may score at the same time. A
+            subclass does not inherit it, since it may be the user's.
     """
 
     for_threads: ClassVar[bool] = False
