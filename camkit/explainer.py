@@ -265,7 +265,7 @@ class Explainer:
         """
         if not self._used:
             raise LayerError(
-                "the layer is not known until a picture has been explained, because it depends on the input's size"
+                "the layer is not known until the first picture is explained, because it depends on the input's size"
             )
         return self._used
 

@@ -327,7 +327,7 @@ def test_several_layers_have_rows_of_their_own() -> None:
         ({"methods": []}, "the list of methods is empty"),
         ({"methods": ["eigencm"]}, "did you mean 'eigencam'"),
         ({"pictures": 3}, "pictures must be a whole number from 5, not 3"),
-        ({"seed": -1}, "seed is a whole number from 0, not -1"),
+        ({"seed": -1}, "seed must be a whole number from 0, not -1"),
         ({"images": "nowhere"}, "^there is no file nowhere$"),
         ({"images": SCENES[:1]}, "^1 picture can be used"),
         ({"images": Image.new("RGB", (8, 8))}, "^images must be a folder or a list of pictures, not Image"),

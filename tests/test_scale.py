@@ -408,7 +408,7 @@ def test_a_csv_that_another_program_changed_is_left_as_it_is(tmp_path, tiny):
 
 def test_a_file_or_folder_of_another_kind_is_no_table(tmp_path, tiny):
     write_pictures(tmp_path / "in", 1)
-    with pytest.raises(InputError, match="is not the name of a table; choose a name that ends in"):
+    with pytest.raises(InputError, match="is not the name of a table; choose a name ending in"):
         tabulate(tiny, tmp_path / "in", tmp_path / "in")
     (tmp_path / "t.csv").mkdir()
     (tmp_path / "t.parquet").write_bytes(b"")

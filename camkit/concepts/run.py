@@ -84,7 +84,7 @@ def factorise(
         ((3, 64), (3, 16, 16))
     """
     if isinstance(concepts, bool) or not isinstance(concepts, int) or concepts < 1:
-        raise InputError(f"concepts is a whole number from 1, not {concepts!r}")
+        raise InputError(f"concepts must be a whole number from 1, not {concepts!r}")
     loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
     rank = spatial_rank(loaded.module)
     given = images if isinstance(images, (list, tuple)) else [images]

@@ -74,7 +74,7 @@ def diagnose(
     training = bool(settings.diagnose.train) if training is None else training
     precision = precision or settings.diagnose.precision or "fp32"
     if precision not in get_args(Precision):
-        raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
+        raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}")
     is_named = model is None or isinstance(model, str)
     named = configured_model(model, settings.model, device=device, trainable=True)
     loaded = as_model(named, preprocess=preprocess, device=None if is_named else device)

@@ -166,7 +166,7 @@ def register_method(
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise MethodError(f"the name of a method consists of letters, digits, '+', '-', '_' and '.', not {name!r}")
     if needs not in get_args(Needs):
-        raise MethodError(f"method {name!r}: needs is one of {', '.join(get_args(Needs))}, not {needs!r}")
+        raise MethodError(f"method {name!r}: needs must be one of {', '.join(get_args(Needs))}, not {needs!r}")
     if name in METHODS and not replace:
         raise MethodError(f"there is already a method {name!r}; choose another name, or pass replace=True")
 

@@ -91,7 +91,7 @@ class Evaluator:
     ) -> None:
         check_fill(fill)
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise InputError(f"steps is a whole number from 1, not {steps!r}")
+            raise InputError(f"steps must be a whole number from 1, not {steps!r}")
         check_seed(seed)
         self.explainer = model if isinstance(model, Explainer) else Explainer(model)
         if layer is not None:
@@ -274,7 +274,7 @@ def check_seed(seed: object) -> None:
         InputError: it is no whole number from 0.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed is a whole number from 0, not {seed!r}")
+        raise InputError(f"seed must be a whole number from 0, not {seed!r}")
 
 
 def _names(metrics: str | Iterable[str] | None) -> Iterable[str]:

@@ -121,4 +121,4 @@ def check_fill(name: object) -> None:
         InputError: there is no such fill.
     """
     if name is not None and name not in FILLS:
-        raise InputError(f"fill is one of {', '.join(FILLS)}, not {name!r}")
+        raise InputError(f"fill must be one of {', '.join(FILLS)}, not {name!r}")

@@ -97,7 +97,7 @@ def register_metric(
         raise InputError(f"the name of a metric consists of letters, digits, '-' and '_', not {name!r}")
     for argument, value, kind in (("better", better, Better), ("space", space, Space)):
         if value not in get_args(kind):
-            raise InputError(f"metric {name!r}: {argument} is one of {', '.join(get_args(kind))}, not {value!r}")
+            raise InputError(f"metric {name!r}: {argument} must be one of {', '.join(get_args(kind))}, not {value!r}")
     if name in METRICS and not replace:
         raise InputError(f"there is already a metric {name!r}; choose another name, or pass replace=True")
 

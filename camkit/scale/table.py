@@ -393,7 +393,7 @@ def _form_of(path: Path) -> _Form:
         return _Csv(path)
     if path.suffix.lower() == ".parquet":
         return _Parquet(path)
-    raise InputError(f"{str(path)!r} is not the name of a table; choose a name that ends in .parquet or .csv")
+    raise InputError(f"{str(path)!r} is not the name of a table; choose a name ending in .parquet or .csv")
 
 
 def arrow_schema(*texts: str) -> Any:
