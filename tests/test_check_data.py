@@ -104,6 +104,24 @@ def test_a_table_with_a_row_per_object_gives_one_picture_with_its_objects(tmp_pa
     assert categories(dataset) == {"a.jpg": ["cat", "cat"], "b.jpg": ["dog"]}
 
 
+def test_a_column_without_a_name_is_neither_group_nor_place(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.jpg", "b.jpg")
+    (tmp_path / "t.csv").write_text(",path,label\n0,a.jpg,cat\n0,b.jpg,dog\n")
+    assert [(item.group, item.place) for item in read_data(tmp_path / "t.csv").items] == [("a.jpg", ""), ("b.jpg", "")]
+
+
+def test_a_picture_that_a_table_lists_with_two_classes_is_left_out_and_said(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.jpg", "b.jpg")
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "c.jpg")
+    (tmp_path / "t.csv").write_text("path,label\na.jpg,cat\na.jpg,dog\na.jpg,cow\nb.jpg,dog\nb.jpg,dog\nc.jpg,cat\n")
+    dataset = read_data(tmp_path / "t.csv")
+    assert [(item.name, item.label) for item in dataset.items] == [("b.jpg", "dog"), ("c.jpg", "cat")]
+    assert dataset.left_out == {"pictures that the table lists with several classes": ("a.jpg",)}
+    (tmp_path / "t.csv").write_text("path,label\na.jpg,cat\na.jpg,dog\n")
+    with pytest.raises(InputError, match="lists every picture with several classes; give each picture one class"):
+        read_data(tmp_path / "t.csv")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -197,7 +197,8 @@ def test_sufficiency_alone_only_warns(other):
     assert found[OVERALL].verdict == "WARN"
     (text,) = [reason.text for reason in found[OVERALL].reasons if "sufficiency" in reason.text]
     assert "a sufficiency of 0.25; the sufficiency is probably between 0.20 and 0.30" in text
-    assert text.endswith("no measured effect is above its limit, so this only warns")
+    assert "; no other effect of all classes together is above its limit with every fill" in text
+    assert text.endswith(", so this only warns")
 
 
 @pytest.mark.parametrize(
@@ -377,11 +378,18 @@ def items(**counts):
 def test_the_notice_before_a_run_counts_pictures():
     assert notice(items(cat=100, dog=120), LIMITS).endswith("it has 220, and as many of each class, as --strict needs")
     few = (
-        "it has 50, so the verdict may be INCONCLUSIVE; --strict needs as many of each class, and every class has fewer"
+        "it has 65, so the verdict may be INCONCLUSIVE; --strict needs as many of each class, and every class has fewer"
     )
-    assert notice(items(cat=20, dog=30), LIMITS).endswith(f"{few} (cat 20, dog 30)")
-    assert "1 of 2 classes have fewer (cat 20)" in notice(items(cat=20, dog=130), LIMITS)
+    assert notice(items(cat=30, dog=35), LIMITS).endswith(f"{few} (cat 30, dog 35)")
+    assert "1 of 2 classes have fewer (cat 30)" in notice(items(cat=30, dog=130), LIMITS)
     assert "limit of 0" in notice(items(cat=20), LimitsSection(gap=0))
+    assert notice([], LIMITS) == "the experiment has no pictures"
+
+
+def test_the_notice_names_classes_that_are_too_small_to_be_tested():
+    text = notice(items(cat=20, dog=130), LIMITS)
+    assert "it has 150, so the verdict may be INCONCLUSIVE; the check tests only classes with at least 30" in text
+    assert text.endswith("pictures, and 1 of 2 classes have fewer (cat 20)")
 
 
 def test_the_fill_that_needs_most_pictures_decides_how_many():

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -94,6 +95,21 @@ def checked(folder, model, *, place=True, **options):
 @pytest.fixture(scope="module")
 def misled(folder, tmp_path_factory):
     return checked(folder, ReadsDisc(misled=True), out=tmp_path_factory.mktemp("report"))
+
+
+class BreaksWithoutDisc(ReadsDisc):
+    """Answers NaN to pictures in which it sees no disc."""
+
+    def forward(self, images):
+        logits = super().forward(images)
+        return logits.where(logits.amax(1, keepdim=True) > 0, float("nan"))
+
+
+def test_answers_of_nan_to_edits_are_counted_in_a_warning(folder):
+    result = checked(folder, BreaksWithoutDisc(misled=False))
+    (warning,) = [text for text in result.warnings if "NaN or infinity" in text]
+    broken, edits = map(int, re.search(r"to (\d+) of (\d+) edits; these answers count as wrong", warning).groups())
+    assert 0 < broken < edits
 
 
 def test_the_worst_pair_is_the_one_that_was_built_in(misled):
@@ -209,6 +225,17 @@ def test_a_pair_is_compared_with_the_same_class_on_the_other_kinds():
     assert found.worst.loss.low > 0
     easy_class = found.pair("a", "x")
     assert easy_class.p > 0.05
+
+
+def test_every_class_that_is_bad_on_a_place_warns():
+    answers = answers_of({("a", "y"): 0.5, ("b", "x"): 0.3})
+    found = measure_kinds("place", KINDS, answers, 0.1, 0.05, 0)
+
+    assert [(pair.label, pair.kind) for pair in found.bad] == [("b", "x"), ("a", "y")]
+    assert found.worst == found.bad[0]
+    assert found.warnings.keys() == {"a", "b"}
+    assert "of its objects on y" in found.warnings["a"]
+    assert measure_kinds("features", KINDS, answers, 0.1, 0.05, 0).warnings == {}
 
 
 def test_a_class_that_is_hard_everywhere_is_not_significant():

@@ -291,6 +291,7 @@ def test_no_report_holds_a_control_character_of_a_name(result):
         plan=plan,
         classes=classes,
         judged=judged,
+        images=tuple(replace(row, label=UNSAFE) if row.label == "bird" else row for row in result.images),
         reasons=(UNSAFE,),
         warnings=(UNSAFE,),
         failures={UNSAFE: UNSAFE},

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from camkit.background.answers import NO_ANSWER
 from camkit.background.baseline import Change
 from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
@@ -184,7 +185,7 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         layer=first["layer"],
         layer_reason=first["layer_reason"],
         hashes=hashes,
-        warnings=_warnings(plan, all_heat, measures[OVERALL].room),
+        warnings=_warnings(plan, all_heat, answers, measures[OVERALL].room),
         shortcuts=shortcuts,
         kinds=kinds,
     )
@@ -249,7 +250,9 @@ def _judge(
     return measures, judged
 
 
-def _warnings(plan: Plan, heat: Mapping[str, Row], headroom: float | None) -> tuple[str, ...]:
+def _warnings(
+    plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row], headroom: float | None
+) -> tuple[str, ...]:
     """Return what the reader should know about the data and the config."""
     warnings = [
         f"the waiver for class {waiver.name!r} expired on {waiver.expires} and no longer holds"
@@ -258,6 +261,13 @@ def _warnings(plan: Plan, heat: Mapping[str, Row], headroom: float | None) -> tu
     cropped = sum(bool(row.get("cropped")) for row in heat.values())
     if cropped:
         warnings.append(f"in {cropped} pictures the object lies outside the part that the model sees")
+    answers = [answer["answer"] for row in edited.values() for answer in row["answers"].values()]
+    broken = answers.count(NO_ANSWER)
+    if broken:
+        warnings.append(
+            f"the model answers NaN or infinity to {broken} of {len(answers)} edits; these answers count as wrong, so "
+            "an effect may come from them rather than from the backgrounds"
+        )
     if headroom is not None and headroom < plan.settings.limits.least_room:
         warnings.append(
             "the objects lie in nearly the same place in all pictures, so the heat cannot show which object it follows "

@@ -299,10 +299,14 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
         raise InputError(f"{file} must have the columns path and label; it has {', '.join(header) or 'none'}")
     if group and "group" not in columns:
         raise InputError(f"{file} has no column {group!r} for the groups; it has {', '.join(header)}")
-    items: dict[tuple[str, str], Item] = {}
-    missing, unlabelled = [], []
+
+    def value(row: Mapping[str, str], meaning: str) -> str:
+        return ((row.get(columns[meaning]) if meaning in columns else None) or "").strip()
+
+    items: dict[str, Item] = {}
+    missing, unlabelled, ambiguous = [], [], []
     for row in rows:
-        name, label = row[columns["path"]] or "", (row[columns["label"]] or "").strip()
+        name, label = row[columns["path"]] or "", value(row, "label")
         path = file.parent / name
         if not _is_file(path):
             missing.append(name)
@@ -310,11 +314,21 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
             unlabelled.append(name)
         else:  # a table of boxes has one row for each object, so several rows for one picture
             item_name = Path(name).as_posix()
-            place = (row.get(columns.get("place", "")) or "").strip()
-            item = Item(item_name, path, label, row.get(columns.get("group", "")) or name, place=place)
-            items.setdefault((item_name, label), item)
-    left_out = {"files that do not exist": tuple(missing), "pictures without a label": tuple(unlabelled)}
-    return _Labelled(list(items.values()), f"the table {file.name}", _without_empty(left_out))
+            item = Item(item_name, path, label, value(row, "group") or name, place=value(row, "place"))
+            if items.setdefault(item_name, item).label != label:
+                ambiguous.append(item_name)
+    left_out = {
+        "files that do not exist": tuple(missing),
+        "pictures without a label": tuple(unlabelled),
+        _AMBIGUOUS: tuple(dict.fromkeys(ambiguous)),
+    }
+    labelled = [item for name, item in items.items() if name not in left_out[_AMBIGUOUS]]
+    if ambiguous and not labelled:
+        raise InputError(f"{file} lists every picture with several classes; give each picture one class")
+    return _Labelled(labelled, f"the table {file.name}", _without_empty(left_out))
+
+
+_AMBIGUOUS = "pictures that the table lists with several classes"
 
 
 def _is_file(path: Path) -> bool:

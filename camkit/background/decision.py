@@ -33,8 +33,8 @@ class Effect:
             number of tests; None if the effect was not tested.
         significant: whether the effect is significantly above the limit with every fill.
         overruled: whether the effect only warns, although it is significant: it is a sufficiency, and no other effect
-            of all classes together is above its limit. Such a model knows backgrounds, but uses them little while it
-            sees the object.
+            of all classes together is estimated above its limit with every fill. Such a model knows backgrounds, but
+            uses them little while it sees the object.
     """
 
     name: EffectName

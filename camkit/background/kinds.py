@@ -160,14 +160,19 @@ class Kinds:
         pairs: each class on each kind on which it was shown.
         worst: the pair with the lowest accuracy: of those that are significantly bad, and if there is none, of those
             that were tested. None if none was tested.
-        significant: whether the worst pair is significantly bad.
+        bad: the pairs that are significantly bad, the lowest accuracy first.
     """
 
     source: Source
     kinds: tuple[Kind, ...] = ()
     pairs: tuple[Pair, ...] = ()
     worst: Pair | None = None
-    significant: bool = False
+    bad: tuple[Pair, ...] = ()
+
+    @property
+    def significant(self) -> bool:
+        """Whether the worst pair is significantly bad."""
+        return bool(self.bad)
 
     def of(self, name: str) -> Kind:
         """Return a kind by its name."""
@@ -179,21 +184,17 @@ class Kinds:
 
     @property
     def warnings(self) -> dict[str, str]:
-        """What to warn of, by class; empty if no pair is significantly bad, or if the kinds are the model's own.
+        """Each class's worst pair that is significantly bad, in words; empty if the kinds are the model's own.
 
         A network's features also divide backgrounds by the answers that they lead to. So clean networks may have a bad
         pair: 2 of 22 in the drawn lab had one, and all 6 that hardly recognise their small objects.
         """
-        if self.worst is None or not self.significant or self.source != "place":
+        if self.source != "place":
             return {}
-        return {self.worst.label: self.worst_in_words}
+        return {pair.label: self.in_words(pair) for pair in reversed(self.bad)}  # of each class, the worst comes last
 
-    @property
-    def worst_in_words(self) -> str:
-        """The accuracy of the worst pair; "" if there is none."""
-        pair = self.worst
-        if pair is None or pair.elsewhere is None:
-            return ""
+    def in_words(self, pair: Pair) -> str:
+        """Return the accuracy of a pair that was tested, and that on the other kinds, in words."""
         return (
             f"right for {pair.accuracy.value:.2f} of its objects on {pair.kind} ({self.of(pair.kind).origin}), and for "
             f"{pair.elsewhere:.2f} on the other {'places' if self.source == 'place' else 'kinds of backgrounds'}"
@@ -361,10 +362,14 @@ def measure_kinds(
         for pair in pairs
         if pair.p is not None and pair.p <= alpha and pair.loss is not None and pair.loss.value > limit
     ]
-    candidates = bad or [pairs[number] for number in tested]
-    worst = min(candidates, key=lambda pair: (pair.accuracy.value, pair.label, pair.kind), default=None)
+    bad.sort(key=_accuracy_first)
+    worst = bad[0] if bad else min((pairs[number] for number in tested), key=_accuracy_first, default=None)
     with_answers = tuple(_with_answers(kind, answers) for kind in kinds)
-    return Kinds(source, with_answers, tuple(pairs), worst, significant=bool(bad))
+    return Kinds(source, with_answers, tuple(pairs), worst, tuple(bad))
+
+
+def _accuracy_first(pair: Pair) -> tuple[float, str, str]:
+    return pair.accuracy.value, pair.label, pair.kind
 
 
 def _with_answers(kind: Kind, answers: Sequence[PastedAnswer]) -> Kind:
@@ -429,8 +434,12 @@ def _losses(sums: np.ndarray, number: int, kinds: int) -> np.ndarray:
 def _examples(answers: Sequence[PastedAnswer], kind: str) -> tuple[WrongAnswer, ...]:
     """Return a few wrong answers on a kind, each to another object on another background."""
     examples: list[WrongAnswer] = []
+    used: set[str] = set()
     for answer in answers:
-        used = {name for example in examples for name in (example.picture, example.background)}
-        if answer.kind == kind and not answer.right and not used & {answer.picture, answer.background}:
+        pictures = {answer.picture, answer.background}
+        if answer.kind == kind and not answer.right and used.isdisjoint(pictures):
             examples.append(WrongAnswer(answer.picture, answer.background, answer.named))
-    return tuple(examples[:EXAMPLES])
+            used |= pictures
+        if len(examples) == EXAMPLES:
+            break
+    return tuple(examples)

@@ -240,21 +240,22 @@ def _file_of(module: ModuleType) -> str | None:
 def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:
     """Leave out pictures with the same content as an earlier one; list copies in another class separately."""
     originals: dict[str, Item] = {}
+    kept: list[Item] = []
     copies: list[str] = []
     mislabelled: list[str] = []
     for item in data.items:
         content = files.of(item.path)
         original = originals.setdefault(item.name if content == _UNREADABLE else content, item)
-        if original is not item:
+        if original is item:
+            kept.append(item)
+        else:
             (copies if original.label == item.label else mislabelled).append(item.name)
     left_out = dict(data.left_out)
     if copies:
         left_out["copies of another picture"] = tuple(copies)
     if mislabelled:
         left_out["copies of a picture of another class"] = tuple(mislabelled)
-    duplicates = {*copies, *mislabelled}
-    items = tuple(item for item in data.items if item.name not in duplicates)
-    return replace(data, items=items, left_out=left_out)
+    return replace(data, items=tuple(kept), left_out=left_out)
 
 
 SPARE_PICTURES = 10

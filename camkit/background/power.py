@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scipy import stats
 
@@ -45,18 +45,31 @@ def pictures_needed(limit: float) -> int | None:
 
 def notice(sample: Sequence[Item], limits: LimitsSection) -> str:
     """Say whether the sample of the experiment is large enough to exclude effects above the limits."""
+    if not sample:
+        return "the experiment has no pictures"
     limit = min(limits.gap, limits.sufficiency, limits.attraction)
     needed = pictures_needed(limit)
-    if needed is None or not sample:
+    if needed is None:
         return "no number of pictures excludes an effect above a limit of 0"
     counts = Counter(item.label for item in sample)
+    untestable = _fewer(counts, limits.least_pictures)
     text = (
         f"the experiment needs about {needed} pictures to exclude an effect above {limit:g} if the model has none; it "
-        f"has {len(sample)}{'' if len(sample) >= needed else ', so the verdict may be INCONCLUSIVE'}"
+        f"has {len(sample)}{'' if len(sample) >= needed and not untestable else ', so the verdict may be INCONCLUSIVE'}"
     )
+    if untestable:
+        return f"{text}; the check tests only classes with at least {limits.least_pictures} pictures, and {untestable}"
+    small = _fewer(counts, needed)
+    if small:
+        return f"{text}; --strict needs as many of each class, and {small}"
+    return f"{text}, and as many of each class, as --strict needs" if len(counts) > 1 else text
+
+
+def _fewer(counts: Mapping[str, int], needed: int) -> str:
+    """Name the classes with too few pictures, such as "every class has fewer (cat 10)"; "" if none has."""
     small = sorted((name for name in counts if counts[name] < needed), key=lambda name: counts[name])
     if not small:
-        return f"{text}, and as many of each class, as --strict needs" if len(counts) > 1 else text
+        return ""
     named = ", ".join(f"{name} {counts[name]}" for name in small[:_MOST_NAMED])
     which = "every class has" if len(small) == len(counts) else f"{len(small)} of {len(counts)} classes have"
-    return f"{text}; --strict needs as many of each class, and {which} fewer ({named}{', ...' * (len(small) > 3)})"
+    return f"{which} fewer ({named}{', ...' * (len(small) > _MOST_NAMED)})"

@@ -72,7 +72,7 @@ def _probable(effect: Effect, measured: MeasuredEffect) -> str:
         text += f"the {_noun(effect)} is probably between {low} and {high}"
     text += f"; the limit is {effect.limit:.2f}"
     if effect.overruled:
-        text += "; while the objects are in the pictures, no measured effect is above its limit, so this only warns"
+        text += "; no other effect of all classes together is above its limit with every fill, so this only warns"
     if {effect.level_with(fill) for fill in effect.by_fill} == {effect.level}:
         return text
     by_fill = ", ".join(f"{fill} {other.effect.value:.2f}" for fill, other in effect.by_fill.items())

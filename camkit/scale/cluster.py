@@ -63,8 +63,8 @@ _MOST_BLOCKS = 100_000
 """The most blocks of a job, because the driver takes about 10 ms for each. In a very large job, the blocks are
 larger."""
 _ROWS_ON_GPU, _ROWS_ON_CPU = 4096, 1024
-"""The least rows of a part. Ray may start a process to write a part. This took 2 to 3 seconds of one core, which is little
-compared with explaining the pictures of a part."""
+"""The least rows of a part. Ray may start a process to write a part. This took 2 to 3 seconds of one core, which is
+little compared with explaining the pictures of a part."""
 _POLL_SECONDS, _POLL_SHARE = 1.0, 20
 """How often finished parts are counted. The pause between counts is at least this many times as long as a count."""
 

@@ -101,6 +101,7 @@ def render(result: CheckResult) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
+    environment.filters["printable"] = printable
     script = environment.get_template("check.js").render()
     plan = result.plan
     removed = words.without_object(plan)
@@ -254,7 +255,7 @@ def _pair(pair: Pair | None, found: Kinds) -> _Cell:
         return _Cell(words.NONE)
     is_worst = pair == found.worst
     lines = (f"{pair.right} of {pair.shown}", *_interval(pair.accuracy), *(("worst pair",) if is_worst else ()))
-    return _Cell(words.number(pair.accuracy.value), None, lines, "WARN" if is_worst and found.significant else "")
+    return _Cell(words.number(pair.accuracy.value), None, lines, "WARN" if pair in found.bad else "")
 
 
 def _exclusions(result: CheckResult) -> list[tuple[str, ...]]:

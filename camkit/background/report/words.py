@@ -99,7 +99,7 @@ def kinds(found: Kinds | None) -> tuple[str, ...]:
     verdict = "significantly lower" if found.significant else "not significantly lower by more than the limit"
     followed = found.of(found.worst.kind).followed_in_words
     return (
-        f"Worst pair of class and kind: {found.worst.label} is {found.worst_in_words} ({verdict}).",
+        f"Worst pair of class and kind: {found.worst.label} is {found.in_words(found.worst)} ({verdict}).",
         *((followed,) if followed else ()),
         *((f"Collect pictures of {found.worst.label} on backgrounds of this kind.",) if found.significant else ()),
     )
