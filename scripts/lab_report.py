@@ -252,12 +252,15 @@ def plots(
     """Draw each model's evidence over its truth, and the ROC curve of every rule on the held-out models."""
     from matplotlib import pyplot  # noqa: PLC0415 - only this function needs it
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(14, 4.6), layout="constrained")
     _plot_evidence(rows, left, held_out)
     _plot_curves([row for row in rows if held_out(row)], right, rules)
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
 
+
+_MATPLOTLIBS_COLOURS = 10
+"""After so many curves, Matplotlib begins again with the first colour."""
 
 _COLOURS = {"FAIL": "#b3261e", "WARN": "#c98a00", "PASS": "#1b6b3a", "INCONCLUSIVE": "#6b7c93"}
 
@@ -277,15 +280,16 @@ def _plot_evidence(rows: Sequence[Row], left: Any, held_out: Callable[[Row], boo
 
 
 def _plot_curves(rows: Sequence[Row], right: Any, rules: Rules) -> None:
-    for name, (score, _) in rules.items():
+    for number, (name, (score, _)) in enumerate(rules.items()):
         biased, clean = (
             np.array([score(row) for row in rows if kind(row) == wanted]) for wanted in ("biased", "clean")
         )
         limits = np.sort(np.concatenate([biased, clean, [np.inf]]))[::-1]
         alarms, found = ([(scores >= limit).mean() for limit in limits] for scores in (clean, biased))
         area = auroc(biased.tolist(), clean.tolist())
-        right.plot([*alarms, 1], [*found, 1], label=f"{name} ({area:.2f})", linewidth=1.6)
+        style = "-" if number < _MATPLOTLIBS_COLOURS else "--"
+        right.plot([*alarms, 1], [*found, 1], style, label=f"{name} ({area:.2f})", linewidth=1.6)
     right.set_xlabel("clean models condemned")
     right.set_ylabel("biased models found")
-    right.legend(fontsize=8, loc="lower right")
+    right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     right.set_title("held-out models", fontsize=9)

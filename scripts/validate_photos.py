@@ -411,10 +411,10 @@ def pairs_table(rows: Sequence[Row]) -> str:
     for world, of_world in sorted(measured.items()):
         true, by_check = np.array(of_world).T
         worst = named_worst[world]
-        correlation = np.corrcoef(true, by_check)[0, 1] if true.std() and by_check.std() else float("nan")
+        varies = true.std() > 0 and by_check.std() > 0
+        correlation = f"{np.corrcoef(true, by_check)[0, 1]:.2f}" if varies else ""
         lines.append(
-            f"| {world} | {len(worst)} | {sum(worst)} | {len(true)} | {correlation:.2f} "
-            f"| {np.mean(by_check - true):+.2f} |"
+            f"| {world} | {len(worst)} | {sum(worst)} | {len(true)} | {correlation} | {np.mean(by_check - true):+.2f} |"
         )
     return "\n".join(lines)
 
