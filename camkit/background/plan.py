@@ -7,12 +7,8 @@ import functools
 import hashlib
 import json
 import stat
-import sys
-import sysconfig
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -37,6 +33,7 @@ from camkit.images.read import open_picture
 from camkit.images.regions import ShadesBySize, preprocess_region
 from camkit.layers.memory import ModelMemory
 from camkit.models import device_of, usual_batch_size
+from camkit.models.code import code_files
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
 
@@ -191,50 +188,8 @@ def _hash_preprocess(preprocess: Preprocess | None) -> str:
 
 
 def hash_code(model: LoadedModel, files: FileHashes) -> str:
-    """Return a hash of the Python files that define the model's modules and its preprocessing, and that they import.
-
-    Code without a file, such as a notebook's, is left out, and so is what installed packages import.
-    """
-    preprocess = model.preprocess.func if isinstance(model.preprocess, functools.partial) else model.preprocess
-    steps = getattr(preprocess, "transforms", ())  # of a Compose
-    definitions = [preprocess, *steps, *(getattr(step, "lambd", None) for step in steps)]
-    definitions += map(type, (*model.module.modules(), preprocess, *steps))
-    modules: set[ModuleType] = set()
-    _add_imported(modules, definitions)
-    sources = {_file_of(module) for module in modules}
-    contents = sorted(files.of(Path(source)) for source in sources if source is not None)
-    return hashlib.sha256("".join(contents).encode()).hexdigest()
-
-
-def _add_imported(modules: set[ModuleType], definitions: Iterable[Any]) -> None:
-    """Add the modules of classes, functions and objects, and those that the user's own ones among them import."""
-    for definition in definitions:
-        is_module = isinstance(definition, ModuleType)
-        module = definition if is_module else sys.modules.get(str(getattr(definition, "__module__", None)))
-        if module is not None and module not in modules:
-            modules.add(module)
-            if not _is_installed(module):
-                _add_imported(modules, list(vars(module).values()))
-
-
-def _is_installed(module: ModuleType) -> bool:
-    """Return whether a module belongs to Python or to an installed package, which do not change during a run."""
-    file = _file_of(module)
-    if file is None or not _PACKAGE_FOLDERS.isdisjoint(Path(file).parts):
-        return True
-    return any(Path(file).is_relative_to(folder) for folder in (sysconfig.get_path("stdlib"), _CAMKIT))
-
-
-_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
-"""Folders with these names hold installed packages, in any environment."""
-
-_CAMKIT = str(Path(__file__).parents[1])
-
-
-def _file_of(module: ModuleType) -> str | None:
-    """Return the file that holds a module's Python code, if there is one."""
-    file: str | None = getattr(module, "__file__", None)
-    return file if file is not None and file.endswith(".py") else None
+    """Return a hash of the Python files that define the model's modules and its preprocessing, and that they import."""
+    return hashlib.sha256("".join(sorted(map(files.of, code_files(model)))).encode()).hexdigest()
 
 
 def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:

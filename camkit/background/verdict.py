@@ -336,7 +336,7 @@ def _obstacles(
     reasons = _gap_obstacles(measures, limits, chance)
     if not measures.tested and measures.sufficiency:
         kind = "there is no background to show the objects on"
-        needed = "the check needs other pictures of the same class and of other classes, with regions, and of other groups"
+        needed = "the check needs pictures of other groups, with regions, of the same class and of other classes"
         reasons.append(Reason(kind, f"{kind}: {needed}"))
     elif measures.tested < limits.least_pictures:
         kind = f"fewer than {limits.least_pictures} pictures could be tested"

@@ -94,6 +94,9 @@ def in_order(
             raise failure
     finally:
         failure = None
+        close = getattr(iterator, "close", None)  # of a generator, which may have threads of its own
+        if close is not None:
+            close()
         room.close()
         pool.shutdown(wait=True, cancel_futures=True)
 

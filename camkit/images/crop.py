@@ -192,7 +192,7 @@ class CropBoxes:
         if preprocess is None or isinstance(preprocess, ImageClassification):
             return
         name, owner = getattr(preprocess, "__name__", ""), getattr(preprocess, "__self__", preprocess)
-        if any(key[:2] == (name, size) for key in self._views[owner]):
+        if any(key[:2] == (name, size) for key in list(self._views[owner])):
             return
         try:
             with undisturbed(), same_randomness(), interruptible():
@@ -217,7 +217,7 @@ class CropBoxes:
             return views.get(key)
         if key not in views:
             while len(views) >= _MOST_SIZES:
-                del views[next(iter(views))]
+                views.pop(next(iter(views), None), None)  # another thread may remove it at the same time
             views[key] = _view(preprocess, size, output)
         return views[key]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from camkit.methods import METHODS
+from camkit.models.code import code_files
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
 
 Fingerprint = dict[str, str]
+
+CODE = "code"
+"""The part of a fingerprint that ``digest_of_code`` returns."""
 
 _SAMPLE_SIZE = (331, 257)
 """The size of the picture that shows what a preprocessing does: not square, and larger than most inputs."""
@@ -36,7 +43,7 @@ def fingerprint(model: LoadedModel, **options: Any) -> Fingerprint:
     return {
         "version of camkit": version("camkit"),
         "model": model.name,
-        "network": digest(str(model.module)),
+        "network": digest(_without_addresses(str(model.module))),
         "weights": _digest_of_weights(model.module),
         "preprocessing": _digest_of_preprocessing(model.preprocess),
         "labels": digest(describe(model.labels)),
@@ -47,6 +54,8 @@ def fingerprint(model: LoadedModel, **options: Any) -> Fingerprint:
 def differences(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Return the names of the parts in which two fingerprints differ, as a phrase; "" if they are the same."""
     names = [name for name in {**now, **earlier} if earlier.get(name) != now.get(name)]
+    if len(names) > 1:  # another method or preprocessing mostly lies in another file
+        names = [name for name in names if name != CODE]
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
@@ -58,35 +67,80 @@ def digest(*contents: str | bytes) -> str:
     return state.hexdigest()
 
 
-def describe(value: Any) -> str:
+def digest_of_code(model: LoadedModel, *more: Any) -> str:
+    """Return a checksum of the Python files that define a model, and functions and objects, and that they import."""
+    return digest(*(file.read_bytes() for file in code_files(model, *more) if file.is_file()))
+
+
+def functions_in(method: Any, targets: Any) -> list[Any]:
+    """Return the function of a method and the targets of a call, each of which may have code of the user's."""
+    named = METHODS.get(method) if isinstance(method, str) else method
+    return [getattr(named, "weights", named), *(targets if isinstance(targets, (list, tuple)) else [targets])]
+
+
+def describe(value: Any, *, within: tuple[int, ...] = ()) -> str:
     """Return text that is the same for the same value in every process, without addresses in memory.
 
-    >>> describe(["cat", 3]), describe(None)
-    ("['cat', 3]", 'None')
+    Args:
+        value: anything.
+        within: the identities of the objects that hold the value, which may lead back to them.
+
+    >>> describe(["cat", 3]), describe(None), describe({"b", "a"})
+    ("['cat', 3]", 'None', "{'a', 'b'}")
     """
-    if isinstance(value, (Tensor, np.ndarray)):
-        text = f"{tuple(value.shape)} {digest(_bytes_of(torch.as_tensor(value)))}"
-    elif isinstance(value, (list, tuple)):
-        text = f"[{', '.join(map(describe, value))}]"
-    elif isinstance(value, Mapping):
-        text = ", ".join(f"{key}: {describe(item)}" for key, item in value.items())
-    elif isinstance(value, FunctionType):
-        held = [*(cell.cell_contents for cell in value.__closure__ or ()), *(value.__defaults__ or ())]
-        held += (value.__kwdefaults__ or {}).values()
-        text = f"{value.__module__}.{value.__qualname__} {digest(*_code_of(value.__code__))} {describe(held)}"
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        text = f"{type(value).__name__}({describe(fields)})"
-    else:
-        text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-        if text != repr(value):  # the text names only its type
-            plain = {name: held for name, held in getattr(value, "__dict__", {}).items() if isinstance(held, _PLAIN)}
-            text = f"{text} {describe(plain)}" if plain else text
-    return text
+    if id(value) in within:
+        return "..."
+    inner = functools.partial(describe, within=(*within, id(value)))
+    for kind, text_of in _TEXTS.items():
+        if isinstance(value, kind):
+            return text_of(value, inner)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__name__}({inner(_fields_of(value))})"
+    text = _without_addresses(repr(value))
+    attributes = getattr(value, "__dict__", None) if text != repr(value) else None  # the text names only its type
+    return f"{text} {inner(dict(attributes))}" if attributes and not isinstance(value, type) else text
 
 
-_PLAIN = (bool, int, float, str, bytes, Tensor, np.ndarray)
-"""Attributes that decide what an object does; their contents cannot refer back to the object."""
+def _fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass with their values."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def _of_array(array: np.ndarray, inner: Callable[[Any], str]) -> str:
+    is_text = array.dtype.kind in "OUSV"  # of strings or objects
+    return inner(array.tolist()) if is_text else f"{array.shape} {digest(array.tobytes())}"
+
+
+def _of_function(function: FunctionType, inner: Callable[[Any], str]) -> str:
+    code = digest(*_code_of(function.__code__))
+    return f"{function.__module__}.{function.__qualname__} {code} {inner(_held_by(function))}"
+
+
+_TEXTS: Mapping[Any, Callable[[Any, Callable[[Any], str]], str]] = {
+    Tensor: lambda value, _: f"{tuple(value.shape)} {digest(_bytes_of(value))}",
+    np.ndarray: _of_array,
+    (list, tuple): lambda value, inner: f"[{', '.join(map(inner, value))}]",
+    # The order of a set differs between processes.
+    (set, frozenset): lambda value, inner: f"{{{', '.join(sorted(map(inner, value)))}}}",
+    Mapping: lambda value, inner: ", ".join(f"{key}: {inner(item)}" for key, item in value.items()),
+    FunctionType: _of_function,
+    functools.partial: lambda value, inner: f"partial({inner([value.func, value.args, value.keywords])})",
+    MethodType: lambda value, inner: f"{inner(value.__func__)} of {inner(value.__self__)}",
+}
+"""How values of each kind are described; the second argument describes what they hold."""
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _held_by(function: FunctionType) -> list[Any]:
+    """Return what a function holds: the variables around it, and its default values."""
+    held = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            held.append(cell.cell_contents)
+    return [*held, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
 
 def _code_of(code: CodeType) -> Iterable[bytes | str]:
@@ -94,7 +148,7 @@ def _code_of(code: CodeType) -> Iterable[bytes | str]:
     yield code.co_code
     yield from code.co_names
     for constant in code.co_consts:
-        yield from _code_of(constant) if isinstance(constant, CodeType) else [repr(constant)]
+        yield from _code_of(constant) if isinstance(constant, CodeType) else [describe(constant)]
 
 
 def _bytes_of(tensor: Tensor) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from camkit.images.video import is_video
 from camkit.methods import MethodLike
 from camkit.models import device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
-from camkit.scale.fingerprint import fingerprint
+from camkit.scale.fingerprint import digest_of_code, fingerprint, functions_in
 from camkit.scale.naming import drawing_names, free_file, note_of, picture_name, slug, write_drawing
 from camkit.scale.schema import Row, row_of, row_of_failure
 from camkit.scale.table import Table
@@ -221,7 +222,8 @@ def explain_files(
         settings = {"method": method, "layers": layers, "targets": targets, "precision": precision, "fuse": fuse}
         settings["smooth"] = smooth
         drawn = {"drawings": None if out is None else {**vars(drawing), "one scale": one_scale}}
-        made_with = fingerprint(model, **settings, draft=draft, **drawn)
+        code = digest_of_code(model, *functions_in(method, targets))
+        made_with = fingerprint(model, **settings, draft=draft, **drawn, code=code)
         part = {} if rows_per_part is None else {"rows": rows_per_part}
         results = Table(table, made_with, resume=resume, overwrite=overwrite and not resume, **part)
     files = _DrawingFiles(
@@ -274,13 +276,37 @@ def _check_one_file(out: Path, pictures: Pictures, chosen: Format | None, *, is_
 
 def _one_after_the_other(*parts: Iterator[Written | WrittenVideo | Failure]) -> Generator[Any, None, None]:
     """Chain iterators; closing the result closes the one that runs."""
-    before = pillow.get_block_size()
-    pillow.set_block_size(max(before, _BLOCK_SIZE))
-    try:
+    with _LARGE_BLOCKS:
         for rows in parts:
             yield from rows
-    finally:
-        pillow.set_block_size(before)
+
+
+class _LargeBlocks:
+    """Lets Pillow keep pictures in large blocks of memory while any run lasts; then its setting is as it was before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs = 0
+        self._before = 0
+
+    def __enter__(self) -> None:
+        """Begin a run."""
+        with self._lock:
+            self._runs += 1
+            if self._runs == 1:
+                self._before = pillow.get_block_size()
+                pillow.set_block_size(max(self._before, _BLOCK_SIZE))
+
+    def __exit__(self, *_: object) -> None:
+        """End a run."""
+        with self._lock:
+            self._runs -= 1
+            if not self._runs:
+                pillow.set_block_size(self._before)
+
+
+_LARGE_BLOCKS = _LargeBlocks()
+"""Pillow's setting belongs to the process, and so does this count of the runs that need it."""
 
 
 class Run(Iterator["Written | WrittenVideo | Failure"]):
