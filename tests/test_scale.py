@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.Image import core as pillow
 from torch import Tensor, nn
 from torchvision import transforms
 from torchvision.transforms._presets import ImageClassification
@@ -1080,3 +1081,19 @@ def test_large_pictures_make_small_batches(tmp_path):
     rows = list(camkit.explain_many(Net(), pictures, "features", preprocess=preprocess))
     assert len(rows) == 9
     assert max(sizes) == 2  # 15 MiB each; a batch may have 36
+
+
+def test_runs_that_overlap_leave_pillows_setting_as_it_was(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 3)
+    before = pillow.get_block_size()
+    one, two = (
+        explain_files(tiny, [tmp_path / "in"], None, Drawing(), layers=["0"], table=tmp_path / f"{name}.csv")
+        for name in "ab"
+    )
+    next(one)
+    next(two)
+    assert pillow.get_block_size() > before
+    list(one)
+    assert pillow.get_block_size() > before
+    list(two)
+    assert pillow.get_block_size() == before
