@@ -284,7 +284,7 @@ def test_a_significant_effect_with_one_fill_only_warns():
     found = model({**CLEAN_OVERALL, "gap": apart})
 
     assert found[OVERALL].verdict == "WARN"
-    assert "the fills disagree about the gap: blur 0.60, tile 0.00" in found[OVERALL].reasons[0].text
+    assert "measured with each fill: blur 0.60, tile 0.00" in found[OVERALL].reasons[0].text
 
 
 def test_without_regions_a_significant_effect_warns():

@@ -76,7 +76,7 @@ def _probable(effect: Effect, measured: MeasuredEffect) -> str:
     if {effect.level_with(fill) for fill in effect.by_fill} == {effect.level}:
         return text
     by_fill = ", ".join(f"{fill} {other.effect.value:.2f}" for fill, other in effect.by_fill.items())
-    return f"{text}; the fills disagree about the {_noun(effect)}: {by_fill}"
+    return f"{text}; measured with each fill: {by_fill}"
 
 
 def _excluded(effect: Effect, measured: MeasuredEffect) -> str:
