@@ -264,7 +264,7 @@ def test_one_fill_alone_warns():
     found = judged([*clean(), *wolves])
 
     assert found["wolf"].verdict == "WARN"
-    assert "disagree" in found["wolf"].reasons[0].text
+    assert "measured with each fill" in found["wolf"].reasons[0].text
 
 
 def test_heat_beside_the_object_warns_and_never_fails():
