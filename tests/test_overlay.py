@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification
 
 import camkit
+from camkit.drawing import overlay
 from camkit.drawing.overlay import COLORMAPS, STYLES, blend, colorize, stretch
 from camkit.errors import InputError, OutputError
 from camkit.types import Box
@@ -444,3 +445,20 @@ def test_saving_an_empty_map_works(tmp_path: Path, photo):
 
     with Image.open(path) as picture:
         assert picture.size == (60, 48)
+
+
+def test_rows_of_a_large_picture_share_colours_only_where_nobody_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = np.random.default_rng(0).random((7, 7), np.float32)
+    heats = {"small": cells, "large": cells, "smooth": cv2.resize(cells, (224, 224)) / cells.max()}
+
+    def drawn() -> dict[str, np.ndarray]:
+        sides = {name: 56 if name == "small" else 1800 for name in heats}
+        pictures = {name: np.full((side, 60, 3), 90, np.uint8) for name, side in sides.items()}
+        return {name: blend(pictures[name], heat, Box(0, 0, 60, sides[name])) for name, heat in heats.items()}
+
+    with_shared_rows = drawn()
+    monkeypatch.setattr(overlay, "_MOST_ALIKE", 1)
+    differences = {name: int(cv2.absdiff(drawn()[name], with_shared_rows[name]).max()) for name in heats}
+    assert differences["small"] == 0
+    assert 0 < differences["large"] <= 6
+    assert 0 < differences["smooth"] <= 6

@@ -123,6 +123,8 @@ def blend(
     box = box or Box(0, 0, width, height)
     rows, columns = _pixels_in(box, (height, width))
     levels = _levels_in(heatmap, box, rows, columns)
+    seen_rows = rows.stop - rows.start
+    level_of = np.arange(seen_rows) * len(levels) // max(seen_rows, 1)
     share = alpha if heatmap.any() else 0.0
     drawn = np.empty((height, width, 3), np.uint8)
     for top, strip in strips_into(drawn, picture):
@@ -131,7 +133,10 @@ def blend(
         seen = np.s_[first - top : last - top, columns]
         _darken(strip, seen)
         if strip[seen].size:
-            colours = cv2.applyColorMap(levels[first - rows.start : last - rows.start], _colours(colormap))
+            numbers = level_of[first - rows.start : last - rows.start]
+            colours = cv2.applyColorMap(levels[numbers[0] : numbers[-1] + 1], _colours(colormap))
+            if len(colours) < len(numbers):
+                colours = colours[numbers - numbers[0]]
             cv2.addWeighted(strip[seen], 1 - share, colours, share, 0, dst=strip[seen])
     return drawn
 
@@ -151,16 +156,34 @@ half a pixel of the picture, which nobody can see."""
 
 def _levels_in(
     heatmap: Float[np.ndarray, "h w"], box: Box, rows: slice, columns: slice
-) -> UInt8[np.ndarray, "height width"]:
-    """Return the heat of the pixels in these rows and columns in 8 bit, where the heatmap covers ``box``."""
+) -> UInt8[np.ndarray, "rows width"]:
+    """Return the heat of the pixels in these rows and columns in 8 bit, where the heatmap covers ``box``.
+
+    If the heat hardly changes from row to row, each row of the result stands for several rows of the picture.
+    """
     height, width = rows.stop - rows.start, columns.stop - columns.start
     if not height or not width:
         return np.empty((height, width), np.uint8)
     enlarged = min(height / heatmap.shape[0], width / heatmap.shape[1])
     lost = box.right - box.left - width, box.bottom - box.top - height
     if enlarged >= _UNSEEN_SHIFT and max(lost) <= 1:  # the whole box lies in the picture
-        return np.asarray(cv2.resize(_levels(heatmap), (width, height), interpolation=cv2.INTER_LINEAR))
+        levels = _levels(heatmap)
+        count = max(1, height // _alike_rows(levels, height / len(levels)))
+        return np.asarray(cv2.resize(levels, (width, count), interpolation=cv2.INTER_LINEAR))
     return _levels(_warped(heatmap, _moved(box, -columns.start, -rows.start), (height, width)))
+
+
+_UNSEEN_STEP = 2
+"""Levels of 256 by which the heat may jump from one row of the picture to the next: nobody can see a smaller step."""
+
+_MOST_ALIKE = 8
+"""The most rows of the picture that get the colours of one row; more save no time."""
+
+
+def _alike_rows(levels: UInt8[np.ndarray, "h w"], enlarged: float) -> int:
+    """Return how many rows of a picture may have the same colours, if a row of the heatmap covers ``enlarged`` rows."""
+    steepest = int(cv2.absdiff(levels[1:], levels[:-1]).max(initial=0)) if len(levels) > 1 else 0
+    return _MOST_ALIKE if not steepest else min(_MOST_ALIKE, max(1, int(_UNSEEN_STEP * enlarged / steepest)))
 
 
 def _moved(box: Box, across: int, down: int) -> Box:
