@@ -1100,3 +1100,11 @@ def test_runs_that_overlap_leave_pillows_setting_as_it_was(tmp_path, tiny):
     assert pillow.get_block_size() > before
     list(two)
     assert pillow.get_block_size() == before
+
+
+def test_reading_a_table_leaves_pythons_limit_for_cells_as_it_was(tmp_path, tiny):
+    write_pictures(tmp_path / "in", 3)
+    before = csv.field_size_limit()
+    tabulate(tiny, tmp_path / "in", tmp_path / "t.csv")
+    assert len(list(read(tmp_path / "t.csv"))) == 3
+    assert csv.field_size_limit() == before

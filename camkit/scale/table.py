@@ -520,6 +520,15 @@ class _Parquet(_Form):
         self._next += 1
 
 
+def _next_row(reader: csv.DictReader[str]) -> dict[str, str] | None:
+    """Return the next row. Its cells may be long; the limit belongs to the process, so it is set for this row only."""
+    before = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        return next(reader, None)
+    finally:
+        csv.field_size_limit(before)
+
+
 class _Csv(_Form):
     """A CSV file, with a hidden file beside it that says how much of it is complete."""
 
@@ -581,10 +590,10 @@ class _Csv(_Form):
 
     def _cells(self, part: Path) -> Iterator[dict[str, str]]:
         """Yield the rows of the complete parts: a run that is writing, or that was killed, may have left half a row."""
-        csv.field_size_limit(_LONGEST_CELL)
         try:
             with part.open("rb") as file:
-                for row in csv.DictReader(_lines_of(file, self.about().get("bytes", math.inf)), strict=True):
+                reader = csv.DictReader(_lines_of(file, self.about().get("bytes", math.inf)), strict=True)
+                while (row := _next_row(reader)) is not None:
                     if None in row.values() or row.keys() != COLUMNS.keys():
                         raise InputError(f"{part} cannot be read: it has other columns than a table of camkit")
                     yield row
