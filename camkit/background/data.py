@@ -304,7 +304,8 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
         return ((row.get(columns[meaning]) if meaning in columns else None) or "").strip()
 
     items: dict[str, Item] = {}
-    missing, unlabelled, ambiguous = [], [], []
+    missing, unlabelled = [], []
+    ambiguous: dict[str, None] = {}
     for row in rows:
         name, label = row[columns["path"]] or "", value(row, "label")
         path = file.parent / name
@@ -316,19 +317,16 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
             item_name = Path(name).as_posix()
             item = Item(item_name, path, label, value(row, "group") or name, place=value(row, "place"))
             if items.setdefault(item_name, item).label != label:
-                ambiguous.append(item_name)
+                ambiguous[item_name] = None
     left_out = {
         "files that do not exist": tuple(missing),
         "pictures without a label": tuple(unlabelled),
-        _AMBIGUOUS: tuple(dict.fromkeys(ambiguous)),
+        "pictures that the table lists with several classes": tuple(ambiguous),
     }
-    labelled = [item for name, item in items.items() if name not in left_out[_AMBIGUOUS]]
+    labelled = [item for name, item in items.items() if name not in ambiguous]
     if ambiguous and not labelled:
         raise InputError(f"{file} lists every picture with several classes; give each picture one class")
     return _Labelled(labelled, f"the table {file.name}", _without_empty(left_out))
-
-
-_AMBIGUOUS = "pictures that the table lists with several classes"
 
 
 def _is_file(path: Path) -> bool:

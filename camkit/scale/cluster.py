@@ -38,7 +38,7 @@ from camkit.layers.names import Layers
 from camkit.models import as_model, device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.scale.actors import ModelSource, Pool, Source, cause_of, import_ray, load_on_node
-from camkit.scale.fingerprint import Fingerprint, digest_of_code, fingerprint, functions_in
+from camkit.scale.fingerprint import Fingerprint, digest_of_code, fingerprint
 from camkit.scale.schema import ERROR, Row, row_of, row_of_failure, text_of
 from camkit.scale.table import CONTENT, WRITTEN_WITH, ClusterTable, Finished, arrow_table, cluster_schema, key_of
 from camkit.types import Failure
@@ -186,7 +186,7 @@ def prepared_job(
         explain_many(loaded, [], **settings)
     kept = {name: options.get(name) for name in ("method", "precision", "fuse", "smooth")}
     target = options.get("target")
-    code = digest_of_code(loaded, *functions_in(kept["method"], target))
+    code = digest_of_code(loaded, kept["method"], target)
     made_with = fingerprint(loaded, **kept, layers=target_layer, targets=target, draft=draft, code=code)
     return Job(source.sent(loaded), made_with, settings)
 

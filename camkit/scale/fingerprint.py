@@ -67,15 +67,11 @@ def digest(*contents: str | bytes) -> str:
     return state.hexdigest()
 
 
-def digest_of_code(model: LoadedModel, *more: Any) -> str:
-    """Return a checksum of the Python files that define a model, and functions and objects, and that they import."""
-    return digest(*(file.read_bytes() for file in code_files(model, *more) if file.is_file()))
-
-
-def functions_in(method: Any, targets: Any) -> list[Any]:
-    """Return the function of a method and the targets of a call, each of which may have code of the user's."""
+def digest_of_code(model: LoadedModel, method: Any, targets: Any) -> str:
+    """Return a checksum of the Python files that define a model, a method and targets, and that they import."""
     named = METHODS.get(method) if isinstance(method, str) else method
-    return [getattr(named, "weights", named), *(targets if isinstance(targets, (list, tuple)) else [targets])]
+    functions = [getattr(named, "weights", named), *(targets if isinstance(targets, (list, tuple)) else [targets])]
+    return digest(*(file.read_bytes() for file in code_files(model, *functions) if file.is_file()))
 
 
 def describe(value: Any, *, within: tuple[int, ...] = ()) -> str:

@@ -29,7 +29,7 @@ from camkit.images.video import is_video
 from camkit.methods import MethodLike
 from camkit.models import device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
-from camkit.scale.fingerprint import digest_of_code, fingerprint, functions_in
+from camkit.scale.fingerprint import digest_of_code, fingerprint
 from camkit.scale.naming import drawing_names, free_file, note_of, picture_name, slug, write_drawing
 from camkit.scale.schema import Row, row_of, row_of_failure
 from camkit.scale.table import Table
@@ -222,7 +222,7 @@ def explain_files(
         settings = {"method": method, "layers": layers, "targets": targets, "precision": precision, "fuse": fuse}
         settings["smooth"] = smooth
         drawn = {"drawings": None if out is None else {**vars(drawing), "one scale": one_scale}}
-        code = digest_of_code(model, *functions_in(method, targets))
+        code = digest_of_code(model, method, targets)
         made_with = fingerprint(model, **settings, draft=draft, **drawn, code=code)
         part = {} if rows_per_part is None else {"rows": rows_per_part}
         results = Table(table, made_with, resume=resume, overwrite=overwrite and not resume, **part)
