@@ -31,7 +31,8 @@ from torch import Tensor
 from camkit.background.edits import fill_with_texture
 from camkit.background.experiment import MOST_CANDIDATES
 from camkit.background.trial import LITTLE_MORE
-from camkit.images.filling import dilated, fill_linearly, fill_smoothly
+from camkit.images.filling import dilated, fill_smoothly
+from camkit.images.imputation import fill_linearly
 
 MARK = "validate_fills"
 """The name of the marks between which a page has the table."""

@@ -100,27 +100,29 @@ def top_loss(score: Score, picture: Array, filled: Array, heat: Array) -> float:
 def linear_imputation(picture: Array, removed: set[tuple[int, ...]], noise: Array) -> Array:
     """ROAD's imputation (Rong et al. 2022): x_p = sum_q w_pq x_q / sum_q w_pq over the neighbours in the picture.
 
-    Direct neighbours weigh 1/6, diagonal ones 1/12; noise is added where pixels were removed.
+    A neighbour along an axis weighs twice as much as a diagonal one, in a picture 1/6 and 1/12; and in a volume once
+    more for each axis. Noise is added where pixels were removed.
     """
     size = picture.shape[1:]
-    holes = sorted(removed)
-    if len(holes) == math.prod(size):
+    row_of = {hole: row for row, hole in enumerate(sorted(removed))}
+    if len(row_of) == math.prod(size):
         made = np.empty_like(picture)
         for channel in range(len(picture)):
             made[channel] = picture[channel].mean()
         return made + noise
-    matrix, right = np.zeros((len(holes), len(holes))), np.zeros((len(holes), len(picture)))
-    for row, (y, x) in enumerate(holes):
-        for down, across in itertools.product((-1, 0, 1), repeat=2):
-            neighbour = (y + down, x + across)
-            if (down, across) == (0, 0) or not (0 <= neighbour[0] < size[0] and 0 <= neighbour[1] < size[1]):
+    matrix, right = np.zeros((len(row_of), len(row_of))), np.zeros((len(row_of), len(picture)))
+    for hole, row in row_of.items():
+        for step in itertools.product((-1, 0, 1), repeat=len(size)):
+            neighbour = tuple(place + along for place, along in zip(hole, step, strict=True))
+            if not any(step) or not all(0 <= place < side for place, side in zip(neighbour, size, strict=True)):
                 continue
-            weight = 1 / 6 if 0 in (down, across) else 1 / 12
+            weight = 2.0 ** step.count(0) / 12
             matrix[row, row] += weight
-            if neighbour in removed:
-                matrix[row, holes.index(neighbour)] -= weight
+            if neighbour in row_of:
+                matrix[row, row_of[neighbour]] -= weight
             else:
                 right[row] += weight * picture[(slice(None), *neighbour)]
+    holes = list(row_of)
     solved = np.linalg.solve(matrix, right) if holes else right
     made = picture.copy()
     for row, cell in enumerate(holes):

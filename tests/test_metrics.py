@@ -16,6 +16,7 @@ import numpy as np
 import oracles_metrics as oracles
 import pytest
 import torch
+from scipy.ndimage import gaussian_filter
 from test_harmless import Parts, in_the_middle_of_training, unchanged
 from torch import Tensor, nn
 
@@ -23,7 +24,8 @@ import camkit
 from camkit import metrics
 from camkit.engine.heatmap import enlarge
 from camkit.errors import ImageError, InputError, TargetError
-from camkit.images.filling import dilated, fill_linearly, fill_smoothly
+from camkit.images.filling import dilated, fill_smoothly
+from camkit.images.imputation import fill_linearly
 from camkit.metrics import METRICS, Evaluator, Heat, evaluate
 from camkit.metrics.curves import curve_sets, even_shares, hot_sets
 from camkit.metrics.evaluator import DEFAULTS
@@ -139,6 +141,26 @@ def test_linear_imputation_leaves_known_pixels_and_is_exact_on_a_slope() -> None
     hole[2:7, 3:9] = True
     assert torch.allclose(fill_linearly(across, hole), across, atol=1e-5)  # a slope is the mean of its neighbours
     assert torch.equal(fill_linearly(across, ~hole)[:, hole], across[:, hole])
+
+
+@pytest.mark.parametrize("shape", ["pixels", "blobs", "all but one", "islands"])
+@pytest.mark.parametrize("size", [(37, 30), (1, 90), (200,), (9, 8, 10)])
+def test_linear_imputation_solves_its_equations(size: tuple[int, ...], shape: str) -> None:
+    torch.manual_seed(3)
+    picture, hole = torch.randn(2, *size) + 5, torch.rand(size) > 0.3
+    if shape == "blobs":
+        smooth = gaussian_filter(np.random.default_rng(3).standard_normal(size), 3)
+        hole = torch.from_numpy(smooth < np.quantile(smooth, 0.8))
+    elif shape == "all but one":
+        hole = torch.ones(size, dtype=torch.bool)
+        hole.view(-1)[hole.numel() // 3] = False
+    elif shape == "islands":  # the missing pixels are in several places that do not touch
+        hole = torch.zeros(size, dtype=torch.bool)
+        hole.view(-1)[:: max(3, hole.numel() // 5)] = True
+    removed = set(map(tuple, np.argwhere(hole.numpy())))
+    exact = oracles.linear_imputation(picture.double().numpy(), removed, np.zeros((2, *size)))
+    assert np.abs(fill_linearly(picture, hole).numpy() - exact).max() < 5e-4
+    assert np.abs(fill_linearly(picture.double(), hole, 1e-11).numpy() - exact).max() < 1e-9
 
 
 @pytest.mark.parametrize("name", ["average-drop", "increase", "complexity"])

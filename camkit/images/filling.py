@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import cv2
 import numpy as np
 import torch
@@ -11,8 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-_OPENCV_CHANNELS = 4
-"""The most channels that OpenCV resizes in one call."""
+OPENCV_CHANNELS = 4
+"""The most channels of a picture that OpenCV resizes in one call."""
 
 _TINY_WEIGHT = 1e-12
 """Keeps the division by a weight of zero finite; the result of that division is never used."""
@@ -49,7 +47,7 @@ def _resized(
     values: Float[np.ndarray, "h w c"], size: tuple[int, int], interpolation: int
 ) -> Float[np.ndarray, "h2 w2 c"]:
     """Resize to (width, height), with any number of channels."""
-    parts = [values[..., start : start + _OPENCV_CHANNELS] for start in range(0, values.shape[2], _OPENCV_CHANNELS)]
+    parts = [values[..., start : start + OPENCV_CHANNELS] for start in range(0, values.shape[2], OPENCV_CHANNELS)]
     resized = [cv2.resize(part, size, interpolation=interpolation).reshape(*size[::-1], -1) for part in parts]
     return np.concatenate(resized, 2)
 
@@ -66,45 +64,3 @@ def dilated(region: Bool[Tensor, "*size"], pixels: int) -> Bool[Tensor, "*size"]
         widest = functional.max_pool1d(lines.reshape(1, -1, lines.shape[-1]), 2 * pixels + 1, 1, pixels)
         near = widest.reshape(lines.shape).movedim(-1, axis)
     return near > 0
-
-
-def fill_linearly(picture: Float[Tensor, "c *size"], hole: Bool[Tensor, "*size"]) -> Float[Tensor, "c *size"]:
-    """Make each pixel of a hole the weighted mean of its neighbours (Rong et al. 2022, arXiv:2202.00449, 4.1).
-
-    A direct neighbour weighs twice as much as a diagonal one: in a picture 1/6 and 1/12. The neighbours that lie
-    outside the picture have no weight. This is a sparse system of linear equations, one for each pixel of the hole,
-    which is solved exactly. A picture that is all hole becomes the mean of its colours.
-    """
-    from scipy.sparse import csc_array  # noqa: PLC0415 - SciPy takes long to import, and few calls fill linearly
-    from scipy.sparse.linalg import splu  # noqa: PLC0415
-
-    if not bool(hole.any()):
-        return picture.clone()
-    if bool(hole.all()):
-        return picture.flatten(1).mean(1).reshape(-1, *[1] * hole.dim()).expand_as(picture).clone()
-    missing = hole.numpy()
-    number = np.full(missing.shape, -1)
-    number[missing] = np.arange(missing.sum())
-    pixels = np.moveaxis(picture.double().numpy(), 0, -1)
-    where = np.argwhere(missing)
-    weight_of_all, known = np.zeros(len(where)), np.zeros((len(where), len(picture)))
-    entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for step in itertools.product((-1, 0, 1), repeat=hole.dim()):
-        if not any(step):
-            continue
-        weight = 2.0 ** step.count(0)
-        beside = where + np.array(step)
-        rows = np.flatnonzero(((beside >= 0) & (beside < missing.shape)).all(1))
-        places = tuple(beside[rows].T)
-        weight_of_all[rows] += weight
-        unknown = missing[places]
-        entries.append((rows[unknown], number[places][unknown], np.full(int(unknown.sum()), -weight)))
-        known[rows[~unknown]] += weight * pixels[places][~unknown]
-    diagonal = np.arange(len(where))
-    rows, columns, weights = map(np.concatenate, zip(*entries, (diagonal, diagonal, weight_of_all), strict=True))
-    system = csc_array((weights, (rows, columns)), shape=(len(where), len(where)))
-    # The matrix is symmetric and diagonally dominant, so it needs no pivots; this order of columns is made for it.
-    solver = splu(system, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
-    filled = picture.clone()
-    filled[:, hole] = torch.from_numpy(solver.solve(known).T.copy()).to(picture)
-    return filled

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -109,7 +110,9 @@ def _measured(trace: Trace, layouts: Mapping[int, Layout], gradients: Gradients)
 
 def _active_cells(mask: Bool[Tensor, "*shape"] | None, layout: Layout) -> int:
     """Count the cells that the score depends on, in any channel."""
-    return 0 if mask is None else int(to_grid(mask, layout)[0].any(0).sum())
+    if mask is None:
+        return 0
+    return int(to_grid(mask, layout)[0].view(torch.uint8).amax(0).sum())  # several times as fast as any()
 
 
 def _verdicts(

@@ -68,6 +68,7 @@ def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_step(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     """Tell whether merging or splitting the same number of cells along each axis turns one grid into the other."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
@@ -19,7 +19,7 @@ from camkit.engine.restore import is_in_use
 from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
 from camkit.layers.names import select_layers
-from camkit.layers.trace import OperationNames
+from camkit.layers.operations import PlaceWatch
 from camkit.types import LayerRef, Precision, TargetLayer
 
 _MOST_SIZES = 32
@@ -140,23 +140,19 @@ def kind_of(image: Float[Tensor, "n c *size"]) -> InputKind:
 
 
 @contextmanager
-def watching_places(
-    model: nn.Module, modules: Mapping[LayerRef, nn.Module], inputs: Tensor
-) -> Iterator[dict[nn.Module, bool]]:
+def watching_places(model: nn.Module, modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, bool]]:
     """Record for each module that runs in the block whether all operations before its end leave cells in their places.
 
     So a layer of an ordinary convolutional network needs no extra passes that locate its cells.
     """
-    operations = OperationNames()
+    watch = PlaceWatch()
     kept: dict[nn.Module, bool] = {}
 
     def begin(_: nn.Module) -> None:
-        operations.others.clear()
-        operations.reads.clear()
+        watch.kept = True
 
     def end(module: nn.Module, _: list[Tensor], __: object) -> None:
-        kept[module] = kept.get(module, True) and not operations.others and not operations.reads
+        kept[module] = kept.get(module, True) and watch.kept
 
-    operations.begin(inputs)
-    with undisturbed(), starts([model], begin), forward_hooks(dict.fromkeys(modules.values(), end)), operations:
+    with undisturbed(), starts([model], begin), forward_hooks(dict.fromkeys(modules, end)), watch:
         yield kept

@@ -12,14 +12,13 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from camkit.engine.attach import forward_hooks, starts
 from camkit.engine.interrupts import interruptible, undisturbed
@@ -30,7 +29,8 @@ from camkit.engine.resizing import resized_input
 from camkit.engine.restore import eagerly, evaluating, switch_off_training
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
-from camkit.layers.positions import Follower, MemoryNotes, tensors_of
+from camkit.layers.operations import OperationWatch
+from camkit.layers.positions import Follower
 from camkit.targets.outputs import main_tensor, rivals
 from camkit.targets.probabilities import final_activation, passing_through
 from camkit.types import LayerRef
@@ -52,79 +52,6 @@ _PASSING = (
     nn.AdaptiveMaxPool3d,
 )
 """Modules that compute no features: they return their input, or a summary of it."""
-
-KEEPING = frozenset(
-    [
-        "convolution",
-        "mkldnn_convolution",
-        "native_batch_norm",
-        "cudnn_batch_norm",
-        "_native_batch_norm_legit_no_training",
-        "native_layer_norm",
-        "native_group_norm",
-        "max_pool2d_with_indices",
-        "max_pool3d_with_indices",
-        "avg_pool1d",
-        "avg_pool2d",
-        "avg_pool3d",
-        "mean",
-        "relu",
-        "relu_",
-        "hardtanh",
-        "hardtanh_",
-        "hardswish",
-        "hardswish_",
-        "hardsigmoid",
-        "hardsigmoid_",
-        "leaky_relu",
-        "leaky_relu_",
-        "sigmoid",
-        "sigmoid_",
-        "silu",
-        "silu_",
-        "gelu",
-        "elu",
-        "elu_",
-        "tanh",
-        "tanh_",
-        "prelu",
-        "_prelu_kernel",
-        "softplus",
-        "mish",
-        "clamp",
-        "clamp_",
-        "clamp_min",
-        "clamp_min_",
-        "add",
-        "add_",
-        "sub",
-        "sub_",
-        "mul",
-        "mul_",
-        "div",
-        "div_",
-        "cat",
-        "clone",
-        "copy_",
-        "detach",
-        "alias",
-        "empty",
-        "empty_like",
-        "zeros",
-        "zeros_like",
-        "ones",
-        "ones_like",
-        "_to_copy",
-        "native_dropout",
-        "_adaptive_avg_pool2d",
-        "exp",
-        "rsqrt",
-        "sqrt",
-        "pow",
-    ]
-)
-"""PyTorch's operations that leave every cell of a feature map in its place. After any other operation, the location
-stage measures where the cells lie."""
 
 Key: TypeAlias = tuple[str, int]
 """A module's name and the number of its call, starting at 1."""
@@ -216,7 +143,7 @@ class Trace:
         detects: True if the model returned boxes.
         scored: True if the model returned a score that can be differentiated.
         maps: the number of classes, if the model returns maps of scores; otherwise 0.
-        reads: what the way through the model depends on, "picture" or "weights" or both; see ``OperationNames``.
+        reads: what the way through the model depends on, "picture" or "weights" or both; see ``OperationWatch``.
     """
 
     size: tuple[int, ...]
@@ -284,64 +211,6 @@ Places: TypeAlias = Callable[[Sequence[Key]], Mapping[Key, Followed]]
 that could not be followed."""
 
 
-_READING = frozenset(["_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"])
-"""Operations that show a tensor's values to Python, as a number or in the shape of their result."""
-
-_CHOOSING = frozenset(["index", "index_select", "gather", "take", "where", "index_put_", "scatter_", "index_copy_"])
-"""Operations that choose elements by the values of another tensor."""
-
-
-class OperationNames(TorchDispatchMode):
-    """Notes what the operations of a pass tell about the places of cells.
-
-    Attributes:
-        others: the names of the operations that may move cells, as PyTorch's dispatcher calls them.
-        reads: "picture" if Python read values that were computed from the input, so that another picture may take
-            another way through the model; "weights" if it read other values, or if these chose among cells.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.others: set[str] = set()
-        self.reads: set[str] = set()
-        self._derived = MemoryNotes()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise PyTorch imports its compiler at the first operation, which takes seconds
-
-    def begin(self, image: Tensor) -> None:
-        """Start to note, with an input of the model."""
-        self.others.clear()
-        self.reads.clear()
-        self._derived.set(image, True)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the operation."""
-        name = func._overloadpacket.__name__
-        if name not in KEEPING or (name == "convolution" and _widens(*args[1:7])):
-            self.others.add(name)
-        operands = list(tensors_of(*args, *(kwargs or {}).values()))
-        derived = any(operand in self._derived for operand in operands)
-        if name in _READING:
-            self.reads.add("picture" if derived else "weights")
-        elif derived and name in _CHOOSING and not all(operand in self._derived for operand in operands):
-            self.reads.add("weights")
-        results = func(*args, **(kwargs or {}))
-        if derived:
-            for result in tensors_of(results):
-                self._derived.set(result, True)
-        return results
-
-
-def _widens(weight: Tensor, _: Any, __: Any, padding: Sequence[int], dilation: Sequence[int], transposed: bool) -> bool:
-    """Tell whether a convolution may move cells: it is transposed, or pads by more than its kernel uses up."""
-    used = (step * (side - 1) for step, side in zip(dilation, weight.shape[2:], strict=False))
-    return transposed or any(2 * added > cells for added, cells in zip(padding, used, strict=False))
-
-
 @dataclass(eq=False)
 class LivePass:
     """A pass whose tensors are kept: the model's output, and the arguments and output of each call."""
@@ -369,7 +238,7 @@ class LivePass:
         with passing_through(None if scored is None else final_activation(scored)):
             gradients = torch.autograd.grad(value, ends, retain_graph=True, allow_unused=True)
         return {
-            number: None if gradient is None else gradient != 0
+            number: None if gradient is None else gradient.bool()
             for number, gradient in zip(usable, gradients, strict=True)
         }
 
@@ -475,58 +344,58 @@ def traced(model: nn.Module, image: Tensor, record: ModelRecord | None = None) -
 
 @dataclass(eq=False)
 class _OpenCall:
-    """A call in progress, and what has been recorded of it so far."""
+    """What is recorded of a call while the model runs; ``_call`` makes a ``Call`` of it."""
 
-    call: Call
+    module: nn.Module
+    place: int
+    name: str
+    number: int
+    started: int
+    finished: int = 0
     arguments: list[Tensor] = field(default_factory=list)
     output: Tensor | None = None
     node: Node | None = None
+    alone: bool = True
     scales: list[Node] = field(default_factory=list)
+    padded: tuple[int, ...] = ()
+    convolution: Convolution | None = None
+    kept: bool = False
 
 
 def _trace(model: nn.Module, leaf: Tensor) -> LivePass:
     """Run the model and record every call of every module: its start and end, its arguments and its output."""
     first_names = first_name_by_module(modules_by_name(model))
-    names = {module: (number, name) for number, (module, name) in enumerate(first_names.items())}
+    places = {module: place for place, module in enumerate(first_names)}
     running: list[_OpenCall] = []
     finished: list[_OpenCall] = []
-    counts = dict.fromkeys(names, 0)
+    counts = dict.fromkeys(places, 0)
     clock = itertools.count()
-    operations = OperationNames()
+    image = leaf.clone()
+    watch = OperationWatch(image)
 
     def begin(module: nn.Module) -> None:
         counts[module] += 1
-        number, name = names[module]
-        running.append(_OpenCall(_call(number, name, counts[module], module, next(clock))))
+        running.append(_OpenCall(module, places[module], first_names[module], counts[module], next(clock)))
 
     def end(module: nn.Module, arguments: list[Tensor], output: Any) -> None:
-        while running[-1].call.module != names[module][0]:  # an exception ended these calls
+        while running[-1].module is not module:  # an exception ended these calls
             running.pop()
-        open_call = running.pop()
-        maps = feature_tensor(output)
-        computed = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
-        open_call.arguments = arguments
+        call = running.pop()
+        call.finished, call.kept, call.arguments = next(clock), watch.kept, arguments
+        call.convolution = _geometry(module, arguments, leaf.dim())
+        maps, resized = feature_tensor(output), resized_input(output)
+        call.padded = () if resized is None else resized[0]
         if maps is not None:
-            open_call.output, open_call.node = maps[1], maps[1].grad_fn
+            call.output, call.node = maps[1], maps[1].grad_fn
+            computed = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
+            call.alone = len(computed) == 1
             if len({tensor.shape[2:] for tensor in computed if tensor.dim() == leaf.dim()}) > 1:
-                open_call.scales = [tensor.grad_fn for tensor in computed if tensor.grad_fn is not None]
-        resized = resized_input(output)
-        open_call.call = replace(
-            open_call.call,
-            finished=next(clock),
-            alone=maps is None or len(computed) == 1,
-            padded=() if resized is None else resized[0],
-            convolution=_geometry(module, arguments, leaf.dim()),
-            kept=not operations.others,
-        )
-        finished.append(open_call)
+                call.scales = [tensor.grad_fn for tensor in computed if tensor.grad_fn is not None]
+        finished.append(call)
 
-    with starts(names, begin), forward_hooks(dict.fromkeys(names, end)):
-        image = leaf.clone()
-        operations.begin(image)
-        with operations, interruptible():
-            output = model(image)
-    return _live(model, leaf, finished, output, frozenset(operations.reads))
+    with starts(places, begin), forward_hooks(dict.fromkeys(places, end)), watch, interruptible():
+        output = model(image)
+    return _live(model, leaf, finished, output, frozenset(watch.reads))
 
 
 def _live(model: nn.Module, leaf: Tensor, finished: list[_OpenCall], output: Any, reads: frozenset[str]) -> LivePass:
@@ -540,40 +409,39 @@ def _live(model: nn.Module, leaf: Tensor, finished: list[_OpenCall], output: Any
         tensors[assigned] = tensor
         return assigned
 
-    calls = [
-        replace(
-            open_call.call,
-            arguments=tuple(map(number, open_call.arguments)),
-            output=None if open_call.output is None else number(open_call.output),
-            shape=() if open_call.output is None else tuple(open_call.output.shape),
-            operation=recorder.number(open_call.node),
-            operation_after=None if open_call.output is None else recorder.number(open_call.output.grad_fn),
-            scales=tuple(scale for node in open_call.scales if (scale := recorder.number(node)) is not None),
-        )
-        for open_call in finished
-    ]
+    calls = tuple(_call(call, number, recorder) for call in finished)
     scored = scored_tensor(output)
     maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
-    trace = Trace(
-        tuple(leaf.shape[2:]), tuple(calls), recorder.graph(), detections_in(output), scored is not None, maps, reads
-    )
+    size = tuple(leaf.shape[2:])
+    trace = Trace(size, calls, recorder.graph(), detections_in(output), scored is not None, maps, reads)
     return LivePass(model, leaf, output, trace, tensors)
 
 
-def _call(number: int, name: str, count: int, module: nn.Module, started: int) -> Call:
-    """Return the record of a call that is starting."""
-    weight = getattr(module, "weight", None)
-    scores = isinstance(module, (nn.Linear, *CONVOLUTIONS)) and isinstance(weight, Tensor)
-    scores = scores and isinstance(weight, Tensor) and weight.shape[2:].numel() == 1
+def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecorder) -> Call:
+    """Return the record of a finished call; ``number`` gives its tensors their numbers."""
+    module, output = call.module, call.output
+    weight = getattr(module, "weight", None) if isinstance(module, (nn.Linear, *CONVOLUTIONS)) else None
+    scores = isinstance(weight, Tensor) and weight.shape[2:].numel() == 1
     return Call(
-        number,
-        name,
-        count,
-        type(module).__name__,
-        started,
+        module=call.place,
+        name=call.name,
+        number=call.number,
+        kind=type(module).__name__,
+        started=call.started,
+        finished=call.finished,
+        arguments=tuple(map(number, call.arguments)),
+        output=None if output is None else number(output),
+        shape=() if output is None else tuple(output.shape),
+        operation=recorder.number(call.node),
+        operation_after=None if output is None else recorder.number(output.grad_fn),
+        alone=call.alone,
+        scales=tuple(scale for node in call.scales if (scale := recorder.number(node)) is not None),
+        padded=call.padded,
         passes=isinstance(module, _PASSING),
         weighted=any(parameter is not None for parameter in module._parameters.values()),
         classes=weight.shape[0] if scores and isinstance(weight, Tensor) else None,
+        convolution=call.convolution,
+        kept=call.kept,
     )
 
 

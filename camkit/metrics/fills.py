@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from camkit.errors import InputError
-from camkit.images.filling import fill_linearly, fill_smoothly
+from camkit.images.filling import fill_smoothly
+from camkit.images.imputation import fill_linearly
 
 Remove: TypeAlias = Callable[[Tensor], Tensor]
 

@@ -1,0 +1,102 @@
+"""What the operations of a pass tell about where the cells of its tensors lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from camkit.layers.positions import MemoryNotes, tensors_of
+
+_KEEPING = frozenset(
+    [
+        "_adaptive_avg_pool2d", "_native_batch_norm_legit_no_training", "_prelu_kernel", "_to_copy", "add",
+        "add_", "alias", "avg_pool1d", "avg_pool2d", "avg_pool3d", "cat", "clamp", "clamp_", "clamp_min",
+        "clamp_min_", "clone", "convolution", "copy_", "cudnn_batch_norm", "detach", "div", "div_", "elu",
+        "elu_", "empty", "empty_like", "exp", "gelu", "hardsigmoid", "hardsigmoid_", "hardswish", "hardswish_",
+        "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_", "max_pool2d_with_indices",
+        "max_pool3d_with_indices", "mean", "mish", "mkldnn_convolution", "mul", "mul_", "native_batch_norm",
+        "native_dropout", "native_group_norm", "native_layer_norm", "ones", "ones_like", "pow", "prelu", "relu",
+        "relu_", "rsqrt", "sigmoid", "sigmoid_", "silu", "silu_", "softplus", "sqrt", "sub", "sub_", "tanh",
+        "tanh_", "zeros", "zeros_like",
+    ]
+)  # fmt: skip
+"""PyTorch's operations that leave every cell of a feature map in its place. After any other operation, the location
+stage measures where the cells lie."""
+
+_READING = frozenset(["_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"])
+"""Operations that show a tensor's values to Python, as a number or in the shape of their result."""
+
+_CHOOSING = frozenset(["index", "index_select", "gather", "take", "where", "index_put_", "scatter_", "index_copy_"])
+"""Operations that choose elements by the values of another tensor."""
+
+
+class PlaceWatch(TorchDispatchMode):
+    """Notes whether the operations of a pass leave all cells in their places.
+
+    Attributes:
+        kept: False after the first operation that may move cells.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise PyTorch imports its compiler at the first operation, which takes seconds
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation."""
+        self._note(func._overloadpacket.__name__, args)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, name: str, args: tuple[Any, ...]) -> None:
+        if name not in _KEEPING or (name == "convolution" and _widens(*args[1:7])):
+            self.kept = False
+
+
+class OperationWatch(PlaceWatch):
+    """Notes also whether values decide which way a pass takes through the model.
+
+    Args:
+        image: the input of the model.
+
+    Attributes:
+        reads: "picture" if Python read values that were computed from the input, so that another picture may take
+            another way through the model; "weights" if it read other values, or if these chose among cells.
+    """
+
+    def __init__(self, image: Tensor) -> None:
+        super().__init__()
+        self.reads: set[str] = set()
+        self._derived = MemoryNotes()
+        self._derived.set(image, True)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation."""
+        name = func._overloadpacket.__name__
+        self._note(name, args)
+        operands = list(tensors_of(*args, *(kwargs or {}).values()))
+        derived = any(operand in self._derived for operand in operands)
+        if name in _READING:
+            self.reads.add("picture" if derived else "weights")
+        elif derived and name in _CHOOSING and not all(operand in self._derived for operand in operands):
+            self.reads.add("weights")
+        results = func(*args, **(kwargs or {}))
+        if derived:
+            for result in tensors_of(results):
+                self._derived.set(result, True)
+        return results
+
+
+def _widens(weight: Tensor, _: Any, __: Any, padding: Sequence[int], dilation: Sequence[int], transposed: bool) -> bool:
+    """Tell whether a convolution may move cells: it is transposed, or pads by more than its kernel uses up."""
+    used = (step * (side - 1) for step, side in zip(dilation, weight.shape[2:], strict=False))
+    return transposed or any(2 * added > cells for added, cells in zip(padding, used, strict=False))
