@@ -11,6 +11,7 @@ of ``ROWS``.
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -29,6 +30,8 @@ Run: TypeAlias = Callable[[], object]
 Prepare: TypeAlias = Callable[[torch.device], tuple[Run, Run]]
 
 SIZE = 224
+
+_MOST_ROUNDS = 40
 
 
 @dataclass(frozen=True)
@@ -86,11 +89,28 @@ def whole_model(method: str) -> Prepare:
     return prepare
 
 
+def compared(*, first: bool) -> Prepare:
+    """Return ``camkit.compare`` with its default methods on MobileNetV2, and one plain pass.
+
+    Args:
+        first: compare on a copy of the model that camkit has not seen.
+    """
+
+    def prepare(device: torch.device) -> tuple[Run, Run]:
+        model, image = network("mobilenet_v2", device)
+        copies = [copy.deepcopy(model) for _ in range(_MOST_ROUNDS + 1)] if first else []
+        return lambda: camkit.compare(copies.pop() if first else model, image), plain(model, image[None])
+
+    return prepare
+
+
 ROWS = {
     "scorecam": Row("Score-CAM / its forward passes alone", score_cam, 1.05),
     "fullgrad": Row("FullGrad / one plain pass", whole_model("fullgrad")),
     "guidedbackprop": Row("guided backpropagation / one plain pass", whole_model("guidedbackprop")),
     "guidedgradcam": Row("Guided Grad-CAM / one plain pass", whole_model("guidedgradcam")),
+    "compare": Row("compare, MobileNetV2 / one plain pass", compared(first=False), 30),
+    "compare-first": Row("compare on a fresh MobileNetV2 / one plain pass", compared(first=True), 30),
 }
 
 
@@ -127,10 +147,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.busy:
         torch.set_num_threads(1)
+    rounds = min(arguments.rounds, _MOST_ROUNDS)
     clock = time.process_time if arguments.busy else time.perf_counter
     for name in arguments.only or ROWS:
         row = ROWS[name]
-        first, second, ratios = measure(row, torch.device(arguments.device), arguments.rounds, clock)
+        first, second, ratios = measure(row, torch.device(arguments.device), rounds, clock)
         promised = "" if row.most is None else f", promised {row.most:g}"
         print(
             f"{row.title}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}{promised}); "

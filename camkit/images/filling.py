@@ -26,21 +26,29 @@ def fill_smoothly(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) ->
     if not known.any():
         return torch.zeros_like(picture)
     pixels = np.ascontiguousarray(picture.float().permute(1, 2, 0).numpy())
-    filled = _push_pull(pixels * known[..., None], known.astype(np.float32))
+    weight = known.astype(np.float32)
+    filled = _push_pull(pixels * _for_channels(weight, pixels.shape[2]), weight)
     return torch.where(hole, torch.from_numpy(filled).permute(2, 0, 1).to(picture), picture)
 
 
 def _push_pull(weighted: Float[np.ndarray, "h w c"], weight: Float[np.ndarray, "h w"]) -> Float[np.ndarray, "h w c"]:
     """Fill the pixels whose weight is zero. ``weighted`` is pixel times weight, so that means use known pixels only."""
     height, width = weight.shape
-    means: Float[np.ndarray, "h w c"] = weighted / np.maximum(weight, _TINY_WEIGHT)[..., None]
+    weights = _for_channels(weight, weighted.shape[2])
+    means: Float[np.ndarray, "h w c"] = weighted / np.maximum(weights, _TINY_WEIGHT)
     if (weight > 0).all():
         return means
     size = ((width + 1) // 2, (height + 1) // 2)
     coarse = _resized(weighted, size, cv2.INTER_AREA)
     coarse_weight = cv2.resize(weight, size, interpolation=cv2.INTER_AREA).reshape(size[::-1])
-    above = _resized(_push_pull(coarse, coarse_weight), (width, height), cv2.INTER_LINEAR)
-    return np.asarray(np.where(weight[..., None] > 0, means, above))
+    filled = _resized(_push_pull(coarse, coarse_weight), (width, height), cv2.INTER_LINEAR)
+    np.copyto(filled, means, where=weights > 0)
+    return filled
+
+
+def _for_channels(weight: Float[np.ndarray, "h w"], channels: int) -> Float[np.ndarray, "h w c"]:
+    """Repeat a weight for each channel: NumPy computes several times as fast with arrays of one shape."""
+    return np.repeat(weight[..., None], channels, 2)
 
 
 def _resized(
