@@ -33,6 +33,7 @@ from camkit.engine.passes import (
 )
 from camkit.engine.picture_scores import PictureScores
 from camkit.engine.record import ModelRecord
+from camkit.engine.signed_maps import SignedMaps, signed_maps
 from camkit.engine.smoothing import CHANGES, averages, changed, check_mirrors
 from camkit.engine.streams import Task, in_order, using_cores
 from camkit.errors import (
@@ -48,12 +49,10 @@ from camkit.errors import (
 from camkit.explanation import (
     Explanation,
     Explanations,
-    SignedMaps,
     existing,
     explanations,
     sharing_scale,
     shown_pictures,
-    signed_maps,
 )
 from camkit.images.ahead import MOST_BYTES, Batch, Reader, Unread, bytes_of_batch, leaves_room
 from camkit.images.crop import CropBoxes

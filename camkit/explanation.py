@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, SupportsIndex, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
@@ -21,14 +20,15 @@ from camkit.drawing.encode import as_html, encode, shrink
 from camkit.drawing.pixels import Drawable, pixels_of, size_of
 from camkit.drawing.slices import draw_slices
 from camkit.engine import heatmap as heat
-from camkit.engine.features import Capture, Features
-from camkit.engine.smoothing import CHANGES, component_weights, takes_component
+from camkit.engine.features import Capture
+from camkit.engine.signed_maps import SignedMaps
+from camkit.engine.smoothing import CHANGES
 from camkit.errors import InputError, OutputError, TargetError
 from camkit.images.files import write_file
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
 from camkit.layers.choose import UNSURE
-from camkit.methods import METHODS, WEIGHED_IN_PASS, WEIGHTED, Method, check_weights, find_method
+from camkit.methods import METHODS, WEIGHTED
 from camkit.targets.scores import Scores
 from camkit.types import (
     WHOLE_MODEL,
@@ -625,46 +625,6 @@ def sharing_scale(rows: Sequence[_Row]) -> list[_Row]:
     return [replace(row, together=together) if isinstance(row, Explanation) else row for row in rows]
 
 
-@dataclass(frozen=True, eq=False)
-class SignedMaps:
-    """The signed maps of a batch for one target.
-
-    Attributes:
-        method: the name of the method that weighted them.
-        raws: (N, *grid) for each layer.
-        influenced: for each picture, whether the target depends on any of the layers.
-    """
-
-    method: str
-    raws: tuple[Tensor, ...]
-    influenced: Tensor
-
-    def mirrored(self) -> SignedMaps:
-        """Return the maps mirrored along their last axis."""
-        return replace(self, raws=tuple(raw.flip(-1) for raw in self.raws))
-
-    @classmethod
-    def averaged(cls, versions: Sequence[SignedMaps]) -> SignedMaps:
-        """Return the mean maps over several versions of the pictures."""
-        raws = tuple(torch.stack(raws).mean(0) for raws in zip(*(maps.raws for maps in versions), strict=True))
-        influenced = torch.stack([maps.influenced for maps in versions]).any(0)
-        return cls(versions[0].method, raws, influenced)
-
-
-def signed_maps(captured: Capture, method: Method | None, smooth: Smoothing | None = None) -> list[SignedMaps]:
-    """Weight what one pass captured, and return the signed maps of each target.
-
-    Args:
-        captured: the feature maps, gradients and scores of the pass.
-        method: how the maps are weighted; None for the target's own default.
-        smooth: how each map is smoothed; a mean over several passes is up to the caller.
-    """
-    return [
-        _weigh(captured.features, number, scores, method or _default_method(scores), smooth)
-        for number, scores in enumerate(captured.scores)
-    ]
-
-
 def explanations(
     maps_by_target: Sequence[SignedMaps],
     captured: Capture,
@@ -694,30 +654,31 @@ def explanations(
     extents = tuple(maps.extent for maps in captured.features)
     names = "+".join(map(str, layers))
     reason = max((layer.reason for layer in layers), key=len)
-    by_target = [_Weighed.of(maps, fuse, scores) for maps, scores in zip(maps_by_target, captured.scores, strict=True)]
+    pairs = zip(maps_by_target, captured.scores, strict=True)
+    by_target = [_FusedMaps.of(maps, fuse, scores) for maps, scores in pairs]
     rows: list[list[Explanation | Failure]] = []
     for place, picture in enumerate(pictures):
         of_picture: list[Explanation | Failure] = []
         rows.append(of_picture)
-        for scores, weighed in zip(captured.scores, by_target, strict=True):
+        for scores, of_target in zip(captured.scores, by_target, strict=True):
             if scores.present is not None and not scores.present[place]:
                 of_picture.append(Failure(picture.source, TargetError(f"{picture.source}: {scores.absence}")))
                 continue
             index = None if scores.indices is None else scores.indices[place]
             _check_labels(labels, scores, index)
-            raw = weighed.fused[place].copy()
-            maps = LayerMaps(tuple(part[place].clone() for part in weighed.raws), extents, fuse, size)
+            raw = of_target.fused[place].copy()
+            maps = LayerMaps(tuple(part[place].clone() for part in of_target.raws), extents, fuse, size)
             explanation = Explanation(
                 maps=maps,
                 raw=raw,
                 target=index,
                 label=scores.description if index is None else _label_of(index, labels),
-                score=weighed.scores[place],
+                score=of_target.scores[place],
                 probability=None if scores.probabilities is None else scores.probabilities[place],
                 layer=names,
                 layer_reason=reason,
-                method=weighed.method,
-                status=_status(maps, raw, influenced=weighed.influenced[place]),
+                method=of_target.method,
+                status=_status(maps, raw, influenced=of_target.influenced[place]),
                 box=picture.box,
                 reduction=picture.reduction,
                 shown=shown[place],
@@ -731,13 +692,8 @@ def explanations(
     return rows
 
 
-def _default_method(scores: Scores) -> Method:
-    """Return Grad-CAM; for a detector's boxes HiResCAM, since Grad-CAM weights whole channels, which boxes share."""
-    return find_method("gradcam" if scores.boxes is None else "hirescam")
-
-
 @dataclass(frozen=True)
-class _Weighed:
+class _FusedMaps:
     """The signed maps of a batch for one target, on the CPU.
 
     Attributes:
@@ -755,38 +711,11 @@ class _Weighed:
     scores: list[float]
 
     @classmethod
-    def of(cls, maps: SignedMaps, fuse: Fusion, scores: Scores) -> _Weighed:
+    def of(cls, maps: SignedMaps, fuse: Fusion, scores: Scores) -> _FusedMaps:
         """Fuse the maps of the layers."""
         fused = heat.fuse(maps.raws, fuse).cpu().numpy()
         raws = tuple(raw.cpu() for raw in maps.raws)
         return cls(maps.method, raws, fused, maps.influenced.tolist(), scores.values.tolist())
-
-
-def _weigh(
-    features: Sequence[Features], number: int, scores: Scores, method: Method, smooth: Smoothing | None
-) -> SignedMaps:
-    """Weight and sum the feature maps of each layer for the target with this number."""
-    raws = []
-    for maps in features:
-        weights = _weights(method, maps, number)
-        check_weights(method, weights, maps.activations)
-        if takes_component(smooth):
-            weights = component_weights(method.name, weights, maps.activations)
-        raws.append(heat.weighted_sum(weights, maps.activations))
-    if method.needs == "activations":  # nothing tells whether the score depends on the layer
-        influenced = torch.ones(len(scores.values), dtype=torch.bool)
-    else:
-        influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
-        influenced = functools.reduce(torch.logical_or, influences)
-    return SignedMaps(method.name, tuple(raws), influenced)
-
-
-def _weights(method: Method, maps: Features, number: int) -> Tensor:
-    """Return what a method weighs a layer's feature maps by, for the target with this number."""
-    if method.needs == "activations":
-        return method.weights(maps.activations)
-    given = maps.by_target[number]
-    return given if method.needs in WEIGHED_IN_PASS else method.weights(maps.activations, given)
 
 
 def existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) -> list[Explanation | Failure]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from camkit.targets.scores import Target
 from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, TargetLayer
 
 _AS_NAMED = "as named"
+
+_Run: TypeAlias = Callable[..., Capture]
+"""Runs the model with some layers, ``run(layers)``; ``read_layout`` reads the layout of those that have none yet."""
 
 
 class OneByOneError(Exception):
@@ -114,7 +117,7 @@ class LayerPasses:
         return captured, (WHOLE_MODEL,)
 
     def _captured_at_layers(
-        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: Any
+        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: _Run
     ) -> tuple[Capture, tuple[TargetLayer, ...]]:
         """Run the model with the layers that the caller named, or else with the layer that camkit chooses."""
         layers = self._known(modules, inputs) if modules else None
@@ -150,7 +153,7 @@ class LayerPasses:
         return layers if len(layers) == len(known) else None
 
     def _first_look(
-        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: Any
+        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: _Run
     ) -> tuple[Capture, tuple[TargetLayer, ...]] | None:
         """Run the model with named layers about which nothing is known yet; None if they need a decision first.
 

@@ -1,0 +1,89 @@
+"""Weights what a pass captured, and sums it up: a signed map of each picture for each target and layer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from camkit.engine.features import Capture, Features
+from camkit.engine.heatmap import weighted_sum
+from camkit.engine.smoothing import component_weights, takes_component
+from camkit.methods import WEIGHED_IN_PASS, Method, check_weights, find_method
+from camkit.targets.scores import Scores
+from camkit.types import Smoothing
+
+
+@dataclass(frozen=True, eq=False)
+class SignedMaps:
+    """The signed maps of a batch for one target.
+
+    Attributes:
+        method: the name of the method that weighted them.
+        raws: (N, *grid) for each layer.
+        influenced: for each picture, whether the target depends on any of the layers.
+    """
+
+    method: str
+    raws: tuple[Tensor, ...]
+    influenced: Tensor
+
+    def mirrored(self) -> SignedMaps:
+        """Return the maps mirrored along their last axis."""
+        return replace(self, raws=tuple(raw.flip(-1) for raw in self.raws))
+
+    @classmethod
+    def averaged(cls, versions: Sequence[SignedMaps]) -> SignedMaps:
+        """Return the mean maps over several versions of the pictures."""
+        raws = tuple(torch.stack(raws).mean(0) for raws in zip(*(maps.raws for maps in versions), strict=True))
+        influenced = torch.stack([maps.influenced for maps in versions]).any(0)
+        return cls(versions[0].method, raws, influenced)
+
+
+def signed_maps(captured: Capture, method: Method | None, smooth: Smoothing | None = None) -> list[SignedMaps]:
+    """Weight what one pass captured, and return the signed maps of each target.
+
+    Args:
+        captured: the feature maps, gradients and scores of the pass.
+        method: how the maps are weighted; None for the target's own default.
+        smooth: how each map is smoothed; a mean over several passes is up to the caller.
+    """
+    return [
+        _weighted_sums(captured.features, number, scores, method or _default_method(scores), smooth)
+        for number, scores in enumerate(captured.scores)
+    ]
+
+
+def _default_method(scores: Scores) -> Method:
+    """Return Grad-CAM; for a detector's boxes HiResCAM, since Grad-CAM weights whole channels, which boxes share."""
+    return find_method("gradcam" if scores.boxes is None else "hirescam")
+
+
+def _weighted_sums(
+    features: Sequence[Features], number: int, scores: Scores, method: Method, smooth: Smoothing | None
+) -> SignedMaps:
+    """Weight and sum the feature maps of each layer for the target with this number."""
+    raws = []
+    for maps in features:
+        weights = _weights_of(method, maps, number)
+        check_weights(method, weights, maps.activations)
+        if takes_component(smooth):
+            weights = component_weights(method.name, weights, maps.activations)
+        raws.append(weighted_sum(weights, maps.activations))
+    if method.needs == "activations":  # nothing tells whether the score depends on the layer
+        influenced = torch.ones(len(scores.values), dtype=torch.bool)
+    else:
+        influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
+        influenced = functools.reduce(torch.logical_or, influences)
+    return SignedMaps(method.name, tuple(raws), influenced)
+
+
+def _weights_of(method: Method, maps: Features, number: int) -> Tensor:
+    """Return what a method weighs a layer's feature maps by, for the target with this number."""
+    if method.needs == "activations":
+        return method.weights(maps.activations)
+    given = maps.by_target[number]
+    return given if method.needs in WEIGHED_IN_PASS else method.weights(maps.activations, given)
