@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Float
 from torch import nn
 
 from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
 from camkit.comparison.compare import DEFAULTS
-from camkit.comparison.ranking import UNMOVED, Recommendation, Standing, advantages, recommend, standings
+from camkit.comparison.ranking import SIGNIFICANCE, UNMOVED, Recommendation, Standing, advantages, recommend, standings
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
 from camkit.explainer import Explainer
 from camkit.images.files import write_file
 from camkit.images.listing import find_pictures
 from camkit.images.read import open_picture
-from camkit.layers.names import Layers
+from camkit.layers.names import Layers, find_layers
 from camkit.methods import Method
 from camkit.metrics import METRICS, Evaluator
 from camkit.metrics.evaluator import check_seed
+from camkit.metrics.values import UndefinedError
 
 if TYPE_CHECKING:
     from camkit.explainer import MethodLike
@@ -44,11 +47,11 @@ SHOWN = ("insertion", "deletion", "average-drop", "complexity")
 RANDOMISED = "mprt"
 """The metric that tells whether a map changes with the weights."""
 
-_FILL = "blur"
+FILL = "blur"
 """The fill for removed pixels in all metrics. With one fill, SRG is exactly insertion minus deletion, and the three
 share their passes."""
 
-_STEPS = 10
+STEPS = 10
 """Steps of a curve: half of the default, because the mean over the pictures matters and not the single value."""
 
 _RANDOMISED_PICTURES = 4
@@ -57,7 +60,7 @@ little."""
 
 _FEWEST = 5
 """The least number of pictures for the bootstrap. With 30 pictures, it tells methods apart that differ by about a
-tenth."""
+tenth. Many methods take more; see ``_fewest``."""
 
 Progress: TypeAlias = Callable[[int, int], None]
 """``progress(done, of)`` is called before the first picture and after each."""
@@ -76,6 +79,8 @@ class JudgedRow:
         unmoved: the mean rank correlation with the maps of shuffled weights; None if it was not measured.
         empty: how many of the maps are empty or not finite.
         failed: how many pictures could not be explained with it, and the first reason.
+        missing: for each metric, on how many pictures it has no value although the random map has one. On these
+            pictures it counts like the random map: a map that says nothing is as good as chance.
         values: each metric's value on each picture, in the order of the judgement's pictures; NaN where it has none.
     """
 
@@ -87,6 +92,7 @@ class JudgedRow:
     unmoved: float | None
     empty: int
     failed: tuple[int, str]
+    missing: dict[str, int] = field(default_factory=dict)
     values: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
@@ -111,6 +117,7 @@ class MethodJudgement:
         pictures: the pictures of the sample.
         unreadable: pictures that could not be used, with the reason.
         metrics: the metrics in the order of the columns.
+        layer: the layer whose cells "feature-srg" removes, for all rows alike; empty if it never had a value.
         seed: the seed of the sample and of all draws.
         seconds: how long it took.
     """
@@ -121,6 +128,7 @@ class MethodJudgement:
     pictures: tuple[str, ...]
     unreadable: dict[str, str]
     metrics: tuple[str, ...]
+    layer: str
     seed: int
     seconds: float = field(compare=False)
 
@@ -213,14 +221,16 @@ def judge(
     explainer = chosen_explainer(model, options)
     sample = _sample(images, pictures, seed)
     study = _Study(explainer, chosen, chosen_layers(explainer, target_layer), target, seed)
+    if len(sample) < _fewest(study.rows):
+        raise InputError(_too_few(len(sample), {}, study.rows))
     if progress is not None:
         progress(0, len(sample))
     for done, (number, picture) in enumerate(sample, start=1):
         study.add(picture, f"picture {number}")
         if progress is not None:
             progress(done, len(sample))
-    if len(study.names) < _FEWEST:
-        raise InputError(_too_few(len(study.names), study.unreadable))
+    if len(study.names) < _fewest(study.rows):
+        raise InputError(_too_few(len(study.names), study.unreadable, study.rows))
     return study.judgement(begin, drop_misfits=methods is None)
 
 
@@ -236,13 +246,27 @@ def _sample(images: str | Path | Sequence[ImageLike], most: int, seed: int) -> l
     return random.Random(seed).sample(list(enumerate(found, start=1)), min(most, len(found)))
 
 
-def _too_few(usable: int, unreadable: dict[str, str]) -> str:
+def _fewest(rows: int) -> int:
+    """Return how many pictures it takes to find that any of so many rows beats the random map.
+
+    A row that is better on each of n pictures is so by luck with a chance of 0.5 to the power of n, and the correction
+    for several rows multiplies it by their number.
+    """
+    return max(_FEWEST, math.floor(math.log2(rows / SIGNIFICANCE)) + 1)
+
+
+def _too_few(usable: int, unreadable: dict[str, str], rows: int) -> str:
     """Return why too few pictures can be used. If all share a reason, it is the model's and not a picture's."""
     reasons = set(unreadable.values())
     if not usable and len(unreadable) >= _FEWEST and len(reasons) == 1:
         return reasons.pop()
-    first = "".join(f"; {source}: {why}" for source, why in list(unreadable.items())[:1])
-    return f"{usable} picture{'s' * (usable != 1)} can be used, but a judgement needs {_FEWEST} or more{first}"
+    first = "".join(f"; {why}" for why in list(unreadable.values())[:1])
+    fewer = " or fewer methods" if _fewest(rows) > _FEWEST else ""
+    maps = f"of {rows} {'methods' if rows > 1 else 'method'}"
+    return (
+        f"{usable} picture{'s' * (usable != 1)} can be used, but a judgement {maps} needs {_fewest(rows)} or more; pass "
+        f"more pictures{fewer}{first}"
+    )
 
 
 class _Study:
@@ -265,6 +289,8 @@ class _Study:
             for method in methods
             for layer in (layers if method.layer else [None])
         }
+        self._cells_of = _one_layer(explainer, layers)
+        self._layer = ""
         self._metrics = (*DECIDING, *SHOWN)
         self._values: dict[str, dict[str, list[float]]] = {name: {} for name in (*self._metrics, RANDOMISED)}
         self._times: dict[str, list[float]] = {name: [] for name in self._jobs}
@@ -273,24 +299,32 @@ class _Study:
         self._empty = dict.fromkeys(self._jobs, 0)
         self._failed: dict[str, list[str]] = {name: [] for name in self._jobs}
 
+    @property
+    def rows(self) -> int:
+        """The number of methods, at each layer."""
+        return len(self._jobs)
+
     def add(self, picture: ImageLike, name: str) -> None:
         """Judge all methods on one picture."""
         source = str(picture) if isinstance(picture, (str, Path)) else name
         try:
             opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
             seed = self._seed + len(self.names)
-            evaluator = Evaluator(self._explainer, opened, self._target, fill=_FILL, steps=_STEPS, seed=seed)
-        except (ImageError, TargetError) as error:
+            evaluator = Evaluator(
+                self._explainer, opened, self._target, fill=FILL, steps=STEPS, layer=self._cells_of, seed=seed
+            )
+            start = time.perf_counter()
+            evaluator.scored(evaluator.picture[None])
+        except (ImageError, TargetError, UndefinedError) as error:
             self.unreadable[source] = str(error)
             return
-        start = time.perf_counter()
-        evaluator.scored(evaluator.picture[None])
         self._plain.append(time.perf_counter() - start)
         self._warm_up(evaluator, opened)
         for row in self._jobs:
             self._explain(row, evaluator, opened)
         for row, heat in evaluator.references().items():
             self._note(row, evaluator, heat)
+        self._layer = self._layer or evaluator.cells_of
         self.names.append(source)
 
     def _warm_up(self, evaluator: Evaluator, picture: Any) -> None:
@@ -332,9 +366,10 @@ class _Study:
             raise MethodError(f"no method works on these pictures: {first[0]}")
         listed = works if drop_misfits else list(self._jobs)
         references = ["random", "centre", "colour"]
-        values = {
+        measured = {
             name: {row: np.array(self._values[name][row]) for row in (*listed, *references)} for name in self._metrics
         }
+        values = {name: _at_least_chance(of_metric, works) for name, of_metric in measured.items()}
         better = {name: METRICS[name].better for name in self._metrics}
         by_metric = {
             name: standings(of_metric, references, better[name], self._seed) for name, of_metric in values.items()
@@ -354,6 +389,10 @@ class _Study:
                 unmoved.get(row),
                 self._empty.get(row, 0),
                 (len(self._failed.get(row, [])), (self._failed.get(row) or [""])[0]),
+                {
+                    name: int((np.isnan(measured[name][row]) & np.isfinite(values[name][row])).sum())
+                    for name in measured
+                },
                 {name: tuple(self._values[name][row]) for name in self._metrics},
             )
             for row in (*listed, *references)
@@ -372,9 +411,29 @@ class _Study:
             tuple(self.names),
             self.unreadable,
             self._metrics,
+            self._layer,
             self._seed,
             time.perf_counter() - begin,
         )
+
+
+def _one_layer(explainer: Explainer, layers: Sequence[Layers | None]) -> str | None:
+    """Return the layer that all rows share, if the caller named it; None if camkit chooses it, or if there are several.
+
+    Maps of several layers are compared on the cells of one layer, and then camkit chooses it.
+    """
+    named = find_layers(explainer.model, layers[0]) if len(layers) == 1 and layers[0] is not None else ()
+    return str(named[0]) if len(named) == 1 else None
+
+
+def _at_least_chance(
+    of_metric: Mapping[str, Float[np.ndarray, " n"]], works: Sequence[str]
+) -> dict[str, Float[np.ndarray, " n"]]:
+    """Return a metric's values, in which a method that has none for a picture has that of the random map."""
+    return {
+        row: np.where(np.isnan(values), of_metric["random"], values) if row in works else values
+        for row, values in of_metric.items()
+    }
 
 
 def _mean_of(values: Sequence[float]) -> float | None:

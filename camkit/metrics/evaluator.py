@@ -65,6 +65,7 @@ class Evaluator:
 
     Attributes:
         scores: the model as a function from changed pictures to their scores.
+        cells_of: the layer whose cells the metrics in feature space removed; empty before the first of them.
 
     Examples:
         >>> import camkit
@@ -103,6 +104,7 @@ class Evaluator:
         self._fills: dict[str, Remove] = {}
         self._emptied: dict[str, float] = {}
         self.emptied_features: dict[str, Tensor] = {}
+        self.cells_of = ""
 
     @property
     def size(self) -> tuple[int, ...]:

@@ -144,6 +144,7 @@ def _features(evaluator: Evaluator, picture: Float[Tensor, "c *size"]) -> Float[
     run(picture, evaluator.scores.confidence_target)
     if len(keeping.activations) != 1:
         raise UndefinedError("undefined", f"{len(keeping.activations)} layers are fused; pass layer to choose one")
+    evaluator.cells_of = str(run.layer)
     return keeping.activations[0]
 
 
