@@ -1,1 +1,4 @@
-"""The reports of a judgement: a page, a Markdown table, and JSON."""
+"""The reports of a judgement, one module for each format."""
+
+REPORTS = ("judge.html", "judge.json", "judge.md")
+"""The files that a judgement writes."""

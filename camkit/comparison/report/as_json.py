@@ -6,8 +6,10 @@ import json
 import math
 from typing import Any
 
-from camkit.comparison.judge import DECIDING, JudgedRow, MethodJudgement
+from camkit.comparison.judge import DECIDING, FILL, STEPS, JudgedRow, MethodJudgement
 from camkit.comparison.ranking import Standing
+from camkit.comparison.report import words
+from camkit.metrics import METRICS
 
 
 def render(found: MethodJudgement) -> str:
@@ -18,6 +20,7 @@ def render(found: MethodJudgement) -> str:
 def values(found: MethodJudgement) -> dict[str, Any]:
     """Return the judgement as plain JSON values; None where there is no number."""
     return {
+        "camkit": words.VERSION,
         "model": found.model,
         "recommendation": {
             "row": found.recommendation.row,
@@ -25,6 +28,13 @@ def values(found: MethodJudgement) -> dict[str, Any]:
             "metrics_agree": found.recommendation.agreed,
         },
         "deciding_metrics": list(DECIDING),
+        "metrics": {
+            name: {"title": METRICS[name].title, "better": METRICS[name].better, "changes": METRICS[name].space}
+            for name in found.metrics
+        },
+        "fill": FILL,
+        "steps": STEPS,
+        "layer_of_feature_cells": found.layer,
         "seed": found.seed,
         "seconds": round(found.seconds, 1),
         "pictures": list(found.pictures),
@@ -46,7 +56,11 @@ def _row(row: JudgedRow) -> dict[str, Any]:
         "failed": row.failed[0],
         "reason": row.failed[1],
         "metrics": {
-            name: {**_standing(standing), "values": [_or_none(value) for value in row.values.get(name, ())]}
+            name: {
+                **_standing(standing),
+                "counted_like_random": row.missing.get(name, 0),
+                "values": [_or_none(value) for value in row.values.get(name, ())],
+            }
             for name, standing in row.standings.items()
         },
     }

@@ -17,6 +17,12 @@ from camkit.metrics import METRICS
 _PLOT = 320
 """Width of a plot's axis in pixels."""
 
+_MARGIN = 20
+"""Room at both ends of the axis, for the half of a number that lies beyond it."""
+
+_MOST_TICKS = 6
+"""Numbers on an axis: more would touch each other."""
+
 
 def render(found: MethodJudgement) -> str:
     """Return the page."""
@@ -27,8 +33,8 @@ def render(found: MethodJudgement) -> str:
             **_shared(found),
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             plots=[_plot(found, metric) for metric in DECIDING],
-            pictures=len(found.pictures),
-            seed=found.seed,
+            version=words.VERSION,
+            measured=words.measured(found),
             seconds=round(found.seconds),
             how_to_read=words.HOW_TO_READ,
             summaries=[(METRICS[name].title, METRICS[name].summary, METRICS[name].paper) for name in found.metrics],
@@ -60,14 +66,15 @@ def _shared(found: MethodJudgement) -> dict[str, Any]:
         "sentence": found.recommendation.sentence,
         "columns": [{"title": words.title(name), "space": words.space(name)} for name in found.metrics],
         "rows": [_row(row, found) for row in found.rows],
-        "notes": words.notes(found),
+        "legend": words.legend("Bold"),
+        "notes": [*words.notes(found), *words.pictures_left_out(found)],
     }
 
 
 def _row(row: JudgedRow, found: MethodJudgement) -> dict[str, Any]:
     return {
         "name": row.name,
-        "layer": "" if row.is_reference else row.layer,
+        "layer": "" if row.name.endswith(f" at {row.layer}") else row.layer,
         "reference": row.is_reference,
         "chosen": row.name == found.recommendation.row,
         "cells": [_cell(row, row.standings[name]) for name in found.metrics],
@@ -78,31 +85,55 @@ def _row(row: JudgedRow, found: MethodJudgement) -> dict[str, Any]:
 
 
 def _cell(row: JudgedRow, standing: Standing) -> dict[str, Any]:
-    kind = "" if row.is_reference else "best" if standing.level_with_best and standing.beats_random else ""
-    if not row.is_reference and not standing.beats_random:
-        kind = "weak"
-    return {"mean": words.number(standing), "span": words.span(standing), "kind": kind}
+    return {
+        "mean": words.number(standing),
+        "span": words.span(standing),
+        "best": words.is_best(row, standing),
+        "doubt": words.doubt(row, standing),
+    }
 
 
 def _plot(found: MethodJudgement, metric: str) -> dict[str, Any]:
-    """Return the positions of the means and intervals of one metric on an axis."""
-    shown = [(row, row.standings[metric].estimate) for row in found.rows if row.standings[metric].estimate.groups]
-    ends = [end for _, estimate in shown for end in (estimate.value, estimate.low, estimate.high) if math.isfinite(end)]
+    """Return the positions of the means and intervals of one metric on an axis, and of the axis's numbers."""
+    shown = [(row, row.standings[metric]) for row in found.rows if row.standings[metric].estimate.groups]
+    ends = [
+        end
+        for _, standing in shown
+        for end in (standing.estimate.value, standing.estimate.low, standing.estimate.high)
+        if math.isfinite(end)
+    ]
     low, high = min([0.0, *ends]), max([0.0, *ends])
     scale = _PLOT / (high - low or 1.0)
 
     def place(value: float) -> float:
-        return round((value - low) * scale, 1)
+        return round(_MARGIN + (value - low) * scale, 1)
 
     marks = [
         {
             "name": row.name,
             "reference": row.is_reference,
-            "mean": place(estimate.value),
-            "low": place(estimate.low if math.isfinite(estimate.low) else estimate.value),
-            "high": place(estimate.high if math.isfinite(estimate.high) else estimate.value),
-            "value": f"{estimate.value:.2f}",
+            "mean": place(standing.estimate.value),
+            "low": place(standing.estimate.low if math.isfinite(standing.estimate.low) else standing.estimate.value),
+            "high": place(standing.estimate.high if math.isfinite(standing.estimate.high) else standing.estimate.value),
+            "words": f"{words.number(standing)} {words.span(standing)}".strip(),
         }
-        for row, estimate in shown
+        for row, standing in shown
     ]
-    return {"title": words.title(metric), "marks": marks, "zero": place(0.0), "width": _PLOT}
+    ticks = [{"at": place(value), "words": written, "zero": not value} for value, written in axis(low, high)]
+    return {"title": words.title(metric), "marks": marks, "ticks": ticks, "width": _PLOT + 2 * _MARGIN}
+
+
+def axis(low: float, high: float) -> list[tuple[float, str]]:
+    """Return round numbers between two ends, with their words.
+
+    >>> [words for _, words in axis(-0.04, 0.34)]
+    ['0.0', '0.1', '0.2', '0.3']
+    >>> [words for _, words in axis(0.0, 0.012)]
+    ['0.000', '0.002', '0.004', '0.006', '0.008', '0.010', '0.012']
+    """
+    least = (high - low or 1.0) / _MOST_TICKS
+    size = 10.0 ** math.floor(math.log10(least))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= least * (1 - 1e-9))
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    return [(number * step, f"{number * step:.{digits}f}") for number in numbers]

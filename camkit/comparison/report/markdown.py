@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
+import re
+
 from camkit.comparison.judge import JudgedRow, MethodJudgement
 from camkit.comparison.ranking import Standing
 from camkit.comparison.report import words
+from camkit.errors import printable
 
 
 def render(found: MethodJudgement) -> str:
     """Return the judgement as a page in Markdown."""
-    about = f"{len(found.pictures)} pictures, seed {found.seed}"
-    parts = [f"# Which method to trust on {found.model}", found.recommendation.sentence, f"{about}.", table(found)]
-    notes = [f"- {note}" for note in (*words.notes(found), *words.HOW_TO_READ)]
-    return "\n\n".join([*parts, "\n".join(notes)]) + "\n"
+    parts = [f"# Which method to trust on {_escaped(found.model)}", _escaped(found.recommendation.sentence)]
+    notes = [*words.notes(found), *words.pictures_left_out(found), *words.HOW_TO_READ]
+    listed = "\n".join(f"- {_escaped(note)}" for note in notes)
+    made_by = f"Made by camkit {words.VERSION}."
+    return "\n\n".join([*parts, _escaped(words.measured(found)), table(found), listed, made_by]) + "\n"
 
 
 def table(found: MethodJudgement) -> str:
-    """Return the table. A mean in bold is level with the best; one in parentheses does not beat the random map."""
+    """Return the table, and below it a sentence that explains its marks."""
     headings = ["method", *map(words.title, found.metrics), "shuffled weights ↓", "plain passes"]
     lines = ["| " + " | ".join(headings) + " |", "|---|" + "---:|" * (len(headings) - 1)]
-    return "\n".join([*lines, *(_line(row, found) for row in found.rows)])
+    return "\n".join([*lines, *(_line(row, found) for row in found.rows), "", words.legend("Bold")])
 
 
 def _line(row: JudgedRow, found: MethodJudgement) -> str:
-    name = f"({row.name})" if row.is_reference else f"`{row.name}`"
+    name = f"({row.name})" if row.is_reference else _code(row.name)
     cells = [_cell(row, row.standings[metric]) for metric in found.metrics]
     return "| " + " | ".join([name, *cells, words.shuffled(row), words.cost(row)]) + " |"
 
 
 def _cell(row: JudgedRow, standing: Standing) -> str:
-    mean, span = words.number(standing), words.span(standing)
-    if not mean:
-        return ""
-    if row.is_reference:
-        return f"{mean} ({span})"
-    if not standing.beats_random:
-        mean = f"({mean})"
-    return f"**{mean}** ({span})" if standing.level_with_best else f"{mean} ({span})"
+    mean = words.number(standing) + words.doubt(row, standing)
+    if words.is_best(row, standing):
+        mean = f"**{mean}**"
+    return f"{mean} {words.span(standing)}".strip()
+
+
+def _code(name: str) -> str:
+    """Return a name as code in a cell of a table."""
+    return "`" + printable(name).replace("`", "'").replace("|", r"\|") + "`"
+
+
+def _escaped(text: str) -> str:
+    """Return text on one line, escaped so that Markdown shows it literally."""
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", printable(text))
