@@ -330,7 +330,8 @@ def judge(
 ) -> int:
     """Measure which methods and layers are faithful on a model, over a sample of pictures.
 
-    It ends with a recommendation and its reason, and writes judge.html, judge.json and judge.md.
+    It ends with a recommendation and its reason, and writes judge.html, judge.json and judge.md. The reports of an
+    earlier run are kept as before-judge.html and so on.
 
     Args:
         data: A folder of pictures.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as plain_json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from camkit.comparison.compare import compare as compared
 from camkit.drawing import overlay
 from camkit.drawing.figure import percent
 from camkit.errors import InputError, OutputError, printable
-from camkit.images.files import check_folder
+from camkit.images.files import check_folder, set_aside
 from camkit.images.listing import find_pictures
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ def run(
         emit(plain_json.dumps(found.to_dict(), allow_nan=False))
     else:
         _print(found)
-    for error in found.unreadable.values():
-        printer(stderr=True).print(Text(printable(error), "red"))
+    _print_errors(found.unreadable.values())
     say(f"wrote {out}")
     return InputError.exit_code if found.unreadable else 0
 
@@ -85,12 +84,13 @@ def run_judge(
     *,
     json: bool,
 ) -> int:
-    """Judge methods, write the reports, and print the table and the recommendation."""
+    """Judge methods, write the reports, and print the table, what the reader should know, and the recommendation."""
     from camkit.cli import text
     from camkit.comparison.judge import judge
+    from camkit.comparison.report import REPORTS, words
 
-    loaded = source.load()
     check_folder(out)
+    loaded = source.load()
     pictures, seed = sample
     with stages() as progress:
         found = judge(
@@ -104,6 +104,7 @@ def run_judge(
             precision=precision,
             progress=lambda done, of: progress("judging", done, of),
         )
+    set_aside(out, REPORTS)
     page = found.save(out)
     if json:
         emit(plain_json.dumps(found.to_dict(), allow_nan=False))
@@ -111,6 +112,14 @@ def run_judge(
         table = text.judgement(found)
         console = printer()
         text.wide(table, console).print(table)
-        emit(found.recommendation.sentence)
+        for line in (text.JUDGEMENT_MARKS, *words.notes(found), found.recommendation.sentence):
+            console.print(printable(line), markup=False)
+    _print_errors(words.left_out(found))
     say(f"wrote {page}")
-    return 0
+    return InputError.exit_code if found.unreadable else 0
+
+
+def _print_errors(sentences: Iterable[str]) -> None:
+    """Print why pictures were left out, to stderr."""
+    for sentence in sentences:
+        printer(stderr=True).print(Text(printable(sentence), "red"))

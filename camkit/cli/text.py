@@ -18,6 +18,7 @@ from camkit.methods import NEEDED
 
 if TYPE_CHECKING:
     from camkit.comparison.judge import JudgedRow, MethodJudgement
+    from camkit.comparison.ranking import Standing
     from camkit.demo.poster import DemoResult
     from camkit.layers.choose import Decision
     from camkit.layers.costs import Costs
@@ -96,27 +97,42 @@ def methods(rows: Iterable[Method]) -> Table:
     return table
 
 
+JUDGEMENT_MARKS = (
+    "[95% interval]   * as good as the best   ? not significantly better than a random map   ! significantly worse"
+)
+"""What the marks in the table of a judgement mean; they also tell it where there is no bold type."""
+
+_LONGEST_NAME = 30
+"""Longer names take two lines, so that the table of a judgement fits into 120 columns."""
+
+
 def judgement(found: MethodJudgement) -> Table:
-    """Return the table of a judgement: the metrics that decide, and what a map costs."""
+    """Return the table of a judgement: the metrics that decide, with their intervals, and what a map costs."""
     from camkit.comparison.judge import DECIDING
     from camkit.comparison.report import words
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("method", *map(words.title, DECIDING), "shuffled weights ↓", "plain passes"):
-        table.add_column(heading, no_wrap=True, justify="left" if heading == "method" else "right")
+    table.add_column("\nmethod", max_width=_LONGEST_NAME, overflow="fold")
+    for heading in (*(f"\n{words.title(name)}" for name in DECIDING), "shuffled\nweights ↓", "plain\npasses"):
+        table.add_column(heading, no_wrap=True, justify="right")
     for row in found.rows:
-        cells = [Text(words.number(row.standings[name]), _style(row, name)) for name in DECIDING]
         name = f"({row.name})" if row.is_reference else row.name
-        table.add_row(Text(name, "dim" if row.is_reference else ""), *cells, words.shuffled(row), words.cost(row))
+        cells = [_judged(row, row.standings[metric]) for metric in DECIDING]
+        table.add_row(
+            Text(printable(name), "dim" if row.is_reference else ""), *cells, words.shuffled(row), words.cost(row)
+        )
     return table
 
 
-def _style(row: JudgedRow, metric: str) -> str:
-    """Return how a mean is printed: bold if it is level with the best, dim if it does not beat the random map."""
-    standing = row.standings[metric]
-    if row.is_reference or not standing.beats_random:
-        return "dim"
-    return "bold" if standing.level_with_best else ""
+def _judged(row: JudgedRow, standing: Standing) -> Text:
+    """Return a mean with its mark and interval; a blank takes the place of a mark, so that the numbers line up."""
+    from camkit.comparison.report import words
+
+    best, doubt = words.is_best(row, standing), words.doubt(row, standing)
+    number = f"{words.number(standing)}{'*' if best else doubt or ' '}"
+    return Text(
+        f"{number} {words.span(standing)}".rstrip(), "bold" if best else "dim" if doubt or row.is_reference else ""
+    )
 
 
 def layers(decision: Decision, costs: Costs) -> Table:
