@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torchvision
 from oracles import (
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.errors import MethodError, TargetError
-from camkit.methods import ATTENTION, METHODS
+from camkit.methods import ATTENTION, METHODS, variant
 from camkit.targets import finer
 
 CLASS = 2
@@ -229,9 +231,115 @@ def test_finercam_takes_labels_lists_and_each_picture_its_best() -> None:
     np.testing.assert_allclose(single.raw, found[1].raw, atol=1e-6)
 
 
+def three_nearest(logits: Tensor, index: int) -> list[int]:
+    distances = sorted((abs(float(logits[k] - logits[index])), k) for k in range(len(logits)) if k != index)
+    return [k for _, k in distances[:3]]
+
+
+def finer_of(logits: Tensor, index: int) -> Callable[[Tensor], Tensor]:
+    """Return a target function with the class and its three nearest classes written down."""
+    first, second, third = three_nearest(logits, index)
+    return lambda output: output[:, index] - 0.6 * (output[:, first] + output[:, second] + output[:, third]) / 3
+
+
+def rival_net(classes: int = 8) -> nn.Module:
+    """Return a network whose nearest classes change if the picture or its feature maps do."""
+    torch.manual_seed(3)
+    layers = [nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes)]
+    with torch.no_grad():
+        layers[-1].weight *= 30
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.mark.parametrize(
+    "name", ["ablationcam", "feature-scorecam", "reciprocam", "scorecam", "sscam", "iscam", "shapleycam"]
+)
+@pytest.mark.parametrize("target", [1, None])
+def test_the_classes_compared_stay_the_same_in_changed_pictures_and_maps(name: str, target: int | None) -> None:
+    model, image = rival_net(), torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(1))
+    logits = model(image[None])[0].detach()
+    index = int(logits.argmax()) if target is None else target
+    factors = torch.linspace(0, 1, 20)[:, None, None, None]
+    assert any(three_nearest(row, index) != three_nearest(logits, index) for row in model(image * factors).detach())
+    method = variant("sscam", samples=3) if name == "sscam" else name
+    by_hand, found, plain = (
+        camkit.explain(model, image, "1", method=method, target=given)
+        for given in (finer_of(logits, index), finer(target), index)
+    )
+    assert_equal(found.raw, by_hand.raw)
+    assert np.abs(found.raw - plain.raw).max() > 1e-2 * np.abs(plain.raw).max()
+    assert found.score == pytest.approx(by_hand.score, rel=1e-5)
+    assert found.target == index
+
+
+def test_legrad_of_the_finer_target_keeps_the_classes_of_each_picture() -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 48, "num_heads": 4}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=6, **options).eval()
+    for block in model.blocks:
+        nn.init.normal_(block.attn.qkv.weight, std=0.15)
+    nn.init.normal_(model.head.weight)
+    images = torch.randn(2, 3, 32, 32)
+    found = camkit.explain(model, images, method="legrad", target=finer())
+    for row, image, logits in zip(found, images, model(images).detach(), strict=True):
+        function = finer_of(logits, int(logits.argmax()))
+        assert_equal(row.raw, camkit.explain(model, image, method="legrad", target=function).raw, 1e-4)
+
+
+class Ending(nn.Module):
+    """Returns logits through an activation, after which other classes lie nearest to some."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU())
+        self.linear = nn.Linear(6, 5)
+        with torch.no_grad():
+            self.linear.weight *= 0.1
+            self.linear.bias.copy_(torch.tensor([-0.6, -2.4, 0.4, -1.4, 0.6]))
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.linear(self.layer(x).mean((2, 3)))
+        return logits if self.activation is None else self.activation(logits)
+
+
+ENDINGS = {
+    "softmax": (lambda logits: logits.softmax(1), "probability"),
+    "percentages": (lambda logits: 100 * logits.softmax(1), "percentage"),
+    "log-softmax": (lambda logits: logits.log_softmax(1), "log-probability"),
+    "sigmoid": (torch.sigmoid, "probability"),
+    "log-sigmoid": (nn.functional.logsigmoid, "log-probability"),
+}
+
+
+@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_finer_compares_the_same_classes_if_the_model_returns_probabilities(ending: str, index: int) -> None:
+    activation, kind = ENDINGS[ending]
+    bare, model, target = Ending(), Ending(activation), finer(index, nearest=1)
+    found, expected = (camkit.explain(net, small_picture(), "layer", target=target) for net in (model, bare))
+    np.testing.assert_allclose(found.heatmap, expected.heatmap, atol=1e-4)
+    assert found.quantity == f"{kind} minus 0.6 times the mean of its 1 nearest"
+    logits, returned = (net(small_picture())[0].detach() for net in (bare, model))
+    nearest = min((k for k in range(5) if k != index), key=lambda k: abs(float(logits[k] - logits[index])))
+    assert found.score == pytest.approx(float(returned[index] - 0.6 * returned[nearest]), abs=1e-5)
+
+
+def test_metrics_judge_a_finer_map_by_the_probability_of_its_class() -> None:
+    for model, probabilities in ((Ending(), lambda out: out.softmax(1)), (Ending(torch.sigmoid), lambda out: out)):
+        pictures = torch.cat([small_picture(), small_picture() / 2])
+        scores = camkit.Explainer(model, "layer").scores_of(pictures[0], finer(1))
+        assert scores.quantity == "probability"
+        np.testing.assert_allclose(scores(pictures), probabilities(model(pictures)).detach()[:, 1], atol=1e-6)
+
+
 def test_what_is_no_class_cannot_be_compared() -> None:
-    with pytest.raises(TargetError, match="so it needs a classifier's class"):
+    with pytest.raises(TargetError, match=r"so it needs a classifier's class; .*'gradcam' or 'hirescam'"):
         explained(SmallNet(), "finercam", target=lambda output: output.sum(1))
+    one = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)).eval()
+    with pytest.raises(TargetError, match=r"the model has one output; .*'gradcam' or 'hirescam'"):
+        camkit.explain(one, small_picture(), "1", method="finercam")
     for wrong in ({"weight": -1.0}, {"nearest": 0}):
         with pytest.raises(TargetError, match=r"the (weight|number) of (the )?nearest classes"):
             finer(CLASS, **wrong)

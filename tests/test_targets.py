@@ -501,6 +501,43 @@ def test_percentages_are_shown_as_probabilities_and_their_map_is_that_of_the_log
         assert np.allclose(row.heatmap, expected.heatmap, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("ending", "kind", "kinds"),
+    [
+        (lambda out: out.softmax(1), "probability", "probabilities"),
+        (lambda out: 100 * out.softmax(1), "percentage", "percentages"),
+        (lambda out: out.log_softmax(1), "log-probability", "log-probabilities"),
+        (torch.sigmoid, "probability", "probabilities"),
+    ],
+)
+@pytest.mark.parametrize("method", ["gradcam", "ablationcam", "scorecam"])
+def test_the_quantity_says_what_the_score_is(images, ending, kind, kinds, method):
+    net = Net(answer=ending).eval()
+    returned = logits(net, images[:1])[0]
+
+    one, two = explain(net, images[0], [1, camkit.targets.contrast(1, 2)], method=method)
+
+    assert one.quantity == f"{kind}, as the model returns it"
+    assert one.score == pytest.approx(float(returned[1]), abs=1e-5)
+    assert one.caption().lines[1].startswith(f"{one.quantity}: ")
+    assert two.quantity == f"difference of the two {kinds}"
+    assert two.score == pytest.approx(float(returned[1] - returned[2]), abs=1e-5)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_the_quantity_says_what_the_maps_of_a_segmentation_hold(everywhere):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.Softmax(1)).eval()
+    image = torch.randn(3, 8, 8)
+
+    found = camkit.explain(net, image, "0", target=camkit.targets.segment(1, everywhere=everywhere))
+
+    assert found.quantity == f"mean probability {'of all cells' if everywhere else 'where the class is predicted'}"
+    cells = net(image[None])[0].detach()
+    where = torch.ones(8, 8, dtype=torch.bool) if everywhere else cells.argmax(0) == 1
+    assert found.score == pytest.approx(float(cells[1][where].mean()), abs=1e-6)
+
+
 def test_a_mean_of_probabilities_is_a_probability(images):
     net = Net(answer=lambda out: (out.softmax(1) + (2 * out).softmax(1)) / 2).eval()
 

@@ -22,7 +22,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.errors import MethodError
 from camkit.methods.registry import Method
-from camkit.targets.classes import BestOfTarget
+from camkit.targets.classes import BestOfTarget, FinerTarget
 from camkit.targets.outputs import maps_of
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Scores, Target
@@ -307,4 +307,5 @@ def _same_class(run: _Run, target: Target, scored: Scores) -> Target:
         raise MethodError(f"{run.method.name!r} explains scores of whole pictures, not boxes or maps; use 'chefer'")
     if scored.indices is None:
         return target
-    return BestOfTarget(tuple((index,) for index in scored.indices))
+    same = BestOfTarget(tuple((index,) for index in scored.indices))
+    return target.fixed(same, run.output, run.pictures) if isinstance(target, FinerTarget) else same

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from camkit.errors import TargetError, advice
@@ -16,7 +16,7 @@ from camkit.targets.boxes import best_box, boxes_of_class
 from camkit.targets.maps import SegmentTarget, class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, label_of, whole_number
 from camkit.targets.outputs import describe, detections_of, logits_of, maps_of
-from camkit.targets.probabilities import final_activation, given_probabilities
+from camkit.targets.probabilities import PLURAL, final_activation, given_probabilities, kind_of, logits_behind
 from camkit.targets.scores import Expands, OfPictures, Scores, Target
 from camkit.types import Activation
 
@@ -49,9 +49,15 @@ def class_scores(logits: Float[Tensor, "n k"], indices: Tensor, activation: Acti
         indices=tuple(indices.tolist()),
         probabilities=None if by_class is None else tuple(by_class.gather(1, indices[:, None])[:, 0].tolist()),
         classes=logits.shape[1],
-        quantity="logit",
+        quantity=said_of(logits),
         activation=final_activation(logits),
     )
+
+
+def said_of(scores: Float[Tensor, "n k"]) -> str:
+    """Return what the score of a class is, as a phrase."""
+    kind = kind_of(scores)
+    return kind if kind == "logit" else f"{kind}, as the model returns it"
 
 
 @dataclass(frozen=True)
@@ -294,7 +300,7 @@ class ContrastTarget(Target):
             values=difference,
             classes=logits.shape[1],
             description=f"{name} rather than {other}",
-            quantity="difference of the two logits",
+            quantity=f"difference of the two {PLURAL[kind_of(logits)]}",
             activation=final_activation(logits),
         )
 
@@ -304,36 +310,58 @@ class FinerTarget(Target):
     """What tells a class from its nearest ones: its logit minus a share of the mean of theirs (Finer-CAM).
 
     The nearest classes of a picture are those whose logits differ least from that of the class.
+
+    Attributes:
+        of: the class.
+        weight: the share of the nearest classes' mean that is subtracted.
+        nearest: how many nearest classes there are.
+        rivals: these classes, for each picture of a pass or for all together, if they do not depend on the output.
     """
 
     of: Target
     weight: float = FINER_WEIGHT
     nearest: int = FINER_NEAREST
+    rivals: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> FinerTarget:
         """Return the target with the labels of its class looked up."""
         return replace(self, of=self.of.bind(labels, activation))
 
+    def fixed(self, of: Target, output: Any, batch: int) -> FinerTarget:
+        """Return the target that compares a class with those that are nearest in this output, in other outputs too."""
+        rivals = self.rivals or tuple(map(tuple, self._nearest(logits_of(output, batch), of(output, batch)).tolist()))
+        return replace(self, of=of, rivals=rivals)
+
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of each image's class less the weighted mean of its nearest classes."""
         scored = self.of(output, batch)
+        instead = "explain this target without finer, for example by 'gradcam' or 'hirescam'"
         if scored.indices is None or scored.boxes is not None or maps_of(output, batch) is not None:
-            raise TargetError("finer compares a class with its nearest ones, so it needs a classifier's class")
+            raise TargetError(
+                f"finer compares a class with its nearest ones, so it needs a classifier's class; {instead}"
+            )
         logits = logits_of(output, batch)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # the difference is small in 16 bits
         if logits.shape[1] < 2:
-            raise TargetError("finer compares a class with its nearest ones, but the model has one output")
-        count = min(self.nearest, logits.shape[1] - 1)
+            raise TargetError(f"finer compares a class with its nearest ones, but the model has one output; {instead}")
+        if self.rivals is None:
+            rivals = self._nearest(logits, scored)
+        else:
+            rivals = torch.tensor(self.rivals, device=logits.device).expand(batch, -1)
+        precise = logits.to(torch.promote_types(logits.dtype, torch.float32))  # the difference is small in 16 bits
         own = torch.tensor(scored.indices, device=logits.device)[:, None]
-        values = logits.detach()
-        distance = (values - values.gather(1, own)).abs().scatter(1, own, torch.inf)
-        others = logits.gather(1, distance.topk(count, largest=False).indices)
         # A model may return probabilities; their gradients pass through the softmax for all classes alike.
         return replace(
             scored,
-            values=logits.gather(1, own)[:, 0] - self.weight * others.mean(1),
-            quantity=f"logit minus {self.weight:g} times the mean of its {count} nearest",
+            values=precise.gather(1, own)[:, 0] - self.weight * precise.gather(1, rivals).mean(1),
+            quantity=f"{kind_of(logits)} minus {self.weight:g} times the mean of its {rivals.shape[1]} nearest",
         )
+
+    def _nearest(self, logits: Float[Tensor, "n k"], scored: Scores) -> Int[Tensor, "n count"]:
+        """Return the classes whose logits differ least from that of each image's class."""
+        own = torch.tensor(scored.indices, device=logits.device)[:, None]
+        values = logits_behind(logits)
+        distance = (values - values.gather(1, own)).abs().scatter(1, own, torch.inf)
+        return distance.topk(min(self.nearest, logits.shape[1] - 1), largest=False).indices
 
 
 @dataclass(frozen=True)
@@ -465,7 +493,9 @@ def finer(target: int | str | None = None, weight: float = FINER_WEIGHT, nearest
     """Return a target for what tells a class from its nearest ones (Zhang et al. 2025, Finer-CAM, arXiv:2501.11309).
 
     The score is the class's logit minus ``weight`` times the mean logit of the ``nearest`` classes whose logits differ
-    least from it. What the classes share leaves the map, and what only this class has stays.
+    least from it. What the classes share leaves the map, and what only this class has stays. In changed versions of a
+    picture, which some methods need, the nearest classes stay those of the picture itself. Metrics judge the map by the
+    probability of the class alone.
 
     Args:
         target: an index or a label; None for each picture's best class.

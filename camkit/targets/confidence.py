@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from camkit.targets.classes import ClassTarget
+from camkit.targets.classes import ClassTarget, FinerTarget
 from camkit.targets.maps import SegmentTarget, predicted_cells
 from camkit.targets.outputs import maps_of
 from camkit.targets.scores import Scores, Target
@@ -20,6 +20,8 @@ Given: TypeAlias = Literal["probabilities", "logarithms"] | None
 class ConfidenceTarget(Target):
     """The probability of a target's class; for a target without probabilities, its own score. It has no gradients.
 
+    A class that is compared with its nearest ones has its own probability.
+
     Attributes:
         of: the target.
         given: what the target's scores are already, as ``given_by`` found in a pass with a graph; without one, the
@@ -31,7 +33,7 @@ class ConfidenceTarget(Target):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the probability for each image."""
-        scored = self.of(output, batch)
+        scored = (self.of.of if isinstance(self.of, FinerTarget) else self.of)(output, batch)
         values = scored.values.detach().float()
         if scored.probabilities is not None and self.given is not None:
             values = values.exp() if self.given == "logarithms" else values
@@ -55,7 +57,8 @@ def given_by(scored: Scores) -> Given:
 def fixed_target(target: Target, scored: Scores, output: Any) -> Target:
     """Return the target that scores the class of a picture, whatever a change of this picture does to other classes.
 
-    On a map, the cells stay those where the class is predicted in the unchanged picture.
+    On a map, the cells stay those where the class is predicted in the unchanged picture. The classes that a class is
+    compared with stay the same too.
 
     Args:
         target: a target for one picture.
@@ -64,6 +67,8 @@ def fixed_target(target: Target, scored: Scores, output: Any) -> Target:
     """
     if scored.indices is None or (isinstance(target, SegmentTarget) and (target.everywhere or target.mask is not None)):
         return target
+    if isinstance(target, FinerTarget):
+        return target.fixed(fixed_target(target.of, scored, output), output, 1)
     maps = maps_of(output, 1)
     if maps is None:
         return ClassTarget(scored.indices[0], getattr(target, "activation", None))

@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from camkit.errors import TargetError
 from camkit.targets.names import check_index, class_of
 from camkit.targets.outputs import describe, maps_of
-from camkit.targets.probabilities import final_activation, given_probabilities
+from camkit.targets.probabilities import final_activation, given_probabilities, kind_of
 from camkit.targets.scores import Scores, Target
 from camkit.types import Activation
 
@@ -25,19 +25,22 @@ cell fully."""
 _PREDICTED = 0.5
 """A network with one class predicts it where the probability is above this, that is, where the logit is positive."""
 
-_WHERE_PREDICTED = "mean logit where the class is predicted"
-_PREDICTED_NOWHERE = "mean logit of all cells, since the class is predicted nowhere"
-_INSIDE_MASK = "mean logit inside the mask"
-_EVERYWHERE = "mean logit of all cells"
+_WHERE_PREDICTED = "where the class is predicted"
+_PREDICTED_NOWHERE = "of all cells, since the class is predicted nowhere"
+_INSIDE_MASK = "inside the mask"
+_EVERYWHERE = "of all cells"
 
 
 def class_on_map(
-    maps: Float[Tensor, "n k h w"], indices: Int[Tensor, " n"], mask: Bool[Tensor, "height width"] | None
+    maps: Float[Tensor, "n k h w"],
+    indices: Int[Tensor, " n"],
+    mask: Bool[Tensor, "height width"] | None,
+    part: str = _INSIDE_MASK,
 ) -> Scores:
     """Return the mean logit of one class for each image, over a mask or over the cells where the class is predicted.
 
     If it is predicted nowhere, the mean goes over all cells. Vinogradova et al. 2020 sum the logits over the cells of
-    interest; the mean differs by a factor.
+    interest; the mean differs by a factor. ``part`` says in words which cells the mask covers.
 
     Raises:
         TargetError: the mask covers nothing.
@@ -45,12 +48,14 @@ def class_on_map(
     images = torch.arange(len(maps), device=maps.device)
     class_maps = maps[images, indices].float()  # in fp16 the sum over the cells would overflow
     probabilities = _probabilities(maps)
-    quantity: str | tuple[str, ...] = _INSIDE_MASK
+    kind = kind_of(maps)
+    quantity: str | tuple[str, ...] = f"mean {kind} {part}"
     if mask is None:
         inside = _predicted(maps, probabilities, indices)
         predicted = inside.any((1, 2), keepdim=True)
         inside = inside | ~predicted
-        quantity = tuple(_WHERE_PREDICTED if found else _PREDICTED_NOWHERE for found in predicted.flatten().tolist())
+        parts = (_WHERE_PREDICTED if found else _PREDICTED_NOWHERE for found in predicted.flatten().tolist())
+        quantity = tuple(f"mean {kind} {where}" for where in parts)
     else:
         covered = interpolate(mask[None, None].to(maps), size=maps.shape[2:], mode="area")[0]
         if not bool(covered.any()):
@@ -146,11 +151,10 @@ class SegmentTarget(Target):
             )
         index = int(self.index)
         check_index(index, maps.shape[1])
-        mask = torch.ones(maps.shape[2:], dtype=torch.bool) if self.everywhere else self.mask
-        scores = class_on_map(
-            maps, torch.full((batch,), index, device=maps.device), None if mask is None else mask.to(maps.device)
-        )
-        return replace(scores, quantity=_EVERYWHERE) if self.everywhere else scores
+        indices = torch.full((batch,), index, device=maps.device)
+        if self.everywhere:
+            return class_on_map(maps, indices, torch.ones_like(maps[0, 0], dtype=torch.bool), _EVERYWHERE)
+        return class_on_map(maps, indices, None if self.mask is None else self.mask.to(maps.device))
 
 
 def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) -> SegmentTarget:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -63,6 +63,41 @@ def given_probabilities(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n
     if shares is not None or node is None:
         return shares
     return values.exp() if node.name().startswith("Log") else values
+
+
+Kind: TypeAlias = Literal["logit", "probability", "log-probability", "percentage"]
+PLURAL: dict[Kind, str] = {
+    "logit": "logits",
+    "probability": "probabilities",
+    "log-probability": "log-probabilities",
+    "percentage": "percentages",
+}
+
+
+def kind_of(scores: Float[Tensor, "n k *cells"]) -> Kind:
+    """Return what class scores are."""
+    node, values = final_activation(scores), scores.detach()
+    if sum_to(_PERCENT, values):
+        return "percentage"
+    if node is not None and node.name().startswith("Log"):
+        return "log-probability"
+    return "logit" if node is None and not sum_to(1, values) else "probability"
+
+
+def logits_behind(scores: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """Return logits that give these class scores, without a graph; what a softmax dropped from all classes is missing.
+
+    Probabilities that rounding made 0 or 1 have the logits of the nearest numbers that are neither.
+    """
+    node, values = final_activation(scores), scores.detach()
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
+    name, limits = "" if node is None else node.name(), torch.finfo(values.dtype)
+    if name.startswith("LogSigmoid"):
+        return values - (-values.clamp(max=-limits.tiny).expm1()).log()
+    if name.startswith("Sigmoid"):
+        return values.clamp(limits.tiny, 1 - limits.eps / 2).logit()
+    shares = values if name.startswith("Softmax") else shares_of(values)
+    return values if shares is None else shares.clamp(min=limits.tiny).log()
 
 
 def shares_of(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n k *cells"] | None:
