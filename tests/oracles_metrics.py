@@ -24,13 +24,19 @@ def _levels(heat: Array) -> list[set[tuple[int, ...]]]:
     ]
 
 
-def hot_set(heat: Array, share: float) -> set[tuple[int, ...]]:
-    """Return the set of all cells hotter than some level whose number is nearest to share x cells, and not zero.
+def at_share(score_of: Callable[[set[tuple[int, ...]]], float], heat: Array, share: float) -> float:
+    """Return the score of the set of the hottest cells with share x cells in it.
 
-    Of two that are equally near, the larger one.
+    If cells of equal heat leave no such set, on the line between the next smaller and the next larger one.
     """
     wanted = math.ceil(round(share * heat.size, 6))
-    return min(_levels(heat)[1:], key=lambda hot: (abs(len(hot) - wanted), -len(hot)))
+    levels = _levels(heat)
+    smaller = max((hot for hot in levels if len(hot) <= wanted), key=len)
+    larger = min((hot for hot in levels if len(hot) >= wanted), key=len)
+    if len(smaller) == len(larger):
+        return score_of(smaller)
+    weight = (wanted - len(smaller)) / (len(larger) - len(smaller))
+    return (1 - weight) * score_of(smaller) + weight * score_of(larger)
 
 
 def sets_of_a_curve(heat: Array, steps: int) -> list[set[tuple[int, ...]]]:
@@ -94,7 +100,7 @@ def srg(score: Score, picture: Array, filled: Array, heat: Array, steps: int) ->
 
 def top_loss(score: Score, picture: Array, filled: Array, heat: Array) -> float:
     """One step of deletion: the share of the score that is lost without the hottest fifth of the cells."""
-    return 1 - score(changed(picture, filled, hot_set(heat, 0.2))) / score(picture)
+    return 1 - at_share(lambda hot: score(changed(picture, filled, hot)), heat, 0.2) / score(picture)
 
 
 def linear_imputation(picture: Array, removed: set[tuple[int, ...]], noise: Array) -> Array:
@@ -135,9 +141,8 @@ def road(score: Score, picture: Array, heat: Array, noise: Array, shares: Sequen
     cells = set(np.ndindex(*heat.shape))
     total = 0.0
     for share in shares:
-        hot = hot_set(heat, share)
-        least = score(linear_imputation(picture, cells - hot, noise))
-        most = score(linear_imputation(picture, hot, noise))
+        least = at_share(lambda hot: score(linear_imputation(picture, cells - hot, noise)), heat, share)
+        most = at_share(lambda hot: score(linear_imputation(picture, hot, noise)), heat, share)
         total += least - most
     return total / len(shares)
 

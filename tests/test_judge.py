@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 import camkit
-from camkit.background.statistics import Estimate
 from camkit.cli import main
 from camkit.comparison.judge import MethodJudgement
 from camkit.comparison.ranking import Recommendation, Standing, advantages, recommend, standings
@@ -88,50 +87,56 @@ def test_chance_alone_seldom_beats_random(methods: int) -> None:
 # --- the recommendation
 
 
-def standing(*, beats: bool = True, loses: bool = False, level: bool = True, pictures: int = 30) -> Standing:
-    return Standing(Estimate(0.5, 0.4, 0.6, pictures), beats, loses, level)
+BEST, SECOND, CHANCE, WORSE, NONE = 0.8, 0.6, 0.2, 0.0, np.nan
+"""Means of values: as good as the best, clearly behind it, as good as the random map, worse than it, and no values."""
 
 
 def recommended(
-    deciding: dict[str, dict[str, Standing]], order: list[str], costs: dict[str, float], unmoved: Sequence[str] = ()
+    means: dict[str, dict[str, float]],
+    order: Sequence[str],
+    costs: dict[str, float] | None = None,
+    unmoved: Sequence[str] = (),
 ) -> Recommendation:
-    """Recommend with an advantage of 1 in each metric in which a method is as good as the best, else of 0.5."""
-    shares = {name: np.mean([0.5 + 0.5 * rows[name].level_with_best for rows in deciding.values()]) for name in order}
-    advantage = {name: drawn(share, 0.05, seed=7) for name, share in shares.items()}
-    return recommend(deciding, advantage, order, costs, unmoved)
+    """Recommend, from values of 30 pictures with these means in each metric."""
+    values = {
+        metric: {
+            name: drawn(mean, 0.03, pictures=30, seed=number)
+            for number, (name, mean) in enumerate({**rows, "random": CHANCE}.items())
+        }
+        for metric, rows in means.items()
+    }
+    better: dict[str, Any] = dict.fromkeys(values, "higher")
+    return recommend(values, better, order, costs or dict.fromkeys(order, 1.0), unmoved)
 
 
 def test_of_the_methods_that_are_as_good_the_cheapest_is_recommended() -> None:
-    rows = {"dear": standing(), "cheap": standing(), "worse": standing(level=False)}
+    rows = {"dear": BEST, "cheap": BEST, "worse": SECOND}
     found = recommended(
         {"SRG": rows, "ADCC": rows}, ["dear", "cheap", "worse"], {"dear": 9.2, "cheap": 1.1, "worse": 1.0}
     )
     assert found.row == "cheap"
     assert found.agreed
     assert found.sentence == (
-        "Use cheap: it beats a random map in SRG and ADCC, no method is clearly better in any metric, and none "
-        "that is as good is much cheaper (1.1 plain passes)."
+        "Use cheap: it beats a random map in SRG and ADCC, no method that can be recommended is clearly better in any "
+        "metric, and none that is as good is much cheaper (1.1 plain passes)."
     )
 
 
 def test_of_equally_cheap_methods_the_first_is_recommended_whatever_the_clock_says() -> None:
-    rows = {"first": standing(), "second": standing()}
+    rows = {"first": BEST, "second": BEST}
     assert recommended({"SRG": rows}, ["first", "second"], {"first": 1.7, "second": 1.1}).row == "first"
 
 
 def test_metrics_that_disagree_are_named() -> None:
-    srg = {"a": standing(), "b": standing(level=False), "c": standing(level=False)}
-    adcc = {"a": standing(level=False), "b": standing(), "c": standing(level=False)}
-    feature = {"a": standing(), "b": standing(level=False), "c": standing(level=False)}
-    found = recommended(
-        {"SRG": srg, "ADCC": adcc, "SRG of feature cells": feature}, ["a", "b", "c"], dict.fromkeys("abc", 1.0)
-    )
+    srg = {"a": BEST, "b": SECOND, "c": SECOND}
+    adcc = {"a": SECOND, "b": BEST, "c": SECOND}
+    found = recommended({"SRG": srg, "ADCC": adcc, "SRG of feature cells": srg}, ["a", "b", "c"])
     assert found.row == "a"
     assert not found.agreed
     assert found.sentence.startswith(
         "The metrics disagree: SRG prefers a, ADCC prefers b, SRG of feature cells prefers a. "
     )
-    assert "as good as the best in SRG and SRG of feature cells, and over all metrics no method is" in found.sentence
+    assert "as good as the best in SRG and SRG of feature cells, and over all metrics no method" in found.sentence
     assert found.sentence.endswith("Look at more than one map.")
 
 
@@ -141,49 +146,72 @@ def test_what_is_worse_than_chance_is_found() -> None:
 
 
 def test_a_method_may_be_like_chance_in_one_of_three_metrics_and_the_sentence_says_so() -> None:
-    metrics = {"SRG": {"a": standing()}, "ADCC": {"a": standing(beats=False)}, "Insertion": {"a": standing()}}
-    found = recommended(metrics, ["a"], {"a": 1.0})
+    found = recommended({"SRG": {"a": BEST}, "ADCC": {"a": CHANCE}, "Insertion": {"a": BEST}}, ["a"])
     assert found.row == "a"
     assert found.sentence.startswith("Use a: it beats a random map in SRG and Insertion, no method")
-    assert found.sentence.endswith("In ADCC it cannot be told from a random map.")
+    assert found.sentence.endswith("In ADCC it is not clearly better than a random map.")
 
 
 def test_a_method_that_loses_to_chance_in_one_metric_is_not_recommended() -> None:
-    metrics = {
-        "SRG": {"a": standing()},
-        "ADCC": {"a": standing(beats=False, loses=True)},
-        "Insertion": {"a": standing()},
-    }
-    assert recommended(metrics, ["a"], {"a": 1.0}).row is None
+    found = recommended({"SRG": {"a": BEST}, "ADCC": {"a": WORSE}, "Insertion": {"a": BEST}}, ["a"])
+    assert found.row is None
+    assert not found.agreed
+    assert found.sentence == (
+        "The metrics disagree: SRG prefers a, Insertion prefers a, ADCC finds a worse than a random map. "
+        "On these 30 pictures no method can be recommended. Worse than a random map in ADCC: a."
+    )
 
 
 def test_a_method_that_one_metric_of_two_finds_no_better_than_chance_is_not_recommended() -> None:
-    rows, other = {"a": standing(), "b": standing(level=False)}, {"a": standing(beats=False), "b": standing()}
-    assert recommended({"SRG": rows, "ADCC": other}, ["a", "b"], {"a": 1.0, "b": 1.0}).row == "b"
-    none = recommended({"SRG": {"a": standing(beats=False)}}, ["a"], {"a": 1.0})
+    assert recommended({"SRG": {"a": BEST, "b": SECOND}, "ADCC": {"a": CHANCE, "b": BEST}}, ["a", "b"]).row == "b"
+    none = recommended({"SRG": {"a": CHANCE}}, ["a"])
     assert none.row is None
-    assert none.sentence.startswith(
-        "On these 30 pictures no method is significantly better than a random map in SRG without "
-        "being worse in any metric."
+    assert none.agreed
+    assert none.sentence == (
+        "On these 30 pictures no method can be recommended. Not significantly better than a random map in SRG: a. "
+        "Judge more pictures. If no method is better there either, do not trust any map of this model."
     )
 
 
 def test_a_method_whose_maps_do_not_change_with_the_weights_is_not_recommended() -> None:
-    rows = {"edges": standing(), "a": standing(level=False)}
-    assert recommended({"SRG": rows}, ["edges", "a"], {"edges": 1.0, "a": 1.0}, ["edges"]).row == "a"
+    found = recommended({"SRG": {"edges": BEST, "a": SECOND}}, ["edges", "a"], unmoved=["edges"])
+    assert found.row == "a"
+    assert found.agreed  # on the methods that can be recommended
+    assert found.sentence.endswith(
+        "edges is better in SRG, but is not recommended: almost the same map if the weights are shuffled."
+    )
+    none = recommended({"SRG": {"edges": BEST}}, ["edges"], unmoved=["edges"])
+    assert none.sentence == (
+        "On these 30 pictures no method can be recommended. Almost the same map if the weights are shuffled: edges."
+    )
+
+
+def test_a_method_that_is_no_better_than_the_other_reference_maps_is_not_recommended() -> None:
+    rows = {"a": SECOND, "centre": SECOND, "colour": CHANCE}
+    found = recommended({"SRG": rows, "ADCC": rows}, ["a"])
+    assert found.row is None
+    assert found.sentence.endswith("Over all metrics no better than a centred blob: a.")
+    with_better = recommended({"SRG": {**rows, "b": BEST}, "ADCC": {**rows, "b": SECOND}}, ["a", "b"])
+    assert with_better.row == "b"
+    assert with_better.sentence.endswith("In ADCC it is not clearly better than a centred blob.")
+
+
+def test_metrics_that_prefer_different_methods_disagree_though_none_is_recommended() -> None:
+    found = recommended({"SRG": {"a": BEST, "b": CHANCE}, "ADCC": {"a": CHANCE, "b": BEST}}, ["a", "b"])
+    assert found.row is None
+    assert not found.agreed
+    assert found.sentence.startswith("The metrics disagree: SRG prefers a, ADCC prefers b. On these 30 pictures no")
 
 
 def test_a_metric_without_values_for_a_method_does_not_count_against_it() -> None:
-    srg = {"a": standing(), "b": standing(level=False)}
-    feature = {"a": standing(beats=False, level=False, pictures=0), "b": standing()}
-    found = recommended({"SRG": srg, "SRG of feature cells": feature}, ["a", "b"], {"a": 1.0, "b": 1.0})
+    srg, feature = {"a": BEST, "b": SECOND}, {"a": NONE, "b": BEST}
+    found = recommended({"SRG": srg, "SRG of feature cells": feature}, ["a", "b"])
     assert found.row == "a"
     assert not found.agreed
 
 
 def test_a_metric_without_any_values_does_not_disagree() -> None:
-    srg, feature = {"a": standing()}, {"a": standing(beats=False, level=False, pictures=0)}
-    found = recommended({"SRG": srg, "SRG of feature cells": feature}, ["a"], {"a": 1.0})
+    found = recommended({"SRG": {"a": BEST}, "SRG of feature cells": {"a": NONE}}, ["a"])
     assert found.row == "a"
     assert found.agreed
     assert found.sentence.startswith("Use a: it beats a random map in SRG, no method")
@@ -213,16 +241,13 @@ def test_the_sample_seldom_decides_between_methods_that_are_alike() -> None:
         }
         better: dict[str, Any] = dict.fromkeys(values, "higher")
         order = ["first", "second", "third"]
-        deciding = {metric: standings(rows, ["random"], "higher", seed) for metric, rows in values.items()}
-        of_methods = advantages(values, order, better)
-        chosen.append(recommend(deciding, of_methods, order, dict.fromkeys(order, 1.0), seed=seed).row)
+        chosen.append(recommend(values, better, order, dict.fromkeys(order, 1.0), seed=seed).row)
     assert chosen.count("first") >= 19
 
 
 def test_a_method_that_is_clearly_better_over_all_metrics_is_recommended_though_it_costs_more() -> None:
-    rows = {"cheap": standing(), "good": standing()}
-    advantage = {"cheap": drawn(0.6, 0.05), "good": drawn(1.0, 0.05)}
-    assert recommend({"SRG": rows}, advantage, ["cheap", "good"], {"cheap": 1.0, "good": 9.0}).row == "good"
+    rows = {"cheap": SECOND, "good": BEST}
+    assert recommended({"SRG": rows}, ["cheap", "good"], {"cheap": 1.0, "good": 9.0}).row == "good"
 
 
 # --- a network that was trained to look at the object, and a method that marks what speaks least for the class
@@ -323,7 +348,8 @@ def test_several_layers_have_rows_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"images": SCENES[:4]}, "4 pictures can be used, but a judgement needs 5 or more"),
+        ({"images": SCENES[:4]}, "4 pictures can be used, but judging 1 method takes 5 or more; pass more"),
+        ({"methods": None}, "^6 pictures can be used, but judging 16 methods takes 9 or more; pass more pictures or f"),
         ({"methods": []}, "the list of methods is empty"),
         ({"methods": ["eigencm"]}, "did you mean 'eigencam'"),
         ({"pictures": 3}, "pictures must be a whole number from 5, not 3"),
@@ -338,6 +364,59 @@ def test_several_layers_have_rows_of_their_own() -> None:
 def test_a_wrong_call_is_one_sentence(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         camkit.judge("demo-fair", **{"images": SCENES, "methods": ["gradcam"], **arguments})
+
+
+def seldom(activations: Tensor, gradients: Tensor) -> Tensor:
+    """Weight like Grad-CAM where the feature maps are strong, and else not at all."""
+    weights = gradients.mean((2, 3), keepdim=True)
+    return weights * (activations.mean() > 0.55)
+
+
+def test_where_a_map_is_empty_it_counts_like_the_random_one() -> None:
+    found = camkit.judge("demo-fair", many_scenes(), ["gradcam", seldom], pictures=12)
+    row, random = found.rows[1], found.rows[2]
+    assert row.name == "seldom"
+    assert 0 < row.empty < 12
+    for metric, standing in row.standings.items():
+        assert row.missing[metric] == row.empty
+        assert standing.estimate.groups == 12
+        both = zip(row.values[metric], random.values[metric], strict=True)
+        expected = np.mean([chance if np.isnan(value) else value for value, chance in both])
+        assert standing.estimate.value == pytest.approx(expected)
+
+
+class Overflowing(nn.Module):
+    """Has no finite scores for bright pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = x.mean((1, 2, 3)) > 10
+        return self.head(self.features(x).mean((2, 3))) + torch.where(bright, torch.nan, 0.0)[:, None]
+
+
+def test_a_picture_without_a_finite_score_is_left_out_with_the_reason() -> None:
+    pictures = [*torch.rand(6, 3, 16, 16), torch.full((3, 16, 16), 20.0)]
+    found = camkit.judge(Overflowing().eval(), pictures, ["gradcam"], target=1)
+    assert len(found.pictures) == 6
+    assert list(found.unreadable) == ["picture 7"]
+    assert "NaN or infinite" in found.unreadable["picture 7"]
+
+
+def test_feature_cells_are_those_of_the_layer_that_is_judged() -> None:
+    explainer = camkit.Explainer("demo-fair")
+    found = camkit.judge(explainer, SCENES, ["gradcam"], target_layer="features.1")
+    assert found.layer == "features.1"
+    for source, value in zip(found.pictures, found.rows[0].values["feature-srg"], strict=True):
+        seed = found.pictures.index(source)
+        evaluator = camkit.metrics.Evaluator(explainer, source, layer="features.1", fill="blur", steps=10, seed=seed)
+        heat = evaluator.heat(explainer.using("gradcam", "features.1")(source))
+        assert evaluator(heat, "feature-srg")["feature-srg"].number == pytest.approx(value, abs=1e-5)
+    assert camkit.judge(explainer, SCENES, ["gradcam"]).layer == "features"
 
 
 def test_a_method_that_works_nowhere_is_refused() -> None:

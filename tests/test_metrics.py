@@ -776,6 +776,61 @@ def test_the_colour_row_finds_what_a_network_that_looks_for_a_colour_uses() -> N
     assert values["colour"]["srg"].number > values["random"]["srg"].number
 
 
+def test_a_map_that_is_the_same_nearly_everywhere_counts_as_one_without_an_order() -> None:
+    _, _, evaluator, _ = setting()
+    flat = torch.ones(SIZE, SIZE)
+    flat[0, 0] = 0.0
+    found = {name: evaluator(flat, name)[name].number for name in ("road", "srg", "top-loss")}
+    assert found["road"] == pytest.approx(0, abs=0.02)  # what its two halves show cancels out
+    assert found["srg"] == pytest.approx(0, abs=0.02)
+    lost = 1 - evaluator.emptied("blur") / evaluator.confidence
+    assert found["top-loss"] == pytest.approx(0.2 * lost, abs=0.01)  # a fifth of what is lost without all cells
+
+
+def test_a_random_map_is_another_one_for_a_changed_picture_and_the_centre_is_not() -> None:
+    _, picture, evaluator, _ = setting()
+    references = evaluator.references()
+    random, centre = references["random"], references["centre"]
+    assert torch.equal(random.made_anew(picture[None])[0], random.values)
+    assert not torch.equal(random.made_anew(picture[None] * 0.5)[0], random.values)
+    assert torch.equal(centre.made_anew(picture[None] * 0.5)[0], centre.values)
+    others = [Evaluator(small(), picture, 1, seed=seed).references()["random"] for seed in range(8)]
+    coherencies = [evaluator(other, "coherency")["coherency"].number for other in others]
+    assert np.mean([number for number in coherencies if number is not None]) == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_table_of_a_model_without_scores_for_changed_pictures_has_reasons() -> None:
+    class Unsteady(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            steady = (x - x.flatten(2).mean(2)[..., None, None]).abs().amax((1, 2, 3)) > 2.5
+            return torch.where(steady[:, None], x.flatten(2).mean(2), torch.nan)
+
+    picture = torch.zeros(3, SIZE, SIZE)
+    picture[:, 3, 3] = 3.0
+    table = Evaluator(Unsteady().eval(), picture, 1).table({"mine": random_heat()}, ["complexity", "deletion"])
+    assert table.rows["mine"]["complexity"].status == "ok"
+    assert table.rows["mine"]["deletion"].status == "non_finite"
+    assert table.rows["colour"]["complexity"].status == "non_finite"
+
+
+def test_a_heat_is_checked_like_an_array() -> None:
+    _, _, evaluator, _ = setting()
+    assert evaluator(Heat(torch.full((SIZE, SIZE), torch.nan)), "srg")["srg"].status == "non_finite"
+    assert evaluator(Heat(torch.zeros(SIZE, SIZE)), "srg")["srg"].status == "empty_map"
+    with pytest.raises(InputError, match=r"the values of a Heat have shape \(5, 5\)"):
+        evaluator(Heat(torch.rand(5, 5)), "srg")
+
+
+def test_mirrored_big_endian_and_read_only_arrays_are_maps() -> None:
+    _, _, evaluator, _ = setting()
+    heat = as_array(random_heat()).astype(np.float32)
+    expected = evaluator(torch.from_numpy(heat[::-1].copy()), "srg")["srg"].number
+    fixed = heat[::-1].copy()
+    fixed.flags.writeable = False
+    for given in (heat[::-1], heat[::-1].astype(">f4"), fixed):
+        assert evaluator(given, "srg")["srg"].number == expected
+
+
 def test_random_maps_of_other_pictures_and_seeds_differ() -> None:
     model, picture, _, _ = setting()
     maps = [

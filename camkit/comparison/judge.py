@@ -17,7 +17,7 @@ from torch import nn
 
 from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
 from camkit.comparison.compare import DEFAULTS
-from camkit.comparison.ranking import SIGNIFICANCE, UNMOVED, Recommendation, Standing, advantages, recommend, standings
+from camkit.comparison.ranking import REFERENCES, SIGNIFICANCE, UNMOVED, Recommendation, Standing, recommend, standings
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
 from camkit.explainer import Explainer
 from camkit.images.files import write_file
@@ -262,10 +262,10 @@ def _too_few(usable: int, unreadable: dict[str, str], rows: int) -> str:
         return reasons.pop()
     first = "".join(f"; {why}" for why in list(unreadable.values())[:1])
     fewer = " or fewer methods" if _fewest(rows) > _FEWEST else ""
-    maps = f"of {rows} {'methods' if rows > 1 else 'method'}"
+    methods = f"{rows} method{'s' * (rows > 1)}"
     return (
-        f"{usable} picture{'s' * (usable != 1)} can be used, but a judgement {maps} needs {_fewest(rows)} or more; pass "
-        f"more pictures{fewer}{first}"
+        f"{usable} picture{'s' * (usable != 1)} can be used, but judging {methods} takes {_fewest(rows)} or more; "
+        f"pass more pictures{fewer}{first}"
     )
 
 
@@ -365,7 +365,7 @@ class _Study:
             first = next(iter(self._failed.values()))
             raise MethodError(f"no method works on these pictures: {first[0]}")
         listed = works if drop_misfits else list(self._jobs)
-        references = ["random", "centre", "colour"]
+        references = list(REFERENCES)
         measured = {
             name: {row: np.array(self._values[name][row]) for row in (*listed, *references)} for name in self._metrics
         }
@@ -401,8 +401,8 @@ class _Study:
             self._explainer.name,
             tuple(rows),
             recommend(
-                {METRICS[name].title: by_metric[name] for name in DECIDING},
-                advantages({name: values[name] for name in DECIDING}, works, better),
+                {METRICS[name].title: values[name] for name in DECIDING},
+                {METRICS[name].title: better[name] for name in DECIDING},
                 works,
                 costs,
                 [row.name for row in rows if row.hardly_changes],
@@ -429,11 +429,21 @@ def _one_layer(explainer: Explainer, layers: Sequence[Layers | None]) -> str | N
 def _at_least_chance(
     of_metric: Mapping[str, Float[np.ndarray, " n"]], works: Sequence[str]
 ) -> dict[str, Float[np.ndarray, " n"]]:
-    """Return a metric's values, in which a method that has none for a picture has that of the random map."""
+    """Return a metric's values, in which a method that has none for a picture has that of the random map.
+
+    A metric that has no value for any of a method's maps does not apply to it.
+    """
     return {
-        row: np.where(np.isnan(values), of_metric["random"], values) if row in works else values
+        row: np.where(np.isnan(values), of_metric["random"], values)
+        if row in works and np.isfinite(values).any()
+        else values
         for row, values in of_metric.items()
     }
+
+
+def _added(measured: Float[np.ndarray, " n"], values: Float[np.ndarray, " n"]) -> int:
+    """Return how many values were added where there was none."""
+    return int((np.isnan(measured) & np.isfinite(values)).sum())
 
 
 def _mean_of(values: Sequence[float]) -> float | None:

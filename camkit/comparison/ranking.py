@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -19,7 +19,7 @@ SIGNIFICANCE = 0.05
 
 UNMOVED = 0.7
 """A map whose rank correlation with the maps of shuffled weights is above this shows the picture rather than what the
-network learned. docs/methods.md has the values of all methods: CAM methods lie clearly below."""
+network learned. docs/methods.md has the values of the methods on three networks."""
 
 PRACTICALLY_LEVEL = 0.1
 """A method is level with the best method if it is not significantly behind by more than this share of the best method's
@@ -33,7 +33,15 @@ varies by as much."""
 _RESAMPLES = 4000
 """Bootstrap resamples; the normal tail serves for smaller p-values."""
 
+REFERENCES = {"random": "a random map", "centre": "a centred blob", "colour": "the best single colour"}
+"""The reference rows, and what sentences call them."""
+
 Better: TypeAlias = Literal["higher", "lower"]
+
+Values: TypeAlias = Mapping[str, Mapping[str, Float[np.ndarray, " n"]]]
+"""For each metric, the values of each row on each picture; NaN where it has none."""
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ def _estimate(values: Float[np.ndarray, " n"], seed: int) -> Estimate:
     return interval(_draws(values, seed), _mean(values), known)
 
 
-def _p_values(differences: Mapping[str, Float[np.ndarray, " n"]], seed: int, limit: float = 0.0) -> dict[str, float]:
+def _p_values(differences: Mapping[_Key, Float[np.ndarray, " n"]], seed: int, limit: float = 0.0) -> dict[_Key, float]:
     """Return for each mean difference the one-sided p-value that it is not above a limit."""
     return {
         name: p_above(_draws(values, seed), limit, int(np.isfinite(values).sum())) if np.isfinite(values).any() else 1.0
@@ -121,7 +129,7 @@ def _p_values(differences: Mapping[str, Float[np.ndarray, " n"]], seed: int, lim
     }
 
 
-def _significant(p_values: Mapping[str, float]) -> dict[str, bool]:
+def _significant(p_values: Mapping[_Key, float]) -> dict[_Key, bool]:
     corrected = holm(list(p_values.values()))
     return {name: p < SIGNIFICANCE for name, p in zip(p_values, corrected, strict=True)}
 
@@ -133,7 +141,7 @@ class Recommendation:
     Attributes:
         row: the name of the row; None if there is nothing to recommend.
         sentence: the recommendation with its reason.
-        agreed: whether the metrics that decide agree on it.
+        agreed: whether the metrics agree: on the row, or, if there is none, on what is best.
     """
 
     row: str | None
@@ -142,9 +150,9 @@ class Recommendation:
 
 
 def advantages(
-    values: Mapping[str, Mapping[str, Float[np.ndarray, " n"]]], methods: Sequence[str], better: Mapping[str, Better]
+    values: Values, methods: Sequence[str], better: Mapping[str, Better], others: Sequence[str] = ()
 ) -> dict[str, Float[np.ndarray, " n"]]:
-    """Return for each method and picture its advantage over the random map, averaged over metrics.
+    """Return for each row and picture its advantage over the random map, averaged over metrics.
 
     In each metric, the advantage of the method with the best mean counts as 1, so that all metrics weigh the same.
 
@@ -152,14 +160,13 @@ def advantages(
         values: for each metric, the values of each row, as ``standings`` takes them.
         methods: the rows of methods.
         better: for each metric, whether higher or lower values are better.
+        others: more rows that are measured by the best method.
     """
-    shares: dict[str, list[Float[np.ndarray, " n"]]] = {name: [] for name in methods}
+    shares: dict[str, list[Float[np.ndarray, " n"]]] = {name: [] for name in (*methods, *others)}
     for metric, of_metric in values.items():
         sign = 1.0 if better[metric] == "higher" else -1.0
-        ahead = {name: sign * (of_metric[name] - of_metric["random"]) for name in methods}
-        most = max(
-            (_mean(differences) for differences in ahead.values() if np.isfinite(differences).any()), default=0.0
-        )
+        ahead = {name: sign * (of_metric[name] - of_metric["random"]) for name in shares}
+        most = max((_mean(ahead[name]) for name in methods if np.isfinite(ahead[name]).any()), default=0.0)
         if most > 0:
             for name, differences in ahead.items():
                 shares[name].append(differences / most)
@@ -175,8 +182,8 @@ def _mean_of_known(several: Sequence[Float[np.ndarray, " n"]]) -> Float[np.ndarr
 
 
 def recommend(
-    deciding: Mapping[str, Mapping[str, Standing]],
-    advantage: Mapping[str, Float[np.ndarray, " n"]],
+    values: Values,
+    better: Mapping[str, Better],
     order: Sequence[str],
     costs: Mapping[str, float],
     unmoved: Sequence[str] = (),
@@ -184,33 +191,94 @@ def recommend(
 ) -> Recommendation:
     """Return which method to use, by several metrics together.
 
-    A method is fit if it beats the random map in most of the metrics in which it has values and loses to it in none,
-    and if its map changes with the weights. The rule keeps the fit methods that are not clearly behind the best in
-    their mean advantage. Of these, it keeps the methods that cost about as little as the cheapest, and returns the
-    first. If it asked for an advantage in every metric, or counted the metrics in which a method is as good as the
-    best, the sample of pictures would decide between methods that are alike.
+    A method is fit if nothing speaks against it, as ``_against`` tells. The rule keeps the fit methods that are not
+    clearly behind the best in their mean advantage over the random map. Of these, it keeps the methods that cost about
+    as little as the cheapest, and returns the first. If it asked for an advantage in every metric, or counted the
+    metrics in which a method is as good as the best, the sample of pictures would decide between methods that are
+    alike.
 
     Args:
-        deciding: for each deciding metric, by its title, the standing of each row.
-        advantage: for each row of a method, what ``advantages`` returns.
+        values: for each deciding metric, by its title, the values of each row, as ``standings`` takes them.
+        better: for each of these metrics, whether higher or lower values are better.
         order: the rows of methods, the simplest first.
         costs: the time of each row in plain passes.
         unmoved: the rows whose maps hardly change if the weights are shuffled.
         seed: the seed of the draws.
     """
-    known = {
-        name: [standing[name] for standing in deciding.values() if name in standing and standing[name].estimate.groups]
-        for name in order
-    }
-    fit = [name for name in order if name not in unmoved and name in advantage and _helps(known[name])]
+    references = [name for name in REFERENCES if all(name in rows for rows in values.values())]
+    deciding = {title: standings(rows, references, better[title], seed) for title, rows in values.items()}
+    advantage = advantages(values, order, better, [name for name in references if name != "random"])
+    against = _against(deciding, advantage, order, references, unmoved)
+    fit = {name: advantage[name] for name in order if not against[name]}
     if not fit:
-        return Recommendation(None, _nothing(deciding), agreed=True)
-    as_good = _not_behind({name: advantage[name] for name in fit}, seed)
+        agreed, conflict = _conflict(deciding, order)
+        return Recommendation(None, conflict + _nothing(deciding, against), agreed)
+    as_good = _not_behind(fit, seed)
     cheap = _SIMILAR_COST * max(1.0, min(costs[name] for name in as_good))
     chosen = min((name for name in as_good if costs[name] <= cheap), key=order.index)
-    measured = [standing for standing in deciding.values() if any(standing[name].estimate.groups for name in order)]
-    agreed = all(standing[chosen].level_with_best for standing in measured)  # without values, a metric prefers none
-    return Recommendation(chosen, _reason(chosen, deciding, order, costs, agreed=agreed), agreed)
+    among_fit = {
+        title: standings({name: rows[name] for name in (*fit, *references)}, references, better[title], seed)
+        for title, rows in values.items()
+    }
+    agreed = all(of_metric[chosen].level_with_best for of_metric in _measured(among_fit, list(fit)).values())
+    sentences = [
+        _agreement(chosen, deciding, costs) if agreed else _disagreement(chosen, among_fit, list(fit), costs),
+        *_better_but_unfit(chosen, deciding, against),
+        *_doubts(chosen, values, better, advantage, deciding, seed),
+    ]
+    return Recommendation(chosen, " ".join(sentences), agreed)
+
+
+def _against(
+    deciding: Mapping[str, Mapping[str, Standing]],
+    advantage: Mapping[str, Float[np.ndarray, " n"]],
+    order: Sequence[str],
+    references: Sequence[str],
+    unmoved: Sequence[str],
+) -> dict[str, str]:
+    """Return what speaks against each method; empty for a fit one.
+
+    A fit method beats the random map in most of the metrics in which it has values, and loses to it in none. Over all
+    metrics its mean is better than those of the other reference maps, and its map changes with the weights.
+    """
+    others = [name for name in references if name != "random" and name in advantage]
+    against: dict[str, str] = {}
+    for name in order:
+        measured = _measured(deciding, [name])
+        lost = [title for title, rows in measured.items() if rows[name].loses_to_random]
+        beaten = [title for title, rows in measured.items() if rows[name].beats_random]
+        behind = [REFERENCES[other] for other in others if name in advantage and _lead(advantage, name, other) <= 0]
+        if name in unmoved:
+            against[name] = _UNMOVED
+        elif lost:
+            against[name] = f"worse than a random map in {_listed(lost)}"
+        elif 2 * len(beaten) <= len(measured) or name not in advantage:
+            titles = list(deciding)
+            metrics = titles[0] if len(titles) == 1 else f"most of {_listed(titles)}"
+            against[name] = f"{_CHANCE} in {metrics}"
+        else:
+            against[name] = f"over all metrics no better than {_listed(behind, 'or')}" if behind else ""
+    return against
+
+
+def _lead(advantage: Mapping[str, Float[np.ndarray, " n"]], name: str, other: str) -> float:
+    """Return by how much a row's mean advantage exceeds another's, on the pictures that have both."""
+    return _mean(advantage[name] - advantage[other])
+
+
+_UNMOVED = "almost the same map if the weights are shuffled"
+_CHANCE = "not significantly better than a random map"
+
+
+def _measured(
+    deciding: Mapping[str, Mapping[str, Standing]], names: Sequence[str]
+) -> dict[str, Mapping[str, Standing]]:
+    """Return the metrics in which any of the rows has a value: a metric without values prefers none."""
+    return {
+        title: rows
+        for title, rows in deciding.items()
+        if any(name in rows and rows[name].estimate.groups for name in names)
+    }
 
 
 def _not_behind(advantage: Mapping[str, Float[np.ndarray, " n"]], seed: int) -> list[str]:
@@ -222,53 +290,110 @@ def _not_behind(advantage: Mapping[str, Float[np.ndarray, " n"]], seed: int) -> 
     return [name for name in advantage if not clearly.get(name, False)]
 
 
-def _helps(known: Sequence[Standing]) -> bool:
-    """Tell whether a method beats the random map in most of its metrics, and loses to it in none."""
-    beaten = sum(standing.beats_random for standing in known)
-    return 2 * beaten > len(known) and not any(standing.loses_to_random for standing in known)
+def _conflict(deciding: Mapping[str, Mapping[str, Standing]], order: Sequence[str]) -> tuple[bool, str]:
+    """Return whether the metrics agree on what is best, and a sentence if they do not.
+
+    Methods that a metric cannot tell from the random map are not its best.
+    """
+    best = {
+        title: [name for name in order if rows[name].beats_random and rows[name].level_with_best]
+        for title, rows in deciding.items()
+    }
+    named = {title: names for title, names in best.items() if names}
+    agreed = not named or bool(set.intersection(*map(set, named.values())))
+    lost = {
+        title: [name for name in order if rows[name].loses_to_random and any(name in names for names in named.values())]
+        for title, rows in deciding.items()
+    }
+    if agreed and not any(lost.values()):
+        return True, ""
+    told = [f"{title} prefers {_first_two(names)}" for title, names in named.items()]
+    told += [f"{title} finds {_first_two(names)} worse than a random map" for title, names in lost.items() if names]
+    return False, f"The metrics disagree: {', '.join(told)}. "
 
 
-def _nothing(deciding: Mapping[str, Mapping[str, Standing]]) -> str:
+def _nothing(deciding: Mapping[str, Mapping[str, Standing]], against: Mapping[str, str]) -> str:
     pictures = max(standing.estimate.groups for of_metric in deciding.values() for standing in of_metric.values())
-    metrics = _listed(list(deciding)) if len(deciding) == 1 else f"most of {_listed(list(deciding))}"
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in against.items():
+        by_reason.setdefault(reason, []).append(name)
+    reasons = [f"{reason[0].upper()}{reason[1:]}: {', '.join(names)}." for reason, names in by_reason.items()]
+    by_chance = any(reason.startswith(_CHANCE) for reason in by_reason)
+    advice = ["Judge more pictures. If no method is better there either, do not trust any map of this model."]
+    return " ".join([f"On these {pictures} pictures no method can be recommended.", *reasons, *advice * by_chance])
+
+
+def _agreement(chosen: str, deciding: Mapping[str, Mapping[str, Standing]], costs: Mapping[str, float]) -> str:
+    beaten = [title for title, rows in deciding.items() if rows[chosen].beats_random]
     return (
-        f"On these {pictures} pictures no method is significantly better than a random map in {metrics} without "
-        "being worse in any metric. Judge more pictures. If no method is better there either, do not trust any map of "
-        "this model."
+        f"Use {chosen}: it beats a random map in {_listed(beaten)}, no method that can be recommended is clearly "
+        f"better in any metric, and none that is as good is much cheaper ({costs[chosen]:.1f} plain passes)."
     )
 
 
-def _reason(
-    chosen: str,
-    deciding: Mapping[str, Mapping[str, Standing]],
-    order: Sequence[str],
-    costs: Mapping[str, float],
-    *,
-    agreed: bool,
+def _disagreement(
+    chosen: str, among_fit: Mapping[str, Mapping[str, Standing]], fit: Sequence[str], costs: Mapping[str, float]
 ) -> str:
-    cost = f"{costs[chosen]:.1f} plain passes"
-    known = {title: standing[chosen] for title, standing in deciding.items() if standing[chosen].estimate.groups}
-    unclear = [title for title, standing in known.items() if not standing.beats_random]
-    doubt = f" In {_listed(unclear)} it cannot be told from a random map." if unclear else ""
-    if agreed:
-        beaten = _listed([title for title in known if title not in unclear])
-        return (
-            f"Use {chosen}: it beats a random map in {beaten}, no method is clearly better in any metric, and none "
-            f"that is as good is much cheaper ({cost}).{doubt}"
-        )
-    best = {title: _best(standing, order) for title, standing in deciding.items()}
-    leaders = ", ".join(f"{title} prefers {name}" for title, name in best.items() if name)
-    level = [title for title, standing in deciding.items() if standing[chosen].level_with_best]
+    best = {title: [name for name in fit if rows[name].level_with_best] for title, rows in among_fit.items()}
+    leaders = ", ".join(f"{title} prefers {_first_two(names)}" for title, names in best.items() if names)
+    level = [title for title, names in best.items() if chosen in names]
     good = f"it is as good as the best in {_listed(level)}, and " if level else ""
-    advice = f"Use {chosen}: {good}over all metrics no method is clearly better ({cost}). Look at more than one map."
-    return f"The metrics disagree: {leaders}. {advice}{doubt}"
+    return (
+        f"The metrics disagree: {leaders}. Use {chosen}: {good}over all metrics no method that can be recommended is "
+        f"clearly better ({costs[chosen]:.1f} plain passes). Look at more than one map."
+    )
 
 
-def _best(standing: Mapping[str, Standing], order: Sequence[str]) -> str:
-    """Name the rows that are level with the best in a metric: the first two, and whether there are others."""
-    level = [name for name in order if name in standing and standing[name].level_with_best]
-    return level[0] if len(level) == 1 else " and ".join(level[:2]) + (" and others" if len(level) > 2 else "")
+def _better_but_unfit(
+    chosen: str, deciding: Mapping[str, Mapping[str, Standing]], against: Mapping[str, str]
+) -> list[str]:
+    """Return a sentence for each method that is better in some metric and is not recommended for another reason."""
+    sentences = []
+    for name, reason in against.items():
+        ahead = [
+            title for title, rows in deciding.items() if rows[name].level_with_best and not rows[chosen].level_with_best
+        ]
+        if reason and ahead:
+            sentences.append(f"{name} is better in {_listed(ahead)}, but is not recommended: {reason}.")
+    return sentences
 
 
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def _doubts(
+    chosen: str,
+    values: Values,
+    better: Mapping[str, Better],
+    advantage: Mapping[str, Float[np.ndarray, " n"]],
+    deciding: Mapping[str, Mapping[str, Standing]],
+    seed: int,
+) -> list[str]:
+    """Return sentences on the reference maps that the recommended method is not clearly better than."""
+    others = [name for name in REFERENCES if name in advantage]
+    overall = _significant(_p_values({name: advantage[chosen] - advantage[name] for name in others}, seed))
+    unclear = [REFERENCES[name] for name in others if not overall[name]]
+    doubts = [f"Over all metrics it is not clearly better than {_listed(unclear, 'or')}."] if unclear else []
+    signs = {title: 1.0 if better[title] == "higher" else -1.0 for title in values}
+    differences = {
+        (title, other): signs[title] * (values[title][chosen] - values[title][other])
+        for title in _measured(deciding, [chosen])
+        for other in others
+    }
+    ahead = _significant(_p_values(differences, seed))
+    by_references: dict[tuple[str, ...], list[str]] = {}
+    for title, rows in _measured(deciding, [chosen]).items():
+        alike = [] if rows[chosen].beats_random else [REFERENCES["random"]]
+        alike += [REFERENCES[other] for other in others if not ahead[title, other]]
+        by_references.setdefault(tuple(alike), []).append(title)
+    return doubts + [
+        f"In {_listed(titles)} it is not clearly better than {_listed(alike, 'or')}."
+        for alike, titles in by_references.items()
+        if alike
+    ]
+
+
+def _first_two(names: Sequence[str]) -> str:
+    """Name one or two rows, and say whether there are others."""
+    return names[0] if len(names) == 1 else " and ".join(names[:2]) + (" and others" if len(names) > 2 else "")
+
+
+def _listed(names: Sequence[str], last: str = "and") -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"

@@ -75,11 +75,16 @@ def _sets(
 ) -> tuple[Int[Tensor, " k"], Bool[Tensor, "k *size"], Bool[Tensor, "k *size"]]:
     """Return for each share its number of cells, the cells at least as hot as the last of them, and the hotter ones."""
     cells = heat.numel()
-    wanted = [min(cells, max(1, math.ceil(share * cells - _ROUNDING))) for share in shares]
+    wanted = cells_of(shares, cells)
     ranks = [cells - count for count in wanted]
     ordered = np.partition(heat.numpy(), ranks, axis=None)  # puts these ranks in order, which is faster than sorting
     limits = torch.from_numpy(ordered[ranks]).reshape(-1, *[1] * heat.dim())
     return torch.tensor(wanted), heat[None] >= limits, heat[None] > limits
+
+
+def cells_of(shares: Sequence[float], cells: int) -> list[int]:
+    """Return how many of a map's cells each share is: rounded up, and at least one."""
+    return [min(cells, max(1, math.ceil(share * cells - _ROUNDING))) for share in shares]
 
 
 _ROUNDING = 1e-6

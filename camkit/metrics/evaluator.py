@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ from camkit.errors import InputError
 from camkit.explainer import Explainer
 from camkit.explanation import Explanation
 from camkit.layers.names import find_layers
-from camkit.metrics.curves import Curve, curve_sets, even_shares, shares_of
+from camkit.metrics.curves import Curve, cells_of, curve_sets, even_shares, shares_of
 from camkit.metrics.fills import FILLS, Remove, check_fill
 from camkit.metrics.heat import Heat, as_heat, real_values
 from camkit.metrics.reference_maps import reference_maps
@@ -267,6 +267,28 @@ class Evaluator:
             shares = np.concatenate([[0.0], shares_of(sets), [1.0]])
             heat.curves[key] = Curve(shares, np.concatenate([[first], between, [last]]))
         return heat.curves[key]
+
+    def scores_at(self, heat: Heat, shares: Sequence[float], usual_fill: str, *, kept: bool) -> Float[np.ndarray, " k"]:
+        """Return the score at some shares of a curve.
+
+        If equal cells leave no hot set of a share, it is interpolated between the next smaller and the next larger
+        set, as the area under a curve is.
+
+        Args:
+            heat, usual_fill, kept: as for ``curve``.
+            shares: ascending, above 0 and below 1.
+
+        Raises:
+            UndefinedError: as for ``curve``.
+        """
+        heat.check_order()
+        fill = self.fill or usual_fill
+        sets = curve_sets(heat.values, shares)
+        own, between = shares_of(sets), self.without(~sets if kept else sets, fill)
+        ends = (self.emptied(fill), self.confidence)
+        first, last = ends if kept else ends[::-1]
+        wanted = np.array(cells_of(shares, heat.values.numel())) / heat.values.numel()
+        return np.asarray(np.interp(wanted, [0.0, *own, 1.0], [first, *between, last]))
 
 
 def check_seed(seed: object) -> None:

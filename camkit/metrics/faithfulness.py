@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from camkit.metrics.curves import hot_sets
 from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat
 from camkit.metrics.registry import register_metric
@@ -104,8 +103,5 @@ def road(evaluator: Evaluator, heat: Heat) -> float:
     Raises:
         UndefinedError: all cells of the map are equal, or a score is not finite.
     """
-    heat.check_order()
-    sets = hot_sets(heat.values, ROAD_SHARES)
-    fill = evaluator.fill or "linear"
-    kept, removed = evaluator.without(~sets, fill), evaluator.without(sets, fill)
+    kept, removed = (evaluator.scores_at(heat, ROAD_SHARES, "linear", kept=kept) for kept in (True, False))
     return float(np.mean(kept - removed))

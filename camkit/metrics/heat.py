@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -102,7 +102,8 @@ def as_heat(given: object, explainer: Explainer, target: Target, size: tuple[int
         InputError: it is no map of real numbers, or has another number of axes than the input.
     """
     if isinstance(given, Heat):
-        return given
+        _check_size(given.values, size)
+        return given if given.problem is not None else replace(given, problem=_problem(given.values))
     if isinstance(given, Explanation):
         return _of_explanation(given, explainer, target, size)
     values = real_values(given, "a map is an explanation or an array")
@@ -112,6 +113,14 @@ def as_heat(given: object, explainer: Explainer, target: Target, size: tuple[int
             f"a map with {len(size)} axes"
         )
     return Heat(enlarged(values, size), problem=_problem(values))
+
+
+def _check_size(values: Tensor, size: tuple[int, ...]) -> None:
+    if tuple(values.shape) != size:
+        raise InputError(
+            f"the values of a Heat have shape {tuple(values.shape)}, and the model's input has size {size}; pass an "
+            "array, which is enlarged"
+        )
 
 
 def real_values(given: object, what: str) -> Float[Tensor, "..."]:
@@ -128,7 +137,9 @@ def real_values(given: object, what: str) -> Float[Tensor, "..."]:
         raise InputError(f"{what}, not {type(given).__name__}")
     if not (given.dtype.kind in "biuf" if isinstance(given, np.ndarray) else not given.is_complex()):
         raise InputError(f"{what} of real numbers, not of {given.dtype}")
-    return torch.as_tensor(given).detach().to("cpu", torch.float32)
+    if isinstance(given, np.ndarray):
+        return torch.from_numpy(np.array(given, np.float32))  # a copy: PyTorch takes no mirrored or big-endian array
+    return given.detach().to("cpu", torch.float32)
 
 
 def enlarged(cells: Float[Tensor, "*grid"], size: tuple[int, ...]) -> Float[Tensor, "*size"]:

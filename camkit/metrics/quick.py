@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from camkit.metrics.curves import hot_sets
 from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat
 from camkit.metrics.registry import register_metric
@@ -33,6 +32,4 @@ def top_loss(evaluator: Evaluator, heat: Heat) -> float:
             finite.
     """
     before = evaluator.positive_confidence
-    heat.check_order()
-    removed = hot_sets(heat.values, [_HOTTEST])
-    return float(1 - evaluator.without(removed, evaluator.fill or "blur")[0] / before)
+    return float(1 - evaluator.scores_at(heat, [_HOTTEST], "blur", kept=False)[0] / before)

@@ -6,9 +6,10 @@ network. So every table has these rows.
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from camkit.engine.heatmap import enlarge
 from camkit.metrics.curves import hot_sets
 from camkit.metrics.heat import Heat, pooled
+from camkit.metrics.values import UndefinedError
 
 if TYPE_CHECKING:
     from camkit.metrics.evaluator import Evaluator
@@ -91,41 +93,32 @@ def reference_maps(evaluator: Evaluator) -> dict[str, Heat]:
     it is removed (SRG in two steps, which takes two passes for each colour).
     """
     size, picture = evaluator.size, evaluator.picture
-    colours = colours_of(picture)
-    halves = torch.cat([hot_sets(colour_map(picture, colour), [0.5]) for colour in colours])
-    gains = evaluator.without(~halves, "blur") - evaluator.without(halves, "blur")
-    best = _OfColour(colours[int(gains.argmax())])
-    # With one random map for all pictures, chance would not average out over a folder.
-    own_seed = (evaluator.seed, zlib.crc32(picture.contiguous().numpy().tobytes()))
-    fixed = {"random": random_map(size, own_seed), "centre": centred_map(size)}
-    heats = {name: Heat(values, name, remake=_Always(values)) for name, values in fixed.items()}
-    return heats | {"colour": Heat(best.of(picture), "colour", remake=best)}
+    maps: dict[str, Callable[[Tensor], Tensor]] = {
+        # With one random map for all pictures, chance would not average out over a folder, and a random map would be
+        # coherent: it would have the same map for a changed picture.
+        "random": lambda changed: random_map(size, (evaluator.seed, zlib.crc32(changed.numpy().tobytes()))),
+        "centre": lambda changed: centred_map(size),  # noqa: ARG005
+    }
+    colours, problem = colours_of(picture), None
+    try:
+        halves = torch.cat([hot_sets(colour_map(picture, colour), [0.5]) for colour in colours])
+        gains = evaluator.without(~halves, "blur") - evaluator.without(halves, "blur")
+        maps["colour"] = functools.partial(colour_map, colour=colours[int(gains.argmax())])
+    except UndefinedError as error:
+        maps["colour"], problem = functools.partial(colour_map, colour=colours[0]), error
+    heats = {name: Heat(make(picture.contiguous()), name, remake=_Remake(make)) for name, make in maps.items()}
+    return heats if problem is None else heats | {"colour": replace(heats["colour"], problem=problem)}
 
 
 @dataclass(frozen=True, eq=False)
-class _Always:
-    """Makes the same map for every picture and model."""
+class _Remake:
+    """Makes the reference maps of other pictures; they depend on no model."""
 
-    values: Tensor
+    make: Callable[[Tensor], Tensor]
 
-    def __call__(self, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:  # noqa: ARG002 - nor does it read one
-        """Return the map for each picture."""
-        return [self.values] * len(pictures)
-
-
-@dataclass(frozen=True, eq=False)
-class _OfColour:
-    """Makes the maps of one colour."""
-
-    colour: Tensor
-
-    def of(self, picture: Tensor) -> Tensor:
-        """Return the map of one picture."""
-        return colour_map(picture, self.colour)
-
-    def __call__(self, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:  # noqa: ARG002 - it reads none
+    def __call__(self, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:  # noqa: ARG002
         """Return the map of each picture."""
-        return [self.of(picture) for picture in pictures]
+        return [self.make(picture.contiguous()) for picture in pictures]
 
 
 def _scaled(values: Float[Tensor, "*size"]) -> Float[Tensor, "*size"]:
