@@ -377,7 +377,10 @@ def test_where_a_map_is_empty_it_counts_like_the_random_one() -> None:
     row, random = found.rows[1], found.rows[2]
     assert row.name == "seldom"
     assert 0 < row.empty < 12
-    for metric, standing in row.standings.items():
+    measured = {metric: standing for metric, standing in row.standings.items() if metric != "adcc"}
+    assert set(row.missing) - set(measured) == {"adcc"}
+    assert row.missing["adcc"] == 0  # the map of the masked picture is empty for all of them: ADCC does not apply
+    for metric, standing in measured.items():
         assert row.missing[metric] == row.empty
         assert standing.estimate.groups == 12
         both = zip(row.values[metric], random.values[metric], strict=True)
