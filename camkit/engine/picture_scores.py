@@ -13,7 +13,7 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, in_parts, quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.errors import TargetError
-from camkit.targets.confidence import ConfidenceTarget, fixed_target, given_by
+from camkit.targets.confidence import ConfidenceTarget, class_alone, fixed_target, given_by
 from camkit.targets.scores import Scores, Target
 from camkit.types import Precision
 
@@ -63,7 +63,7 @@ class PictureScores:
             answer = target(output, 1)
             _check(answer)
             self.target = fixed_target(target, answer, output)
-            self.confidence_target = ConfidenceTarget(self.target, given_by(answer))
+            self.confidence_target = ConfidenceTarget(class_alone(self.target), given_by(answer))
             first = self.confidence_target(output, 1)
         self.answer: Scores = replace(answer, values=answer.values.detach().float(), activation=None)
         self.confidence = float(first.values[0])

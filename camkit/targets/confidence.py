@@ -20,7 +20,7 @@ Given: TypeAlias = Literal["probabilities", "logarithms"] | None
 class ConfidenceTarget(Target):
     """The probability of a target's class; for a target without probabilities, its own score. It has no gradients.
 
-    A class that is compared with its nearest ones has its own probability.
+    A class that is compared with its nearest ones has no probability.
 
     Attributes:
         of: the target.
@@ -33,7 +33,9 @@ class ConfidenceTarget(Target):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the probability for each image."""
-        scored = (self.of.of if isinstance(self.of, FinerTarget) else self.of)(output, batch)
+        scored = self.of(output, batch)
+        if isinstance(self.of, FinerTarget):
+            scored = replace(scored, probabilities=None)
         values = scored.values.detach().float()
         if scored.probabilities is not None and self.given is not None:
             values = values.exp() if self.given == "logarithms" else values
@@ -41,6 +43,11 @@ class ConfidenceTarget(Target):
             values = torch.tensor(scored.probabilities, dtype=torch.float32, device=values.device)
         quantity = scored.quantity if scored.probabilities is None else "probability"
         return replace(scored, values=values, indices=None, probabilities=None, quantity=quantity, activation=None)
+
+
+def class_alone(target: Target) -> Target:
+    """Return the class of a target that compares it with its nearest ones; any other target itself."""
+    return target.of if isinstance(target, FinerTarget) else target
 
 
 def given_by(scored: Scores) -> Given:
