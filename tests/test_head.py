@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from camkit.engine.grid import from_grid, to_grid
 from camkit.engine.head import Head, Trunk, answering, recording
 from camkit.engine.passes import quiet_pass
 from camkit.errors import MethodError
+from camkit.methods import METHODS
 from camkit.types import LayerRef, Layout
 
 CLASS = 1
@@ -286,3 +288,124 @@ def test_recipro_cam_of_a_transformer_masks_patches_and_keeps_the_class_token() 
 
     expected = oracles.reciprocam(patches.mT.reshape(8, 4, 4), score)
     np.testing.assert_allclose(found.raw, expected, atol=1e-5 * expected.max())
+
+
+# --- the caller's mode, values that are not finite, hooks of the user
+
+
+OF_THE_HEAD = [name for name, method in METHODS.items() if method.needs == "scores"]
+
+
+@pytest.mark.parametrize("method", OF_THE_HEAD)
+def test_operations_in_place_run_in_the_callers_inference_mode(method: str) -> None:
+    model, ref, _, image = built("chain")
+    expected = camkit.explain(model, image, str(ref), method=method, target=CLASS)
+    with torch.inference_mode(), unchanged(model):
+        found = camkit.explain(model, image, str(ref), method=method, target=CLASS)
+    np.testing.assert_array_equal(found.raw, expected.raw)
+
+
+@pytest.mark.parametrize("method", OF_THE_HEAD)
+def test_one_picture_with_maps_that_are_not_finite_does_not_end_a_stream(method: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Exp(), *Chain()).eval()  # an image of large values has infinite maps, and NaN scores
+    image = torch.randn(3, SIZE, SIZE)
+    rows = list(camkit.explain_many(model, [image, image.abs() + 1000, image], "3", method=method, target=CLASS))
+    assert [row.status for row in rows] == ["ok", "non_finite", "ok"]
+    np.testing.assert_array_equal(rows[0].raw, rows[2].raw)
+
+
+class Exp(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+def test_a_score_that_is_not_finite_is_reported() -> None:
+    model, ref, _, image = built("chain")
+    with torch.no_grad():
+        model[6].bias[CLASS] = torch.nan
+    assert camkit.explain(model, image, str(ref), method="ablationcam", target=CLASS).status == "non_finite"
+
+
+class Edited(nn.Module):
+    """A module, and what a hook makes of its output."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x) * 2 + 0.1
+
+
+def in_place(_: nn.Module, __: object, output: Tensor) -> None:
+    output.mul_(2).add_(0.1)
+
+
+def in_a_copy(_: nn.Module, __: object, output: Tensor) -> Tensor:
+    return output * 2 + 0.1
+
+
+@pytest.mark.parametrize("hook", [in_place, in_a_copy])
+@pytest.mark.parametrize(("name", "edited"), [("chain", "2"), ("skip", "layer"), ("skip", "stem")])
+def test_a_users_hook_changes_an_output_once(name: str, edited: str, hook: Callable[..., Tensor | None]) -> None:
+    model, ref, _, image = built(name)
+    as_modules = copy.deepcopy(model)
+    setattr(as_modules, edited, Edited(as_modules.get_submodule(edited)))
+    expected = camkit.explain(as_modules, image, str(ref), method="ablationcam", target=CLASS)
+    with model.get_submodule(edited).register_forward_hook(hook), unchanged(model):
+        found = camkit.explain(model, image, str(ref), method="ablationcam", target=CLASS)
+    np.testing.assert_allclose(found.raw, expected.raw, rtol=0, atol=1e-6 * np.abs(expected.raw).max())
+    plain = camkit.explain(model, image, str(ref), method="ablationcam", target=CLASS)
+    assert np.abs(found.raw - plain.raw).max() > 1e-2 * np.abs(plain.raw).max()  # the hook matters
+
+
+def test_an_edit_changes_an_output_once() -> None:
+    model, ref, _, image = built("chain")
+    with model[2].register_forward_hook(in_a_copy):
+        expected = camkit.explain(model, image, str(ref), method="ablationcam", target=CLASS)
+    with camkit.hooks.edit(model, {"2": lambda output: output * 2 + 0.1}):
+        found = camkit.explain(model, image, str(ref), method="ablationcam", target=CLASS)
+    np.testing.assert_array_equal(found.raw, expected.raw)
+
+
+class ReadsAHook(Chain):
+    """The head reads what a hook of the model's own kept of the layer's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self[2].register_forward_hook(lambda *called: setattr(self, "kept", called[-1]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = images
+        for number, layer in enumerate(self):
+            maps = layer(maps if number != 3 else self.kept.clone())
+        return maps
+
+
+def test_a_models_own_hooks_see_the_changed_maps() -> None:
+    torch.manual_seed(0)
+    model = ReadsAHook().eval()
+    plain, image = Chain().eval(), torch.randn(3, SIZE, SIZE)
+    plain.load_state_dict(model.state_dict())
+    expected, found = (
+        camkit.explain(net, image, "2", method="ablationcam", target=CLASS).raw for net in (plain, model)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_small_falls_of_a_score_in_float64_are_exact() -> None:
+    model, ref, _, image = built("chain")
+    model, image = model.double(), image.double()
+    with torch.no_grad():
+        model[6].weight *= 1e-4
+        model[6].bias += 1.0  # a float32 next to 1 is 6e-8 away
+    found = camkit.explain(model, image, str(ref), method="ablationcam", target=CLASS)
+    with torch.no_grad():
+        layers = list(model)
+        maps, head = nn.Sequential(*layers[:3])(image), nn.Sequential(*layers[3:])
+        without = [float(head(maps * (torch.arange(8) != channel)[:, None, None])[0, CLASS]) for channel in range(8)]
+        drops = float(model(image)[0, CLASS]) - torch.tensor(without, dtype=torch.float64)
+        expected = (drops[:, None, None] * maps[0]).sum(0).numpy()
+        assert found.score == float(model(image)[0, CLASS])
+    np.testing.assert_allclose(found.raw, expected, rtol=0, atol=1e-6 * np.abs(expected).max())

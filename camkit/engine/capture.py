@@ -16,6 +16,7 @@ from camkit.engine.cut import EntangledError, Saved, Tape, cut
 from camkit.engine.features import Capture, Features
 from camkit.engine.grid import to_grid
 from camkit.engine.interrupts import interruptible
+from camkit.engine.nested import precise
 from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.engine.resizing import resizing
@@ -135,7 +136,7 @@ def _capture(
             lifted = options.precision == "fp16" or scored.values.dtype == torch.float16
             with passing_through(scored.activation):
                 tape.backward(scored.values.float(), keep_graph=number < len(expanded), lifted=lifted)
-            scores.append(replace(scored, values=scored.values.detach().float(), activation=None))
+            scores.append(replace(scored, values=precise(scored.values.detach()), activation=None))
         unreached = [ref for ref in options.modules if not tape.layers[ref].reached]
         if unreached and not any(is_absent(scored) for scored in scores):
             raise _UnreachedError(unreached)
@@ -227,7 +228,7 @@ def capture_for_cam(
         features = tuple(
             _cam_features(ref, features_of(tape.layers[ref], layout), heads, scores) for ref, layout in layouts.items()
         )
-    scores = tuple(replace(scored, values=scored.values.float()) for scored in scores)
+    scores = tuple(replace(scored, values=precise(scored.values)) for scored in scores)
     return Capture(features, scores, tuple(layouts.values()))
 
 
@@ -277,7 +278,7 @@ def whole_graph(image: Float[Tensor, "1 c *size"]) -> Iterator[Tensor]:
 def plain_scores(targets: Sequence[Target], output: Any, batch: int) -> tuple[Scores, ...]:
     """Return the targets' scores without a graph."""
     scores = (target(output, batch) for target in targets)
-    return tuple(replace(scored, values=scored.values.detach().float(), activation=None) for scored in scores)
+    return tuple(replace(scored, values=precise(scored.values.detach()), activation=None) for scored in scores)
 
 
 def _cam_features(

@@ -76,6 +76,9 @@ def _capture(
             if is_absent(scored):
                 weights.append(torch.zeros_like(maps.activations))
                 continue
+            if not bool(scored.values.isfinite().all() and maps.activations.isfinite().all()):
+                weights.append(torch.full_like(maps.activations, torch.nan))
+                continue
             score = functools.partial(_values, target)
             head = Head(model, ref, layout, image, recorded[ref], score, float(scored.values[0]), each_pass)
             weights.append(weigh(head.activations, head))

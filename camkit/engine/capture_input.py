@@ -20,6 +20,7 @@ from camkit.engine.cut import Saved, Tape, cut
 from camkit.engine.features import Capture, Features
 from camkit.engine.heatmap import enlarge
 from camkit.engine.interrupts import interruptible
+from camkit.engine.nested import precise
 from camkit.engine.passes import quiet_pass
 from camkit.engine.resizing import resizing
 from camkit.errors import LayerError, MethodError
@@ -63,8 +64,8 @@ def capture_parts(
     to_size = functools.partial(enlarge, size=tuple(inputs.shape[2:]))
     weights: list[Tensor] = []
     for number, scored in enumerate(scores):
-        parts = [_precise(inputs.detach()) * tape.layers[_INPUT].gradients[number]]
-        parts += [_precise(saved.gradients[number]) * bias for saved, bias in biases]
+        parts = [precise(inputs.detach()) * tape.layers[_INPUT].gradients[number]]
+        parts += [precise(saved.gradients[number]) * bias for saved, bias in biases]
         _check_complete(parts, scored, options)
         grids = [_as_grid(part, inputs) for part in parts]
         elsewhere = [_of_images(part, inputs) for part, grid in zip(parts, grids, strict=True) if grid is None]
@@ -248,11 +249,6 @@ def _check_complete(parts: Sequence[Tensor], scored: Scores, options: Pass) -> N
             f"{score:.4g}: the model has parts that FullGrad has no bias for, such as layer norms or attention; use "
             "'hirescam' or 'layercam'"
         )
-
-
-def _precise(gradient: Tensor) -> Tensor:
-    """Return a tensor in float32, or in float64 if it is so already."""
-    return gradient if gradient.dtype == torch.float64 else gradient.float()
 
 
 def _as_grid(part: Tensor, inputs: Tensor) -> Tensor | None:

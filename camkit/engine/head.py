@@ -17,11 +17,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks
 
 from camkit.engine.attach import forward_hooks
 from camkit.engine.grid import from_grid, to_grid
 from camkit.engine.interrupts import interruptible
-from camkit.engine.nested import feature_tensor, mapped, with_tensor
+from camkit.engine.nested import feature_tensor, mapped, precise, with_tensor
 from camkit.errors import MethodError
 from camkit.types import LayerRef, Layout
 
@@ -156,13 +157,15 @@ class Head:
         kept = {} if trunk == "computed" else self._recorded.before
         repeats = count if trunk == "repeated" else 1
         image = self._image if trunk == "kept" else self._image.expand(count, *self._image.shape[1:])
-        answers = {module: [_copy(call, repeats) for call in calls] for module, calls in kept.items()}
-        earlier = answers.get(layer, [None] * ((self._ref.call or 1) - 1))
-        output = _copy(self._recorded.output, repeats)
-        answers[layer] = [*earlier, with_tensor(output, self._path, from_grid(maps, self._output, self._layout))]
-        # PyTorch's fused transformer layers do not call their submodules, unless one of these has a hook.
-        with self._each_pass(), answering(answers), forward_hooks({layer: _keep}), interruptible():
-            scores = self._score(self._model(image.clone()), count).detach().float()
+        with self._each_pass():  # before the copies: the model cannot write to tensors of the caller's inference mode
+            answers = {module: [_copy(call, repeats) for call in calls] for module, calls in kept.items()}
+            earlier = answers.get(layer, [None] * ((self._ref.call or 1) - 1))
+            output = _copy(self._recorded.output, repeats)
+            changed = from_grid(maps.clone() if maps.is_inference() else maps, self._output, self._layout)
+            answers[layer] = [*earlier, with_tensor(output, self._path, changed)]
+            # PyTorch's fused transformer layers do not call their submodules, unless one of these has a hook.
+            with answering(answers), forward_hooks({layer: _keep}), interruptible():
+                scores = precise(self._score(self._model(image.clone()), count).detach())
         if scores.shape[:1] != (count,):
             raise MethodError(f"the head returned scores of shape {tuple(scores.shape)} for {count} changed maps")
         return scores
@@ -192,20 +195,30 @@ _lock = threading.RLock()
 def answering(answers: Mapping[nn.Module, Sequence[Any]]) -> Iterator[None]:
     """Let modules return given outputs instead of running: the first at the first call, and so on.
 
-    A module runs as usual where its answer is None, after its last answer, and in other threads.
+    A module runs as usual where its answer is None, after its last answer, and in other threads. Hooks of the user run
+    too, and see the answer. What they would make of it does not count, since the answer is the output after all hooks.
     """
     owner = threading.get_ident()
+    unchanged: dict[nn.Module, Any] = {}
+    hooked = [module for module in answers if module._forward_hooks or _global_forward_hooks]
 
     def replacement(module: nn.Module) -> Callable[..., Any]:
         run, remaining = module.forward, iter(answers[module])
 
         def forward(*arguments: Any, **named: Any) -> Any:
             answer = next(remaining, None) if threading.get_ident() == owner else None
-            return run(*arguments, **named) if answer is None else answer
+            if answer is None:
+                return run(*arguments, **named)
+            if module in hooked:
+                unchanged[module] = mapped(answer, lambda value: value.clone() if isinstance(value, Tensor) else value)
+            return answer
 
         return forward
 
-    with _lock:
+    def put_back(module: nn.Module, _: list[Tensor], __: Any) -> Any:
+        return unchanged.pop(module, None)
+
+    with _lock, forward_hooks(dict.fromkeys(hooked, put_back)):
         before = {module: vars(module).get("forward") for module in answers}
         try:
             for module in answers:

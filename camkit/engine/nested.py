@@ -114,6 +114,11 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, _PLAIN) else None
 
 
+def precise(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 if it is so already."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
 def shares_memory(one: Tensor, other: Tensor) -> bool:
     """Tell whether writing into one tensor may change the other."""
     try:
