@@ -143,12 +143,31 @@ def test_a_channel_that_is_the_same_everywhere_has_no_weight_and_no_pass() -> No
     assert np.abs(found.raw).max() < 3  # the constant would show in every cell
 
 
-def test_without_any_channel_that_varies_there_is_no_map() -> None:
+OF_CHANNELS = [name for name in FEW if METHODS[name].layer]
+
+
+@pytest.mark.parametrize("name", OF_CHANNELS)
+def test_without_any_channel_that_varies_there_is_no_map(name: str) -> None:
     model = small()
     with torch.no_grad():
         model[0].weight.zero_()
-    found = camkit.explain(model, picture(), "1", method="scorecam", target=0)
+    found = camkit.explain(model, picture(), "1", method=FEW[name], target=0)
     assert found.status == "no_influence"
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_maps_that_are_not_finite_are_reported_and_the_stream_goes_on(name: str) -> None:
+    model = nn.Sequential(Exp(), *small()).eval()
+    layer = "1" if METHODS[name].layer else None
+    rows = list(camkit.explain_many(model, [picture(), picture() + 1000, picture()], layer, method=FEW[name], target=0))
+    assert [row.status for row in rows] == ["ok", "non_finite", "ok"]
+
+
+class Exp(nn.Module):
+    """Makes infinite values of large ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
 
 
 # --- planted truth

@@ -76,7 +76,7 @@ def sscam(
         return scores.image * masks[:, None]
 
     gained = scores(samples * len(maps), pictures)
-    return _softmax(gained.reshape(len(gained), -1, samples).mean(2), varying, activations)
+    return _softmax(gained.reshape(len(gained), len(maps), samples).mean(2), varying, activations)
 
 
 @register_method(
@@ -110,7 +110,7 @@ def iscam(
         return scores.image * (masks * strengths[step].reshape(-1, *[1] * (masks.dim() - 1)))[:, None]
 
     gained = scores(len(strengths) * len(maps), pictures)
-    return _softmax(gained.reshape(len(gained), len(maps), -1).sum(2) / steps, varying, activations)
+    return _softmax(gained.reshape(len(gained), len(maps), len(strengths)).sum(2) / steps, varying, activations)
 
 
 @register_method(
