@@ -291,6 +291,37 @@ class OneHead(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+class ByAnotherName(OneHead):
+    """Names the axis of the softmax as PyTorch's functions allow it."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
+        logits = q @ k.mT / 4
+        maps = {
+            "axis": lambda: logits.softmax(axis=-1),
+            "dim": lambda: logits.softmax(dim=2),
+            "torch, axis": lambda: torch.softmax(logits, axis=-1),
+            "input and dim": lambda: functional.softmax(input=logits, dim=-1),
+            "another axis too": lambda: logits.softmax(axis=-1) * torch.softmax(logits, axis=0).detach().ne(2),
+        }[self.call]()
+        return x + self.mlp(self.norm2(x + self.out(maps @ v)))
+
+
+@pytest.mark.parametrize("call", ["axis", "dim", "torch, axis", "input and dim", "another axis too"])
+def test_the_axis_of_a_softmax_has_several_names(call: str) -> None:
+    torch.manual_seed(0)
+    plain, model = Plain(ByAnotherName("dim"), ByAnotherName("dim")), Plain(ByAnotherName(call), ByAnotherName(call))
+    model.load_state_dict(plain.state_dict())
+    for method in ("rollout", "legrad"):
+        expected, found = (camkit.explain(alive(net), pictures(1), method=method, target=3) for net in (plain, model))
+        np.testing.assert_array_equal(found.raw, expected.raw)
+        assert found.status == "ok"
+
+
 class WithWeights(nn.Module):
     """Asks PyTorch's attention for its maps, as ``nn.MultiheadAttention`` does by default."""
 

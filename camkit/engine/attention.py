@@ -57,7 +57,7 @@ class AttentionRecorder(TorchFunctionMode):
             with self:
                 return self._open[func](*args, **kwargs)
         result = func(*args, **kwargs)
-        if func in _SOFTMAX and (kwargs["dim"] if "dim" in kwargs else args[1]) in (-1, result.dim() - 1):
+        if func in _SOFTMAX and _axis(args, kwargs) in (-1, result.dim() - 1):
             return self._kept(result)
         return result
 
@@ -103,6 +103,12 @@ class AttentionRecorder(TorchFunctionMode):
             self.maps.append(saved := Saved(maps, maps))
             maps.register_hook(saved.gradients.append)
         return maps.reshape(result.shape)
+
+
+def _axis(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return the axis of a call of softmax; None if it leaves it out, and then it is not the last one of a map."""
+    given = [named[name] for name in ("dim", "axis") if name in named] or args[1 - ("input" in named) :]
+    return given[0] if given else None
 
 
 def _open(function: Callable[..., Any]) -> Callable[..., Any]:
