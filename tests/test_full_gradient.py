@@ -183,6 +183,38 @@ def test_constants_that_a_model_adds_are_biases() -> None:
     torch.testing.assert_close(total(score), model(images)[:, 1].detach(), rtol=1e-9, atol=0)
 
 
+class WithWeights(Small):
+    """Uses weights that are no layers: scales, gates and shifts of the channels, and a last layer by hand."""
+
+    def __init__(self, last: str) -> None:
+        super().__init__()
+        self.last = last
+        self.scale, self.gate, self.shift = (nn.Parameter(torch.randn(4)) for _ in range(3))
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.norm1(self.conv1(images)).relu_() * self.scale.view(-1, 1, 1)
+        maps = (maps + self.shift.view(-1, 1, 1) * torch.sigmoid(self.gate).view(-1, 1, 1)).relu()
+        features = maps.mean((2, 3))
+        if self.last == "addmm":
+            return torch.addmm(self.bias, features, self.weight, alpha=2)
+        if self.last == "in place":
+            return self.bias.repeat(len(features), 1).addmm_(features, self.weight, beta=0.5)
+        if self.last == "baddbmm":
+            return torch.baddbmm(self.bias.view(1, 1, 3), features[:, None], self.weight.view(1, 4, 3))[:, 0]
+        if self.last == "of maps":
+            return torch.addmm(features, features, self.weight.new_ones(4, 4), beta=3)[:, :3]
+        return features @ self.weight + self.bias
+
+
+@pytest.mark.parametrize("last", ["addmm", "in place", "baddbmm", "of maps", "product"])
+def test_weights_that_are_no_layers_are_part_of_what_is_linear(last: str) -> None:
+    torch.manual_seed(0)
+    model, images = WithWeights(last).double().eval(), picture().double()[None]
+    (score,) = parts_of(model, images, target=1)
+    torch.testing.assert_close(total(score), model(images)[:, 1].detach(), rtol=1e-9, atol=0)
+
+
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
