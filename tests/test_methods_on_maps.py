@@ -92,6 +92,36 @@ def test_maps_that_are_not_finite_are_reported(name: str, value: float) -> None:
         assert found.status == "non_finite"
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_kernel_component_of_many_cells_equals_the_full_decomposition(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("camkit.methods.activations._KERNEL_ROWS", 100)
+    if not kept:
+        monkeypatch.setattr("camkit.methods.activations._MOST_KERNEL_BYTES", 0)
+    generator = torch.Generator().manual_seed(5)
+    maps = nn.functional.interpolate(torch.randn(2, 12, 4, 5, generator=generator), (16, 20), mode="bilinear").relu()
+    maps = 3 * maps + 0.1 * torch.rand(maps.shape, generator=generator)
+    found = METHODS["kpcacam"].weights(maps)
+    for one, of_picture in zip(found, maps, strict=True):
+        cells = of_picture.double().flatten(1).mT
+        cells = cells - cells.mean(0)
+        kernel = torch.tanh(cells @ cells.mT / 12 + 1)
+        centring = torch.eye(320, dtype=torch.float64) - 1 / 320
+        variances, vectors = torch.linalg.eigh(centring @ kernel @ centring)
+        expected = vectors[:, -1] * variances[-1].sqrt()
+        expected = expected * torch.sign(expected @ cells.sum(1))
+        assert_equal(one.flatten().numpy(), expected.numpy(), 1e-4)
+
+
+def test_equal_cells_have_no_kernel_component() -> None:
+    maps = torch.cat([torch.ones(1, 3, 4, 4), torch.full((1, 3, 4, 4), torch.nan)])
+    equal, undefined = METHODS["kpcacam"].weights(maps)
+    assert not equal.any()
+    assert undefined.isnan().all()
+    assert METHODS["kpcacam"].weights(torch.ones(1, 3, 1, 1)).tolist() == [[[0.0]]]
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 @pytest.mark.parametrize("name", ["eigencam", "eigengradcam"])
 def test_a_principal_direction_does_not_depend_on_the_scale(name: str, scale: float) -> None:

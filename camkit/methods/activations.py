@@ -103,7 +103,7 @@ def fem(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
     summary="the first kernel principal component of the cells; the same for every class",
     paper="Karmani et al. 2024, KPCA-CAM, arXiv:2410.00267, with the sigmoid kernel",
     needs="activations",
-    cost="1",
+    cost="1, and each cell compared with each other",
     unit="First kernel principal component, without units",
 )
 def kpcacam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
@@ -114,14 +114,51 @@ def kpcacam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]
     """
     import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
 
-    values = activations.float().flatten(2)
-    finite = values.isfinite().all(1).all(1, keepdim=True)  # the others have no eigenvectors, and so no map
-    cells = values.where(finite[..., None], 0).mT
-    cells = cells - cells.mean(1, keepdim=True)
-    kernel = torch.tanh(cells @ cells.mT / cells.shape[2] + 1)
-    centred = kernel - kernel.mean(1, keepdim=True) - kernel.mean(2, keepdim=True) + kernel.mean((1, 2), keepdim=True)
-    variances, vectors = torch.linalg.eigh(centred)
-    projection = vectors[:, :, -1] * variances[:, -1:].clamp(min=0).sqrt()
-    falls = (projection * cells.sum(2)).sum(1, keepdim=True) < 0
-    signed: Tensor = torch.where(falls, -projection, projection).where(finite, torch.nan)
-    return signed.reshape(len(signed), *activations.shape[2:])
+    maps = [_first_kernel_component(cells.mT) for cells in activations.float().flatten(2)]
+    return torch.stack(maps).reshape(len(maps), *activations.shape[2:])
+
+
+_MOST_KERNEL_BYTES = 2**30
+"""A larger kernel, of more than 16,384 cells, is not kept, but computed again in parts for each product with it. About
+20 products are needed."""
+
+_KERNEL_ROWS = 1024
+"""Rows of the kernel that are computed at once."""
+
+_SAME_COMPONENT = 1e-6
+"""How far the component's eigenvalue may be off, as a share of itself: little more than the rounding of the kernel."""
+
+
+def _first_kernel_component(cells: Float[Tensor, "cells c"]) -> Float[Tensor, " cells"]:
+    """Return the projection of each cell of one picture; NaN if a value is not finite, and there is no component."""
+    import numpy as np  # noqa: PLC0415 - as above
+    import torch  # noqa: PLC0415 - as above
+    from scipy.sparse.linalg import LinearOperator, eigsh  # noqa: PLC0415 - as above
+
+    if not bool(cells.isfinite().all()):
+        return torch.full_like(cells[:, 0], torch.nan)
+    cells = cells - cells.mean(0)
+    count, channels = cells.shape
+
+    def rows(part: Tensor) -> Tensor:
+        return (part @ cells.mT).div_(channels).add_(1).tanh_()
+
+    parts = cells.split(_KERNEL_ROWS)
+    fits = count**2 * cells.element_size() <= _MOST_KERNEL_BYTES
+    kernel = list(map(rows, parts)) if fits else None
+
+    def centred(vector: Any) -> Any:
+        """Return the product of the centred kernel with a vector."""
+        moved = torch.from_numpy(vector.ravel()).to(cells)
+        moved = moved - moved.mean()
+        product = torch.cat([some @ moved for some in (map(rows, parts) if kernel is None else kernel)])
+        return (product - product.mean()).double().numpy(force=True)
+
+    start = np.random.default_rng(0).standard_normal(count)
+    if not centred(start).any():  # all cells are equal
+        return torch.zeros_like(cells[:, 0])
+    operator = LinearOperator((count, count), matvec=centred, dtype=np.float64)
+    variances, vectors = eigsh(operator, k=1, which="LA", v0=start, tol=_SAME_COMPONENT)
+    projection = torch.from_numpy(vectors[:, 0] * max(variances[0], 0) ** 0.5).to(cells)
+    falls = bool(projection @ cells.sum(1) < 0)
+    return -projection if falls else projection
