@@ -23,7 +23,7 @@ import camkit
 from camkit.cli import main
 from camkit.engine.capture_pictures import at_once
 from camkit.errors import MethodError
-from camkit.methods import METHODS, Method, variant
+from camkit.methods import METHODS, Between, Method, Whole, variant
 from camkit.targets import above, box, contrast, segment, top
 
 AS_PUBLISHED = dict(METHODS)
@@ -442,6 +442,53 @@ def test_rise_reads_no_layer() -> None:
 def test_wrong_variants(call: Callable[[], object], said: str) -> None:
     with pytest.raises(MethodError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("rise", {"cells": 0}, "method 'rise': cells must be a whole number from 1, not 0"),
+        ("rise", {"masks": "a"}, "masks must be a whole number from 2, not 'a'"),
+        ("rise", {"masks": 2.5}, "masks must be a whole number from 2, not 2.5"),
+        ("rise", {"masks": 1}, "masks must be a whole number from 2, not 1"),
+        ("rise", {"kept": 0}, "kept must be a number between 0 and 1, not 0"),
+        ("rise", {"kept": float("nan")}, "kept must be a number between 0 and 1, not nan"),
+        ("sscam", {"samples": 0}, "samples must be a whole number from 1, not 0"),
+        ("sscam", {"samples": True}, "samples must be a whole number from 1, not True"),
+        ("sscam", {"sigma": -1}, "sigma must be a number above 0, not -1"),
+        ("sscam", {"sigma": float("inf")}, "sigma must be a number above 0, not inf"),
+        ("iscam", {"steps": 0}, "steps must be a whole number from 2, not 0"),
+    ],
+)
+def test_values_that_a_parameter_cannot_have(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(MethodError, match=said):
+        variant(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("rise", {"masks": 2, "cells": 1, "kept": 0.01}),
+        ("sscam", {"samples": 1, "sigma": 0.1}),
+        ("iscam", {"steps": 2}),
+    ],
+)
+def test_the_smallest_values_give_maps(name: str, options: dict[str, Any]) -> None:
+    found = camkit.explain(small(), picture(), layer_of(name), method=variant(name, **options), target=0)
+    assert np.isfinite(found.raw).all()
+
+
+def test_a_users_method_says_which_values_it_takes() -> None:
+    @camkit.register_method("scaled-gradcam", values={"factor": Between(0.0, 10.0), "times": Whole(0)})
+    def scaled(activations: Tensor, gradients: Tensor, *, factor: float = 1, times: int = 1, free: str = "") -> Tensor:
+        return gradients.mean((2, 3), keepdim=True) * factor**times
+
+    try:
+        assert variant("scaled-gradcam", factor=2, times=0, free="anything").name == "scaled-gradcam"
+        with pytest.raises(MethodError, match="factor must be a number between 0 and 10, not 10"):
+            variant(variant("scaled-gradcam", times=2), factor=10)
+    finally:
+        del METHODS["scaled-gradcam"]
 
 
 # --- other toolkits

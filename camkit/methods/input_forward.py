@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Bool, Float
 
-from camkit.methods.registry import register_method
+from camkit.methods.registry import Between, Whole, register_method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +53,7 @@ def scorecam(activations: Float[Tensor, "1 c *grid"], scores: ScoresOfPictures) 
     needs="pictures",
     cost="1, and 35 for each channel",
     unit="Feature maps times the softmax of the scores",
+    values={"samples": Whole(1), "sigma": Between(0.0)},
 )
 def sscam(
     activations: Float[Tensor, "1 c *grid"], scores: ScoresOfPictures, *, samples: int = 35, sigma: float = 2.0
@@ -87,6 +88,7 @@ def sscam(
     needs="pictures",
     cost="1, and 9 for each channel",
     unit="Feature maps times the softmax of the scores",
+    values={"steps": Whole(2)},
 )
 def iscam(
     activations: Float[Tensor, "1 c *grid"], scores: ScoresOfPictures, *, steps: int = 10
@@ -122,6 +124,7 @@ def iscam(
     cost="4001",
     layer=False,
     unit="Probability where the pixel is shown, less the mean",
+    values={"masks": Whole(2), "cells": Whole(1), "kept": Between(0.0, 1.0)},
 )
 def rise(
     image: Float[Tensor, "1 c *size"],

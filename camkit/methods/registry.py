@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as changed
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from camkit.errors import MethodError, did_you_mean
@@ -62,6 +64,36 @@ WEIGHED_IN_PASS = ONE_BY_ONE | ATTENTION | {"curvature", "parts", "guided"}
 WEIGHTED = "Weighted feature maps"
 """What a map is whose method does not say more."""
 
+
+@dataclass(frozen=True)
+class Whole:
+    """The whole numbers from ``least``, as the values that a parameter of a method may have."""
+
+    least: int
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= self.least
+
+    def __str__(self) -> str:
+        return f"a whole number from {self.least}"
+
+
+@dataclass(frozen=True)
+class Between:
+    """The numbers between two bounds, without the bounds, as the values that a parameter of a method may have."""
+
+    low: float
+    high: float = math.inf
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, Real) and not isinstance(value, bool) and self.low < float(value) < self.high
+
+    def __str__(self) -> str:
+        if math.isfinite(self.high):
+            return f"a number between {self.low:g} and {self.high:g}"
+        return f"a number above {self.low:g}"
+
+
 _NAME = re.compile(r"[\w+-][\w+.-]*")
 """What a name may look like: it is typed after ``--method`` and becomes part of a file name."""
 
@@ -81,7 +113,7 @@ class Method:
     ``unit`` says what the values of the raw map are, as the first words of a caption.
     ``layer`` is False if it reads the whole model and not one layer: the activations are the input then.
     With ``stages``, the maps of the last layer of each size of grid are multiplied. With ``finer``, a class is compared
-    with its nearest ones.
+    with its nearest ones. ``values`` says which values the keyword arguments of ``weights`` may have.
     """
 
     name: str
@@ -95,6 +127,7 @@ class Method:
     stages: bool = False
     finer: bool = False
     unit: str = WEIGHTED
+    values: Mapping[str, Whole | Between] = field(default_factory=dict, compare=False)
 
     @property
     def shares_pass(self) -> bool:
@@ -121,6 +154,7 @@ def register_method(
     stages: bool = False,
     finer: bool = False,
     unit: str = WEIGHTED,
+    values: Mapping[str, Whole | Between] | None = None,
     replace: bool = False,
 ) -> Callable[[WeightFunction], WeightFunction]:
     """Add a weight function to ``camkit.METHODS`` under a name, as a decorator.
@@ -148,6 +182,8 @@ def register_method(
         finer: True to compare a class with its nearest ones, as ``camkit.targets.finer`` does.
         unit: what the values of the raw map are, as the first words of a caption: "Evidence in units of the score" for
             gradient times activation.
+        values: which values the function's keyword arguments may have in ``camkit.methods.variant``: ``Whole(1)`` are
+            the whole numbers from 1, ``Between(0.0, 1.0)`` the numbers between 0 and 1.
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
@@ -171,7 +207,9 @@ def register_method(
         raise MethodError(f"there is already a method {name!r}; choose another name, or pass replace=True")
 
     def add(function: WeightFunction) -> WeightFunction:
-        METHODS[name] = Method(name, title or name, summary, paper, needs, function, cost, layer, stages, finer, unit)
+        METHODS[name] = Method(
+            name, title or name, summary, paper, needs, function, cost, layer, stages, finer, unit, dict(values or {})
+        )
         return function
 
     return add
@@ -247,7 +285,7 @@ def variant(method: MethodLike, **options: Any) -> Method:
         **options: the arguments, such as ``masks=1000``.
 
     Raises:
-        MethodError: the method has no such parameter.
+        MethodError: the method has no such parameter, or the parameter cannot have this value.
 
     Examples:
         >>> from camkit.methods import variant
@@ -264,6 +302,9 @@ def variant(method: MethodLike, **options: Any) -> Method:
     if unknown:
         choice = f"it has {', '.join(known)}" if known else "it has none"
         raise MethodError(f"method {found.name!r} has no parameter {unknown[0]!r}; {choice}")
+    for name, value in options.items():
+        if name in found.values and value not in found.values[name]:
+            raise MethodError(f"method {found.name!r}: {name} must be {found.values[name]}, not {value!r}")
     return changed(found, weights=functools.partial(found.weights, **options))
 
 
