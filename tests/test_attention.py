@@ -651,6 +651,16 @@ def test_a_model_without_maps_over_all_tokens_is_refused_in_a_sentence(method: s
     assert "\n" not in message
 
 
+def test_a_refusal_does_not_name_the_size_of_windows_that_have_as_many_tokens() -> None:
+    model = torchvision.models.swin_t(num_classes=10).eval()  # at 224 pixels: windows of 49 tokens, and 49 at the end
+    with pytest.raises(MethodError, match=r"between all 49 tokens, .* or in a decoder; use 'gradcam'"):
+        camkit.explain(model, pictures(1, 224), method="rollout")
+    with pytest.raises(
+        MethodError, match=r"between all 4 tokens, .* or in a decoder \(a map of 49x49\); use 'gradcam'"
+    ):
+        camkit.explain(model, pictures(1, 64), method="rollout")
+
+
 def test_legrad_needs_blocks_and_one_score_for_the_picture() -> None:
     model = alike(Inlined)
     with pytest.raises(MethodError, match=r"chain of blocks .*; use 'chefer' or 'gradcam'"):

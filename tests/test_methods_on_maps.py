@@ -209,7 +209,9 @@ def test_a_head_without_second_derivatives_is_refused(model: type[SmallNet]) -> 
 
 
 def test_second_derivatives_of_several_layers_are_refused() -> None:
-    with pytest.raises(MethodError, match="explain one layer; name one"):
+    with pytest.raises(
+        MethodError, match="explain one layer; name one, or use 'gradcam' or 'hirescam', which fuse several"
+    ):
         explained(SmallNet(), "shapleycam", ["conv1", "conv2"])
 
 

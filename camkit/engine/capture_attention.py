@@ -170,10 +170,12 @@ def _checked(attention: AttentionRecorder, tokens: int, method: Method) -> list[
     if shapes and shapes[-1][1] != tokens:  # any number of queries may pool the tokens at the end
         partial.append(shapes[-1])
     if partial:
+        # Windows may have as many tokens as the last layer, and then the size of their maps says nothing.
+        sizes = ["x".join(map(str, shape[-2:])) for shape in partial if shape[-2:] != (tokens, tokens)]
+        example = f" (a map of {sizes[0]})" if sizes else ""
         raise MethodError(
             f"{method.name!r} needs every attention to run between all {tokens} tokens, and in this model some runs in "
-            f"windows, over pooled tokens, in several stages or in a decoder (a map of "
-            f"{'x'.join(map(str, partial[0][-2:]))}); {_OTHERS}"
+            f"windows, over pooled tokens, in several stages or in a decoder{example}; {_OTHERS}"
         )
     return attention.maps
 

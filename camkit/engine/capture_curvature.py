@@ -53,7 +53,10 @@ def capture_curvature(
         MethodError: several layers are fused, or an operation of the head has no second derivative.
     """
     if len(options.modules) > 1:
-        raise MethodError("methods that need second derivatives explain one layer; name one")
+        raise MethodError(
+            "methods that need second derivatives explain one layer; name one, or use 'gradcam' or 'hirescam', which "
+            "fuse several"
+        )
     with (
         quiet_pass(model, inputs.device, options.precision, options.record, users_code=options.users_code),
         cut(options.modules) as tape,
