@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytorch_grad_cam
 import timm
 import torch
 import torchvision
@@ -22,6 +25,7 @@ from oracles import (
     heatmap_oracle,
     shapleycam,
 )
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from test_methods import SmallNet, small_picture
 from torch import Tensor, nn
 
@@ -494,3 +498,119 @@ def test_probabilities_are_shown_as_the_model_returns_them(name: str) -> None:
     assert isinstance(found, camkit.Explanation)
     expected = float(model(small_picture())[0, CLASS].detach())
     assert found.probability == pytest.approx(expected, abs=1e-5)
+
+
+class OnePlace(nn.Module):
+    """Feature map k is the mean of colour k over 4 x 4 pixels; class 1 reads a cell of map 1, class 2 one of map 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        convolution = nn.Conv2d(3, 3, 4, 4)
+        with torch.no_grad():
+            convolution.weight.copy_(torch.eye(3)[:, :, None, None] / 16 * torch.ones(4, 4))
+            convolution.bias.zero_()
+        self.layer = nn.Sequential(convolution, nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.layer(x)
+        return 4 * torch.stack([maps[:, 0, 0, 0] * 0, maps[:, 1, *READ], maps[:, 2, 0, 5]], 1)
+
+
+READ, NOT_READ = (1, 1), (2, 4)
+
+LOCAL = (
+    *("hirescam", "layercam", "gradcam-elementwise", "eigengradcam", "reciprocam"),
+    *("rise", "fullgrad", "guidedbackprop", "guidedgradcam"),
+)
+WHOLE_CHANNELS = (
+    *("gradcam", "gradcam++", "xgradcam", "finercam", "shapleycam", "refinecam", "ablationcam"),
+    *("feature-scorecam", "scorecam", "sscam", "iscam"),
+)
+BLIND_TO_CLASSES = ("eigencam", "fem", "kpcacam")
+
+
+def heat_where_the_channel_is_active(method: str) -> tuple[float, float]:
+    """Return the heat in the cell that the class reads, and in one that has the same colour and is not read."""
+    picture = torch.full((3, 16, 24), 0.1)
+    for row, column in (READ, NOT_READ):
+        picture[1, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 1
+    given = variant("rise", masks=400) if method == "rise" else method
+    found = camkit.explain(OnePlace(), picture, "layer" if METHODS[method].layer else None, method=given, target=1)
+    read, other = (
+        float(found.heatmap[4 * row : 4 * row + 4, 4 * column : 4 * column + 4].mean())
+        for row, column in (READ, NOT_READ)
+    )
+    return read, other
+
+
+@pytest.mark.parametrize("method", LOCAL)
+def test_a_local_method_tells_where_an_active_channel_is_read(method: str) -> None:
+    read, other = heat_where_the_channel_is_active(method)
+    assert other < read / 2
+
+
+@pytest.mark.parametrize("method", WHOLE_CHANNELS)
+def test_a_method_that_weights_channels_shows_every_place_where_a_read_channel_is_active(method: str) -> None:
+    read, other = heat_where_the_channel_is_active(method)
+    assert read > 0
+    assert other == pytest.approx(read, rel=1e-3)
+
+
+def test_the_docs_say_which_methods_are_local() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
+    rows = {
+        line.split("|")[1].strip(): set(re.findall(r"`([^`]+)`", line.split("|")[2]))
+        for line in page.split("## Which methods can miss the place\n")[1].split("\n## ")[0].splitlines()
+        if line.startswith("| ")
+    }
+    assert rows["each cell for itself"] == set(LOCAL)
+    assert rows["whole channels"] == {*WHOLE_CHANNELS, "cam"}
+    assert rows["the feature maps alone"] == set(BLIND_TO_CLASSES)
+    others = {name for name, method in METHODS.items() if method.needs in ATTENTION}
+    assert {*LOCAL, *WHOLE_CHANNELS, *BLIND_TO_CLASSES, "cam"} == set(METHODS) - others
+
+
+# --- other toolkits
+
+
+def test_other_toolkits_refinecam_also_subtracts_each_maps_minimum() -> None:
+    methods = pytest.importorskip("torchcam.methods")
+    if not hasattr(methods, "RefineCAM") or not hasattr(pytorch_grad_cam, "RefineCAM"):
+        pytest.skip("this grad-cam or torchcam has no RefineCAM")
+    model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
+    layers, size = ["one", "two", "three"], (16, 24)
+    options = {"method": "layercam", "target": 1}
+    maps = [camkit.explain(model, picture, layer, **options).heatmap for layer in layers]
+    product = np.prod(maps, axis=0)
+    np.testing.assert_allclose(
+        camkit.explain(model, picture, layers, fuse="product", **options).heatmap, product / product.max(), atol=1e-6
+    )
+    less = np.prod([one - one.min() for one in maps], axis=0)
+    modules = [model.get_submodule(layer) for layer in layers]
+    theirs = pytorch_grad_cam.RefineCAM(model, modules, base_method=pytorch_grad_cam.LayerCAM)
+    assert np.corrcoef(theirs(picture, [ClassifierOutputTarget(1)])[0].ravel(), less.ravel())[0, 1] > 0.9999
+    with methods.RefineCAM(model, layers, input_shape=(3, *size), base_method=methods.LayerCAM) as other:
+        (found,) = other(class_idx=1, scores=model(picture), target_shape=size)
+    assert np.corrcoef(found[0].detach().numpy().ravel(), less.ravel())[0, 1] > 0.99  # its minima are those of cells
+
+
+def test_grad_cam_adds_an_epsilon_to_grad_cam_plus_plus_that_matters_if_gradients_are_small() -> None:
+    model, picture = Stages(), torch.randn(1, 3, 16, 24, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        model.fc.weight *= 0.01
+    stem = model.stem(picture)
+    score = model.fc(model.three(model.two(model.one(stem.relu()))).mean((2, 3)))[0, 1]
+    maps, gradients = as_float64(stem[0]), as_float64(torch.autograd.grad(score, stem)[0][0])
+    square = gradients**2
+
+    def with_epsilon(epsilon: float) -> np.ndarray:
+        below = 2 * square + maps.sum((1, 2), keepdims=True) * gradients**3 + epsilon
+        shares = np.divide(square, below, out=np.zeros_like(square), where=square > 0)
+        return ((np.maximum(gradients, 0) * shares).sum((1, 2), keepdims=True) * maps).sum(0)
+
+    found = camkit.explain(model, picture, "stem", method="gradcam++", target=1)
+    assert_equal(found.raw, with_epsilon(0), 1e-4)
+    theirs = pytorch_grad_cam.GradCAMPlusPlus(model, [model.stem])(picture, [ClassifierOutputTarget(1)])[0].ravel()
+    correlations = [np.corrcoef(theirs, np.maximum(with_epsilon(epsilon), 0).ravel())[0, 1] for epsilon in (1e-6, 0)]
+    assert correlations[0] > 0.9999
+    assert correlations[1] < 0.99

@@ -164,6 +164,15 @@ def test_every_method_can_be_averaged_and_leaves_the_model_unchanged(method: str
     assert np.isfinite(found.raw).all()
 
 
+@pytest.mark.parametrize("fuse", ["product", "mean", "max"])
+def test_each_layers_map_is_averaged_before_the_layers_are_fused(fuse: str) -> None:
+    model, layers = SmallNet(activation=nn.GELU), ["conv1", "relu1"]
+    found = explained(model, "augment", layer=layers, fuse=fuse)
+    heatmaps = [explained(model, "augment", layer=layer).heatmap for layer in layers]
+    expected = {"product": np.prod, "mean": np.mean, "max": np.max}[fuse](heatmaps, axis=0)
+    assert_equal(found.heatmap, expected / expected.max())
+
+
 # --- eigen
 
 

@@ -85,13 +85,16 @@ def feature_scorecam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps
     "reciprocam",
     title="Recipro-CAM",
     summary="the score if only one cell of the feature maps is kept, for every cell",
-    paper="Byun and Lee 2022, Recipro-CAM, arXiv:2209.14074",
+    paper="Byun and Lee 2022, Recipro-CAM, arXiv:2209.14074; for transformers 2023, ViT-ReciproCAM, arXiv:2310.02588",
     needs="scores",
     cost="1, and the head once for each cell",
     unit="Score with this cell alone, less the lowest",
 )
 def reciprocam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 *grid"]:
-    """Give cell ij the score of the maps times a Gaussian of 3 x 3 cells around ij, minus the lowest such score."""
+    """Give cell ij the score of the maps times a Gaussian of 3 x 3 cells around ij, minus the lowest such score.
+
+    In a transformer the cells are the patches; the class token and other prefix tokens keep their values.
+    """
     import torch  # noqa: PLC0415 - as above
 
     grid = activations.shape[2:]
