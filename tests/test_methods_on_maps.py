@@ -119,10 +119,11 @@ def test_the_kernel_component_of_many_cells_equals_the_full_decomposition(
 
 
 def test_equal_cells_have_no_kernel_component() -> None:
-    maps = torch.cat([torch.ones(1, 3, 4, 4), torch.full((1, 3, 4, 4), torch.nan)])
-    equal, undefined = METHODS["kpcacam"].weights(maps)
-    assert not equal.any()
-    assert undefined.isnan().all()
+    for side in (7, 20):
+        maps = torch.cat([torch.full((1, 3, side, side), 0.3), torch.full((1, 3, side, side), torch.nan)])
+        equal, undefined = METHODS["kpcacam"].weights(maps)
+        assert not equal.any()
+        assert undefined.isnan().all()
     assert METHODS["kpcacam"].weights(torch.ones(1, 3, 1, 1)).tolist() == [[[0.0]]]
 
 

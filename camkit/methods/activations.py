@@ -6,6 +6,7 @@ the same for every class.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
@@ -125,40 +126,63 @@ _MOST_KERNEL_BYTES = 2**30
 _KERNEL_ROWS = 1024
 """Rows of the kernel that are computed at once."""
 
+_FEW_CELLS = 256
+"""The kernel of so few cells is decomposed whole: that takes 10 ms, and SciPy takes longer to import."""
+
 _SAME_COMPONENT = 1e-6
 """How far the component's eigenvalue may be off, as a share of itself: little more than the rounding of the kernel."""
 
 
 def _first_kernel_component(cells: Float[Tensor, "cells c"]) -> Float[Tensor, " cells"]:
     """Return the projection of each cell of one picture; NaN if a value is not finite, and there is no component."""
+    import torch  # noqa: PLC0415 - as above
+
+    if not bool(cells.isfinite().all()):
+        return torch.full_like(cells[:, 0], torch.nan)
+    if bool((cells == cells[0]).all()):
+        return torch.zeros_like(cells[:, 0])
+    cells = cells - cells.mean(0)
+    variance, vector = _decomposed(cells) if len(cells) <= _FEW_CELLS else _largest(cells)
+    projection: Tensor = vector * math.sqrt(max(variance, 0.0))
+    falls = bool(projection @ cells.sum(1) < 0)
+    return -projection if falls else projection
+
+
+def _kernel(part: Float[Tensor, "some c"], cells: Float[Tensor, "cells c"]) -> Float[Tensor, "some cells"]:
+    return (part @ cells.mT).div_(cells.shape[1]).add_(1).tanh_()
+
+
+def _decomposed(cells: Float[Tensor, "cells c"]) -> tuple[float, Float[Tensor, " cells"]]:
+    """Return the largest eigenvalue of the centred kernel, and its eigenvector."""
+    import torch  # noqa: PLC0415 - as above
+
+    kernel = _kernel(cells, cells)
+    centred = kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
+    variances, vectors = torch.linalg.eigh(centred)
+    return float(variances[-1]), vectors[:, -1]
+
+
+def _largest(cells: Float[Tensor, "cells c"]) -> tuple[float, Float[Tensor, " cells"]]:
+    """Return the same from products of the kernel with vectors, by the Lanczos method."""
     import numpy as np  # noqa: PLC0415 - as above
     import torch  # noqa: PLC0415 - as above
     from scipy.sparse.linalg import LinearOperator, eigsh  # noqa: PLC0415 - as above
 
-    if not bool(cells.isfinite().all()):
-        return torch.full_like(cells[:, 0], torch.nan)
-    cells = cells - cells.mean(0)
-    count, channels = cells.shape
-
-    def rows(part: Tensor) -> Tensor:
-        return (part @ cells.mT).div_(channels).add_(1).tanh_()
-
-    parts = cells.split(_KERNEL_ROWS)
+    count, parts = len(cells), cells.split(_KERNEL_ROWS)
     fits = count**2 * cells.element_size() <= _MOST_KERNEL_BYTES
-    kernel = list(map(rows, parts)) if fits else None
+    kept = [_kernel(part, cells) for part in parts] if fits else None
 
     def centred(vector: Any) -> Any:
         """Return the product of the centred kernel with a vector."""
         moved = torch.from_numpy(vector.ravel()).to(cells)
         moved = moved - moved.mean()
-        product = torch.cat([some @ moved for some in (map(rows, parts) if kernel is None else kernel)])
+        rows = (_kernel(part, cells) for part in parts) if kept is None else kept
+        product = torch.cat([some @ moved for some in rows])
         return (product - product.mean()).double().numpy(force=True)
 
     start = np.random.default_rng(0).standard_normal(count)
-    if not centred(start).any():  # all cells are equal
-        return torch.zeros_like(cells[:, 0])
+    if not centred(start).any():  # the cells differ by less than rounding
+        return 0.0, torch.zeros_like(cells[:, 0])
     operator = LinearOperator((count, count), matvec=centred, dtype=np.float64)
     variances, vectors = eigsh(operator, k=1, which="LA", v0=start, tol=_SAME_COMPONENT)
-    projection = torch.from_numpy(vectors[:, 0] * max(variances[0], 0) ** 0.5).to(cells)
-    falls = bool(projection @ cells.sum(1) < 0)
-    return -projection if falls else projection
+    return float(variances[0]), torch.from_numpy(vectors[:, 0]).to(cells)
