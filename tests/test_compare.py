@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,12 @@ from torch import nn
 
 import camkit
 from camkit.cli import main
-from camkit.comparison.compare import DEFAULTS
-from camkit.comparison.sheet import Panel, Row, draw_sheet
+from camkit.comparison.compare import DEFAULTS, check_sheet_file, value_words
+from camkit.comparison.sheet import SMALL, Panel, Row, draw_sheet, least_height
 from camkit.demo.scenes import scene_paths
-from camkit.errors import InputError, MethodError
+from camkit.errors import InputError, MethodError, OutputError
 from camkit.methods import METHODS, variant
+from camkit.metrics import METRICS, Value
 
 PLANE = scene_paths()["plane-sky"]
 FEW = ["gradcam", "hirescam", "eigencam"]
@@ -76,7 +78,106 @@ def test_a_comparison_runs_each_map_once_and_shares_what_it_can() -> None:
     camkit.compare(explainer, PLANE, methods)
     passes.clear()
     camkit.compare(explainer, PLANE, methods)
-    assert len(passes) == 1 + 1 + len(methods) + 1  # the picture's scores; the maps; the metric; and the random map's
+    # The picture's scores, with all pixels and without any; the maps; the metric, where Grad-CAM and HiResCAM have one
+    # map; the reference maps'; and the halves of 8 colours, 4 in a pass.
+    assert len(passes) == 2 + 1 + (len(methods) - 1) + 3 + 16 // 4
+
+
+def test_a_comparison_of_the_usual_methods_does_not_look_for_the_best_colour() -> None:
+    """Finding it takes 16 of the 30 passes that the usual methods may take together."""
+    loaded = camkit.load_model("demo-fair")
+    explainer = camkit.Explainer(loaded)
+    known = camkit.metrics.Evaluator(explainer, PLANE)
+    expected = {name: known(heat, "top-loss")["top-loss"].number for name, heat in known.references().items()}
+    assert list(expected) == ["random", "centre", "colour"]
+    usual, named = camkit.compare(explainer, PLANE), camkit.compare(explainer, PLANE, FEW)
+    assert {name: value.number for name, value in named.rows[0].by_chance.items()} == pytest.approx(expected)
+    del expected["colour"]
+    assert {name: value.number for name, value in usual.rows[0].by_chance.items()} == pytest.approx(expected)
+    other = camkit.compare(explainer, scene_paths()["bird-wood"], FEW).rows[0].by_chance
+    assert other["random"].number != pytest.approx(expected["random"])
+
+
+@pytest.mark.parametrize("methods", [None, FEW[:2]])
+def test_a_metric_that_makes_maps_anew_also_makes_the_reference_maps(methods: list[str] | None) -> None:
+    row = camkit.compare("demo-fair", PLANE, methods, metric="coherency").rows[0]
+    assert [value.status for value in row.by_chance.values()] == ["ok"] * len(row.by_chance)
+    assert row.by_chance["centre"].number == pytest.approx(1)  # it is the same for every picture
+
+
+def test_equal_maps_have_one_value_and_other_maps_their_own() -> None:
+    explainer = camkit.Explainer("demo-fair")
+    found = camkit.compare(explainer, PLANE, ["gradcam", "hirescam", "eigencam", "layercam", "fem"])
+    for compared in found.rows[0].maps:
+        assert compared.explanation is not None and compared.value is not None
+        alone = camkit.metrics.Evaluator(explainer, PLANE)(compared.explanation, "top-loss")["top-loss"]
+        assert compared.value.number == pytest.approx(alone.number, abs=1e-3)
+
+
+class Answering(nn.Module):
+    """Answers with the logits that it was made with, whatever the picture; a part depends on the picture."""
+
+    def __init__(self, *logits: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4, len(logits))
+        self.logits = nn.Parameter(torch.tensor(logits))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x).relu().mean((2, 3))) * 0.01 + self.logits
+
+
+def test_what_the_model_answers_stands_beside_another_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Answering(0.0, 3.0).eval()
+    row = camkit.compare(model, planted_picture(), "gradcam", labels=["bird", "car"], target="bird").rows[0]
+    with torch.no_grad():
+        car = model(planted_picture()).softmax(1)[0, 1].item()
+    assert row.answer == ("car", pytest.approx(car, abs=1e-5))
+    own = camkit.compare(model, planted_picture(), "gradcam", labels=["bird", "car"]).rows[0]
+    assert (own.label, own.answer, own.answers) == ("car", None, "")
+    out = tmp_path / "sheet.png"
+    call = ["compare", str(PLANE), "--model", "demo-fair", "--method", "gradcam", "--target", "bird", "--out", str(out)]
+    assert main(call) == 0
+    assert "bird <0.1% (the model's answer: plane: >99.9%)" in capsys.readouterr().out
+    assert main([*call, "--overwrite", "--json"]) == 0
+    row_json = json.loads(capsys.readouterr().out)["rows"][0]
+    assert (row_json["label"], row_json["answer"]) == ("bird", "plane")
+    assert row_json["answer_probability"] > 0.99
+
+
+def test_the_model_s_answer_is_the_probability_that_a_sigmoid_gives() -> None:
+    class Sigmoid(Answering):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).sigmoid()
+
+    row = camkit.compare(Sigmoid(0.0, 3.0).eval(), planted_picture(), "gradcam", target=0).rows[0]
+    assert row.answer is not None
+    assert row.answer[1] == pytest.approx(torch.tensor(3.0).sigmoid().item(), abs=0.02)
+    assert camkit.compare(Answering(0.3).eval(), planted_picture(), "gradcam").rows[0].answer is None
+
+
+@pytest.mark.parametrize("methods", [None, ["gradcam", "fem"]])
+def test_a_score_of_nan_is_named(methods: list[str] | None) -> None:
+    found = camkit.compare(Answering(0.0, float("nan")).eval(), planted_picture(), methods, target=1)
+    cells = found.table().splitlines()[-1].split(" | ")
+    maps = len(found.rows[0].maps)
+    assert cells[2 : 2 + maps] == ["the model's score is NaN"] * maps
+    assert "not finite" in cells[-1]
+    row = json.loads(json.dumps(found.to_dict(), allow_nan=False))["rows"][0]
+    assert row["probability"] is None
+    assert all(entry["reason"] for entry in row["maps"])
+    assert found.sheet().ndim == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(0.8, "loses 80%"), (-0.004, "loses 0%"), (-0.2, "gains 20%"), (-426.24, "gains over 1,000%")],
+)
+def test_the_loss_in_words(number: float, said: str) -> None:
+    assert value_words(METRICS["top-loss"], Value("top-loss", number)) == said
 
 
 def test_a_model_without_attention_is_run_once_to_find_that_out() -> None:
@@ -185,7 +286,8 @@ def test_a_map_of_the_true_place_loses_more_than_a_random_one() -> None:
     for number in range(2):
         losses = [row.maps[number].value for row in found.rows]
         true = [value.number for value in losses if value is not None and value.number is not None]
-        random = [row.by_chance.number for row in found.rows if row.by_chance.number is not None]
+        chance = [row.by_chance["random"].number for row in found.rows]
+        random = [value for value in chance if value is not None]
         assert np.mean(true) > np.mean(random) + 0.2
 
 
@@ -277,17 +379,95 @@ def test_results_show_themselves_and_are_saved_whole(tmp_path: Path) -> None:
     saved = found.save(tmp_path / "new" / "sheet.jpg")
     assert cv2.imread(str(saved)).shape == found.sheet().shape
     lines = found.table().splitlines()
-    assert lines[0] == "| picture | layer | gradcam | hirescam | eigencam | random map |"
+    names = "gradcam | hirescam | eigencam | (random map) | (centred blob) | (best colour)"
+    assert lines[0] == f"| picture | layer | {names} |"
     assert len(lines) == 3
+    two = camkit.compare("demo-fair", PLANE, "gradcam", target_layer=["features.0", "features"])
+    assert repr(two) == "<Comparison of 1 method on 1 picture at 2 layers>"
 
 
-@pytest.mark.parametrize("shape", [(300, 200, 3), (40, 900, 3), (900, 40, 3)])
-def test_a_sheet_has_room_for_pictures_of_any_form(shape: tuple[int, int, int]) -> None:
+def test_the_values_say_what_they_are() -> None:
+    found = camkit.compare("demo-fair", PLANE, "gradcam")
+    values = found.to_dict()
+    assert {name: values[name] for name in ("model", "metric", "fill", "better")} == {
+        "model": "demo-fair", "metric": "top-loss", "fill": "blur", "better": "higher",
+    }  # fmt: skip
+    assert list(values["rows"][0]["references"]) == ["random", "centre", "colour"]
+    assert "if the hottest fifth of the picture is blurred" in found.legend
+    assert camkit.compare("demo-fair", PLANE, "gradcam", metric="deletion").legend.endswith("lower is better")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bad.pdf", "cannot write pictures as '.pdf'"),
+        ("folder", "is a folder; the sheet needs a file"),
+        ("sheet", "has no suffix that says its type"),
+        ("file.txt/sheet.png", r"cannot write into the folder .*file\.txt"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file.txt").touch()
+    monkeypatch.setattr("camkit.cli.compare.compared", lambda *_, **__: pytest.fail("the work was done"))
+    out = str(tmp_path / name)
+    assert main(["compare", str(PLANE), "--model", "demo-fair", "--overwrite", "--out", out]) == 2
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+
+
+def test_the_name_of_a_folder_is_no_file(tmp_path: Path) -> None:
+    found = camkit.compare("demo-fair", PLANE, "gradcam")
+    with pytest.raises(OutputError, match="is a folder"):
+        found.save(f"{tmp_path}/x/")
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_many_pictures_for_a_type_of_file_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"no \.webp file can be; write it as \.png, or compare fewer pictures"):
+        check_sheet_file(tmp_path / "sheet.webp", 200)
+    check_sheet_file(tmp_path / "sheet.png", 200)
+    flat = np.full((4, 40, 3), 128, np.uint8)
+    shown = Row(flat, "a", (), (Panel("b", "c", flat),))
+    assert least_height(3) <= len(draw_sheet([shown] * 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "tallest"), [((300, 200, 3), 384), ((40, 1400, 3), 64), ((900, 60, 3), 512), ((3, 2, 3), 384)]
+)
+@pytest.mark.parametrize("methods", [1, 3, 5, 6, 8, 12, 20])
+def test_a_sheet_has_room_for_pictures_of_any_form(shape: tuple[int, int, int], tallest: int, methods: int) -> None:
     picture = np.full(shape, 128, np.uint8)
-    panels = tuple(Panel(f"method {number}", "loses 12%", picture if number else None) for number in range(8))
-    sheet = draw_sheet([Row(picture, "a name", ("a class: 12%", "more " * 40), panels)] * 2)
+    panels = tuple(Panel(f"method {number}", "loses 12%", picture) for number in range(methods))
+    row = Row(picture, "a name", ("a class: 12%", "more " * 40), panels)
+    sheet = draw_sheet([row] * 2, "what it means " * 20)
     assert sheet.shape[1] <= 1920
     assert sheet.dtype == np.uint8
+    grey = (sheet == 128).all(2)
+    assert grey.any(0).sum() == 256 * (1 + -(-methods // (1 if methods <= 5 else max(2, -(-methods // 6)))))
+    first = grey[:, 16]  # the column at the left edge of the originals
+    assert first.sum() == 2 * tallest
+
+
+def test_a_long_title_and_a_map_that_is_missing_fit() -> None:
+    picture = np.full((200, 300, 3), 128, np.uint8)
+    long = "ILSVRC2012_val_00000293_with_a_name_that_never_seems_to_end.JPEG"
+    plain = draw_sheet([Row(picture, "a", (), (Panel("b", "c", picture), Panel("d", "e", picture)))])
+    named = draw_sheet([Row(picture, long, (), (Panel("b", "why not " * 60), Panel("d", "e", picture)))])
+    assert named.shape[1] == plain.shape[1]
+    assert len(plain) < len(named) < len(plain) + 50  # one more line
+
+
+def test_words_are_readable_on_a_slide() -> None:
+    """The sheets of a dozen methods, and of 3 methods on 3 pictures, have words of 11 points or more on a slide."""
+    picture = np.full((256, 256, 3), 128, np.uint8)
+    words = ("Egyptian cat: 73%", "random map: loses 12%", "centred blob: loses 30%", "best colour: loses 4%")
+    for methods, pictures in ((12, 1), (3, 3)):
+        panels = tuple(Panel("Recipro-CAM", "loses 80%", picture) for _ in range(methods))
+        height, width = draw_sheet([Row(picture, "cat.png", words, panels)] * pictures, "legend " * 15).shape[:2]
+        points_per_pixel = min(960 / width, 540 / height)  # a slide is 13.3 x 7.5 inches
+        assert SMALL * points_per_pixel >= 11
 
 
 def test_the_command_writes_a_sheet_and_prints_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,7 +488,8 @@ def test_the_command_writes_a_sheet_and_prints_the_figures(tmp_path: Path, capsy
     printed = capsys.readouterr().out
     assert ": plane >99.9%" in printed
     assert "  gradcam               loses" in printed
-    assert "  (random map)          loses" in printed
+    for name in ("(random map)  ", "(centred blob)", "(best colour) "):
+        assert re.search(f"^  {re.escape(name)}        (loses|gains) ", printed, re.MULTILINE)
     assert cv2.imread(str(out)) is not None
     assert main(call) == 2
     assert "exists already; name another file with --out, or pass --overwrite" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from camkit.cli.terminal import emit, printer, say, stages, tell
-from camkit.comparison.compare import Comparison, value_words, words_of
+from camkit.comparison.compare import REFERENCES, Comparison, check_sheet_file, value_words, words_of
 from camkit.comparison.compare import compare as compared
 from camkit.drawing import overlay
 from camkit.drawing.figure import percent
@@ -40,18 +40,19 @@ def run(
     """Compare methods, write the sheet, and print the value of each map."""
     colormap, alpha = colours
     overlay.check("overlay", colormap, alpha)
+    files = find_pictures(pictures, skip=out)
+    check_sheet_file(out, len(files) * max(1, len(layers or ())))
     if out.exists() and not overwrite:
         raise OutputError(f"{out} exists already; name another file with --out, or pass --overwrite")
-    files = find_pictures(pictures, skip=out)
     tell(f"pictures to compare: {len(files)}")
     found = compared(
         source.load(), files, methods, target_layer=layers, target=_class(target), precision=precision, metric=metric
     )
-    found.save(out, colormap=colormap, alpha=alpha)
     if json:
         emit(plain_json.dumps(found.to_dict(), allow_nan=False))
     else:
         _print(found)
+    found.save(out, colormap=colormap, alpha=alpha)
     _print_errors(found.unreadable.values())
     say(f"wrote {out}")
     return InputError.exit_code if found.unreadable else 0
@@ -64,12 +65,14 @@ def _class(target: str | None) -> str | int | None:
 def _print(found: Comparison) -> None:
     """Print a line for each map: the metric's value, or why there is none."""
     for row in found.rows:
-        value = "" if row.probability is None else f" {percent(row.probability)}"
+        probability = "" if row.probability is None else f" {percent(row.probability)}"
+        answer = f" (the model's answer: {row.answers})" if row.answer else ""
         layer = f", layer {row.layer}" if row.layer else ""
-        emit(f"{row.source}: {row.label}{value}{layer}")
+        emit(f"{row.source}: {row.label}{probability}{answer}{layer}")
         for compared_map in row.maps:
             emit(f"  {compared_map.method:<22}{words_of(found.metric, compared_map)}")
-        emit(f"  {'(random map)':<22}{value_words(found.metric, row.by_chance)}")
+        for name, value in row.by_chance.items():
+            emit(f"  {f'({REFERENCES[name]})':<22}{value_words(found.metric, value)}")
 
 
 def run_judge(

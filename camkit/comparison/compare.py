@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
-from camkit.comparison.sheet import Panel, Row, draw_sheet
+from camkit.comparison.sheet import Panel, Row, draw_sheet, least_height
 from camkit.drawing.encode import as_html, encode
 from camkit.drawing.figure import percent
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
 from camkit.explainer import Explainer
 from camkit.explanation import Explanation
-from camkit.images.files import write_file
+from camkit.images.files import check_folder, write_file
 from camkit.images.read import open_picture
 from camkit.layers.names import Layers
 from camkit.methods import METHODS, Method
-from camkit.metrics import METRICS, Evaluator, Heat, Metric, Value
-from camkit.metrics.reference_maps import random_map
+from camkit.metrics import METRICS, Evaluator, Metric, Value
 from camkit.metrics.registry import find_metric
+from camkit.metrics.values import UndefinedError
+from camkit.targets.names import label_of
 from camkit.types import ImageLike, Pixels
 
 if TYPE_CHECKING:
@@ -47,8 +51,20 @@ DEFAULTS = (
     "kpcacam",
 )
 """The default methods of a comparison. Methods that do not work on a model are left out, such as LeGrad without
-attention. With the metric's values, all of them together take 21 plain passes on MobileNetV2 once its layers are known:
-most share one pass. FullGrad and Ablation-CAM are not among them: each alone takes 4 to 9."""
+attention. With the metric's values, all of them together take fewer than 30 plain passes on MobileNetV2: most share
+one. FullGrad and Ablation-CAM are not among them: each alone takes 4 to 9."""
+
+REFERENCES = {"random": "random map", "centre": "centred blob", "colour": "best colour"}
+"""What people read for the names of the reference maps."""
+
+QUICK = "top-loss"
+"""The usual metric. It reads nothing but the map, so equal maps have equal values."""
+
+_EQUAL = 1e-5
+"""Heat from 0 to 1 that differs by less is the same but for the rounding of float32."""
+
+_MOST_GAINED = 10.0
+"""A probability that grows by more than ten times was next to nothing before, and the exact number says no more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +99,11 @@ class ComparedPicture:
         probability: the model's probability of it; None if it has none.
         layer: the layer that the caller named; empty if each method chooses its own.
         maps: one map for each method.
-        by_chance: the metric's value for a random map.
+        by_chance: the metric's values for maps that know nothing about the model: "random", a random map; "centre", a
+            blob in the middle; and "colour", how near each place is to the best single colour. The last is there only
+            if the caller named the methods, since finding the colour takes 16 passes of the model.
+        answer: the model's own best class and its probability (None if it has none), if it is another class than the
+            one that is explained; else None.
     """
 
     source: str
@@ -91,7 +111,18 @@ class ComparedPicture:
     probability: float | None
     layer: str
     maps: tuple[ComparedMap, ...]
-    by_chance: Value
+    by_chance: Mapping[str, Value]
+    answer: tuple[str, float | None] | None = None
+
+    @property
+    def says(self) -> str:
+        """The class that is explained, with its probability, as a few words."""
+        return _with_percent(self.label, self.probability)
+
+    @property
+    def answers(self) -> str:
+        """The model's own answer as a few words; empty if it is the class that is explained."""
+        return "" if self.answer is None else _with_percent(*self.answer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,27 +132,28 @@ class Comparison:
     Attributes:
         rows: one for each picture and layer.
         metric: the metric that the maps are judged by.
+        model: the model's name.
         unreadable: pictures that could not be read, with the reason.
     """
 
     rows: tuple[ComparedPicture, ...]
     metric: Metric
+    model: str
     unreadable: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> str:
         """Return a table in Markdown: the metric's value of each map, for each picture and layer."""
-        methods = [compared.method for compared in self.rows[0].maps]
-        lines = [
-            "| picture | layer | " + " | ".join(methods) + " | random map |",
-            "|---|---|" + "---|" * len(methods) + "---|",
-        ]
+        columns = [compared.method for compared in self.rows[0].maps]
+        references = list(self.rows[0].by_chance)
+        columns += [f"({REFERENCES[name]})" for name in references]
+        lines = ["| picture | layer | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
         for row in self.rows:
             shares = [words_of(self.metric, compared) for compared in row.maps]
             cells = [
                 f"{Path(row.source).name}: {row.label}",
                 row.layer,
                 *shares,
-                value_words(self.metric, row.by_chance),
+                *(value_words(self.metric, row.by_chance[name]) for name in references),
             ]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         return "\n".join(lines)
@@ -135,39 +167,55 @@ class Comparison:
         Returns:
             The sheet, height x width x 3 uint8 RGB.
         """
-        return draw_sheet([_row(row, self.metric, colormap, alpha) for row in self.rows])
+        rows = [_row(row, self.metric, colormap, alpha) for row in self.rows]
+        return draw_sheet(rows, f"{self.model}. {self.legend}")
+
+    @property
+    def legend(self) -> str:
+        """What the values of the maps mean, as a sentence."""
+        metric = self.metric
+        if metric.name != QUICK:
+            return f"{metric.name}: {metric.summary}; {metric.better} is better"
+        of = "the score" if self.rows[0].probability is None else "the class's probability"
+        return f'"Loses 80%": {of} falls by 80% if the hottest fifth of the picture is blurred; more is better'
 
     def save(self, path: str | Path, *, colormap: str = "turbo", alpha: float = 0.5) -> Path:
         """Write the sheet to a file, completely or not at all; the suffix decides the type, and folders are created.
 
         Raises:
-            OutputError: the file cannot be written, or its type is unknown.
+            OutputError: the file cannot be written, its type is unknown, or it cannot be so high.
         """
+        check_sheet_file(path, len(self.rows))
         path = Path(path)
-        if not path.name:
-            raise OutputError(f"{str(path)!r} is not a file name; pass a path such as 'compare.png'")
-        write_file(path, encode(self.sheet(colormap=colormap, alpha=alpha), path.suffix or ".png"))
+        sheet = self.sheet(colormap=colormap, alpha=alpha)
+        _check_height(len(sheet), path.suffix)
+        write_file(path, encode(sheet, path.suffix))
         return path
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain JSON values, without the maps themselves."""
         return {
+            "model": self.model,
             "metric": self.metric.name,
+            "fill": self.metric.fill,
+            "better": self.metric.better,
             "unreadable": self.unreadable,
             "rows": [
                 {
                     "source": row.source,
                     "label": row.label,
-                    "probability": row.probability,
+                    "probability": _or_none(row.probability),
+                    "answer": row.label if row.answer is None else row.answer[0],
+                    "answer_probability": _or_none(row.probability if row.answer is None else row.answer[1]),
                     "layer": row.layer,
-                    "random_map": row.by_chance.number,
+                    "references": {name: value.number for name, value in row.by_chance.items()},
                     "maps": [
                         {
                             "method": compared.method,
                             "value": None if compared.value is None else compared.value.number,
                             "layer": None if compared.explanation is None else compared.explanation.layer,
                             "status": "error" if compared.explanation is None else compared.explanation.status,
-                            "reason": compared.reason,
+                            "reason": compared.reason or ("" if compared.value is None else compared.value.reason),
                         }
                         for compared in row.maps
                     ],
@@ -177,9 +225,11 @@ class Comparison:
         }
 
     def __repr__(self) -> str:
-        """Return a line with the number of pictures and methods."""
-        pictures, methods = len(self.rows), len(self.rows[0].maps)
-        return f"<Comparison of {methods} method{'s' * (methods > 1)} on {pictures} picture{'s' * (pictures > 1)}>"
+        """Return a line with the number of methods, pictures and layers."""
+        pictures = len({row.source for row in self.rows})
+        layers = len({row.layer for row in self.rows})
+        at = f" at {layers} layers" if layers > 1 else ""
+        return f"<Comparison of {_count(len(self.rows[0].maps), 'method')} on {_count(pictures, 'picture')}{at}>"
 
     def _repr_html_(self) -> str:
         """Show the sheet in a notebook."""
@@ -193,7 +243,7 @@ def compare(
     *,
     target_layer: Layers | Sequence[Layers | None] | None = None,
     target: TargetLike | None = None,
-    metric: str = "top-loss",
+    metric: str = QUICK,
     **options: Any,
 ) -> Comparison:
     """Explain the same pictures with several methods.
@@ -241,13 +291,52 @@ def compare(
         except ImageError as error:
             unreadable[source] = str(error)
             continue
+        by_chance = _by_chance(evaluator, metric, colour=methods is not None)
         for layer in layers:
-            rows.append(_compared(explainer, evaluator, opened, source, chosen, layer, metric))
+            rows.append(_compared(explainer, evaluator, opened, source, chosen, layer, metric, by_chance))
     if not rows:
         raise ImageError(next(iter(unreadable.values())))
     if methods is None:
         rows = _without_misfits(rows)
-    return Comparison(tuple(rows), METRICS[metric], unreadable)
+    return Comparison(tuple(rows), METRICS[metric], explainer.name, unreadable)
+
+
+def _by_chance(evaluator: Evaluator, metric: str, *, colour: bool) -> dict[str, Value]:
+    """Return the metric's values for the reference maps; none for a colour that cannot be chosen."""
+    try:
+        heats = evaluator.references(colour=colour)
+    except UndefinedError as error:
+        no_colour = {"colour": Value(metric, None, error.status, str(error), METRICS[metric].fill)}
+        return _by_chance(evaluator, metric, colour=False) | no_colour
+    return {name: evaluator(heat, [metric])[metric] for name, heat in heats.items()}
+
+
+def check_sheet_file(path: str | Path, rows: int) -> None:
+    """Refuse a file that the sheet of so many rows cannot be written to, before anything is computed.
+
+    Raises:
+        OutputError: it names a folder or no type of picture, its folder cannot be written to, or no file of this type
+            can be so high.
+    """
+    file = Path(path)
+    if str(path).endswith(("/", "\\")) or file.is_dir() or not file.name:
+        raise OutputError(f"{str(path)!r} is a folder; the sheet needs a file, such as {str(file / 'compare.png')!r}")
+    if not file.suffix:
+        raise OutputError(f"{str(path)!r} has no suffix that says its type; name a file such as {f'{file}.png'!r}")
+    encode(np.zeros((1, 1, 3), np.uint8), file.suffix)
+    _check_height(least_height(rows), file.suffix)
+    check_folder(file.parent)
+
+
+def _check_height(height: int, suffix: str) -> None:
+    """Refuse a height that no file of this type can have; the type itself is one that camkit writes."""
+    try:
+        encode(np.zeros((height, 1, 3), np.uint8), suffix)
+    except OutputError:
+        raise OutputError(
+            f"the sheet is {height:,} pixels high or more, and no {suffix} file can be; write it as .png, or compare "
+            "fewer pictures"
+        ) from None
 
 
 def _compared(
@@ -258,19 +347,35 @@ def _compared(
     methods: Sequence[Method],
     layer: Layers | None,
     metric: str,
+    by_chance: Mapping[str, Value],
 ) -> ComparedPicture:
     """Explain one picture with all methods, and judge each map."""
     shared = _in_one_pass(explainer, evaluator, picture, methods, layer)
     maps = [shared.get(method.name) or _mapped(explainer, evaluator, picture, method, layer) for method in methods]
-    maps = [
-        _judged(explainer, evaluator, compared, method, metric) for compared, method in zip(maps, methods, strict=True)
-    ]
+    judge = _Judge(explainer, evaluator, metric)
+    maps = [judge(compared, method) for compared, method in zip(maps, methods, strict=True)]
     found = [compared.explanation for compared in maps if compared.explanation is not None]
     if not found:
         raise MethodError(f"no method works on this picture: {maps[0].reason}")
-    random = evaluator(Heat(random_map(evaluator.size), "random"), [metric])[metric]
-    layers = "" if layer is None else str(layer)
-    return ComparedPicture(source, found[0].name, found[0].probability, layers, tuple(maps), random)
+    return ComparedPicture(
+        source,
+        found[0].name,
+        found[0].probability,
+        "" if layer is None else str(layer),
+        tuple(maps),
+        by_chance,
+        _other_answer(evaluator, found[0], explainer.labels),
+    )
+
+
+def _other_answer(
+    evaluator: Evaluator, explained: Explanation, labels: tuple[str, ...] | None
+) -> tuple[str, float | None] | None:
+    """Return the model's own best class and its probability, if it is not the class that is explained."""
+    best = evaluator.scores.best
+    if best is None or best[0] == explained.target or not math.isfinite(explained.score):
+        return None
+    return label_of(best[0], labels) or f"class {best[0]}", best[1]
 
 
 def _in_one_pass(
@@ -298,14 +403,28 @@ def _mapped(
     return ComparedMap(method.name, found)
 
 
-def _judged(
-    explainer: Explainer, evaluator: Evaluator, compared: ComparedMap, method: Method, metric: str
-) -> ComparedMap:
-    """Add the metric's value, if there is a map."""
-    if compared.explanation is None:
-        return compared
-    heat = evaluator.heat(compared.explanation, explainer.using(method))
-    return replace(compared, value=evaluator(heat, [metric])[metric])
+class _Judge:
+    """Judges the maps of one picture; equal maps once, if the metric only reads the map.
+
+    On a network that ends in a mean and one linear layer, Grad-CAM, HiResCAM and ShapleyCAM are the same.
+    """
+
+    def __init__(self, explainer: Explainer, evaluator: Evaluator, metric: str) -> None:
+        self._explainer, self._evaluator, self._metric = explainer, evaluator, metric
+        self._known: list[tuple[Tensor, Value]] = []
+
+    def __call__(self, compared: ComparedMap, method: Method) -> ComparedMap:
+        """Add the metric's value, if there is a map."""
+        if compared.explanation is None:
+            return compared
+        heat = self._evaluator.heat(compared.explanation, self._explainer.using(method))
+        known = (value for values, value in self._known if torch.allclose(values, heat.values, rtol=0, atol=_EQUAL))
+        value = next(known, None)
+        if value is None:
+            value = self._evaluator(heat, [self._metric])[self._metric]
+            if self._metric == QUICK:
+                self._known.append((heat.values, value))
+        return replace(compared, value=value)
 
 
 def _without_misfits(rows: Sequence[ComparedPicture]) -> list[ComparedPicture]:
@@ -321,6 +440,8 @@ def words_of(metric: Metric, compared: ComparedMap) -> str:
     """Return the value of a map as a few words, or why it has none."""
     if compared.explanation is None:
         return compared.reason
+    if not math.isfinite(compared.explanation.score):
+        return f"the model's score is {'NaN' if math.isnan(compared.explanation.score) else 'infinite'}"
     if compared.explanation.status != "ok":
         return "NaN or infinity in the map" if compared.explanation.status == "non_finite" else "empty map"
     assert compared.value is not None
@@ -331,9 +452,12 @@ def value_words(metric: Metric, value: Value) -> str:
     """Return a metric's value as a few words."""
     if value.number is None:
         return str(value)
-    if metric.name != "top-loss":
+    if metric.name != QUICK:
         return f"{metric.name} {value}"
-    return f"loses {value.number:.0%}" if value.number >= 0 else f"gains {-value.number:.0%}"
+    if -value.number > _MOST_GAINED:
+        return f"gains over {_MOST_GAINED:,.0%}"
+    rounded = round(value.number, 2)
+    return f"gains {-rounded:.0%}" if rounded < 0 else f"loses {abs(rounded):.0%}"
 
 
 def _row(row: ComparedPicture, metric: Metric, colormap: str, alpha: float) -> Row:
@@ -349,10 +473,27 @@ def _row(row: ComparedPicture, metric: Metric, colormap: str, alpha: float) -> R
         for compared in row.maps
     ]
     first = next(compared.explanation for compared in row.maps if compared.explanation is not None)
-    lines = [row.label if row.probability is None else f"{row.label}: {percent(row.probability)}"]
+    lines = [row.says]
+    if row.answer is not None:
+        lines.append(f"model's answer: {row.answers}")
     if row.layer:
         lines.append(f"layer {row.layer}")
-    if row.by_chance.number is not None:
-        lines.append(f"a random map: {value_words(metric, row.by_chance)}")
+    lines += [
+        f"{REFERENCES[name]}: {value_words(metric, value) if metric.name == QUICK else value}"
+        for name, value in row.by_chance.items()
+        if value.number is not None
+    ]
     original = first.overlay(style="overlay", alpha=0.0, scale="each")
     return Row(original, Path(row.source).name, tuple(lines), tuple(panels))
+
+
+def _with_percent(label: str, probability: float | None) -> str:
+    return label if probability is None else f"{label}: {percent(probability)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number > 1)}"
+
+
+def _or_none(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None

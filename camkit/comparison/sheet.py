@@ -6,20 +6,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import cv2
+import numpy as np
+
 from camkit.drawing.canvas import AMBER, GREY, INK, LINE, Canvas
-from camkit.drawing.figure import resized
 from camkit.drawing.text import wrapped
 from camkit.types import Pixels
 
-_WIDTH = 248
+_WIDTH = 256
 """Width of a picture on the sheet. Seven beside each other are as wide as a slide of 1920 pixels."""
+_FLATTEST, _TALLEST = 0.25, 2.0
+"""The least and the largest height of a picture as a share of its width. Others are squeezed to it: a strip of a few
+pixels shows no heat, and a very tall picture leaves no room for the others."""
 _ACROSS = 6
 """Methods in one line of a block, beside the original."""
-_GAP, _MARGIN = 16, 24
-_TITLE, _SMALL = 18, 14
-_LEADING = 1.35
-_NOTE_LINES = 3
-_REASON_LINES = 9
+_BESIDE = 5
+"""With up to so many methods, a block is one line, and the words about the picture stand beside it. Below it they would
+be higher than the maps, and the sheet of several pictures too tall for a slide."""
+_GAP, _MARGIN = 14, 16
+_TITLE, SMALL, _REASON = 26, 23, 20
+"""About 13, 12 and 10 points on a slide, which the sheet of a dozen methods, or of 3 methods on 3 pictures, fills."""
+_LEADING = 1.3
+_LINES = 2
+"""Most lines of a title, of a note and of each of the words about a picture."""
+_HEADER = 3800
+"""The most pixels of the header's lines together: two lines of the widest sheet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +55,7 @@ class Row:
     Attributes:
         original: the picture.
         title: its name.
-        lines: what the model says, below the picture.
+        lines: what the model says, and what the notes compare with.
         panels: the methods.
     """
 
@@ -54,62 +65,99 @@ class Row:
     panels: tuple[Panel, ...]
 
 
-def draw_sheet(rows: Sequence[Row]) -> Pixels:
-    """Draw the blocks one below the other; a line separates them."""
-    columns = min(_ACROSS, max(len(row.panels) for row in rows))
-    width = 2 * _MARGIN + (columns + 1) * _WIDTH + columns * _GAP
-    heights = [_block_height(row, columns) for row in rows]
-    canvas = Canvas(width, sum(heights) + 2 * _MARGIN + _GAP * (len(rows) - 1))
-    top = _MARGIN
-    for number, (row, height) in enumerate(zip(rows, heights, strict=True)):
+def draw_sheet(rows: Sequence[Row], header: str = "") -> Pixels:
+    """Draw the blocks one below the other, separated by lines, under a header that says what the notes mean."""
+    blocks = [_Block(row) for row in rows]
+    width = 2 * _MARGIN + max(block.width for block in blocks)
+    words = wrapped(header, width - 2 * _MARGIN, SMALL, math.ceil(_HEADER / width)) if header else []
+    head = _height(len(words), SMALL) + _GAP * bool(words)
+    canvas = Canvas(width, 2 * _MARGIN + head + sum(block.height for block in blocks) + _GAP * (len(blocks) - 1))
+    _write(canvas, (_MARGIN, _MARGIN), words, SMALL, INK)
+    top = _MARGIN + head
+    for number, block in enumerate(blocks):
         if number:
             canvas.line((_MARGIN, top - _GAP // 2), (width - _MARGIN, top - _GAP // 2), LINE)
-        _draw_block(canvas, row, top, columns)
-        top += height + _GAP
+        block.draw(canvas, top)
+        top += block.height + _GAP
     return canvas.pixels()
 
 
-def _picture_height(row: Row) -> int:
-    height, width = row.original.shape[:2]
-    return max(1, int(_WIDTH * height / width + 0.5))
+def least_height(rows: int) -> int:
+    """Return a height that the sheet of so many rows has at least."""
+    return rows * (_height(1, _TITLE) + math.ceil(_FLATTEST * _WIDTH) + _height(1, SMALL) + _GAP)
 
 
-def _line_height(row: Row) -> int:
-    """Return the height of one line of maps: the title, the picture and the note."""
-    return math.ceil(_TITLE * _LEADING + _picture_height(row) + _SMALL * _LEADING + _GAP)
+class _Block:
+    """One row of the sheet with its measures, in pixels."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        count = len(row.panels)
+        self._beside = count <= _BESIDE
+        lines = 1 if self._beside else max(2, math.ceil(count / _ACROSS))
+        self._columns = math.ceil(count / lines)
+        height, width = row.original.shape[:2]
+        self._size = (round(_WIDTH * min(max(height / width, _FLATTEST), _TALLEST)), _WIDTH)
+        titles = [row.title, *(panel.title for panel in row.panels)]
+        self._titles = _height(max(len(_broken(title, _TITLE)) for title in titles), _TITLE)
+        notes = [len(_broken(panel.note, SMALL)) for panel in row.panels if panel.drawn is not None]
+        self._line = self._titles + self._size[0] + _height(max(notes, default=0), SMALL) + _GAP
+        self._words = [_broken(words, SMALL) for words in row.lines]
+        about = _height(sum(map(len, self._words)), SMALL)
+        left = self._titles + (max(self._size[0], about) if self._beside else self._size[0] + about)
+        columns = 1 + self._beside + self._columns
+        self.width = columns * _WIDTH + (columns - 1) * _GAP
+        self.height = max(lines * self._line, left + _GAP)
+
+    def draw(self, canvas: Canvas, top: int) -> None:
+        """Draw the block."""
+        self._draw_panel(canvas, _MARGIN, top, Panel(self._row.title, "", self._row.original))
+        x, y = _MARGIN, top + self._titles
+        x, y = (x + _WIDTH + _GAP, y) if self._beside else (x, y + self._size[0])
+        for number, words in enumerate(self._words):
+            _write(canvas, (x, y), words, SMALL, GREY if number else INK)
+            y += _height(len(words), SMALL)
+        first = 1 + self._beside
+        for number, panel in enumerate(self._row.panels):
+            line, column = divmod(number, self._columns)
+            left = _MARGIN + (first + column) * (_WIDTH + _GAP)
+            self._draw_panel(canvas, left, top + line * self._line, panel)
+
+    def _draw_panel(self, canvas: Canvas, left: int, top: int, panel: Panel) -> None:
+        title = _broken(panel.title, _TITLE)
+        picture = top + self._titles
+        _write(canvas, (left, picture - _height(len(title), _TITLE)), title, _TITLE, INK)
+        below = picture + self._size[0]
+        if panel.drawn is not None:
+            canvas.picture(left, picture, _shaped(panel.drawn, self._size))
+            _write(canvas, (left, below), _broken(panel.note, SMALL), SMALL, GREY)
+            return
+        canvas.box(left, picture, left + _WIDTH, below, LINE)
+        most = max(1, self._size[0] // _height(1, _REASON))
+        _write(canvas, (left + _GAP // 2, picture), wrapped(panel.note, _WIDTH - _GAP, _REASON, most), _REASON, AMBER)
 
 
-def _notes(row: Row) -> list[str]:
-    return [line for words in row.lines for line in wrapped(words, _WIDTH, _SMALL, _NOTE_LINES)]
+def _height(lines: int, size: int) -> int:
+    """Return the height of lines of text."""
+    return math.ceil(lines * size * _LEADING)
 
 
-def _block_height(row: Row, columns: int) -> int:
-    lines = math.ceil(len(row.panels) / columns)
-    beside = math.ceil(_TITLE * _LEADING + _picture_height(row) + len(_notes(row)) * _SMALL * _LEADING + _GAP)
-    return max(lines * _line_height(row), beside)
+def _broken(words: str, size: int) -> list[str]:
+    """Return words in lines as wide as a picture."""
+    return wrapped(words, _WIDTH, size, _LINES)
 
 
-def _draw_block(canvas: Canvas, row: Row, top: int, columns: int) -> None:
-    _draw_panel(canvas, _MARGIN, top, Panel(row.title, "", row.original), _picture_height(row))
-    below = top + _TITLE * _LEADING + _picture_height(row)
-    for number, words in enumerate(_notes(row)):
-        canvas.text(
-            _MARGIN, below + (number + 0.7) * _SMALL * _LEADING, words, size=_SMALL, colour=INK if not number else GREY
-        )
-    for number, panel in enumerate(row.panels):
-        left = _MARGIN + (number % columns + 1) * (_WIDTH + _GAP)
-        _draw_panel(canvas, left, top + number // columns * _line_height(row), panel, _picture_height(row))
+def _write(
+    canvas: Canvas, corner: tuple[int, int], lines: Sequence[str], size: int, colour: tuple[int, int, int]
+) -> None:
+    """Write lines of text below a corner."""
+    left, top = corner
+    for number, words in enumerate(lines):
+        canvas.text(left, top + (number + 0.5) * size * _LEADING, words, size=size, colour=colour)
 
 
-def _draw_panel(canvas: Canvas, left: int, top: int, panel: Panel, height: int) -> None:
-    title = wrapped(panel.title, _WIDTH, _TITLE, 1)[0]
-    canvas.text(left, top + _TITLE * _LEADING / 2, title, size=_TITLE, colour=INK)
-    picture_top = round(top + _TITLE * _LEADING)
-    if panel.drawn is not None:
-        canvas.picture(left, picture_top, resized(panel.drawn, (height, _WIDTH)))
-        canvas.text(left, picture_top + height + _SMALL * _LEADING * 0.7, panel.note, size=_SMALL, colour=GREY)
-        return
-    canvas.box(left, picture_top, left + _WIDTH, picture_top + height, LINE)
-    most = max(1, min(_REASON_LINES, int(height / (_SMALL * _LEADING)) - 1))
-    for number, words in enumerate(wrapped(panel.note, _WIDTH - _GAP, _SMALL, most)):
-        canvas.text(left + _GAP / 2, picture_top + (number + 0.9) * _SMALL * _LEADING, words, size=_SMALL, colour=AMBER)
+def _shaped(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    """Return a picture at another height and width, of another form too; enlarged pixels stay squares."""
+    height, width = min(pixels.shape[0], size[0]), min(pixels.shape[1], size[1])
+    smaller = cv2.resize(np.ascontiguousarray(pixels), (width, height), interpolation=cv2.INTER_AREA)
+    return np.asarray(cv2.resize(smaller, size[::-1], interpolation=cv2.INTER_NEAREST))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,9 +14,11 @@ from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import faster_format, in_parts, quiet_pass
 from camkit.engine.record import ModelRecord
 from camkit.errors import TargetError
+from camkit.targets.classes import TopTarget
 from camkit.targets.confidence import ConfidenceTarget, class_alone, fixed_target, given_by
+from camkit.targets.outputs import maps_of
 from camkit.targets.scores import Scores, Target
-from camkit.types import Precision
+from camkit.types import Activation, Precision
 
 
 class PictureScores:
@@ -42,6 +45,8 @@ class PictureScores:
         confidence_target: the target whose scores are returned.
         answer: the target's score of the unchanged picture, with its class and probability.
         confidence: its probability, or the score itself if the target has no probability.
+        best: the class that the model itself answers, and its probability, None if it has none; None if the output is
+            no list of class scores.
         quantity: what the confidence is: "probability", or the target's own phrase.
         passes: how many pictures have been run through the model so far.
     """
@@ -65,6 +70,7 @@ class PictureScores:
             self.target = fixed_target(target, answer, output)
             self.confidence_target = ConfidenceTarget(class_alone(self.target), given_by(answer))
             first = self.confidence_target(output, 1)
+            self.best = _best_class(output, getattr(target, "activation", None))
         self.answer: Scores = replace(answer, values=answer.values.detach().float(), activation=None)
         self.confidence = float(first.values[0])
         self.quantity = first.quantity if isinstance(first.quantity, str) else first.quantity[0]
@@ -87,6 +93,22 @@ class PictureScores:
         self.at_once = in_parts(len(pictures), self.at_once, run)
         self.passes += len(pictures)
         return torch.cat(scores) if scores else torch.zeros(0)
+
+
+def _best_class(output: Any, activation: Activation | None) -> tuple[int, float | None] | None:
+    """Return the best class of an output for one picture, and its probability."""
+    target = TopTarget(activation=activation)
+    try:
+        if maps_of(output, 1) is not None:
+            return None
+        top = target(output, 1)
+    except TargetError:
+        return None
+    if top.indices is None or top.classes == 1:  # a single score says yes or no to the same class
+        return None
+    if top.probabilities is None:
+        return top.indices[0], None
+    return top.indices[0], float(ConfidenceTarget(target, given_by(top))(output, 1).values[0])
 
 
 def _check(answer: Scores) -> None:

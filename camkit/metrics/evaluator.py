@@ -172,9 +172,13 @@ class Evaluator:
         known = {f"{name} map" if name in rows else name: heat for name, heat in self.references().items()}
         return Table(rows | {name: self(heat, named) for name, heat in known.items()}, tuple(known))
 
-    def references(self) -> dict[str, Heat]:
-        """Return the reference maps of the picture: "random", "centre" and "colour", as ``references`` describes."""
-        return reference_maps(self)
+    def references(self, *, colour: bool = True) -> dict[str, Heat]:
+        """Return the reference maps of the picture: "random", "centre" and "colour", as ``references`` describes.
+
+        Args:
+            colour: False leaves out "colour", for which the model runs 16 times.
+        """
+        return reference_maps(self, colour=colour)
 
     def heat(self, given: MapLike, maker: Explainer | None = None) -> Heat:
         """Return a map as metrics read it.

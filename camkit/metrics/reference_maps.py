@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,12 +85,12 @@ def colour_map(picture: Float[Tensor, "c *size"], colour: Float[Tensor, " c"]) -
     return _scaled(enlarge((cells - cells.amin())[None], size)[0])
 
 
-def reference_maps(evaluator: Evaluator) -> dict[str, Heat]:
+def reference_maps(evaluator: Evaluator, *, colour: bool = True) -> dict[str, Heat]:
     """Return the three reference maps of a picture, as what an Evaluator judges.
 
     "random" differs between pictures and between the Evaluator's seeds; "centre" is the blob. "colour" is the best
     single colour: of the maps of all colours, the one whose hotter half keeps the score highest and loses it most when
-    it is removed (SRG in two steps, which takes two passes for each colour).
+    it is removed (SRG in two steps, which takes two passes for each colour). ``colour=False`` leaves it out.
     """
     size, picture = evaluator.size, evaluator.picture
     maps: dict[str, Callable[[Tensor], Tensor]] = {
@@ -99,15 +99,22 @@ def reference_maps(evaluator: Evaluator) -> dict[str, Heat]:
         "random": lambda changed: random_map(size, (evaluator.seed, zlib.crc32(changed.numpy().tobytes()))),
         "centre": lambda changed: centred_map(size),  # noqa: ARG005
     }
-    colours, problem = colours_of(picture), None
+    heats = {name: Heat(make(picture.contiguous()), name, remake=_Remake(make)) for name, make in maps.items()}
+    return heats | {"colour": _of_best_colour(evaluator)} if colour else heats
+
+
+def _of_best_colour(evaluator: Evaluator) -> Heat:
+    picture, problem = evaluator.picture, None
+    colours = colours_of(picture)
+    best = 0
     try:
         halves = torch.cat([hot_sets(colour_map(picture, colour), [0.5]) for colour in colours])
         gains = evaluator.without(~halves, "blur") - evaluator.without(halves, "blur")
-        maps["colour"] = functools.partial(colour_map, colour=colours[int(gains.argmax())])
+        best = int(gains.argmax())
     except UndefinedError as error:
-        maps["colour"], problem = functools.partial(colour_map, colour=colours[0]), error
-    heats = {name: Heat(make(picture.contiguous()), name, remake=_Remake(make)) for name, make in maps.items()}
-    return heats if problem is None else heats | {"colour": replace(heats["colour"], problem=problem)}
+        problem = error
+    make = functools.partial(colour_map, colour=colours[best])
+    return Heat(make(picture), "colour", remake=_Remake(make), problem=problem)
 
 
 @dataclass(frozen=True, eq=False)
