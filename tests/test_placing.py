@@ -755,3 +755,28 @@ def test_the_rows_of_a_table_that_becomes_a_signal_inside_are_drawn_with_a_doubt
 
     found = camkit.explain(Turning().eval(), torch.randn(100, 6), target=0)
     assert found.layer_reason.endswith("the position of its cells could not be measured")
+
+
+class Halves(nn.Module):
+    """Halves a grid as NASNet does: half of the channels come from every other cell, half from those beside them."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.AvgPool2d(1, 2), nn.AvgPool2d(1, 2, count_include_pad=False)
+        self.shift = nn.ZeroPad2d((-1, 1, -1, 1))
+        self.conv = nn.Conv2d(2 * channels, out, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(torch.cat([self.first(x), self.second(self.shift(x))], 1)).relu()
+
+
+@pytest.mark.parametrize("side", [64, 66, 70])
+def test_a_shift_of_some_channels_by_a_pixel_leaves_cells_where_they_are(side: int) -> None:
+    torch.manual_seed(0)
+    trunk = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), Halves(8, 12), Halves(12, 16), nn.Conv2d(16, 16, 3, 1, 1)
+    )
+    model = nn.Sequential(trunk, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)).eval()
+    layer = decide(model, torch.randn(1, 3, side, side)).chosen()
+    assert layer.name == "1"
+    assert layer.sure
