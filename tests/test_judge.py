@@ -225,8 +225,22 @@ def test_an_advantage_is_a_share_of_the_best_methods_in_each_metric() -> None:
     }
     found = advantages(values, ["a", "b"], {"SRG": "higher", "Deletion": "lower", "blind": "higher"})
     # SRG: 0.4 and 0.6 for a, mean 0.5; 0.2 and 0 for b. Deletion: 0.1 and 0.4 for a, mean 0.25; 0.2 for b.
-    np.testing.assert_allclose(found["a"], [(0.4 / 0.5 + 0.1 / 0.25) / 2, (0.6 / 0.5 + 0.4 / 0.25) / 2])
-    np.testing.assert_allclose(found["b"], [(0.2 / 0.5 + 0.2 / 0.25) / 2, 0.0])
+    np.testing.assert_allclose(found["a"], [[0.4 / 0.5, 0.6 / 0.5], [0.1 / 0.25, 0.4 / 0.25]])
+    np.testing.assert_allclose(found["b"], [[0.2 / 0.5, 0.0], [0.2 / 0.25, np.nan]])
+
+
+def test_a_metric_that_tells_no_method_from_chance_does_not_decide() -> None:
+    rows = {"a": BEST, "b": SECOND, "centre": CHANCE, "colour": CHANCE}
+    blind = {"a": CHANCE + 0.002, "b": CHANCE, "centre": CHANCE + 0.05, "colour": CHANCE}
+    assert recommended({"SRG": rows, "ADCC": blind, "Insertion": rows}, ["a", "b"]).row == "a"
+
+
+def test_rows_are_compared_on_the_metrics_that_both_have() -> None:
+    both = {"a": 0.44, "centre": 0.47, "colour": CHANCE}
+    cells = {"a": NONE, "centre": WORSE, "colour": CHANCE}
+    found = recommended({"SRG": both, "ADCC": both, "SRG of feature cells": cells}, ["a"])
+    assert found.row is None
+    assert found.sentence.endswith("Over all metrics no better than a centred blob: a.")
 
 
 def test_the_sample_seldom_decides_between_methods_that_are_alike() -> None:
@@ -348,8 +362,15 @@ def test_several_layers_have_rows_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"images": SCENES[:4]}, "4 pictures can be used, but judging 1 method takes 5 or more; pass more"),
-        ({"methods": None}, "^6 pictures can be used, but judging 16 methods takes 9 or more; pass more pictures or f"),
+        ({"images": SCENES[:4]}, "4 pictures can be used, but judging 1 map of each takes 5 or more; pass more"),
+        (
+            {"methods": None},
+            "^6 pictures can be used, but judging 16 maps of each takes 9 or more; pass more",
+        ),
+        (
+            {"methods": None, "images": SCENES * 2, "pictures": 8},
+            "16 maps of each takes 9 or more; raise pict",
+        ),
         ({"methods": []}, "the list of methods is empty"),
         ({"methods": ["eigencm"]}, "did you mean 'eigencam'"),
         ({"pictures": 3}, "pictures must be a whole number from 5, not 3"),

@@ -161,6 +161,14 @@ def test_linear_imputation_solves_its_equations(size: tuple[int, ...], shape: st
     exact = oracles.linear_imputation(picture.double().numpy(), removed, np.zeros((2, *size)))
     assert np.abs(fill_linearly(picture, hole).numpy() - exact).max() < 5e-4
     assert np.abs(fill_linearly(picture.double(), hole, 1e-11).numpy() - exact).max() < 1e-9
+    assert torch.equal(fill_linearly(torch.where(hole, torch.nan, picture), hole), fill_linearly(picture, hole))
+
+
+def test_linear_imputation_of_a_long_signal_is_a_straight_line() -> None:
+    ends, hole = torch.randn(1, 20_000), torch.ones(20_000, dtype=torch.bool)
+    hole[[0, -1]] = False
+    line = torch.linspace(float(ends[0, 0]), float(ends[0, -1]), 20_000)
+    assert (fill_linearly(ends, hole) - line).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("name", ["average-drop", "increase", "complexity"])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
 from recorded import Recorded, load
+from torch import Tensor
 
 from camkit.layers.choose import choose
 from camkit.layers.graph import Graph, Operation, contains
 from camkit.layers.influence import ELSEWHERE, measure_influence
 from camkit.layers.layouts import read_layouts
-from camkit.layers.location import locate
+from camkit.layers.location import _are_in_order, locate
+from camkit.types import Layout
 
 EXPECTED = {
     "resnet18": ("layer4", "channels_first", (2, 2), 0),
@@ -160,3 +163,45 @@ def test_the_result_of_attention_has_the_positions_of_its_queries(inputs: tuple[
     assert graph.queries_of(4) == [inputs[0]]
     assert graph.is_attention(3, 3)
     assert not graph.is_attention(3, 4)
+
+
+# --- the order of cells
+
+
+def even_cells(side: int) -> Tensor:
+    """Return the weights and the places of an even grid's cells, as positions are followed."""
+    axis = (2 * torch.arange(side) + 1) / side - 1
+    return torch.stack([torch.ones(side, side), *torch.meshgrid(axis, axis, indexing="ij")])
+
+
+def reordered(cells: Tensor) -> dict[str, Tensor]:
+    """Return the grid with its cells moved in several ways."""
+    side = cells.shape[-1]
+    found = {"transposed": cells.mT, "mirrored": cells.flip(2), "upside down": cells.flip(1)}
+    found |= {f"rolled by {by}": cells.roll(by, 2) for by in range(1, side)}
+    for place in range(side - 1):
+        order = list(range(side))
+        order[place : place + 2] = order[place : place + 2][::-1]
+        found |= {f"columns from {place} swapped": cells[:, :, order], f"rows from {place} swapped": cells[:, order]}
+    if side > 5:
+        single, block, turned = cells.clone(), cells.clone(), cells.clone()
+        single[:, 2, 2:4] = cells[:, 2, 2:4].flip(1)
+        block[:, 2:5, 2:5] = cells[:, 2:5, 2:5].mT
+        sine, cosine = math.sin(math.radians(20)), math.cos(math.radians(20))
+        turned[1:] = torch.stack([cosine * cells[1] + sine * cells[2], cosine * cells[2] - sine * cells[1]])
+        found |= {"two cells swapped": single, "block transposed": block, "turned by 20 degrees": turned}
+    return found
+
+
+@pytest.mark.parametrize("side", [2, 3, 4, 7, 14, 28])
+def test_cells_that_were_moved_are_not_in_order(side: int) -> None:
+    cells, layout = even_cells(side), Layout("channels_first", (side, side))
+    assert _are_in_order(cells, layout)
+    enlarged = cells.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    assert _are_in_order(enlarged, Layout("channels_first", (2 * side, 2 * side))) is not False
+    if side > 5:
+        at_the_edge = cells.clone()
+        at_the_edge[2, -1] -= 0.8 / side  # 0.4 of a cell
+        assert _are_in_order(at_the_edge, layout)
+    for name, moved in reordered(cells).items():
+        assert _are_in_order(moved, layout) is False, name

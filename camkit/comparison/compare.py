@@ -25,7 +25,6 @@ from camkit.layers.names import Layers
 from camkit.methods import METHODS, Method
 from camkit.metrics import METRICS, Evaluator, Metric, Value
 from camkit.metrics.registry import find_metric
-from camkit.metrics.values import UndefinedError
 from camkit.targets.names import label_of
 from camkit.types import ImageLike, Pixels
 
@@ -302,12 +301,8 @@ def compare(
 
 
 def _by_chance(evaluator: Evaluator, metric: str, *, colour: bool) -> dict[str, Value]:
-    """Return the metric's values for the reference maps; none for a colour that cannot be chosen."""
-    try:
-        heats = evaluator.references(colour=colour)
-    except UndefinedError as error:
-        no_colour = {"colour": Value(metric, None, error.status, str(error), METRICS[metric].fill)}
-        return _by_chance(evaluator, metric, colour=False) | no_colour
+    """Return the metric's values for the reference maps."""
+    heats = evaluator.references(colour=colour)
     return {name: evaluator(heat, [metric])[metric] for name, heat in heats.items()}
 
 

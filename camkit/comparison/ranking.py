@@ -151,10 +151,11 @@ class Recommendation:
 
 def advantages(
     values: Values, methods: Sequence[str], better: Mapping[str, Better], others: Sequence[str] = ()
-) -> dict[str, Float[np.ndarray, " n"]]:
-    """Return for each row and picture its advantage over the random map, averaged over metrics.
+) -> dict[str, Float[np.ndarray, "m n"]]:
+    """Return for each row its advantage over the random map, in each metric and on each picture.
 
-    In each metric, the advantage of the method with the best mean counts as 1, so that all metrics weigh the same.
+    In each metric, the mean advantage of the best method counts as 1, so that all metrics weigh the same. A metric in
+    which no method has an advantage is left out.
 
     Args:
         values: for each metric, the values of each row, as ``standings`` takes them.
@@ -170,14 +171,16 @@ def advantages(
         if most > 0:
             for name, differences in ahead.items():
                 shares[name].append(differences / most)
-    return {name: _mean_of_known(several) for name, several in shares.items() if several}
+    return {name: np.stack(several) for name, several in shares.items() if several}
 
 
-def _mean_of_known(several: Sequence[Float[np.ndarray, " n"]]) -> Float[np.ndarray, " n"]:
-    """Return the mean of several arrays, entry by entry, without the entries that are not known."""
-    stacked = np.stack(several)
-    known = np.isfinite(stacked)
-    sums = np.where(known, stacked, 0.0).sum(0)
+def _overall(advantage: Float[np.ndarray, "m n"]) -> Float[np.ndarray, " n"]:
+    """Return the mean over the metrics that are known, for each picture.
+
+    Of a difference of two rows, these are the metrics in which both have values.
+    """
+    known = np.isfinite(advantage)
+    sums = np.where(known, advantage, 0.0).sum(0)
     return np.asarray(np.where(known.any(0), sums / np.maximum(known.sum(0), 1), np.nan))
 
 
@@ -207,7 +210,11 @@ def recommend(
     """
     references = [name for name in REFERENCES if all(name in rows for rows in values.values())]
     deciding = {title: standings(rows, references, better[title], seed) for title, rows in values.items()}
-    advantage = advantages(values, order, better, [name for name in references if name != "random"])
+    # A metric that tells no method from the random map would only add noise.
+    telling = {
+        title: values[title] for title, rows in deciding.items() if any(rows[name].beats_random for name in order)
+    }
+    advantage = advantages(telling, order, better, [name for name in references if name != "random"])
     against = _against(deciding, advantage, order, references, unmoved)
     fit = {name: advantage[name] for name in order if not against[name]}
     if not fit:
@@ -223,7 +230,7 @@ def recommend(
     agreed = all(of_metric[chosen].level_with_best for of_metric in _measured(among_fit, list(fit)).values())
     sentences = [
         _agreement(chosen, deciding, costs) if agreed else _disagreement(chosen, among_fit, list(fit), costs),
-        *_better_but_unfit(chosen, deciding, against),
+        *_better_but_unfit(chosen, deciding, better, against),
         *_doubts(chosen, values, better, advantage, deciding, seed),
     ]
     return Recommendation(chosen, " ".join(sentences), agreed)
@@ -231,7 +238,7 @@ def recommend(
 
 def _against(
     deciding: Mapping[str, Mapping[str, Standing]],
-    advantage: Mapping[str, Float[np.ndarray, " n"]],
+    advantage: Mapping[str, Float[np.ndarray, "m n"]],
     order: Sequence[str],
     references: Sequence[str],
     unmoved: Sequence[str],
@@ -261,9 +268,9 @@ def _against(
     return against
 
 
-def _lead(advantage: Mapping[str, Float[np.ndarray, " n"]], name: str, other: str) -> float:
-    """Return by how much a row's mean advantage exceeds another's, on the pictures that have both."""
-    return _mean(advantage[name] - advantage[other])
+def _lead(advantage: Mapping[str, Float[np.ndarray, "m n"]], name: str, other: str) -> float:
+    """Return by how much a row's mean advantage exceeds another's, where both have one."""
+    return _mean(_overall(advantage[name] - advantage[other]))
 
 
 _UNMOVED = "almost the same map if the weights are shuffled"
@@ -281,11 +288,11 @@ def _measured(
     }
 
 
-def _not_behind(advantage: Mapping[str, Float[np.ndarray, " n"]], seed: int) -> list[str]:
+def _not_behind(advantage: Mapping[str, Float[np.ndarray, "m n"]], seed: int) -> list[str]:
     """Return the best and all that are not significantly behind it by more than ``PRACTICALLY_LEVEL``."""
-    best = max(advantage, key=lambda name: _mean(advantage[name]))
-    behind = {name: advantage[best] - values for name, values in advantage.items() if name != best}
-    margin = PRACTICALLY_LEVEL * _mean(advantage[best])
+    best = max(advantage, key=lambda name: _mean(_overall(advantage[name])))
+    behind = {name: _overall(advantage[best] - values) for name, values in advantage.items() if name != best}
+    margin = PRACTICALLY_LEVEL * _mean(_overall(advantage[best]))
     clearly = _significant(_p_values(behind, seed, margin)) if behind else {}
     return [name for name in advantage if not clearly.get(name, False)]
 
@@ -345,13 +352,20 @@ def _disagreement(
 
 
 def _better_but_unfit(
-    chosen: str, deciding: Mapping[str, Mapping[str, Standing]], against: Mapping[str, str]
+    chosen: str,
+    deciding: Mapping[str, Mapping[str, Standing]],
+    better: Mapping[str, Better],
+    against: Mapping[str, str],
 ) -> list[str]:
     """Return a sentence for each method that is better in some metric and is not recommended for another reason."""
     sentences = []
     for name, reason in against.items():
         ahead = [
-            title for title, rows in deciding.items() if rows[name].level_with_best and not rows[chosen].level_with_best
+            title
+            for title, rows in deciding.items()
+            if rows[name].level_with_best
+            and not rows[chosen].level_with_best
+            and (rows[name].estimate.value > rows[chosen].estimate.value) == (better[title] == "higher")
         ]
         if reason and ahead:
             sentences.append(f"{name} is better in {_listed(ahead)}, but is not recommended: {reason}.")
@@ -362,24 +376,26 @@ def _doubts(
     chosen: str,
     values: Values,
     better: Mapping[str, Better],
-    advantage: Mapping[str, Float[np.ndarray, " n"]],
+    advantage: Mapping[str, Float[np.ndarray, "m n"]],
     deciding: Mapping[str, Mapping[str, Standing]],
     seed: int,
 ) -> list[str]:
     """Return sentences on the reference maps that the recommended method is not clearly better than."""
     others = [name for name in REFERENCES if name in advantage]
-    overall = _significant(_p_values({name: advantage[chosen] - advantage[name] for name in others}, seed))
+    leads = {name: _overall(advantage[chosen] - advantage[name]) for name in others}
+    overall = _significant(_p_values(leads, seed))
     unclear = [REFERENCES[name] for name in others if not overall[name]]
     doubts = [f"Over all metrics it is not clearly better than {_listed(unclear, 'or')}."] if unclear else []
     signs = {title: 1.0 if better[title] == "higher" else -1.0 for title in values}
+    measured = _measured(deciding, [chosen])
     differences = {
         (title, other): signs[title] * (values[title][chosen] - values[title][other])
-        for title in _measured(deciding, [chosen])
+        for title in measured
         for other in others
     }
     ahead = _significant(_p_values(differences, seed))
     by_references: dict[tuple[str, ...], list[str]] = {}
-    for title, rows in _measured(deciding, [chosen]).items():
+    for title, rows in measured.items():
         alike = [] if rows[chosen].beats_random else [REFERENCES["random"]]
         alike += [REFERENCES[other] for other in others if not ahead[title, other]]
         by_references.setdefault(tuple(alike), []).append(title)

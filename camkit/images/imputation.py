@@ -20,7 +20,7 @@ from camkit.images.filling import OPENCV_CHANNELS
 Values = Float[np.ndarray, "*size c"]
 
 _TOLERANCE = 1e-4
-"""The error that may remain, as a share of the picture's standard deviation: a hundredth of ROAD's noise."""
+"""The error that may remain, as a share of the standard deviation: a hundredth of ROAD's noise."""
 
 _LEAST = 8
 """A correction of at most this many times the rounding of the largest value is as good as none."""
@@ -46,15 +46,17 @@ def fill_linearly(
     Args:
         picture: a signal, a picture or a volume.
         hole: True where pixels are missing.
-        tolerance: about how large the error of a pixel may be, as a share of the picture's standard deviation.
+        tolerance: about how large a pixel's error may be, as a share of the standard deviation of the known pixels.
     """
     if not bool(hole.any()):
         return picture.clone()
     if bool(hole.all()):
         return picture.flatten(1).mean(1).reshape(-1, *[1] * hole.dim()).expand_as(picture).clone()
     size = hole.shape if hole.dim() > 1 else (1, *hole.shape)  # the neighbours in a signal have equal weights, too
-    exact = picture if picture.dtype == torch.float64 else picture.float()
-    spread, largest = float(exact.std(unbiased=False)), float(exact.abs().max())
+    # In float32, rounding would add up along a signal.
+    exact = picture.double() if hole.dim() == 1 or picture.dtype == torch.float64 else picture.float()
+    known = exact.reshape(len(exact), -1)[:, ~hole.flatten()]
+    spread, largest = float(known.std(unbiased=False)), float(known.abs().max())
     limit = max(tolerance * spread, _LEAST * torch.finfo(exact.dtype).eps * largest)
     filled = [
         _solved(np.ascontiguousarray(np.moveaxis(part.numpy(), 0, -1)), hole.reshape(size).numpy(), limit)
@@ -98,6 +100,7 @@ class _Grid:
         self._missing = ones * missing[..., None]
         self._all = _with_neighbours(ones)
         self._inverse = self._missing / (self._all - 2**missing.ndim)
+        self._scale = 2 if 1 in missing.shape else 1  # sums of pairs have half the weight of sums of four
         coarser = _halved(missing) if missing.ndim == 2 and max(missing.shape) > _FEW_CELLS else None
         self._coarser = _Grid(coarser, channels, dtype) if coarser is not None and coarser.any() else None
 
@@ -115,7 +118,7 @@ class _Grid:
         """
         found: Values = self._inverse * residual
         if self._coarser is not None:
-            rest = _summed_up(residual - self.applied(found))
+            rest = self._scale * _summed_up(residual - self.applied(found))
             coarse = self._coarser.correction(self._coarser._missing * rest)
             found += self._missing * _doubled(coarse)[tuple(map(slice, self._missing.shape))]
         for _ in range(1 if self._coarser is not None else _SWEEPS):

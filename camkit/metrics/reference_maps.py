@@ -104,17 +104,16 @@ def reference_maps(evaluator: Evaluator, *, colour: bool = True) -> dict[str, He
 
 
 def _of_best_colour(evaluator: Evaluator) -> Heat:
-    picture, problem = evaluator.picture, None
+    """Return the map of the best single colour; it has a problem if the model has no score for a changed picture."""
+    picture = evaluator.picture
     colours = colours_of(picture)
-    best = 0
+    halves = torch.cat([hot_sets(colour_map(picture, colour), [0.5]) for colour in colours])
     try:
-        halves = torch.cat([hot_sets(colour_map(picture, colour), [0.5]) for colour in colours])
         gains = evaluator.without(~halves, "blur") - evaluator.without(halves, "blur")
-        best = int(gains.argmax())
     except UndefinedError as error:
-        problem = error
-    make = functools.partial(colour_map, colour=colours[best])
-    return Heat(make(picture), "colour", remake=_Remake(make), problem=problem)
+        return Heat(torch.zeros(evaluator.size), "colour", problem=error)
+    make = functools.partial(colour_map, colour=colours[int(gains.argmax())])
+    return Heat(make(picture), "colour", remake=_Remake(make))
 
 
 @dataclass(frozen=True, eq=False)
