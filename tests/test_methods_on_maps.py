@@ -118,6 +118,13 @@ def test_the_kernel_component_of_many_cells_equals_the_full_decomposition(
         assert_equal(one.flatten().numpy(), expected.numpy(), 1e-4)
 
 
+@pytest.mark.parametrize("side", [7, 20])
+def test_small_features_have_the_kernel_component_of_large_ones(side: int) -> None:
+    maps = torch.rand(1, 12, side, side, generator=torch.Generator().manual_seed(5))
+    small, smaller = (METHODS["kpcacam"].weights(maps * scale)[0].flatten() for scale in (1e-3, 1e-5))
+    assert float(torch.corrcoef(torch.stack([small, smaller]))[0, 1]) > 0.9999
+
+
 def test_equal_cells_have_no_kernel_component() -> None:
     for side in (7, 20):
         maps = torch.cat([torch.full((1, 3, side, side), 0.3), torch.full((1, 3, side, side), torch.nan)])

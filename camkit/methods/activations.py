@@ -115,12 +115,14 @@ def kpcacam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]
     """
     import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
 
-    maps = [_first_kernel_component(cells.mT) for cells in activations.float().flatten(2)]
-    return torch.stack(maps).reshape(len(maps), *activations.shape[2:])
+    # In float32, rounding would hide the differences of small features; MPS has no float64.
+    exact = activations.float() if activations.device.type == "mps" else activations.double()
+    maps = [_first_kernel_component(cells.mT) for cells in exact.flatten(2)]
+    return torch.stack(maps).reshape(len(maps), *activations.shape[2:]).float()
 
 
 _MOST_KERNEL_BYTES = 2**30
-"""A larger kernel, of more than 16,384 cells, is not kept, but computed again in parts for each product with it. About
+"""A larger kernel, of more than 11,585 cells, is not kept, but computed again in parts for each product with it. About
 20 products are needed."""
 
 _KERNEL_ROWS = 1024
