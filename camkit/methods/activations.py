@@ -121,8 +121,8 @@ def kpcacam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]
     return torch.stack(maps).reshape(len(maps), *activations.shape[2:]).float()
 
 
-_MOST_KERNEL_BYTES = 2**30
-"""A larger kernel, of more than 11,585 cells, is not kept, but computed again in parts for each product with it. About
+_MOST_KERNEL_BYTES = 2**31
+"""A larger kernel, of more than 16,384 cells, is not kept, but computed again in parts for each product with it. About
 20 products are needed."""
 
 _KERNEL_ROWS = 1024
