@@ -27,7 +27,7 @@ def _levels(heat: Array) -> list[set[tuple[int, ...]]]:
 def at_share(score_of: Callable[[set[tuple[int, ...]]], float], heat: Array, share: float) -> float:
     """Return the score of the set of the hottest cells with share x cells in it.
 
-    If cells of equal heat leave no such set, on the line between the next smaller and the next larger one.
+    If cells of equal heat leave no such set, the score is on the line between the next smaller and larger one.
     """
     wanted = math.ceil(round(share * heat.size, 6))
     levels = _levels(heat)
@@ -106,8 +106,8 @@ def top_loss(score: Score, picture: Array, filled: Array, heat: Array) -> float:
 def linear_imputation(picture: Array, removed: set[tuple[int, ...]], noise: Array) -> Array:
     """ROAD's imputation (Rong et al. 2022): x_p = sum_q w_pq x_q / sum_q w_pq over the neighbours in the picture.
 
-    A neighbour along an axis weighs twice as much as a diagonal one, in a picture 1/6 and 1/12; and in a volume once
-    more for each axis. Noise is added where pixels were removed.
+    A neighbour that lies off along one more axis weighs half as much: in a picture 1/6 along an axis, and 1/12 on a
+    diagonal. Noise is added where pixels were removed.
     """
     size = picture.shape[1:]
     row_of = {hole: row for row, hole in enumerate(sorted(removed))}

@@ -78,8 +78,8 @@ def test_a_comparison_runs_each_map_once_and_shares_what_it_can() -> None:
     camkit.compare(explainer, PLANE, methods)
     passes.clear()
     camkit.compare(explainer, PLANE, methods)
-    # The picture's scores, with all pixels and without any; the maps; the metric, where Grad-CAM and HiResCAM have one
-    # map; the reference maps'; and the halves of 8 colours, 4 in a pass.
+    # The passes: the picture's scores with all pixels and without any, the maps, the metric (Grad-CAM and HiResCAM have
+    # the same map), the metric of the reference maps, and the halves of 8 colours, 4 in a pass.
     assert len(passes) == 2 + 1 + (len(methods) - 1) + 3 + 16 // 4
 
 
@@ -115,7 +115,7 @@ def test_equal_maps_have_one_value_and_other_maps_their_own() -> None:
 
 
 class Answering(nn.Module):
-    """Answers with the logits that it was made with, whatever the picture; a part depends on the picture."""
+    """Answers with the logits that it was made with, plus a small part that depends on the picture."""
 
     def __init__(self, *logits: float) -> None:
         super().__init__()

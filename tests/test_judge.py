@@ -388,7 +388,7 @@ def test_a_wrong_call_is_one_sentence(arguments: dict[str, Any], said: str) -> N
 
 
 def seldom(activations: Tensor, gradients: Tensor) -> Tensor:
-    """Weight like Grad-CAM where the feature maps are strong, and else not at all."""
+    """Weight like Grad-CAM where the feature maps are strong, and not at all elsewhere."""
     weights = gradients.mean((2, 3), keepdim=True)
     return weights * (activations.mean() > 0.55)
 

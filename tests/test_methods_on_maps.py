@@ -332,7 +332,7 @@ def test_legrad_of_the_finer_target_keeps_the_classes_of_each_picture() -> None:
 
 
 class Ending(nn.Module):
-    """Returns logits through an activation, after which other classes lie nearest to some."""
+    """Returns logits through an activation, after which some classes have other nearest classes."""
 
     def __init__(self, activation: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()

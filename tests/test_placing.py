@@ -758,7 +758,7 @@ def test_the_rows_of_a_table_that_becomes_a_signal_inside_are_drawn_with_a_doubt
 
 
 class Halves(nn.Module):
-    """Halves a grid as NASNet does: half of the channels come from every other cell, half from those beside them."""
+    """Halves a grid as NASNet does: half of the channels come from every other cell, the rest from those beside."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()

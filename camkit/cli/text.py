@@ -100,7 +100,7 @@ def methods(rows: Iterable[Method]) -> Table:
 JUDGEMENT_MARKS = (
     "[95% interval]   * as good as the best   ? not significantly better than a random map   ! significantly worse"
 )
-"""What the marks in the table of a judgement mean; they also tell it where there is no bold type."""
+"""What the marks in the table of a judgement mean. They also work where there is no bold type."""
 
 _LONGEST_NAME = 30
 """Longer names take two lines, so that the table of a judgement fits into 120 columns."""
@@ -125,7 +125,7 @@ def judgement(found: MethodJudgement) -> Table:
 
 
 def _judged(row: JudgedRow, standing: Standing) -> Text:
-    """Return a mean with its mark and interval; a blank takes the place of a mark, so that the numbers line up."""
+    """Return a mean with its mark and interval; a blank replaces a missing mark, so that the numbers line up."""
     from camkit.comparison.report import words
 
     best, doubt = words.is_best(row, standing), words.doubt(row, standing)

@@ -50,17 +50,17 @@ DEFAULTS = (
     "kpcacam",
 )
 """The default methods of a comparison. Methods that do not work on a model are left out, such as LeGrad without
-attention. With the metric's values, all of them together take fewer than 30 plain passes on MobileNetV2: most share
-one. FullGrad and Ablation-CAM are not among them: each alone takes 4 to 9."""
+attention. Together with the metric's values, they take fewer than 30 plain passes on MobileNetV2, because most methods
+share one. FullGrad and Ablation-CAM are not among them: each alone takes 4 to 9."""
 
 REFERENCES = {"random": "random map", "centre": "centred blob", "colour": "best colour"}
-"""What people read for the names of the reference maps."""
+"""The names of the reference maps as people read them."""
 
 QUICK = "top-loss"
 """The usual metric. It reads nothing but the map, so equal maps have equal values."""
 
 _EQUAL = 1e-5
-"""Heat from 0 to 1 that differs by less is the same but for the rounding of float32."""
+"""Two maps with heat from 0 to 1 count as equal if they differ by less, since float32 rounds."""
 
 _MOST_GAINED = 10.0
 """A probability that grows by more than ten times was next to nothing before, and the exact number says no more."""
@@ -101,8 +101,8 @@ class ComparedPicture:
         by_chance: the metric's values for maps that know nothing about the model: "random", a random map; "centre", a
             blob in the middle; and "colour", how near each place is to the best single colour. The last is there only
             if the caller named the methods, since finding the colour takes 16 passes of the model.
-        answer: the model's own best class and its probability (None if it has none), if it is another class than the
-            one that is explained; else None.
+        answer: the model's own best class and its probability (None if it has none). The answer is None if this
+            class is the one that is explained.
     """
 
     source: str
@@ -182,7 +182,7 @@ class Comparison:
         """Write the sheet to a file, completely or not at all; the suffix decides the type, and folders are created.
 
         Raises:
-            OutputError: the file cannot be written, its type is unknown, or it cannot be so high.
+            OutputError: the file cannot be written, its type is unknown, or this type cannot be as high as the sheet.
         """
         check_sheet_file(path, len(self.rows))
         path = Path(path)
@@ -307,11 +307,11 @@ def _by_chance(evaluator: Evaluator, metric: str, *, colour: bool) -> dict[str, 
 
 
 def check_sheet_file(path: str | Path, rows: int) -> None:
-    """Refuse a file that the sheet of so many rows cannot be written to, before anything is computed.
+    """Refuse a file that cannot take a sheet with this many rows, before anything is computed.
 
     Raises:
-        OutputError: it names a folder or no type of picture, its folder cannot be written to, or no file of this type
-            can be so high.
+        OutputError: it is a folder or has no suffix of a picture, its folder cannot be written to, or no file of this
+            type can be as high as the sheet.
     """
     file = Path(path)
     if str(path).endswith(("/", "\\")) or file.is_dir() or not file.name:
@@ -324,7 +324,7 @@ def check_sheet_file(path: str | Path, rows: int) -> None:
 
 
 def _check_height(height: int, suffix: str) -> None:
-    """Refuse a height that no file of this type can have; the type itself is one that camkit writes."""
+    """Refuse a height that no file of this type can have; camkit is known to write this type."""
     try:
         encode(np.zeros((height, 1, 3), np.uint8), suffix)
     except OutputError:
@@ -399,7 +399,7 @@ def _mapped(
 
 
 class _Judge:
-    """Judges the maps of one picture; equal maps once, if the metric only reads the map.
+    """Judges the maps of one picture. If the metric only reads the map, equal maps are judged once.
 
     On a network that ends in a mean and one linear layer, Grad-CAM, HiResCAM and ShapleyCAM are the same.
     """

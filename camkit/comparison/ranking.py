@@ -34,7 +34,7 @@ _RESAMPLES = 4000
 """Bootstrap resamples; the normal tail serves for smaller p-values."""
 
 REFERENCES = {"random": "a random map", "centre": "a centred blob", "colour": "the best single colour"}
-"""The reference rows, and what sentences call them."""
+"""The reference rows, with their names in sentences."""
 
 Better: TypeAlias = Literal["higher", "lower"]
 
@@ -141,7 +141,7 @@ class Recommendation:
     Attributes:
         row: the name of the row; None if there is nothing to recommend.
         sentence: the recommendation with its reason.
-        agreed: whether the metrics agree: on the row, or, if there is none, on what is best.
+        agreed: whether the metrics agree on the row, or, if there is no row, on what is best.
     """
 
     row: str | None
@@ -161,7 +161,7 @@ def advantages(
         values: for each metric, the values of each row, as ``standings`` takes them.
         methods: the rows of methods.
         better: for each metric, whether higher or lower values are better.
-        others: more rows that are measured by the best method.
+        others: more rows whose advantages are divided by that of the best method.
     """
     shares: dict[str, list[Float[np.ndarray, " n"]]] = {name: [] for name in (*methods, *others)}
     for metric, of_metric in values.items():
@@ -194,11 +194,11 @@ def recommend(
 ) -> Recommendation:
     """Return which method to use, by several metrics together.
 
-    A method is fit if nothing speaks against it, as ``_against`` tells. The rule keeps the fit methods that are not
+    A method is fit if ``_against`` finds nothing that speaks against it. The rule keeps the fit methods that are not
     clearly behind the best in their mean advantage over the random map. Of these, it keeps the methods that cost about
-    as little as the cheapest, and returns the first. If it asked for an advantage in every metric, or counted the
-    metrics in which a method is as good as the best, the sample of pictures would decide between methods that are
-    alike.
+    as little as the cheapest, and returns the first. The rule does not ask for an advantage in every metric, and does
+    not count the metrics in which a method is as good as the best. Otherwise the sample of pictures would decide
+    between methods that are alike.
 
     Args:
         values: for each deciding metric, by its title, the values of each row, as ``standings`` takes them.
@@ -300,7 +300,7 @@ def _not_behind(advantage: Mapping[str, Float[np.ndarray, "m n"]], seed: int) ->
 def _conflict(deciding: Mapping[str, Mapping[str, Standing]], order: Sequence[str]) -> tuple[bool, str]:
     """Return whether the metrics agree on what is best, and a sentence if they do not.
 
-    Methods that a metric cannot tell from the random map are not its best.
+    Methods that a metric cannot tell from the random map do not count as its best.
     """
     best = {
         title: [name for name in order if rows[name].beats_random and rows[name].level_with_best]

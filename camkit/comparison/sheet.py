@@ -16,19 +16,19 @@ from camkit.types import Pixels
 _WIDTH = 256
 """Width of a picture on the sheet. Seven beside each other are as wide as a slide of 1920 pixels."""
 _FLATTEST, _TALLEST = 0.25, 2.0
-"""The least and the largest height of a picture as a share of its width. Others are squeezed to it: a strip of a few
-pixels shows no heat, and a very tall picture leaves no room for the others."""
+"""The least and the largest height of a picture as a share of its width. Other pictures are squeezed to fit: a strip of
+a few pixels shows no heat, and a very tall picture leaves no room for the others."""
 _ACROSS = 6
 """Methods in one line of a block, beside the original."""
 _BESIDE = 5
-"""With up to so many methods, a block is one line, and the words about the picture stand beside it. Below it they would
-be higher than the maps, and the sheet of several pictures too tall for a slide."""
+"""With at most this many methods, a block is one line, and the text about the picture stands beside it. Below the
+picture, the text would be higher than the maps, and the sheet of several pictures would be too tall for a slide."""
 _GAP, _MARGIN = 14, 16
 _TITLE, SMALL, _REASON = 26, 23, 20
-"""About 13, 12 and 10 points on a slide, which the sheet of a dozen methods, or of 3 methods on 3 pictures, fills."""
+"""About 13, 12 and 10 points on a slide that is filled by a sheet of a dozen methods, or of 3 methods on 3 pictures."""
 _LEADING = 1.3
 _LINES = 2
-"""Most lines of a title, of a note and of each of the words about a picture."""
+"""The most lines of a title, of a note and of each text about a picture."""
 _HEADER = 3800
 """The most pixels of the header's lines together: two lines of the widest sheet."""
 
@@ -83,7 +83,7 @@ def draw_sheet(rows: Sequence[Row], header: str = "") -> Pixels:
 
 
 def least_height(rows: int) -> int:
-    """Return a height that the sheet of so many rows has at least."""
+    """Return the height that a sheet with this many rows has at least."""
     return rows * (_height(1, _TITLE) + math.ceil(_FLATTEST * _WIDTH) + _height(1, SMALL) + _GAP)
 
 
@@ -143,7 +143,7 @@ def _height(lines: int, size: int) -> int:
 
 
 def _broken(words: str, size: int) -> list[str]:
-    """Return words in lines as wide as a picture."""
+    """Break words into lines as wide as a picture."""
     return wrapped(words, _WIDTH, size, _LINES)
 
 
@@ -157,7 +157,7 @@ def _write(
 
 
 def _shaped(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """Return a picture at another height and width, of another form too; enlarged pixels stay squares."""
+    """Return a picture with another height and width, in any proportion; enlarged pixels stay squares."""
     height, width = min(pixels.shape[0], size[0]), min(pixels.shape[1], size[1])
     smaller = cv2.resize(np.ascontiguousarray(pixels), (width, height), interpolation=cv2.INTER_AREA)
     return np.asarray(cv2.resize(smaller, size[::-1], interpolation=cv2.INTER_NEAREST))

@@ -106,7 +106,7 @@ class AttentionRecorder(TorchFunctionMode):
 
 
 def _axis(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Return the axis of a call of softmax; None if it leaves it out, and then it is not the last one of a map."""
+    """Return the axis that a call of softmax names; None if it names none: the default is not a map's last."""
     given = [named[name] for name in ("dim", "axis") if name in named] or args[1 - ("input" in named) :]
     return given[0] if given else None
 

@@ -37,7 +37,7 @@ class _Call:
     moves: Callable[[Any], bool]
 
     def with_zeros(self, count: int) -> Tensor:
-        """Return the result if all of the first arguments that depend on the input were zero."""
+        """Return the result with zeros for those of the first arguments that depend on the input."""
         first = [torch.zeros_like(value) if self.moves(value) else _copied(value) for value in self.args[:count]]
         named = {name: value for name, value in self.named.items() if name != "out"}
         with torch.no_grad():

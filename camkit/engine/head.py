@@ -195,8 +195,8 @@ _lock = threading.RLock()
 def answering(answers: Mapping[nn.Module, Sequence[Any]]) -> Iterator[None]:
     """Let modules return given outputs instead of running: the first at the first call, and so on.
 
-    A module runs as usual where its answer is None, after its last answer, and in other threads. Hooks of the user run
-    too, and see the answer. What they would make of it does not count, since the answer is the output after all hooks.
+    A module runs as usual where its answer is None, after its last answer, and in other threads. The user's hooks run
+    too, and see the answer. What they return is ignored, since the answer is already the output after all hooks.
     """
     owner = threading.get_ident()
     unchanged: dict[nn.Module, Any] = {}

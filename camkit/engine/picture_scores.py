@@ -45,8 +45,8 @@ class PictureScores:
         confidence_target: the target whose scores are returned.
         answer: the target's score of the unchanged picture, with its class and probability.
         confidence: its probability, or the score itself if the target has no probability.
-        best: the class that the model itself answers, and its probability, None if it has none; None if the output is
-            no list of class scores.
+        best: the class that the model itself answers, and its probability (None if it has none). ``best`` is None if
+            the output is no list of class scores.
         quantity: what the confidence is: "probability", or the target's own phrase.
         passes: how many pictures have been run through the model so far.
     """

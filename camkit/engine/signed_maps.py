@@ -1,4 +1,4 @@
-"""Weights what a pass captured, and sums it up: a signed map of each picture for each target and layer."""
+"""Weights what a pass captured, and sums it to a signed map of each picture for each target and layer."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _weighted_sums(
 
 
 def _weights_of(method: Method, maps: Features, number: int) -> Tensor:
-    """Return what a method weighs a layer's feature maps by, for the target with this number."""
+    """Return a method's weights for a layer's feature maps, for the target with this number."""
     if method.needs == "activations":
         return method.weights(maps.activations)
     given = maps.by_target[number]

@@ -47,7 +47,7 @@ def _push_pull(weighted: Float[np.ndarray, "h w c"], weight: Float[np.ndarray, "
 
 
 def _for_channels(weight: Float[np.ndarray, "h w"], channels: int) -> Float[np.ndarray, "h w c"]:
-    """Repeat a weight for each channel: NumPy computes several times as fast with arrays of one shape."""
+    """Repeat a weight for each channel: NumPy is several times as fast if arrays have the same shape."""
     return np.repeat(weight[..., None], channels, 2)
 
 

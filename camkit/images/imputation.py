@@ -1,8 +1,8 @@
 """Linear imputation: each missing pixel becomes the weighted mean of its neighbours.
 
-This is a linear equation for each missing pixel. Conjugate gradients solve them; each of their steps is improved by a
-multigrid cycle, which also corrects the errors of coarser and coarser grids (Briggs et al. 2000, A Multigrid Tutorial).
-A direct solution takes several times as long.
+This is a linear equation for each missing pixel. Conjugate gradients solve these equations. A multigrid cycle improves
+each step, since it also corrects errors on coarser and coarser grids (Briggs et al. 2000, A Multigrid Tutorial). A
+direct solution takes several times as long.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _TOLERANCE = 1e-4
 """The error that may remain, as a share of the standard deviation: a hundredth of ROAD's noise."""
 
 _LEAST = 8
-"""A correction of at most this many times the rounding of the largest value is as good as none."""
+"""A correction of at most this many times the rounding of the largest value counts as none."""
 
 _MOST_STEPS = 500
-"""Pictures take 5 to 10 steps, and volumes, which have no coarser grids, up to a few hundred."""
+"""The most steps. Pictures take 5 to 10; volumes, which have no coarser grids, take up to a few hundred."""
 
 _FEW_CELLS = 3
 """A grid with at most this many cells along each axis gets no coarser one."""
@@ -112,9 +112,9 @@ class _Grid:
         return exceeding
 
     def correction(self, residual: Values) -> Values:
-        """Return about the values that have this residual: smoothed, corrected on the coarser grid, and smoothed.
+        """Return an estimate of the values with this residual: smooth, correct on the coarser grid, smooth again.
 
-        It is a symmetric function of the residual, as conjugate gradients need it.
+        The estimate is a symmetric function of the residual, as conjugate gradients require.
         """
         found: Values = self._inverse * residual
         if self._coarser is not None:
@@ -140,7 +140,7 @@ def _with_neighbours(values: Values) -> Values:
 
 
 def _halved(missing: Bool[np.ndarray, "h w"]) -> Bool[np.ndarray, "h2 w2"]:
-    """Return the cells of a grid of half the size all of whose pixels are missing."""
+    """Return, on a grid of half the size, which cells have only missing pixels."""
     even = np.pad(missing, [(0, side % 2) for side in missing.shape], mode="edge")
     return np.asarray(even[::2, ::2] & even[1::2, ::2] & even[::2, 1::2] & even[1::2, 1::2])
 

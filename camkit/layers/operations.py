@@ -61,7 +61,7 @@ class PlaceWatch(TorchDispatchMode):
 
 
 class OperationWatch(PlaceWatch):
-    """Notes also whether values decide which way a pass takes through the model.
+    """Also notes whether values decide which way a pass takes through the model.
 
     Args:
         image: the input of the model.
@@ -97,6 +97,6 @@ class OperationWatch(PlaceWatch):
 
 
 def _widens(weight: Tensor, _: Any, __: Any, padding: Sequence[int], dilation: Sequence[int], transposed: bool) -> bool:
-    """Tell whether a convolution may move cells: it is transposed, or pads by more than its kernel uses up."""
+    """Tell whether a convolution may move cells: it is transposed, or pads more cells than its kernel uses up."""
     used = (step * (side - 1) for step, side in zip(dilation, weight.shape[2:], strict=False))
     return transposed or any(2 * added > cells for added, cells in zip(padding, used, strict=False))

@@ -67,7 +67,7 @@ WEIGHTED = "Weighted feature maps"
 
 @dataclass(frozen=True)
 class Whole:
-    """The whole numbers from ``least``, as the values that a parameter of a method may have."""
+    """The whole numbers from ``least`` up, as the values that a parameter of a method may have."""
 
     least: int
 
@@ -80,7 +80,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Between:
-    """The numbers between two bounds, without the bounds, as the values that a parameter of a method may have."""
+    """The numbers between two bounds, bounds excluded, as the values that a parameter of a method may have."""
 
     low: float
     high: float = math.inf

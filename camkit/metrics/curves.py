@@ -83,7 +83,7 @@ def _sets(
 
 
 def cells_of(shares: Sequence[float], cells: int) -> list[int]:
-    """Return how many of a map's cells each share is: rounded up, and at least one."""
+    """Return how many of a map's cells make up each share: rounded up, and at least one."""
     return [min(cells, max(1, math.ceil(share * cells - _ROUNDING))) for share in shares]
 
 

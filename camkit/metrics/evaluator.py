@@ -275,8 +275,8 @@ class Evaluator:
     def scores_at(self, heat: Heat, shares: Sequence[float], usual_fill: str, *, kept: bool) -> Float[np.ndarray, " k"]:
         """Return the score at some shares of a curve.
 
-        If equal cells leave no hot set of a share, it is interpolated between the next smaller and the next larger
-        set, as the area under a curve is.
+        If equal cells leave no hot set of a share, the score is interpolated between the next smaller and the next
+        larger set, as it is for the area under a curve.
 
         Args:
             heat, usual_fill, kept: as for ``curve``.

@@ -94,8 +94,8 @@ def reference_maps(evaluator: Evaluator, *, colour: bool = True) -> dict[str, He
     """
     size, picture = evaluator.size, evaluator.picture
     maps: dict[str, Callable[[Tensor], Tensor]] = {
-        # With one random map for all pictures, chance would not average out over a folder, and a random map would be
-        # coherent: it would have the same map for a changed picture.
+        # With one random map for all pictures, chance would not average out over a folder. The map would also be
+        # coherent, since a changed picture would have the same one.
         "random": lambda changed: random_map(size, (evaluator.seed, zlib.crc32(changed.numpy().tobytes()))),
         "centre": lambda changed: centred_map(size),  # noqa: ARG005
     }

@@ -315,7 +315,7 @@ class FinerTarget(Target):
         of: the class.
         weight: the share of the nearest classes' mean that is subtracted.
         nearest: how many nearest classes there are.
-        rivals: these classes, for each picture of a pass or for all together, if they do not depend on the output.
+        rivals: these classes, for each picture of a pass or one list for all, if they do not depend on the output.
     """
 
     of: Target
@@ -328,7 +328,7 @@ class FinerTarget(Target):
         return replace(self, of=self.of.bind(labels, activation))
 
     def fixed(self, of: Target, output: Any, batch: int) -> FinerTarget:
-        """Return the target that compares a class with those that are nearest in this output, in other outputs too."""
+        """Return the target that uses the classes nearest in this output for other outputs too."""
         rivals = self.rivals or tuple(map(tuple, self._nearest(logits_of(output, batch), of(output, batch)).tolist()))
         return replace(self, of=of, rivals=rivals)
 
@@ -493,7 +493,7 @@ def finer(target: int | str | None = None, weight: float = FINER_WEIGHT, nearest
     """Return a target for what tells a class from its nearest ones (Zhang et al. 2025, Finer-CAM, arXiv:2501.11309).
 
     The score is the class's logit minus ``weight`` times the mean logit of the ``nearest`` classes whose logits differ
-    least from it. What the classes share leaves the map, and what only this class has stays. In changed versions of a
+    least from it. The map loses what the classes share, and keeps what only this class has. In changed versions of a
     picture, which some methods need, the nearest classes stay those of the picture itself. Metrics judge the map by the
     probability of the class alone.
 

@@ -75,7 +75,7 @@ PLURAL: dict[Kind, str] = {
 
 
 def kind_of(scores: Float[Tensor, "n k *cells"]) -> Kind:
-    """Return what class scores are."""
+    """Return what kind of numbers class scores are."""
     node, values = final_activation(scores), scores.detach()
     if sum_to(_PERCENT, values):
         return "percentage"
@@ -85,7 +85,7 @@ def kind_of(scores: Float[Tensor, "n k *cells"]) -> Kind:
 
 
 def logits_behind(scores: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """Return logits that give these class scores, without a graph; what a softmax dropped from all classes is missing.
+    """Return logits that give these class scores, without a graph and without the constant that a softmax drops.
 
     Probabilities that rounding made 0 or 1 have the logits of the nearest numbers that are neither.
     """

@@ -18,10 +18,10 @@ _PLOT = 320
 """Width of a plot's axis in pixels."""
 
 _MARGIN = 20
-"""Room at both ends of the axis, for the half of a number that lies beyond it."""
+"""Space at both ends of the axis, for the half of a number that extends beyond it."""
 
 _MOST_TICKS = 6
-"""Numbers on an axis: more would touch each other."""
+"""The most numbers on an axis; more would touch each other."""
 
 
 def render(found: MethodJudgement) -> str:
@@ -124,7 +124,7 @@ def _plot(found: MethodJudgement, metric: str) -> dict[str, Any]:
 
 
 def axis(low: float, high: float) -> list[tuple[float, str]]:
-    """Return round numbers between two ends, with their words.
+    """Return round numbers between two ends, with their labels.
 
     >>> [words for _, words in axis(-0.04, 0.34)]
     ['0.0', '0.1', '0.2', '0.3']

@@ -13,10 +13,10 @@ from camkit.metrics import METRICS
 VERSION = version("camkit")
 
 NOT_BETTER, WORSE = "?", "!"
-"""The marks behind a mean that is not significantly better than the random map's, and behind one that is worse."""
+"""The marks after a mean that is not significantly better than the random map's, and after one that is worse."""
 
 _FIRST_PICTURES = 5
-"""Pictures that a report names if they were left out; judge.json names all."""
+"""A report names at most this many of the pictures that were left out; judge.json names all."""
 
 HOW_TO_READ = (
     "Three metrics decide together, because they contradict each other: SRG removes pixels in the order of the heat, "
