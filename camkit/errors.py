@@ -251,3 +251,15 @@ def printable(text: str) -> str:
     """
     one_line = _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
     return _LOG_COMMAND.sub(lambda match: f"{match[0][:-1]}\\x{ord(match[0][-1]):02x}", one_line)
+
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#])")
+
+
+def as_markdown(text: str) -> str:
+    r"""Return text on one line, escaped so that Markdown shows it literally.
+
+    >>> print(as_markdown("layer_1 | 2"))
+    layer\_1 \| 2
+    """
+    return _MARKDOWN.sub(r"\\\1", printable(text))

@@ -71,8 +71,9 @@ _SMOOTHED: Mapping[Smoothing | None, str] = {
 """How a caption says that a map is smoothed."""
 
 
-def _or_none(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+def finite_or_none(number: float | None) -> float | None:
+    """Return a number as JSON can hold it: None for NaN and infinity."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -477,8 +478,8 @@ class Explanation:
             "source": self.source,
             "target": self.target,
             "label": self.label,
-            "score": _or_none(self.score),
-            "probability": None if self.probability is None else _or_none(self.probability),
+            "score": finite_or_none(self.score),
+            "probability": finite_or_none(self.probability),
             "layer": self.layer,
             "layer_reason": self.layer_reason,
             "method": self.method,

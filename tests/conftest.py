@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -82,4 +83,16 @@ def test_data() -> Path:
     folder = Path(os.environ.get("CAMKIT_TEST_DATA", default)).resolve()
     if not folder.is_dir():
         pytest.skip(f"no folder of weights and photos at {folder}; set CAMKIT_TEST_DATA to where it is")
+    return folder
+
+
+@pytest.fixture
+def scene_folder(tmp_path: Path) -> Path:
+    """Return a folder with the scenes that camkit ships, as PNG files."""
+    from camkit.demo.scenes import scene_paths  # noqa: PLC0415 - few tests need it
+
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number, scene in enumerate(scene_paths().values()):
+        Image.open(scene).save(folder / f"{number}.png")
     return folder

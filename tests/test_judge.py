@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import camkit
 from camkit.cli import main
 from camkit.comparison.judge import MethodJudgement
-from camkit.comparison.ranking import Recommendation, Standing, advantages, recommend, standings
+from camkit.comparison.ranking import REFERENCES, Recommendation, Standing, advantages, recommend, standings
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, MethodError
 
@@ -105,8 +105,14 @@ def recommended(
         }
         for metric, rows in means.items()
     }
-    better: dict[str, Any] = dict.fromkeys(values, "higher")
-    return recommend(values, better, order, costs or dict.fromkeys(order, 1.0), unmoved)
+    return recommend(*higher(values), order, costs or dict.fromkeys(order, 1.0), unmoved)
+
+
+def higher(values: dict[str, dict[str, np.ndarray]], seed: int = 0) -> tuple[Any, Any, Any]:
+    """Return values, their standings and their directions, if higher values are better in all metrics."""
+    references = [name for name in REFERENCES if all(name in rows for rows in values.values())]
+    found = {metric: standings(rows, references, "higher", seed) for metric, rows in values.items()}
+    return values, found, dict.fromkeys(values, "higher")
 
 
 def test_of_the_methods_that_are_as_good_the_cheapest_is_recommended() -> None:
@@ -253,9 +259,8 @@ def test_the_sample_seldom_decides_between_methods_that_are_alike() -> None:
             metric: {name: mean * pictures + random.normal(0, 0.05, 50) for name, mean in means.items()}
             for metric in ("SRG", "ADCC", "SRG of feature cells")
         }
-        better: dict[str, Any] = dict.fromkeys(values, "higher")
         order = ["first", "second", "third"]
-        chosen.append(recommend(values, better, order, dict.fromkeys(order, 1.0), seed=seed).row)
+        chosen.append(recommend(*higher(values, seed), order, dict.fromkeys(order, 1.0), seed=seed).row)
     assert chosen.count("first") >= 19
 
 
@@ -466,24 +471,19 @@ def test_a_folder_without_pictures_is_one_sentence_without_progress(
 
 
 @pytest.mark.extended
-def test_damaged_pictures_are_left_out_and_named(tmp_path: Path) -> None:
-    for number, scene in enumerate(SCENES):
-        Image.open(scene).save(tmp_path / f"{number}.png")
-    (tmp_path / "broken.png").write_bytes(b"nothing")
-    found = camkit.judge("demo-fair", tmp_path, ["gradcam"])
+def test_damaged_pictures_are_left_out_and_named(scene_folder: Path, tmp_path: Path) -> None:
+    (scene_folder / "broken.png").write_bytes(b"nothing")
+    found = camkit.judge("demo-fair", scene_folder, ["gradcam"])
     assert len(found.pictures) == 6
-    assert list(found.unreadable) == [str(tmp_path / "broken.png")]
+    assert list(found.unreadable) == [str(scene_folder / "broken.png")]
     assert "broken.png" in "".join((found.save(tmp_path / "out").parent / "judge.md").read_text("utf-8"))
 
 
 def test_the_command_prints_the_table_and_writes_the_reports(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scene_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, out = tmp_path / "pictures", tmp_path / "out"
-    folder.mkdir()
-    for number, scene in enumerate(SCENES):
-        Image.open(scene).save(folder / f"{number}.png")
-    call = ["judge", str(folder), "--model", "demo-fair", "--method", "gradcam", "--out", str(out)]
+    out = tmp_path / "out"
+    call = ["judge", str(scene_folder), "--model", "demo-fair", "--method", "gradcam", "--out", str(out)]
     assert main(call) == 0
     printed = capsys.readouterr().out
     assert "SRG of feature cells" in printed

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import camkit
 import camkit.comparison.judge
@@ -19,10 +18,8 @@ from camkit.comparison.judge import DECIDING, FILL, SHOWN, STEPS, JudgedRow, Met
 from camkit.comparison.ranking import Recommendation, standings
 from camkit.comparison.report import REPORTS, markdown, words
 from camkit.comparison.report import html as page
-from camkit.demo.scenes import scene_paths
 from camkit.metrics import METRICS
 
-SCENES = list(scene_paths().values())
 PICTURES = 12
 METHODS = {"best": 0.5, "fair": 0.3, "blind": 0.1, "wrong": -0.3}
 """What each method gains over the random map: the best, one that beats it, one like it, and one that is worse."""
@@ -286,12 +283,9 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_model_is_loaded(
 
 
 def test_a_real_run_with_broken_pictures_and_a_method_that_works_nowhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scene_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, out = tmp_path / "mixed", tmp_path / "out"
-    folder.mkdir()
-    for number, scene in enumerate(SCENES):
-        Image.open(scene).save(folder / f"{number}.png")
+    folder, out = scene_folder, tmp_path / "out"
     (folder / "broken.png").write_bytes(b"nothing")
     (folder / "short.png").write_bytes((folder / "0.png").read_bytes()[:200])
     assert run(folder, out, "--method", "gradcam", "--method", "legrad") == 2

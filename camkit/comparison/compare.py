@@ -18,7 +18,7 @@ from camkit.drawing.encode import as_html, encode
 from camkit.drawing.figure import percent
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
 from camkit.explainer import Explainer
-from camkit.explanation import Explanation
+from camkit.explanation import Explanation, finite_or_none
 from camkit.images.files import check_folder, write_file
 from camkit.images.read import open_picture
 from camkit.layers.names import Layers
@@ -203,9 +203,9 @@ class Comparison:
                 {
                     "source": row.source,
                     "label": row.label,
-                    "probability": _or_none(row.probability),
+                    "probability": finite_or_none(row.probability),
                     "answer": row.label if row.answer is None else row.answer[0],
-                    "answer_probability": _or_none(row.probability if row.answer is None else row.answer[1]),
+                    "answer_probability": finite_or_none(row.probability if row.answer is None else row.answer[1]),
                     "layer": row.layer,
                     "references": {name: value.number for name, value in row.by_chance.items()},
                     "maps": [
@@ -488,7 +488,3 @@ def _with_percent(label: str, probability: float | None) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number > 1)}"
-
-
-def _or_none(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None

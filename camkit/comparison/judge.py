@@ -404,6 +404,7 @@ class _Study:
             tuple(rows),
             recommend(
                 {METRICS[name].title: values[name] for name in DECIDING},
+                {METRICS[name].title: by_metric[name] for name in DECIDING},
                 {METRICS[name].title: better[name] for name in DECIDING},
                 works,
                 costs,

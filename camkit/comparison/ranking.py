@@ -78,28 +78,31 @@ def standings(
     """
     sign = 1.0 if better == "higher" else -1.0
     methods = [name for name in values if name not in references]
-    means = {name: _mean(values[name]) for name in methods}
-    ordered = sorted((name for name in methods if np.isfinite(means[name])), key=lambda name: -sign * means[name])
     above = _p_values({name: sign * (values[name] - values["random"]) for name in values if name != "random"}, seed)
     beats = _significant({name: above[name] for name in methods})
     below = _p_values({name: sign * (values["random"] - values[name]) for name in methods}, seed)
     loses = _significant(below)
     beats |= {name: above[name] < SIGNIFICANCE for name in references if name != "random"}
-    worse: dict[str, bool] = {}
-    if ordered:
-        best = values[ordered[0]]
-        margin = PRACTICALLY_LEVEL * max(0.0, sign * (means[ordered[0]] - _mean(values["random"])))
-        behind = {name: sign * (best - values[name]) for name in ordered[1:]}
-        worse = _significant(_p_values(behind, seed + 1, margin))
+    level = _level_with_best(values, methods, better, seed)
     return {
-        name: Standing(
-            _estimate(values[name], seed),
-            beats.get(name, False),
-            loses.get(name, False),
-            name in ordered and not worse.get(name, False),
-        )
+        name: Standing(_estimate(values[name], seed), beats.get(name, False), loses.get(name, False), name in level)
         for name in values
     }
+
+
+def _level_with_best(
+    values: Mapping[str, Float[np.ndarray, " n"]], methods: Sequence[str], better: Better, seed: int
+) -> list[str]:
+    """Return the methods that are level with the best of them, as ``Standing`` describes it; the best comes first."""
+    sign = 1.0 if better == "higher" else -1.0
+    means = {name: _mean(values[name]) for name in methods}
+    ordered = sorted((name for name in methods if np.isfinite(means[name])), key=lambda name: -sign * means[name])
+    if not ordered:
+        return []
+    margin = PRACTICALLY_LEVEL * max(0.0, sign * (means[ordered[0]] - _mean(values["random"])))
+    behind = {name: sign * (values[ordered[0]] - values[name]) for name in ordered[1:]}
+    worse = _significant(_p_values(behind, seed + 1, margin))
+    return [name for name in ordered if not worse.get(name, False)]
 
 
 def _mean(values: Float[np.ndarray, " n"]) -> float:
@@ -186,6 +189,7 @@ def _overall(advantage: Float[np.ndarray, "m n"]) -> Float[np.ndarray, " n"]:
 
 def recommend(
     values: Values,
+    deciding: Mapping[str, Mapping[str, Standing]],
     better: Mapping[str, Better],
     order: Sequence[str],
     costs: Mapping[str, float],
@@ -202,14 +206,14 @@ def recommend(
 
     Args:
         values: for each deciding metric, by its title, the values of each row, as ``standings`` takes them.
-        better: for each of these metrics, whether higher or lower values are better.
+        deciding: for each of these metrics, what ``standings`` returns.
+        better: for each of them, whether higher or lower values are better.
         order: the rows of methods, the simplest first.
         costs: the time of each row in plain passes.
         unmoved: the rows whose maps hardly change if the weights are shuffled.
         seed: the seed of the draws.
     """
     references = [name for name in REFERENCES if all(name in rows for rows in values.values())]
-    deciding = {title: standings(rows, references, better[title], seed) for title, rows in values.items()}
     # A metric that tells no method from the random map would only add noise.
     telling = {
         title: values[title] for title, rows in deciding.items() if any(rows[name].beats_random for name in order)
@@ -223,13 +227,13 @@ def recommend(
     as_good = _not_behind(fit, seed)
     cheap = _SIMILAR_COST * max(1.0, min(costs[name] for name in as_good))
     chosen = min((name for name in as_good if costs[name] <= cheap), key=order.index)
-    among_fit = {
-        title: standings({name: rows[name] for name in (*fit, *references)}, references, better[title], seed)
-        for title, rows in values.items()
-    }
-    agreed = all(of_metric[chosen].level_with_best for of_metric in _measured(among_fit, list(fit)).values())
+    best: dict[str, list[str]] = {}
+    for title in _measured(deciding, list(fit)):
+        level = _level_with_best(values[title], list(fit), better[title], seed)
+        best[title] = [name for name in fit if name in level]
+    agreed = all(chosen in names for names in best.values())
     sentences = [
-        _agreement(chosen, deciding, costs) if agreed else _disagreement(chosen, among_fit, list(fit), costs),
+        _agreement(chosen, deciding, costs) if agreed else _disagreement(chosen, best, costs),
         *_better_but_unfit(chosen, deciding, better, against),
         *_doubts(chosen, values, better, advantage, deciding, seed),
     ]
@@ -338,11 +342,9 @@ def _agreement(chosen: str, deciding: Mapping[str, Mapping[str, Standing]], cost
     )
 
 
-def _disagreement(
-    chosen: str, among_fit: Mapping[str, Mapping[str, Standing]], fit: Sequence[str], costs: Mapping[str, float]
-) -> str:
-    best = {title: [name for name in fit if rows[name].level_with_best] for title, rows in among_fit.items()}
-    leaders = ", ".join(f"{title} prefers {_first_two(names)}" for title, names in best.items() if names)
+def _disagreement(chosen: str, best: Mapping[str, Sequence[str]], costs: Mapping[str, float]) -> str:
+    """Return the sentence for metrics that prefer different methods; ``best`` has each metric's."""
+    leaders = ", ".join(f"{title} prefers {_first_two(names)}" for title, names in best.items())
     level = [title for title, names in best.items() if chosen in names]
     good = f"it is as good as the best in {_listed(level)}, and " if level else ""
     return (

@@ -210,7 +210,7 @@ def answering(answers: Mapping[nn.Module, Sequence[Any]]) -> Iterator[None]:
             if answer is None:
                 return run(*arguments, **named)
             if module in hooked:
-                unchanged[module] = mapped(answer, lambda value: value.clone() if isinstance(value, Tensor) else value)
+                unchanged[module] = _copy(answer)
             return answer
 
         return forward

@@ -421,7 +421,7 @@ def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecor
     """Return the record of a finished call; ``number`` gives its tensors their numbers."""
     module, output = call.module, call.output
     weight = getattr(module, "weight", None) if isinstance(module, (nn.Linear, *CONVOLUTIONS)) else None
-    scores = isinstance(weight, Tensor) and weight.shape[2:].numel() == 1
+    classes = weight.shape[0] if isinstance(weight, Tensor) and weight.shape[2:].numel() == 1 else None
     return Call(
         module=call.place,
         name=call.name,
@@ -439,7 +439,7 @@ def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecor
         padded=call.padded,
         passes=isinstance(module, _PASSING),
         weighted=any(parameter is not None for parameter in module._parameters.values()),
-        classes=weight.shape[0] if scores and isinstance(weight, Tensor) else None,
+        classes=classes,
         convolution=call.convolution,
         kept=call.kept,
     )

@@ -263,13 +263,7 @@ class Evaluator:
         fill = self.fill or usual_fill
         key = (self, fill, kept)
         if key not in heat.curves:
-            heat.check_order()
-            sets = curve_sets(heat.values, even_shares(self.steps))
-            between = self.without(~sets if kept else sets, fill)
-            ends = (self.emptied(fill), self.confidence)
-            first, last = ends if kept else ends[::-1]
-            shares = np.concatenate([[0.0], shares_of(sets), [1.0]])
-            heat.curves[key] = Curve(shares, np.concatenate([[first], between, [last]]))
+            heat.curves[key] = self._along(heat, even_shares(self.steps), fill, kept=kept)
         return heat.curves[key]
 
     def scores_at(self, heat: Heat, shares: Sequence[float], usual_fill: str, *, kept: bool) -> Float[np.ndarray, " k"]:
@@ -285,14 +279,18 @@ class Evaluator:
         Raises:
             UndefinedError: as for ``curve``.
         """
+        curve = self._along(heat, shares, self.fill or usual_fill, kept=kept)
+        wanted = np.array(cells_of(shares, heat.values.numel())) / heat.values.numel()
+        return np.asarray(np.interp(wanted, curve.shares, curve.scores))
+
+    def _along(self, heat: Heat, shares: Sequence[float], fill: str, *, kept: bool) -> Curve:
+        """Return the curve through the hot sets of these shares, and through the empty set and that of all cells."""
         heat.check_order()
-        fill = self.fill or usual_fill
         sets = curve_sets(heat.values, shares)
-        own, between = shares_of(sets), self.without(~sets if kept else sets, fill)
+        between = self.without(~sets if kept else sets, fill)
         ends = (self.emptied(fill), self.confidence)
         first, last = ends if kept else ends[::-1]
-        wanted = np.array(cells_of(shares, heat.values.numel())) / heat.values.numel()
-        return np.asarray(np.interp(wanted, [0.0, *own, 1.0], [first, *between, last]))
+        return Curve(np.concatenate([[0.0], shares_of(sets), [1.0]]), np.concatenate([[first], between, [last]]))
 
 
 def check_seed(seed: object) -> None:

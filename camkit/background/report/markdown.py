@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from camkit.background.check import CheckResult
 from camkit.background.measures import OVERALL, Measures
 from camkit.background.report import words
 from camkit.background.verdict import Judgement
-from camkit.errors import printable
+from camkit.errors import as_markdown, printable
 
 _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
 
@@ -18,13 +16,13 @@ _MAX_REASONS = 10
 
 def render(result: CheckResult) -> str:
     """Return the summary: the verdict, the reasons, and a table with a row per class."""
-    lines = [f"## {_SIGNS[result.verdict]} {result.verdict}: {_escaped(words.sentence(result))}", ""]
-    lines += [f"- {_escaped(reason)}" for reason in result.reasons[:_MAX_REASONS]]
+    lines = [f"## {_SIGNS[result.verdict]} {result.verdict}: {as_markdown(words.sentence(result))}", ""]
+    lines += [f"- {as_markdown(reason)}" for reason in result.reasons[:_MAX_REASONS]]
     if len(result.reasons) > _MAX_REASONS:
         lines.append(f"- and {len(result.reasons) - _MAX_REASONS} more, in {words.PAGE}")
-    lines += [f"- {_escaped(' '.join(found.sentences))}" for found in result.shortcuts]
-    lines += [f"- {_escaped(sentence)}" for sentence in words.kinds(result.kinds)]
-    lines += [f"- {_escaped(change)}"] if (change := words.change_since_baseline(result)) else []
+    lines += [f"- {as_markdown(' '.join(found.sentences))}" for found in result.shortcuts]
+    lines += [f"- {as_markdown(sentence)}" for sentence in words.kinds(result.kinds)]
+    lines += [f"- {as_markdown(change)}"] if (change := words.change_since_baseline(result)) else []
     lines += [
         "",
         "| class | verdict | pictures | accuracy | background gap | attraction "
@@ -35,11 +33,11 @@ def render(result: CheckResult) -> str:
         "",
         words.EXCLUSIONS,
         "",
-        *(f"- {_escaped(warning)}" for warning in (*result.warnings, *result.sanity.remarks)),
+        *(f"- {as_markdown(warning)}" for warning in (*result.warnings, *result.sanity.remarks)),
         "",
         words.CAVEAT,
         "",
-        *(f"- {_escaped(line)}" for line in words.REFERENCES),
+        *(f"- {as_markdown(line)}" for line in words.REFERENCES),
         "",
     ]
     return "\n".join(lines)
@@ -51,7 +49,7 @@ def _row(measures: Measures, judgement: Judgement) -> str:
     )
     number = words.number
     cells = [
-        _escaped(words.class_title(measures)),
+        as_markdown(words.class_title(measures)),
         judgement.verdict + (" (waived)" if judgement.waived else ""),
         f"{measures.pictures} ({measures.tested} tested)",
         words.share(measures.accuracy.value),
@@ -65,11 +63,6 @@ def _row(measures: Measures, judgement: Judgement) -> str:
         words.more_pictures(judgement),
     ]
     return f"| {' | '.join(cells)} |"
-
-
-def _escaped(text: str) -> str:
-    """Return text on one line, escaped so that Markdown shows it literally."""
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", printable(text))
 
 
 def workflow_commands(result: CheckResult) -> list[str]:

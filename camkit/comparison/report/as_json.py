@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from camkit.comparison.judge import DECIDING, FILL, STEPS, JudgedRow, MethodJudgement
 from camkit.comparison.ranking import Standing
 from camkit.comparison.report import words
+from camkit.explanation import finite_or_none
 from camkit.metrics import METRICS
 
 
@@ -49,7 +49,7 @@ def _row(row: JudgedRow) -> dict[str, Any]:
         "method": row.method,
         "layer": row.layer,
         "reference": row.is_reference,
-        "plain_passes": _or_none(row.cost),
+        "plain_passes": finite_or_none(row.cost),
         "correlation_with_shuffled_weights": row.unmoved,
         "hardly_changes": row.hardly_changes,
         "empty_maps": row.empty,
@@ -59,7 +59,7 @@ def _row(row: JudgedRow) -> dict[str, Any]:
             name: {
                 **_standing(standing),
                 "counted_like_random": row.missing.get(name, 0),
-                "values": [_or_none(value) for value in row.values.get(name, ())],
+                "values": [finite_or_none(value) for value in row.values.get(name, ())],
             }
             for name, standing in row.standings.items()
         },
@@ -68,15 +68,11 @@ def _row(row: JudgedRow) -> dict[str, Any]:
 
 def _standing(standing: Standing) -> dict[str, Any]:
     return {
-        "mean": _or_none(standing.estimate.value),
-        "low": _or_none(standing.estimate.low),
-        "high": _or_none(standing.estimate.high),
+        "mean": finite_or_none(standing.estimate.value),
+        "low": finite_or_none(standing.estimate.low),
+        "high": finite_or_none(standing.estimate.high),
         "pictures": standing.estimate.groups,
         "beats_random": standing.beats_random,
         "loses_to_random": standing.loses_to_random,
         "level_with_best": standing.level_with_best,
     }
-
-
-def _or_none(number: float) -> float | None:
-    return number if math.isfinite(number) else None

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
 from camkit.comparison.judge import JudgedRow, MethodJudgement
 from camkit.comparison.ranking import Standing
 from camkit.comparison.report import words
-from camkit.errors import printable
+from camkit.errors import as_markdown, printable
 
 
 def render(found: MethodJudgement) -> str:
     """Return the judgement as a page in Markdown."""
-    parts = [f"# Which method to trust on {_escaped(found.model)}", _escaped(found.recommendation.sentence)]
+    parts = [f"# Which method to trust on {as_markdown(found.model)}", as_markdown(found.recommendation.sentence)]
     notes = [*words.notes(found), *words.pictures_left_out(found), *words.HOW_TO_READ]
-    listed = "\n".join(f"- {_escaped(note)}" for note in notes)
+    listed = "\n".join(f"- {as_markdown(note)}" for note in notes)
     made_by = f"Made by camkit {words.VERSION}."
-    return "\n\n".join([*parts, _escaped(words.measured(found)), table(found), listed, made_by]) + "\n"
+    return "\n\n".join([*parts, as_markdown(words.measured(found)), table(found), listed, made_by]) + "\n"
 
 
 def table(found: MethodJudgement) -> str:
@@ -42,8 +40,3 @@ def _cell(row: JudgedRow, standing: Standing) -> str:
 def _code(name: str) -> str:
     """Return a name as code in a cell of a table."""
     return "`" + printable(name).replace("`", "'").replace("|", r"\|") + "`"
-
-
-def _escaped(text: str) -> str:
-    """Return text on one line, escaped so that Markdown shows it literally."""
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", printable(text))
