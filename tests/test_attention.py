@@ -242,6 +242,18 @@ def test_fused_attention_gives_what_plain_attention_gives() -> None:
         assert_same(camkit.explain(model, pictures(1), method=method).raw, raw)
 
 
+@pytest.mark.parametrize("method", NAMES)
+def test_the_users_hooks_change_no_map(method: str) -> None:
+    model = copy.deepcopy(library("timm")[0])
+    expected = camkit.explain(model, pictures(1), method=method, target=2).raw
+    seen: list[Any] = []
+    for module in model.modules():
+        module.register_forward_hook(lambda *call: seen.append(call[0]))
+    raw = camkit.explain(model, pictures(1), method=method, target=2).raw
+    assert_same(raw, expected)
+    assert model.head in seen
+
+
 class Plain(nn.Module):
     """A class token, patches of 8 pixels, and blocks that ``make`` returns; a hook for what becomes of the tokens."""
 
