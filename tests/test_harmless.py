@@ -961,11 +961,13 @@ def test_plain_passes_in_another_thread_are_undisturbed(rounds: int) -> None:
     expected, done = model(x), threading.Event()
 
     def explaining() -> None:
-        for method in rounds * METHODS:
-            chosen = camkit.METHODS[method]
-            layer = None if not chosen.layer else "layer1" if chosen.needs == "pictures" else "layer4"
-            camkit.explain(model, x, layer, method=method)
-        done.set()
+        try:
+            for method in rounds * METHODS:
+                chosen = camkit.METHODS[method]
+                layer = None if not chosen.layer else "layer1" if chosen.needs == "pictures" else "layer4"
+                camkit.explain(model, x, layer, method=method)
+        finally:
+            done.set()  # otherwise an exception here would leave the other thread running for ever
 
     def plain() -> list[Tensor]:
         outputs = []
