@@ -14,11 +14,17 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Float
 
 import camkit
+from camkit.comparison.judge import DECIDING, at_least_chance
+from camkit.comparison.ranking import REFERENCES, UNMOVED, Better, recommend, standings
 from camkit.engine.allocator import reuse_large_blocks
+from camkit.metrics import METRICS
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 
@@ -49,6 +55,8 @@ here, since these networks are piecewise linear after the layer; and guided back
 
 SEEDS = (0, 1)
 PHOTOS = 50
+DIVISIONS = 40
+"""How many times the photos of all seeds are divided into halves, to see how much a recommendation depends on them."""
 
 
 def photos(data: Path) -> list[Path]:
@@ -79,8 +87,50 @@ def section(network: str, reports: Sequence[Path]) -> str:
     for one in judged:
         unmoved = ", ".join(f"`{row['name']}`" for row in one["rows"] if row["hardly_changes"]) or "none"
         notes.append(f"Seed {one['seed']}: maps that hardly change under shuffled weights: {unmoved}.")
+    same, of = agreement(judged)
+    notes.append(
+        f"The {of} photos of all seeds, divided {DIVISIONS} times at random into halves: both halves recommend the same "
+        f"method in {same} of {DIVISIONS} divisions."
+    )
     about = f"{len(judged[0]['pictures'])} photos, seed {judged[0]['seed']}:"
     return "\n".join([f"### {network}", "", about, "", *table, "", *(f"- {note}" for note in notes), ""])
+
+
+def agreement(judged: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Return in how many divisions both halves of the photos recommend the same row, and the number of photos.
+
+    Args:
+        judged: the report of each seed. A photo that several samples have counts once.
+    """
+    photos = [photo for one in judged for photo in one["pictures"]]
+    _, first = np.unique(photos, return_index=True)
+    rows = [{row["name"]: row for row in one["rows"]} for one in judged]
+    methods = [name for name, row in rows[0].items() if not row["reference"]]
+    costs = {name: rows[0][name]["plain_passes"] for name in methods}
+    shuffled = {name: [of[name]["correlation_with_shuffled_weights"] for of in rows] for name in methods}
+    unmoved = [name for name, values in shuffled.items() if np.mean(values) > UNMOVED]
+    better: dict[str, Better] = {METRICS[metric].title: METRICS[metric].better for metric in DECIDING}
+    values = {
+        METRICS[metric].title: at_least_chance(
+            {
+                name: np.array([value for of in rows for value in of[name]["metrics"][metric]["values"]], float)[first]
+                for name in rows[0]
+            },
+            methods,
+        )
+        for metric in DECIDING
+    }
+
+    def recommended(half: Float[np.ndarray, " n"], seed: int) -> str | None:
+        part = {title: {name: known[half] for name, known in of.items()} for title, of in values.items()}
+        deciding = {title: standings(of, list(REFERENCES), better[title], seed) for title, of in part.items()}
+        return recommend(part, deciding, better, methods, costs, unmoved, seed).row
+
+    same = 0
+    for seed in range(DIVISIONS):
+        halves = np.array_split(np.random.default_rng(seed).permutation(len(first)), 2)
+        same += len({recommended(half, seed) for half in halves}) == 1
+    return same, len(first)
 
 
 def write(network: str, text: str) -> None:

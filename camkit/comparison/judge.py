@@ -371,7 +371,7 @@ class _Study:
         measured = {
             name: {row: np.array(self._values[name][row]) for row in (*listed, *references)} for name in self._metrics
         }
-        values = {name: _at_least_chance(of_metric, works) for name, of_metric in measured.items()}
+        values = {name: at_least_chance(of_metric, works) for name, of_metric in measured.items()}
         better = {name: METRICS[name].better for name in self._metrics}
         by_metric = {
             name: standings(of_metric, references, better[name], self._seed) for name, of_metric in values.items()
@@ -429,7 +429,7 @@ def _one_layer(explainer: Explainer, layers: Sequence[Layers | None]) -> str | N
     return str(named[0]) if len(named) == 1 else None
 
 
-def _at_least_chance(
+def at_least_chance(
     of_metric: Mapping[str, Float[np.ndarray, " n"]], works: Sequence[str]
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Return a metric's values, in which a method that has none for a picture has that of the random map.
