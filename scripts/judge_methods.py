@@ -89,8 +89,8 @@ def section(network: str, reports: Sequence[Path]) -> str:
         notes.append(f"Seed {one['seed']}: maps that hardly change under shuffled weights: {unmoved}.")
     same, of = agreement(judged)
     notes.append(
-        f"The {of} photos of all seeds, divided {DIVISIONS} times at random into halves: in {same} divisions both halves "
-        "give the same recommendation."
+        f"The {of} photos of all seeds, divided {DIVISIONS} times at random into halves: in {same} divisions both "
+        "halves give the same recommendation."
     )
     about = f"{len(judged[0]['pictures'])} photos, seed {judged[0]['seed']}:"
     return "\n".join([f"### {network}", "", about, "", *table, "", *(f"- {note}" for note in notes), ""])
