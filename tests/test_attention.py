@@ -684,6 +684,18 @@ def test_legrad_needs_blocks_and_one_score_for_the_picture() -> None:
     assert camkit.explain(model, pictures(1), method="chefer").status == "ok"
 
 
+class WithoutGraph(OneHead):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).detach()
+
+
+def test_legrad_does_not_count_a_block_without_gradients_as_zero() -> None:
+    torch.manual_seed(3)
+    model = alive(Plain(WithoutGraph(), OneHead()))
+    with pytest.raises(MethodError, match=r"remove inference_mode, detach\(\)"):
+        camkit.explain(model, pictures(1), method="legrad")
+
+
 @pytest.mark.parametrize("method", NAMES)
 def test_a_layer_is_refused(method: str) -> None:
     with pytest.raises(MethodError, match="reads the whole model and no layer; pass no target_layer"):

@@ -231,7 +231,11 @@ def _read(run: _Run, scored: Scores) -> tuple[list[Saved], Float[Tensor, "n quer
             read = torch.where((read & in_prefix).any(1, keepdim=True), read & in_prefix, read).float()
             return maps, read / read.sum(1, keepdim=True).clamp(min=1)
         maps.pop()
-    raise MethodError(
+    raise _no_gradient(run)
+
+
+def _no_gradient(run: _Run) -> MethodError:
+    return MethodError(
         f"{run.method.name!r} needs a score that depends on the attention maps in a differentiable way, and this one "
         "does not; remove inference_mode, detach(), argmax or reentrant checkpointing from the model's forward pass"
     )
@@ -252,7 +256,10 @@ def _by_layer(run: _Run, blocks: dict[int, Block]) -> Iterator[Tensor]:
         if not some:
             yield run.nothing()
             continue
-        yield run.method.weights([run.gradients(target(output, run.pictures), [saved])[0] for output, saved in layers])
+        gradients = [run.gradients(target(output, run.pictures), [saved])[0] for output, saved in layers]
+        if not all(saved.reached for _, saved in layers):
+            raise _no_gradient(run)
+        yield run.method.weights(gradients)
 
 
 def _layers(run: _Run, maps: Sequence[Saved], noted: dict[int, Block]) -> Iterator[tuple[Any, Saved]]:
