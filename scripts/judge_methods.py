@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float
 
 import camkit
-from camkit.comparison.judge import DECIDING, at_least_chance
-from camkit.comparison.ranking import REFERENCES, UNMOVED, Better, recommend, standings
+from camkit.comparison.judge import DECIDING, at_least_chance, recommended
+from camkit.comparison.ranking import REFERENCES, UNMOVED, standings
 from camkit.engine.allocator import reuse_large_blocks
 from camkit.metrics import METRICS
 
@@ -109,9 +109,8 @@ def agreement(judged: Sequence[dict[str, Any]]) -> tuple[int, int]:
     costs = {name: rows[0][name]["plain_passes"] for name in methods}
     shuffled = {name: [of[name]["correlation_with_shuffled_weights"] for of in rows] for name in methods}
     unmoved = [name for name, values in shuffled.items() if np.mean(values) > UNMOVED]
-    better: dict[str, Better] = {METRICS[metric].title: METRICS[metric].better for metric in DECIDING}
     values = {
-        METRICS[metric].title: at_least_chance(
+        metric: at_least_chance(
             {
                 name: np.array([value for of in rows for value in of[name]["metrics"][metric]["values"]], float)[first]
                 for name in rows[0]
@@ -121,15 +120,15 @@ def agreement(judged: Sequence[dict[str, Any]]) -> tuple[int, int]:
         for metric in DECIDING
     }
 
-    def recommended(half: Float[np.ndarray, " n"], seed: int) -> str | None:
-        part = {title: {name: known[half] for name, known in of.items()} for title, of in values.items()}
-        deciding = {title: standings(of, list(REFERENCES), better[title], seed) for title, of in part.items()}
-        return recommend(part, deciding, better, methods, costs, unmoved, seed).row
+    def row(half: Float[np.ndarray, " n"], seed: int) -> str | None:
+        part = {metric: {name: known[half] for name, known in of.items()} for metric, of in values.items()}
+        found = {metric: standings(of, list(REFERENCES), METRICS[metric].better, seed) for metric, of in part.items()}
+        return recommended(part, found, methods, costs, unmoved, seed).row
 
     same = 0
     for seed in range(DIVISIONS):
         halves = np.array_split(np.random.default_rng(seed).permutation(len(first)), 2)
-        same += len({recommended(half, seed) for half in halves}) == 1
+        same += len({row(half, seed) for half in halves}) == 1
     return same, len(first)
 
 

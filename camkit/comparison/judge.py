@@ -402,15 +402,7 @@ class _Study:
         return MethodJudgement(
             self._explainer.name,
             tuple(rows),
-            recommend(
-                {METRICS[name].title: values[name] for name in DECIDING},
-                {METRICS[name].title: by_metric[name] for name in DECIDING},
-                {METRICS[name].title: better[name] for name in DECIDING},
-                works,
-                costs,
-                [row.name for row in rows if row.hardly_changes],
-                self._seed,
-            ),
+            recommended(values, by_metric, works, costs, [row.name for row in rows if row.hardly_changes], self._seed),
             tuple(self.names),
             self.unreadable,
             self._metrics,
@@ -427,6 +419,26 @@ def _one_layer(explainer: Explainer, layers: Sequence[Layers | None]) -> str | N
     """
     named = find_layers(explainer.model, layers[0]) if len(layers) == 1 and layers[0] is not None else ()
     return str(named[0]) if len(named) == 1 else None
+
+
+def recommended(
+    values: Mapping[str, Mapping[str, Float[np.ndarray, " n"]]],
+    by_metric: Mapping[str, Mapping[str, Standing]],
+    works: Sequence[str],
+    costs: Mapping[str, float],
+    unmoved: Sequence[str],
+    seed: int,
+) -> Recommendation:
+    """Return what ``recommend`` says of the metrics that decide; values and standings are by the metrics' names."""
+    return recommend(
+        {METRICS[name].title: values[name] for name in DECIDING},
+        {METRICS[name].title: by_metric[name] for name in DECIDING},
+        {METRICS[name].title: METRICS[name].better for name in DECIDING},
+        works,
+        costs,
+        unmoved,
+        seed,
+    )
 
 
 def at_least_chance(

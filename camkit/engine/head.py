@@ -210,6 +210,7 @@ def answering(answers: Mapping[nn.Module, Sequence[Any]]) -> Iterator[None]:
             if answer is None:
                 return run(*arguments, **named)
             if module in hooked:
+                # With its graph: LeGrad differentiates what comes after the answer.
                 unchanged[module] = mapped(answer, lambda each: each.clone() if isinstance(each, Tensor) else each)
             return answer
 
