@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import linecache
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +29,7 @@ import camkit
 import camkit.hooks
 from camkit.engine import randomness, restore
 from camkit.engine.interrupts import interruptible, undisturbed
+from camkit.engine.streams import Task, in_order
 
 SIZE = 16
 
@@ -57,20 +61,29 @@ class CtrlC:
 
     Lines that hold ``with`` pass it on to the next line. Python also reports them on the way out of the block, before
     ``__exit__`` is called, where no signal is handled.
+
+    Args:
+        line: n.
+        files: parts of the names of the files whose lines count.
+        events: what counts in them; "return" also counts the end of each function.
     """
 
-    def __init__(self, line: int) -> None:
-        self.line = line
+    def __init__(
+        self, line: int, files: Sequence[str] = ("/camkit/", "contextlib.py"), events: Sequence[str] = ("line",)
+    ) -> None:
+        self.line, self.files, self.events = line, files, events
         self.seen = 0
+        self.sent = False
 
     def __call__(self, frame: FrameType, event: str, _: object) -> CtrlC | None:
         file = frame.f_code.co_filename
-        if "/camkit/" not in file and not file.endswith("contextlib.py"):
+        if not any(part in file for part in self.files):
             return None
-        if event == "line":
+        if event in self.events:
             self.seen += 1
             if self.seen >= self.line and not linecache.getline(file, frame.f_lineno).lstrip().startswith("with "):
                 sys.settrace(None)
+                self.sent = True
                 signal.raise_signal(signal.SIGINT)
         return self
 
@@ -207,6 +220,62 @@ def test_random_ctrl_c_in_a_check_leaves_nothing(tmp_path: Path, alarm: Callable
             wait_for_readers()
         assert nothing_runs()
     assert came > 10
+
+
+LOCKS = ("camkit/engine/streams.py", "/threading.py", "concurrent/futures/")
+"""The code that takes locks, or calls what takes them."""
+
+
+def take_stream(options: Mapping[str, Any]) -> None:
+    """Take all results of a stream with little room, so that its threads wait for each other."""
+    tasks = (Task(functools.partial(bytes, 50), in_thread=number % 5 > 0, size=50) for number in range(12))
+    for _ in in_order(tasks, workers=2, ahead=4, most=200, **options):
+        pass
+
+
+def interrupt_streams() -> None:
+    """Send a Ctrl-C at every fifth line of a stream and of the locks it takes, each of which must be raised."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for options in ({"prompt": True, "cores": 1}, {"size_of": len}):
+        came = 0
+        for line in itertools.count(1, 5):
+            tracer = CtrlC(line, LOCKS, ("line", "return"))
+            sys.settrace(tracer)
+            try:
+                take_stream(options)
+            except KeyboardInterrupt:
+                came += 1
+                continue
+            finally:
+                sys.settrace(None)
+                wait_for_readers()
+            assert not tracer.sent, f"the Ctrl-C at line {line} of a stream with {options} was lost"
+            break
+        assert came > 50
+
+
+def test_ctrl_c_at_any_line_of_a_stream_leaves_no_thread_waiting() -> None:
+    call = [sys.executable, "-c", "import test_interrupts; test_interrupts.interrupt_streams()"]  # it may hang
+    done = subprocess.run(call, cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=300)
+    assert not done.returncode, done.stderr
+
+
+UNCLOSED = """
+import functools
+from camkit.engine.streams import Task, in_order
+
+tasks = (Task(functools.partial(bytes, 50), in_thread=True) for _ in range(1000))
+results = in_order(tasks, workers=2, ahead=100, most=100, size_of=len)
+print(len(next(results)), flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("raise SystemExit(3)", 3), ("raise KeyboardInterrupt", -2)])
+def test_a_program_ends_although_a_stream_was_never_closed(end: str, code: int) -> None:
+    call = [sys.executable, "-c", UNCLOSED.format(end=end)]
+    done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.returncode) == ("50\n", code)
 
 
 def test_ctrl_c_waits_and_comes_at_the_end_of_the_block() -> None:

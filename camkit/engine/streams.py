@@ -1,16 +1,25 @@
-"""Run tasks ahead in other threads and return their results in order, so that reading and writing overlap computing."""
+"""Run tasks ahead in other threads and return their results in order, so that reading and writing overlap computing.
+
+Ctrl-C waits wherever the main thread takes a lock that is written in Python, such as those of a pool. If it came in
+between, the lock could stay taken, and the threads would wait for it without end. No thread waits until its result is
+taken either, since Python waits for all threads when a program ends, even if it never closed the stream.
+"""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 import torch
+
+from camkit.engine.interrupts import undisturbed
 
 Result = TypeVar("Result")
 
@@ -43,25 +52,22 @@ def in_order(
         prompt: return each result as soon as it is ready, instead of first starting as many tasks as allowed.
         most: the most bytes in memory: no task is started while those before it hold more, by their ``size``. One task
             at a time may be larger.
-        size_of: returns how many bytes a result holds, if that is known only when it is ready. If a result would bring
-            the waiting results beyond ``most`` bytes, its thread keeps it and starts nothing new until there is room or
-            the result is due.
+        size_of: returns how many bytes a result holds, if that is known only when it is ready. While the results that
+            wait hold ``most`` bytes, no thread starts anything new.
         cores: how many cores PyTorch uses in each thread; None leaves that to PyTorch.
 
     Returns:
         An iterator over the results. Closing it cancels tasks that have not started and waits for the others.
     """
     waiting: deque[tuple[Callable[[], bool], Callable[[], Result], int]] = deque()
-    room = _Room(most, size_of)
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="camkit")
+    threads = _Threads(workers, most, size_of, cores)
     failure: Exception | None = None
     iterator = iter(tasks)
-    held = started = 0
+    held = 0
 
     def due() -> Result:
         nonlocal held
         _, result, size = waiting.popleft()
-        room.expect(started - len(waiting) - 1)
         held -= size
         return result()
 
@@ -77,14 +83,10 @@ def in_order(
             while waiting and most is not None and held + task.size > most:
                 yield due()
             if task.in_thread:
-                if cores is not None:
-                    _use_cores(pool, workers, cores)
-                    cores = None
-                future = pool.submit(room.enter, started, task.function)
-                waiting.append((future.done, future.result, task.size))
+                job = threads.start(task.function)
+                waiting.append((job.is_ready, functools.partial(threads.result_of, job), task.size))
             else:
                 waiting.append((bool, task.function, task.size))
-            started += 1
             held += task.size
             while waiting and (len(waiting) > ahead or (prompt and waiting[0][0]())):
                 yield due()
@@ -93,12 +95,12 @@ def in_order(
         if failure is not None:
             raise failure
     finally:
-        failure = None
-        close = getattr(iterator, "close", None)  # of a generator, which may have threads of its own
-        if close is not None:
-            close()
-        room.close()
-        pool.shutdown(wait=True, cancel_futures=True)
+        with undisturbed():
+            failure = None
+            close = getattr(iterator, "close", None)  # of a generator, which may have threads of its own
+            if close is not None:
+                close()
+            threads.close()
 
 
 @contextmanager
@@ -112,69 +114,129 @@ def using_cores(cores: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _use_cores(pool: ThreadPoolExecutor, workers: int, cores: int) -> None:
-    """Start the threads of a pool, and have PyTorch use this many cores in each.
+class _Job(Generic[Result]):
+    """A task that is queued or started.
 
-    PyTorch gives threads that start later the number that was set last, so the caller's number is set again.
-    """
-    before = torch.get_num_threads()
-    all_started = threading.Barrier(workers + 1)
-
-    def start() -> None:
-        torch.get_num_threads()  # otherwise the thread would take over the caller's number later
-        torch.set_num_threads(cores)
-        all_started.wait()
-
-    try:
-        for _ in range(workers):
-            pool.submit(start)
-        all_started.wait()
-    except BaseException:  # Ctrl-C
-        all_started.abort()
-        raise
-    finally:
-        torch.set_num_threads(before)
-
-
-class _Room(Generic[Result]):
-    """The bytes of the results that wait to be consumed.
-
-    The task whose result is due never waits, and threads start tasks in order, so the task that is due has always
-    started.
+    Attributes:
+        size: how many bytes its result holds while it waits.
+        is_due: whether somebody waits for its result.
     """
 
-    def __init__(self, most: int | None, size_of: Callable[[Result], int] | None) -> None:
-        self._most, self._size_of = most, size_of
-        self._sizes: dict[int, int] = {}
-        self._due = -1
-        self._change = threading.Condition()
+    def __init__(self) -> None:
+        self._outcome: SimpleQueue[Result | _Raised] = SimpleQueue()
+        self.size = 0
+        self.is_due = False
 
-    def enter(self, number: int, function: Callable[[], Result]) -> Result:
-        """Run a task, and wait until there is room for its result."""
-        result = function()
-        most = self._most
-        if self._size_of is not None and most is not None:
-            size = self._size_of(result)
-            with self._change:
-                self._change.wait_for(
-                    lambda: number <= self._due or not self._sizes or sum(self._sizes.values()) + size <= most
-                )
-                if number > self._due:
-                    self._sizes[number] = size
-        return result
+    def is_ready(self) -> bool:
+        """Tell whether the result can be taken."""
+        return not self._outcome.empty()
 
-    def expect(self, number: int) -> None:
-        """Say that the result of this number is due."""
-        if self._size_of is None:
-            return
-        with self._change:
-            self._due = number
-            self._sizes.pop(number, None)
-            self._change.notify_all()
+    def finish(self, outcome: Result | _Raised) -> None:
+        """Set the result, or what was raised."""
+        self._outcome.put(outcome)
+
+    def result(self) -> Result:
+        """Wait for the result. The queue is written in C, so Ctrl-C ends the wait and leaves no lock taken."""
+        outcome = self._outcome.get()
+        if not isinstance(outcome, _Raised):
+            return outcome
+        try:
+            raise outcome.error
+        finally:
+            del outcome  # its traceback refers to this call
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: BaseException
+
+
+class _Threads(Generic[Result]):
+    """Threads that run functions in order, and start none while the results that wait hold too many bytes."""
+
+    def __init__(
+        self, workers: int, most: int | None, size_of: Callable[[Result], int] | None, cores: int | None
+    ) -> None:
+        self._workers, self._most, self._size_of, self._cores = workers, most, size_of, cores
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="camkit")
+        self._queued: deque[tuple[_Job[Result], Callable[[], Result]]] = deque()
+        self._running = self._held = 0
+        self._lock = threading.Lock()
+
+    def start(self, function: Callable[[], Result]) -> _Job[Result]:
+        """Run a function as soon as a thread is free and there is room."""
+        job: _Job[Result] = _Job()
+        with undisturbed():
+            if self._cores is not None:
+                self._use_cores(self._cores)
+                self._cores = None
+            with self._lock:
+                self._queued.append((job, function))
+                self._start_queued()
+        return job
+
+    def result_of(self, job: _Job[Result]) -> Result:
+        """Wait for the result of a job; the room that it took is free."""
+        with undisturbed(), self._lock:
+            job.is_due = True
+            self._held -= job.size
+            self._start_queued()
+        return job.result()
 
     def close(self) -> None:
-        """Let all threads go on."""
-        with self._change:
-            self._most = None
-            self._due = 1 << 62
-            self._change.notify_all()
+        """Drop what has not started, and wait for the rest."""
+        with self._lock:
+            self._queued.clear()
+        self._pool.shutdown(wait=True)
+
+    def _start_queued(self) -> None:
+        """Start what may start; called with the lock taken.
+
+        The function whose result is due never waits for room: all before it were taken, and none after it has started.
+        """
+        while self._queued and self._running < self._workers and self._has_room():
+            job, function = self._queued.popleft()
+            try:
+                self._pool.submit(self._run, job, function)
+                self._running += 1
+            except RuntimeError as error:  # the program is ending, or the system has no thread left
+                job.finish(_Raised(error))
+
+    def _has_room(self) -> bool:
+        return self._most is None or self._held < self._most
+
+    def _run(self, job: _Job[Result], function: Callable[[], Result]) -> None:
+        outcome, size = self._outcome_of(function)
+        job.finish(outcome)
+        with self._lock:
+            self._running -= 1
+            if not job.is_due:
+                job.size = size
+                self._held += size
+            self._start_queued()
+
+    def _outcome_of(self, function: Callable[[], Result]) -> tuple[Result | _Raised, int]:
+        """Return the result and its size, or what was raised."""
+        try:
+            result = function()
+            return result, 0 if self._size_of is None else self._size_of(result)
+        except BaseException as error:
+            return _Raised(error), 0
+
+    def _use_cores(self, cores: int) -> None:
+        """Start all threads, and have PyTorch use this many cores in each.
+
+        PyTorch gives threads that start later the number that was set last, so the caller's number is set again.
+        """
+        before = torch.get_num_threads()
+        all_started = threading.Barrier(self._workers + 1)
+
+        def start() -> None:
+            torch.get_num_threads()  # otherwise the thread would take over the caller's number later
+            torch.set_num_threads(cores)
+            all_started.wait()
+
+        for _ in range(self._workers):
+            self._pool.submit(start)
+        all_started.wait()
+        torch.set_num_threads(before)

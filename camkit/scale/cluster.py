@@ -27,6 +27,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from camkit.engine.interrupts import undisturbed
 from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, ImageError, InputError, OutputError, advice, brief
 from camkit.explainer import Config, Options, explain_many
@@ -519,12 +520,14 @@ class _Watch:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> _Watch:
-        self._thread.start()
+        with undisturbed():  # otherwise Ctrl-C could leave a lock of the thread or the event taken
+            self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end.set()
-        self._thread.join()
+        with undisturbed():
+            self._end.set()
+            self._thread.join()
         self._count()
 
     def _run(self) -> None:
