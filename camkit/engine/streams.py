@@ -152,7 +152,11 @@ class _Raised:
 
 
 class _Threads(Generic[Result]):
-    """Threads that run functions in order, and start none while the results that wait hold too many bytes."""
+    """Threads that run functions in order, and start none while the results that wait hold too many bytes.
+
+    The lock may be taken twice, since Python's collector may close a stream at any time, in any thread. The threads
+    take no lock of the pool.
+    """
 
     def __init__(
         self, workers: int, most: int | None, size_of: Callable[[Result], int] | None, cores: int | None
@@ -161,7 +165,7 @@ class _Threads(Generic[Result]):
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="camkit")
         self._queued: deque[tuple[_Job[Result], Callable[[], Result]]] = deque()
         self._running = self._held = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def start(self, function: Callable[[], Result]) -> _Job[Result]:
         """Run a function as soon as a thread is free and there is room."""
@@ -172,15 +176,16 @@ class _Threads(Generic[Result]):
                 self._cores = None
             with self._lock:
                 self._queued.append((job, function))
-                self._start_queued()
+            self._wake()
         return job
 
     def result_of(self, job: _Job[Result]) -> Result:
         """Wait for the result of a job; the room that it took is free."""
-        with undisturbed(), self._lock:
-            job.is_due = True
-            self._held -= job.size
-            self._start_queued()
+        with undisturbed():
+            with self._lock:
+                job.is_due = True
+                self._held -= job.size
+            self._wake()
         return job.result()
 
     def close(self) -> None:
@@ -189,18 +194,29 @@ class _Threads(Generic[Result]):
             self._queued.clear()
         self._pool.shutdown(wait=True)
 
-    def _start_queued(self) -> None:
-        """Start what may start; called with the lock taken.
+    def _wake(self) -> None:
+        """Have as many threads run as there is work and room for."""
+        with self._lock:
+            idle = min(self._workers - self._running, len(self._queued)) if self._has_room() else 0
+            self._running += idle
+        for _ in range(idle):
+            self._pool.submit(self._run_queued)
+
+    def _run_queued(self) -> None:
+        """Run the functions that are queued, until there are none or no room is left."""
+        while (queued := self._next()) is not None:
+            self._run(*queued)
+
+    def _next(self) -> tuple[_Job[Result], Callable[[], Result]] | None:
+        """Take the next function, or note that this thread ends its work.
 
         The function whose result is due never waits for room: all before it were taken, and none after it has started.
         """
-        while self._queued and self._running < self._workers and self._has_room():
-            job, function = self._queued.popleft()
-            try:
-                self._pool.submit(self._run, job, function)
-                self._running += 1
-            except RuntimeError as error:  # the program is ending, or the system has no thread left
-                job.finish(_Raised(error))
+        with self._lock:
+            if self._queued and self._has_room():
+                return self._queued.popleft()
+            self._running -= 1
+            return None
 
     def _has_room(self) -> bool:
         return self._most is None or self._held < self._most
@@ -209,11 +225,9 @@ class _Threads(Generic[Result]):
         outcome, size = self._outcome_of(function)
         job.finish(outcome)
         with self._lock:
-            self._running -= 1
             if not job.is_due:
                 job.size = size
                 self._held += size
-            self._start_queued()
 
     def _outcome_of(self, function: Callable[[], Result]) -> tuple[Result | _Raised, int]:
         """Return the result and its size, or what was raised."""
