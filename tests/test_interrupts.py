@@ -260,6 +260,33 @@ def test_ctrl_c_at_any_line_of_a_stream_leaves_no_thread_waiting() -> None:
     assert not done.returncode, done.stderr
 
 
+def test_streams_that_the_collector_closes_leave_ctrl_c_as_it_was() -> None:
+    def abandon() -> None:
+        cycle: list[Any] = [in_order(iter([Task(int, in_thread=False)] * 3), workers=1, ahead=1)]
+        next(cycle[0])
+        cycle.append(cycle)
+
+    for _ in range(500):  # the handler was lost after about 50
+        abandon()
+        take_stream({})
+        assert nothing_runs()
+
+
+def test_a_thread_that_cannot_start_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, before, started = threading.Thread.start, torch.get_num_threads(), []
+
+    def start_one(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) > 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(in_order([Task(int, in_thread=True)] * 4, workers=3, ahead=3, cores=1))
+    assert torch.get_num_threads() == before
+
+
 UNCLOSED = """
 import functools
 from camkit.engine.streams import Task, in_order
@@ -276,6 +303,7 @@ def test_a_program_ends_although_a_stream_was_never_closed(end: str, code: int) 
     call = [sys.executable, "-c", UNCLOSED.format(end=end)]
     done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=120)
     assert (done.stdout, done.returncode) == ("50\n", code)
+    assert "ignored" not in done.stderr
 
 
 def test_ctrl_c_waits_and_comes_at_the_end_of_the_block() -> None:

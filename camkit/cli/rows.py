@@ -222,18 +222,19 @@ class _Progress:
 
     def __enter__(self) -> _Progress:
         """Begin to show it."""
-        if self._has_bar or self._has_lines:
-            with undisturbed():  # otherwise Ctrl-C could leave a lock of the thread taken
+        with undisturbed():  # otherwise Ctrl-C could leave a lock of a thread taken
+            if self._has_bar or self._has_lines:
                 self._count.start()
-        if self._has_bar:
-            self._bars.start()
+            if self._has_bar:
+                self._bars.start()
         self._of_passes.show = self._show_passes
         return self
 
     def __exit__(self, *_: object) -> None:
         """Remove the bars."""
         self._of_passes.show = None
-        self._bars.stop()
+        with undisturbed():
+            self._bars.stop()
 
     def _show_passes(self, done: int, of: int) -> None:
         self._bars.start()

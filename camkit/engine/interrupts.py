@@ -57,13 +57,19 @@ class undisturbed:  # noqa: N801 - used like a function
         self._counted = False
         if not _in_main_thread():
             return
-        if not _waiting.blocks:
+        if _waiting.blocks:
+            _waiting.blocks += 1
+        else:
             handler = signal.getsignal(signal.SIGINT)
             if not callable(handler):  # the process ignores Ctrl-C, or ends at once
                 return
-            _waiting.handler, _waiting.let_through, _waiting.presses = handler, False, 0
-            signal.signal(signal.SIGINT, _RECEIVE)  # from here on Ctrl-C waits
-        _waiting.blocks += 1
+            _waiting.handler, _waiting.let_through = handler, False
+            _waiting.blocks = 1  # first, since Python's collector may run a whole block while the handler is set
+            try:
+                signal.signal(signal.SIGINT, _RECEIVE)  # from here on Ctrl-C waits
+            except BaseException:  # Ctrl-C
+                _waiting.blocks = 0
+                raise
         self._let_through, _waiting.let_through = _waiting.let_through, False
         self._counted = True
 
@@ -71,15 +77,20 @@ class undisturbed:  # noqa: N801 - used like a function
         """Raise the Ctrl-C that came in the block, if this is the outermost one."""
         if not self._counted:
             return
-        _waiting.blocks -= 1
-        _waiting.let_through = self._let_through
-        if _waiting.blocks:
+        if _waiting.blocks > 1:
+            _waiting.blocks -= 1
+            _waiting.let_through = self._let_through
             if _waiting.let_through:
                 _waiting.deliver()
             return
-        if signal.getsignal(signal.SIGINT) is _RECEIVE:  # the model may have set a handler of its own
-            signal.signal(signal.SIGINT, _waiting.handler)
-        _waiting.deliver()
+        try:
+            if signal.getsignal(signal.SIGINT) is _RECEIVE:  # the model may have set a handler of its own
+                signal.signal(signal.SIGINT, _waiting.handler)
+        finally:
+            presses = _waiting.presses
+            _waiting.presses = _waiting.blocks = 0  # last, for the same reason
+        if presses:
+            _waiting.handler(signal.SIGINT, None)
 
 
 class interruptible:  # noqa: N801 - used like a function

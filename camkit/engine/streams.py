@@ -1,8 +1,8 @@
 """Run tasks ahead in other threads and return their results in order, so that reading and writing overlap computing.
 
-Ctrl-C waits wherever the main thread takes a lock that is written in Python, such as those of a pool. If it came in
-between, the lock could stay taken, and the threads would wait for it without end. No thread waits until its result is
-taken either, since Python waits for all threads when a program ends, even if it never closed the stream.
+Ctrl-C waits while the main thread uses locks that are written in Python, such as those of a pool. Otherwise a lock
+could stay taken, and the threads would wait for it without end. No thread waits for its result to be taken either: when
+a program ends, Python waits for all threads, even if the program never closed the stream.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def in_order(
         most: the most bytes in memory: no task is started while those before it hold more, by their ``size``. One task
             at a time may be larger.
         size_of: returns how many bytes a result holds, if that is known only when it is ready. While the results that
-            wait hold ``most`` bytes, no thread starts anything new.
+            wait hold ``most`` bytes or more, no thread starts anything new.
         cores: how many cores PyTorch uses in each thread; None leaves that to PyTorch.
 
     Returns:
@@ -118,7 +118,7 @@ class _Job(Generic[Result]):
     """A task that is queued or started.
 
     Attributes:
-        size: how many bytes its result holds while it waits.
+        size: how many bytes its result holds while it waits; 0 until it is ready, and if it is due before.
         is_due: whether somebody waits for its result.
     """
 
@@ -154,8 +154,8 @@ class _Raised:
 class _Threads(Generic[Result]):
     """Threads that run functions in order, and start none while the results that wait hold too many bytes.
 
-    The lock may be taken twice, since Python's collector may close a stream at any time, in any thread. The threads
-    take no lock of the pool.
+    Python's collector may close a stream at any time, in any thread. So the same thread may take the lock twice, and
+    the threads submit nothing to the pool.
     """
 
     def __init__(
@@ -169,23 +169,22 @@ class _Threads(Generic[Result]):
 
     def start(self, function: Callable[[], Result]) -> _Job[Result]:
         """Run a function as soon as a thread is free and there is room."""
-        job: _Job[Result] = _Job()
-        with undisturbed():
-            if self._cores is not None:
+        if self._cores is not None:
+            with undisturbed():
                 self._use_cores(self._cores)
-                self._cores = None
-            with self._lock:
-                self._queued.append((job, function))
-            self._wake()
+            self._cores = None
+        job: _Job[Result] = _Job()
+        with self._lock:
+            self._queued.append((job, function))
+        self._wake()
         return job
 
     def result_of(self, job: _Job[Result]) -> Result:
-        """Wait for the result of a job; the room that it took is free."""
-        with undisturbed():
-            with self._lock:
-                job.is_due = True
-                self._held -= job.size
-            self._wake()
+        """Wait for the result of a job, and free the room that it took."""
+        with self._lock:
+            job.is_due = True
+            self._held -= job.size
+        self._wake()
         return job.result()
 
     def close(self) -> None:
@@ -199,8 +198,10 @@ class _Threads(Generic[Result]):
         with self._lock:
             idle = min(self._workers - self._running, len(self._queued)) if self._has_room() else 0
             self._running += idle
-        for _ in range(idle):
-            self._pool.submit(self._run_queued)
+        if idle:
+            with undisturbed():
+                for _ in range(idle):
+                    self._pool.submit(self._run_queued)
 
     def _run_queued(self) -> None:
         """Run the functions that are queued, until there are none or no room is left."""
@@ -219,7 +220,7 @@ class _Threads(Generic[Result]):
             return None
 
     def _has_room(self) -> bool:
-        return self._most is None or self._held < self._most
+        return self._most is None or not self._held or self._held < self._most
 
     def _run(self, job: _Job[Result], function: Callable[[], Result]) -> None:
         outcome, size = self._outcome_of(function)
@@ -250,7 +251,12 @@ class _Threads(Generic[Result]):
             torch.set_num_threads(cores)
             all_started.wait()
 
-        for _ in range(self._workers):
-            self._pool.submit(start)
-        all_started.wait()
-        torch.set_num_threads(before)
+        try:
+            for _ in range(self._workers):
+                self._pool.submit(start)
+            all_started.wait()
+        except BaseException:
+            all_started.abort()
+            raise
+        finally:
+            torch.set_num_threads(before)
