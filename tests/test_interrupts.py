@@ -227,7 +227,7 @@ LOCKS = ("camkit/engine/streams.py", "/threading.py", "concurrent/futures/")
 
 
 def take_stream(options: Mapping[str, Any]) -> None:
-    """Take all results of a stream with little room, so that its threads wait for each other."""
+    """Take all results of a stream with little room, so that its threads stop and start."""
     tasks = (Task(functools.partial(bytes, 50), in_thread=number % 5 > 0, size=50) for number in range(12))
     for _ in in_order(tasks, workers=2, ahead=4, most=200, **options):
         pass

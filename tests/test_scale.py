@@ -992,9 +992,10 @@ def test_results_that_wait_hold_a_bounded_number_of_bytes():
     assert threading.active_count() == before
 
 
-def test_a_result_larger_than_all_room_still_comes():
+@pytest.mark.parametrize("most", [100, 0])
+def test_a_result_larger_than_all_room_still_comes(most: int):
     tasks = (Task(lambda: bytes(500), in_thread=True) for _ in range(5))
-    assert [len(result) for result in in_order(tasks, workers=2, ahead=3, most=100, size_of=len)] == [500] * 5
+    assert [len(result) for result in in_order(tasks, workers=2, ahead=3, most=most, size_of=len)] == [500] * 5
 
 
 def write_photos(folder: Path) -> list[Path]:

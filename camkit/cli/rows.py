@@ -190,7 +190,9 @@ class _Progress:
     """
 
     def __init__(self, rows: Run, pictures: Pictures, passes: PassProgress, *, with_lines: bool) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.progress import BarColumn, TextColumn
+
+        from camkit.cli.bars import Bars
 
         console = QuietConsole(stderr=True)
         is_long = len(pictures.first(_MOST_WITHOUT_BAR + 1)) > _MOST_WITHOUT_BAR
@@ -201,13 +203,12 @@ class _Progress:
         self._total: int | None = None
         self._count = threading.Thread(target=self._count_pictures, args=(pictures,), daemon=True)
         self._started = self._printed = time.perf_counter()
-        self._bars = Progress(
+        self._bars = Bars(
             TextColumn("{task.fields[title]}"),
             BarColumn(),
             TextColumn("{task.description}"),
             console=console,
-            transient=True,
-            disable=not may_have_bars,
+            shown=may_have_bars,
         )
         self._bar = self._bars.add_task("", total=None, visible=self._has_bar, title="explaining")
         self._passes = self._bars.add_task("", total=None, visible=False, title="changed pictures")
@@ -222,19 +223,18 @@ class _Progress:
 
     def __enter__(self) -> _Progress:
         """Begin to show it."""
-        with undisturbed():  # otherwise Ctrl-C could leave a lock of a thread taken
-            if self._has_bar or self._has_lines:
+        if self._has_bar or self._has_lines:
+            with undisturbed():  # otherwise Ctrl-C could leave a lock of the thread taken
                 self._count.start()
-            if self._has_bar:
-                self._bars.start()
+        if self._has_bar:
+            self._bars.start()
         self._of_passes.show = self._show_passes
         return self
 
     def __exit__(self, *_: object) -> None:
         """Remove the bars."""
         self._of_passes.show = None
-        with undisturbed():
-            self._bars.stop()
+        self._bars.stop()
 
     def _show_passes(self, done: int, of: int) -> None:
         self._bars.start()

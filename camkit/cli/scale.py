@@ -111,12 +111,13 @@ class _Shown:
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bars
+
+        from camkit.cli.bars import Bars
 
         console = QuietConsole(stderr=True)
         self._has_bar = console.is_terminal and not TALK.quiet
         columns = TextColumn("explaining"), BarColumn(), TextColumn("{task.description}")
-        self._bars = Bars(*columns, console=console, transient=True, disable=not self._has_bar)
+        self._bars = Bars(*columns, console=console, shown=self._has_bar)
         self._bar = self._bars.add_task("", total=None)
         self._printed = 0.0
 

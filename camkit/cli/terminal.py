@@ -132,11 +132,11 @@ def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
 @contextlib.contextmanager
 def stages() -> Iterator[Callable[[str, int, int], None]]:
     """Show the progress of a check: a bar per stage on a terminal, elsewhere one line per stage."""
-    from rich.progress import Progress
+    from camkit.cli.bars import Bars
 
     console = QuietConsole(stderr=True)
     tasks: dict[str, Any] = {}
-    with Progress(console=console, transient=True, disable=TALK.quiet or not console.is_terminal) as bars:
+    with Bars(console=console, shown=console.is_terminal and not TALK.quiet) as bars:
 
         def progress(stage: str, done: int, of: int) -> None:
             if stage not in tasks:

@@ -88,7 +88,7 @@ class undisturbed:  # noqa: N801 - used like a function
                 signal.signal(signal.SIGINT, _waiting.handler)
         finally:
             presses = _waiting.presses
-            _waiting.presses = _waiting.blocks = 0  # last, for the same reason
+            _waiting.presses = _waiting.blocks = 0  # last, since the collector may run a whole block before
         if presses:
             _waiting.handler(signal.SIGINT, None)
 
