@@ -82,6 +82,35 @@ def test_pointing_and_rank_of_a_map_with_one_maximum():
     assert not far.hit
 
 
+@pytest.mark.parametrize("levels", [1, 2, 5, 10**6])
+def test_equal_pixels_share_the_last_places_and_no_position_precedes_another(levels):
+    generator = torch.Generator().manual_seed(levels)
+    heat = (torch.rand(12, 17, generator=generator) * levels).floor() * (torch.rand(12, 17, generator=generator) < 0.2)
+    heat[3, 4] = levels
+    region = disc((12, 17), (7, 9), 4)
+    view = torch.ones_like(region)
+
+    measures = measure(heat, region, view, (3, 4))
+
+    orders = [torch.randperm(heat.numel(), generator=generator) for _ in range(4000)]
+    ranked = [order[heat.flatten()[order].argsort(descending=True, stable=True)] for order in orders]
+    within = region.flatten()[torch.stack(ranked)[:, : int(region.sum())]].double()
+    assert measures.rank == pytest.approx(float(within.mean()), abs=0.01)
+    turned = [measure(*(field.rot90(turns) for field in (heat, region, view)), (3, 4)) for turns in (0, 2)]
+    flipped = measure(heat.flip(1), region.flip(1), view, (3, 4))
+    for other in (*turned, flipped):
+        assert (other.rank, other.hit) == pytest.approx((measures.rank, measures.hit))
+
+
+def test_a_plateau_that_is_partly_near_the_object_counts_by_its_share():
+    heat = torch.zeros(100, 100)
+    heat[0, :] = 1
+    region = torch.zeros(100, 100, dtype=torch.bool)
+    region[0, :10] = True
+
+    assert measure(heat, region, torch.ones_like(region), (5, 5)).hit == pytest.approx(0.25)
+
+
 def test_a_hole_is_filled_from_its_surroundings():
     picture = torch.linspace(0, 1, 64).expand(3, 64, 64)
     hole = torch.zeros(64, 64, dtype=torch.bool)

@@ -24,15 +24,17 @@ class HeatMeasures:
 
     Attributes:
         ceiling: the energy that a perfect map would have: the region averaged to the map's grid and upsampled again.
-        hit: whether the map's maximum lies within POINTING_TOLERANCE pixels of the region.
+        hit: the share of the hottest pixels that lie within POINTING_TOLERANCE pixels of the region: 1 or 0 unless
+            several tie.
         centre_hit: whether the picture's centre does.
         rank: for a region of n pixels, the share of the n hottest pixels that lies in the region (relevance rank
-            accuracy; Arras et al. 2022, arXiv:2003.07258).
+            accuracy; Arras et al. 2022, arXiv:2003.07258). If equal pixels compete for the last places among the n,
+            it is the mean over all choices.
         area: the region's share of the pixels that the model saw.
     """
 
     ceiling: float
-    hit: bool
+    hit: float
     centre_hit: bool
     rank: float
     area: float
@@ -49,17 +51,24 @@ def measure(
         view: the pixels that show the picture and not padding.
         grid: rows and columns of the map before upsampling.
     """
-    pixels = int(region.sum())
-    hottest = torch.topk(heat.flatten(), pixels).indices
     near = dilated(region, POINTING_TOLERANCE)
     height, width = region.shape
     return HeatMeasures(
         ceiling=ceiling(region, grid),
-        hit=bool(near.flatten()[heat.flatten().argmax()]),
+        hit=float(near[heat == heat.max()].double().mean()),
         centre_hit=bool(near[height // 2, width // 2]),
-        rank=float(region.flatten()[hottest].double().mean()),
-        area=pixels / max(1, int(view.sum())),
+        rank=_rank_accuracy(heat, region),
+        area=int(region.sum()) / max(1, int(view.sum())),
     )
+
+
+def _rank_accuracy(heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]) -> float:
+    """Return the share of the n hottest pixels that lies in a region of n pixels, averaged over the order of ties."""
+    pixels = int(region.sum())
+    coldest = torch.topk(heat.flatten(), pixels).values[-1]
+    hotter, tied = heat > coldest, heat == coldest
+    places = pixels - int(hotter.sum())
+    return (int(region[hotter].sum()) + places * float(region[tied].double().mean())) / pixels
 
 
 def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int]) -> float:

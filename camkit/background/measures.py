@@ -46,7 +46,7 @@ class ImageRow:
     shuffled: float | None = None
     ceiling: float | None = None
     room: float | None = None
-    hit: bool | None = None
+    hit: float | None = None
     centre_hit: bool | None = None
     rank: float | None = None
     area: float | None = None
