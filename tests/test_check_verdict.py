@@ -375,6 +375,46 @@ def test_pictures_of_two_patients_fail_nothing():
     assert judged([*clean(), *wolves])["wolf"].verdict == "INCONCLUSIVE"
 
 
+@pytest.mark.parametrize("groups", range(2, 12))
+def test_a_model_that_reads_only_the_background_is_inconclusive_with_too_few_groups_and_never_warns(groups):
+    """A sign test over n groups has no p-value below 0.5^n. Two effects of all classes share half of the 5 %."""
+    rows = [*rows_of("cat", 60, gap=1.0, kept=1.0), *rows_of("dog", 60, gap=1.0, kept=1.0)]
+    rows = [replace(row, group=f"patient {n % groups}") for n, row in enumerate(rows)]
+
+    overall = judged(rows)[OVERALL]
+
+    assert overall.verdict == ("FAIL" if groups >= 5 and 2 * 0.5**groups <= 0.025 else "INCONCLUSIVE")
+    if overall.verdict == "INCONCLUSIVE":
+        text = f"the pictures come from {groups} groups, too few for any gap to be significant; the check needs 7"
+        assert any(text in reason.text for reason in overall.reasons)
+
+
+@pytest.mark.parametrize(("groups", "verdict"), [(6, "INCONCLUSIVE"), (7, "INCONCLUSIVE"), (8, "FAIL")])
+def test_a_class_of_too_few_groups_is_inconclusive_unless_others_leave_it_the_level(groups, verdict):
+    """Four classes have four gaps to test, so 0.5^n must not exceed 0.025 / 4 if all have as many groups."""
+    rows = [
+        replace(row, group=f"{label} {n % groups}")
+        for label in ("cat", "dog", "fox")
+        for n, row in enumerate(rows_of(label, 60))
+    ]
+    rows += [replace(row, group=f"wolf {n % groups}") for n, row in enumerate(rows_of("wolf", 60, gap=1.0))]
+
+    assert judged(rows)["wolf"].verdict == verdict
+
+
+def test_one_class_of_six_groups_can_be_significant_beside_classes_of_many():
+    """Holm's correction leaves the last effect the whole level, so a class of six groups does not prevent a PASS."""
+    few = [replace(row, group=f"wolf {n % 6}") for n, row in enumerate(rows_of("wolf", 60))]
+
+    assert judged([*clean(200), *few])[OVERALL].verdict == "PASS"
+
+
+def test_edits_that_may_touch_the_object_need_no_more_groups_than_an_interval():
+    rows = [replace(row, group=f"patient {n % 6}") for n, row in enumerate(rows_of("wolf", 60, gap=0.9))]
+
+    assert judged([*rows, *rows_of("cat", 60)], may_fail=False)["wolf"].verdict == "WARN"
+
+
 def test_a_model_that_is_always_wrong_does_not_pass():
     rows = [replace(row, same=dict.fromkeys(row.same, 0.05), other=dict.fromkeys(row.other, 0.0)) for row in clean()]
 

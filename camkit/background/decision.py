@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from camkit.background.measures import EffectName, MeasuredEffect
+from camkit.background.statistics import MIN_GROUPS
 from camkit.background.values import Verdict
 
 Level: TypeAlias = Literal["fail", "warn", "excluded", "open"]
@@ -35,6 +36,8 @@ class Effect:
         overruled: whether the effect only warns, although it is significant: it is a sufficiency, and no other effect
             of all classes together is estimated above its limit with every fill. Such a model knows backgrounds, but
             uses them little while it sees the object.
+        least_groups: the groups of pictures below which the effect could not be significant whatever the answers, if it
+            rests on too few; otherwise the fewest for which there is an interval.
     """
 
     name: EffectName
@@ -43,6 +46,7 @@ class Effect:
     p: float | None = None
     significant: bool = False
     overruled: bool = False
+    least_groups: int = MIN_GROUPS
 
     @property
     def level(self) -> Level:
@@ -212,7 +216,8 @@ VERDICTS = (
     ),
     VerdictRule(
         "INCONCLUSIVE",
-        "something kept a class, or all classes together, from being tested",
+        "something kept a class, or all classes together, from being tested, such as so few groups that no gap could "
+        "be significant",
         lambda findings: findings.untested,
     ),
     VerdictRule(

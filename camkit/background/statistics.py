@@ -185,14 +185,20 @@ def p_above(draws: Float[np.ndarray, " b"], limit: float, groups: int) -> float:
     >>> p_above(np.array([0.3, 0.2, 0.05]), 0.1, 20)
         0.5
     """
-    if groups < MIN_GROUPS:
-        return 1.0
     not_above = int(np.count_nonzero(~(draws > limit)))
     p = (1 + not_above) / (1 + len(draws))
     if not_above == 0:
         spread = float(draws.std())
         p = min(p, float(stats.norm.sf((float(draws.mean()) - limit) / spread))) if spread > 0 else 0.0
-    return max(p, 0.5**groups)
+    return max(p, smallest_p(groups))
+
+
+def smallest_p(groups: int) -> float:
+    """Return the smallest p-value that so many groups allow: that of a sign test in which all are above the limit.
+
+    With fewer than MIN_GROUPS groups it is 1.
+    """
+    return 0.5**groups if groups >= MIN_GROUPS else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -29,7 +30,7 @@ from typing import get_args
 from camkit.background.decision import Effect, Findings
 from camkit.background.measures import OVERALL, CueName, EffectName, Measures
 from camkit.background.reasons import WITH_ARTICLE, Reason, reason_of
-from camkit.background.statistics import MIN_GROUPS, holm, wilson
+from camkit.background.statistics import MIN_GROUPS, holm, smallest_p, wilson
 from camkit.background.values import Verdict
 from camkit.config.settings import LimitsSection
 
@@ -129,7 +130,10 @@ def judge(
             reason = Reason("exempt", f"exempt: this class may be recognised by anything ({exempt[name]})")
             judged[name] = Judgement("PASS", (reason,))
             continue
-        obstacles = _obstacles(class_measures, limits, heat_problems, chance, with_regions=with_regions)
+        least_groups = max(effect.least_groups for effect in effects[name] if effect.name == "gap")
+        obstacles = _obstacles(
+            class_measures, limits, heat_problems, chance, least_groups=least_groups, with_regions=with_regions
+        )
         heat_warnings: list[Reason] = []
         if name == OVERALL:
             heat_warnings += _heat_warnings(class_measures, limits) if with_regions else []
@@ -169,13 +173,31 @@ def _tested_effects(
             for number, effect in enumerate(effects[name])
             if _pictures(effect) >= _min_pictures(effect.name, limits)
         ]
-        corrected = holm([max(measured.p for measured in tested[name][n].by_fill.values()) for name, n in family])
-        for (name, number), p in zip(family, corrected, strict=True):
-            p_of_family = min(1.0, _FAMILIES * p)
-            significant = may_fail and p_of_family <= limits.alpha
-            tested[name][number] = replace(tested[name][number], p=p_of_family, significant=significant)
+        of_family = [effects[name][number] for name, number in family]
+        corrected = _corrected([max(measured.p for measured in effect.by_fill.values()) for effect in of_family])
+        floors = _corrected([smallest_p(_groups(effect)) for effect in of_family])
+        least = _least_groups(len(family), limits.alpha) if family and may_fail else MIN_GROUPS
+        for (name, number), p, floor in zip(family, corrected, floors, strict=True):
+            tested[name][number] = replace(
+                tested[name][number],
+                p=p,
+                significant=may_fail and p <= limits.alpha,
+                least_groups=least if floor > limits.alpha else MIN_GROUPS,
+            )
     tested[OVERALL] = _without_lone_sufficiency(tested[OVERALL])
     return tested
+
+
+def _corrected(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values of a family, corrected for its number of tests and for the number of families."""
+    return [min(1.0, _FAMILIES * p) for p in holm(p_values)]
+
+
+def _least_groups(tests: int, alpha: float) -> int:
+    """Return the fewest groups with which each effect of a family of so many tests could be significant."""
+    return next(
+        groups for groups in itertools.count(MIN_GROUPS) if _corrected([smallest_p(groups)] * tests)[0] <= alpha
+    )
 
 
 def _without_lone_sufficiency(effects: Sequence[Effect]) -> list[Effect]:
@@ -184,6 +206,11 @@ def _without_lone_sufficiency(effects: Sequence[Effect]) -> list[Effect]:
     if not others or any(effect.above_with_every_fill for effect in others):
         return list(effects)
     return [replace(effect, overruled=effect.significant) for effect in effects]
+
+
+def _groups(effect: Effect) -> int:
+    """Return the groups behind the fill with the fewest."""
+    return min((measured.effect.groups for measured in effect.by_fill.values()), default=0)
 
 
 def _pictures(effect: Effect) -> int:
@@ -328,12 +355,18 @@ def _heat_warnings(measures: Measures, limits: LimitsSection) -> list[Reason]:
 
 
 def _obstacles(
-    measures: Measures, limits: LimitsSection, heat_problems: Sequence[str], chance: float, *, with_regions: bool
+    measures: Measures,
+    limits: LimitsSection,
+    heat_problems: Sequence[str],
+    chance: float,
+    *,
+    least_groups: int,
+    with_regions: bool,
 ) -> list[Reason]:
     """Return what kept a class, or all classes together, from being tested."""
     if not measures.pictures:
         return [Reason("no picture could be used", "no picture could be used")]
-    reasons = _gap_obstacles(measures, limits, chance)
+    reasons = _gap_obstacles(measures, limits, chance, least_groups)
     if not measures.tested and measures.sufficiency:
         kind = "there is no background to show the objects on"
         needed = "the check needs pictures of other groups, with regions, of the same class and of other classes"
@@ -353,15 +386,19 @@ def _obstacles(
     return reasons + [Reason("the heat cannot be trusted", problem) for problem in heat_problems]
 
 
-def _gap_obstacles(measures: Measures, limits: LimitsSection, chance: float) -> list[Reason]:
+def _gap_obstacles(measures: Measures, limits: LimitsSection, chance: float, least_groups: int) -> list[Reason]:
     """Return what kept the gap from being measurable: too few groups, or too few right answers to begin with."""
     if not measures.gap:
         return []
     reasons = []
     groups = min(measured.effect.groups for measured in measures.gap.values())
-    if groups < MIN_GROUPS:
-        kind = f"the pictures come from fewer than {MIN_GROUPS} groups"
-        reasons.append(Reason(kind, f"the pictures come from {groups} groups; the check needs {MIN_GROUPS}"))
+    if groups < least_groups:
+        kind = "the pictures come from too few groups for a gap to be significant"
+        text = (
+            f"the pictures come from {groups} groups, too few for any gap to be significant; the check needs "
+            f"{least_groups}"
+        )
+        reasons.append(Reason(kind, text))
     accuracy = min(measured.accuracies[0] for measured in measures.gap.values())
     if wilson(round(accuracy * measures.tested), measures.tested)[0] <= max(limits.gap, chance):
         kind = "accuracy on pasted objects is too close to chance for a gap to be measurable"
