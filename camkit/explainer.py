@@ -416,8 +416,9 @@ class Explainer:
             return latest.record, latest.answers_alike
 
         (fixed,) = _of_pictures(request.targets, [prepared])
+        at_once = request.batch_size if memory.keeps_pictures_apart(picture[None]) else 1
         try:
-            return PictureScores(self.model, picture, fixed, self._precision, request.batch_size, current)
+            return PictureScores(self.model, picture, fixed, self._precision, at_once, current)
         except RuntimeError as error:
             sentence = None if is_out_of_memory(error) else _in_a_sentence(self.model, picture[None], error)
             if sentence is None:

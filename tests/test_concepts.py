@@ -13,7 +13,7 @@ from PIL import Image
 from pytorch_grad_cam.feature_factorization.deep_feature_factorization import dff
 from scipy.optimize import linear_sum_assignment
 from test_harmless import unchanged
-from test_head import Batches, Skip
+from test_head import Skip, Unsteady
 from test_tasks import Detecting, Segmenting, beside
 from torch import Tensor, nn
 
@@ -139,7 +139,7 @@ def test_a_skip_connection_and_a_segmentation_are_factorised_as_well() -> None:
 
 def test_a_head_that_cannot_be_run_alone_gives_numbers() -> None:
     torch.manual_seed(0)
-    found = camkit.factorise(Batches().eval(), torch.randn(1, 3, 16, 16), 2, "2")
+    found = camkit.factorise(Unsteady().eval(), torch.randn(1, 3, 16, 16), 2, "2")
     assert (found.classes, found.probabilities, found.labels) == (None, None, None)
     assert found.names == ("concept 1", "concept 2")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import os
 import re
 import signal
@@ -718,12 +719,14 @@ def test_feature_metrics_use_the_layer_of_the_evaluator() -> None:
 
 
 def test_a_head_that_cannot_be_run_alone_is_a_status() -> None:
-    class Mixing(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = super().forward(x)
-            return output + output.mean(0, keepdim=True) * len(output)
+    class Unsteady(Parts):
+        counter = itertools.count(1)
 
-    value = evaluate(Mixing().eval(), random_heat(), torch.randn(3, SIZE, SIZE), "feature-srg", layer="layer")
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = super().forward(x) * next(self.counter)
+            return output
+
+    value = evaluate(Unsteady().eval(), random_heat(), torch.randn(3, SIZE, SIZE), "feature-srg", layer="layer")
     assert value["feature-srg"].status == "undefined"
     assert "cannot be run alone" in value["feature-srg"].reason
 

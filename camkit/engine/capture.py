@@ -48,6 +48,7 @@ class Pass:
         users_code: True if functions of the user run in the pass, besides the model.
         progress: told how many pictures the model has seen, for methods that need many.
         may_resize: True if the model may resize and pad its input itself, as detectors do.
+        apart: False if the model mixes the pictures of a batch, so that a pass takes one at a time.
     """
 
     modules: Mapping[LayerRef, nn.Module]
@@ -59,6 +60,7 @@ class Pass:
     may_resize: bool = True
     users_code: bool = True
     progress: Progress | None = None
+    apart: bool = True
 
 
 def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass) -> Capture:

@@ -80,7 +80,9 @@ def _capture(
                 weights.append(torch.full_like(maps.activations, torch.nan))
                 continue
             score = functools.partial(_values, target)
-            head = Head(model, ref, layout, image, recorded[ref], score, float(scored.values[0]), each_pass)
+            head = Head(
+                model, ref, layout, image, recorded[ref], score, float(scored.values[0]), each_pass, apart=options.apart
+            )
             weights.append(weigh(head.activations, head))
         features.append(replace(maps, by_target=tuple(weights)))
     return Capture(tuple(features), scores, tuple(layouts.values()))

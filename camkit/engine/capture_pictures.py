@@ -128,7 +128,7 @@ class Pictures:
         self.image = image.detach()
         self._model, self._targets, self._options = model, targets, options
         self._each_pass, self._extent = each_pass, extent
-        self._at_once = at_once(image.device)
+        self._at_once = at_once(image.device) if options.apart else 1
 
     def enlarge(self, maps: Float[Tensor, "m *grid"], size: tuple[int, ...] | None = None) -> Float[Tensor, "m *size"]:
         """Interpolate maps to another size; None stands for the picture's."""

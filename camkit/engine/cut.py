@@ -27,6 +27,10 @@ class EntangledError(Exception):
     """A layer returned several tensors, and one may have been computed from another."""
 
 
+class RepeatedError(LayerError):
+    """A layer ran more than once in a pass, and no call was chosen."""
+
+
 _LIFT, _STEP = 1024.0, 32.0
 """The first factor by which an fp16 score is multiplied before its backward pass, and the step by which the factor is
 raised or lowered: 1024 times 32 is 2^15, and 2^16 would be infinite in fp16."""
@@ -182,7 +186,7 @@ def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: 
         calls[module] += 1
         if calls[module] > 1 and LayerRef(refs[module][0].name) in refs[module]:
             name = refs[module][0].name
-            raise LayerError(
+            raise RepeatedError(
                 f"layer {name!r} runs more than once in a pass; choose one of its calls, "
                 f"for example {name + '#1'!r} or {name + '#2'!r}"
             )

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks
 
 from camkit.engine.attach import forward_hooks
+from camkit.engine.batches import unlike
 from camkit.engine.grid import from_grid, to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor, mapped, precise, with_tensor
@@ -100,6 +101,7 @@ class Head:
         expected: the model's own score of the picture, or its K scores.
         each_pass: returns the context in which one pass is run, such as ``quiet_pass``. Each pass has one of its own,
             so that each finds the model as the first one did.
+        apart: False if the model is known to mix the pictures of a batch.
 
     Raises:
         MethodError: the head cannot be run on changed maps.
@@ -115,6 +117,8 @@ class Head:
         score: Score,
         expected: float | Float[Tensor, " k"],
         each_pass: Callable[[], AbstractContextManager[None]],
+        *,
+        apart: bool = True,
     ) -> None:
         self._model, self._ref, self._layout = model, ref, layout
         self._image, self._recorded, self._score, self._each_pass = image, recorded, score, each_pass
@@ -122,7 +126,8 @@ class Head:
         assert maps is not None
         self._path, self._output = maps
         self.activations: Float[Tensor, "1 c *grid"] = to_grid(self._output, layout)
-        self.at_once = max(1, _MOST_BYTES // (self.activations.numel() * self.activations.element_size()))
+        bytes_of_one = self.activations.numel() * self.activations.element_size()
+        self.at_once = max(1, _MOST_BYTES // bytes_of_one) if apart else 1
         """How many changed maps one pass takes."""
         self._trunk = self._usable_trunk(expected)
 
@@ -134,22 +139,34 @@ class Head:
         return torch.cat([self._run(part, self._trunk) for part in maps.split(self.at_once)])
 
     def _usable_trunk(self, expected: float | Float[Tensor, " k"]) -> Trunk:
-        """Return the cheapest way to run the trunk with which the unchanged maps have the model's own score."""
+        """Return the cheapest way to run the trunk with which the unchanged maps have the model's own score.
+
+        In a pass of several maps, each must have the score that it has alone, whatever its place. A head that mixes the
+        pictures of a batch gets one map at a time.
+        """
         failure: Exception | None = None
-        own = float(torch.as_tensor(expected).abs().amax())
         trunks: Sequence[Trunk] = ("kept", "repeated", "computed")
-        for trunk in trunks:
+        tries: list[tuple[int, Trunk]] = [(at_once, trunk) for at_once in (self.at_once, 1) for trunk in trunks]
+        for at_once, trunk in tries:
             try:
-                scores = self._run(torch.cat([self.activations] * 2), trunk)
+                scores = self._run(self.activations.clone(), trunk)
+                if not _same(scores, torch.as_tensor(expected).expand_as(scores)):
+                    continue
+                if at_once == 1 or self._keeps_apart(trunk, scores):
+                    self.at_once = at_once
+                    return trunk
             except Exception as error:  # a branch that passes the layer has another number of pictures
                 failure = error
-                continue
-            if bool(((scores - expected).abs() <= _SAME * max(own, float(scores.abs().amax()))).all()):
-                return trunk
         raise MethodError(
             f"the part of the model after layer {str(self._ref)!r} cannot be run alone on changed feature maps; use a "
             "gradient method such as 'gradcam'"
         ) from failure
+
+    def _keeps_apart(self, trunk: Trunk, own: Float[Tensor, "1 *_"]) -> bool:
+        """Tell whether different maps in one pass have the scores that they have alone."""
+        pair = [self.activations, unlike(self.activations)]
+        alone = [own, self._run(pair[1].clone(), trunk)]
+        return all(_same(self._run(torch.cat(pair[::step]), trunk), torch.cat(alone[::step])) for step in (1, -1))
 
     def _run(self, maps: Float[Tensor, "m c *grid"], trunk: Trunk) -> Float[Tensor, "m *_"]:
         count = len(maps)
@@ -169,6 +186,12 @@ class Head:
         if scores.shape[:1] != (count,):
             raise MethodError(f"the head returned scores of shape {tuple(scores.shape)} for {count} changed maps")
         return scores
+
+
+def _same(scores: Tensor, expected: Tensor) -> bool:
+    """Tell whether scores are equal up to rounding."""
+    largest = torch.maximum(scores.abs().amax(), expected.abs().amax())
+    return bool(((scores - expected).abs() <= _SAME * largest).all())
 
 
 def _keep(_: nn.Module, __: list[Tensor], ___: Any) -> None:

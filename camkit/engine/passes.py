@@ -135,11 +135,12 @@ def _same_in_both_formats(model: nn.Module, image: Tensor, precision: Precision)
         except Exception:  # a model may raise anything if it does not expect this memory order
             return False
         return len(ordinary) == len(channels_last) and all(
-            _same(*pair, tolerance) for pair in zip(ordinary, channels_last, strict=True)
+            are_alike(*pair, tolerance) for pair in zip(ordinary, channels_last, strict=True)
         )
 
 
-def _same(expected: Tensor, values: Tensor, tolerance: float) -> bool:
+def are_alike(expected: Tensor, values: Tensor, tolerance: float) -> bool:
+    """Tell whether two tensors differ by at most a share of the largest expected value."""
     if expected.shape != values.shape:
         return False
     largest = float(expected.nan_to_num(0, 0, 0).abs().amax()) if expected.numel() else 0.0

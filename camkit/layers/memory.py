@@ -6,6 +6,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.attach import forward_hooks, starts
+from camkit.engine.batches import keeps_pictures_apart
 from camkit.engine.interrupts import undisturbed
 from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.restore import is_in_use
@@ -50,6 +52,7 @@ class ModelMemory:
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
         self.without_attention: set[InputKind] = set()
+        self._apart: dict[tuple[LayerRef, ...], bool] = {}
         self._noted = False
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[InputKind, tuple[Decision, WeightMarks | None]] = OrderedDict()
@@ -117,6 +120,15 @@ class ModelMemory:
         """Note after the first passes what passes change outside the model, such as a counter."""
         if not self._noted:
             self._noted = self.record.note_what_a_pass_changes()
+
+    def keeps_pictures_apart(
+        self, image: Float[Tensor, "1 c *size"], layers: Mapping[LayerRef, nn.Module] = MappingProxyType({})
+    ) -> bool:
+        """Tell whether a picture has the same maps and output in a batch as alone; the first call finds out."""
+        model, refs = self.model, tuple(layers)
+        if refs not in self._apart and model is not None:
+            self._apart[refs] = keeps_pictures_apart(model, image, layers, self.record)
+        return self._apart.get(refs, True)
 
     def known(self, ref: LayerRef, image: Float[Tensor, "n c *size"]) -> TargetLayer | None:
         """Return the remembered layer with this name, for inputs like this image; None if there is none."""

@@ -14,6 +14,7 @@ from camkit.engine.capture import NotRunError, Pass
 from camkit.engine.capture_attention import NoAttentionError
 from camkit.engine.capture_pictures import at_once
 from camkit.engine.captures import CAPTURES
+from camkit.engine.cut import RepeatedError
 from camkit.engine.features import Capture
 from camkit.engine.passes import faster_format
 from camkit.errors import LayerError, MethodError
@@ -21,7 +22,7 @@ from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
-from camkit.methods import ATTENTION, Method, find_method
+from camkit.methods import ATTENTION, ONE_BY_ONE, Method, find_method
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
 from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, TargetLayer
@@ -33,7 +34,7 @@ _Run: TypeAlias = Callable[..., Capture]
 
 
 class OneByOneError(Exception):
-    """The model takes different paths for different pictures, so camkit explains them one by one."""
+    """The model does not treat each picture of a batch as if it were alone, so camkit explains them one by one."""
 
 
 class _NotPlainError(Exception):
@@ -219,6 +220,10 @@ class LayerPasses:
         module, memory = self._module, self.memory
         modules = self.named() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
         method = self.method or find_method("gradcam")
+        single = len(inputs) == 1 and method.needs not in ONE_BY_ONE  # runs no batches
+        apart = single or memory.keeps_pictures_apart(inputs[:1], modules)
+        if not apart and len(inputs) > 1:
+            raise OneByOneError
         many = method.needs == "pictures"
         batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if many else inputs
         options = Pass(
@@ -231,11 +236,16 @@ class LayerPasses:
             memory.may_resize,
             not all(target.for_threads for target in targets),
             self._progress,
+            apart,
         )
         try:
             captured = CAPTURES[method.needs](module, inputs, targets, options, method)
         except NoAttentionError:
             memory.without_attention.add(kind_of(inputs))
+            raise
+        except RepeatedError:
+            if len(inputs) > 1:  # the model may take a few pictures at a time
+                raise OneByOneError from None
             raise
         memory.may_resize = captured.resized
         memory.note_changes_by_passes()

@@ -1,0 +1,106 @@
+"""Whether a model treats each picture of a batch as if it were alone.
+
+Some models do not: a loop over the pictures calls a layer once for each, a normalisation without running statistics
+mixes the pictures, and a sorted batch has its feature maps in another order than its pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from camkit.engine.cut import cut
+from camkit.engine.interrupts import interruptible
+from camkit.engine.nested import tensors_in
+from camkit.engine.passes import are_alike, is_out_of_memory, quiet_pass
+from camkit.engine.record import ModelRecord
+from camkit.types import LayerRef
+
+_SAME, _SAME_16_BITS = 1e-3, 5e-2
+"""How far a picture's values may differ in a batch and alone, as a share of the largest: a little more than rounding,
+which differs between sizes of batches."""
+
+_PACKAGES = ("torch.nn.", "torchvision.", "timm.")
+"""Packages whose modules keep pictures apart, except those that ``_mixes`` finds."""
+
+_AXES = (1, 2, 3, -1)
+"""The axes over which a softmax or flattening leaves pictures apart, whatever its input."""
+
+
+def unlike(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return other values of the same size: to those given, a ramp over all elements is added."""
+    largest = values.detach().abs().amax()
+    ramp = torch.linspace(0, 1, values.numel(), device=values.device).view(values.shape).to(values)
+    return values + ramp * torch.where(largest > 0, largest, 1)
+
+
+def keeps_pictures_apart(
+    model: nn.Module, image: Float[Tensor, "1 c *size"], layers: Mapping[LayerRef, nn.Module], record: ModelRecord
+) -> bool:
+    """Tell whether a picture has the same feature maps and output alone as in a batch, in either order.
+
+    Three passes over five pictures find out, unless all modules are of packages that are known to keep pictures apart.
+
+    Args:
+        model: the model; it is restored exactly.
+        image: one picture.
+        layers: the layers whose feature maps are compared.
+        record: the model's record.
+    """
+    if not record.runs_own_code and not any(map(_mixes, record.modules())):
+        return True
+    other = unlike(image)
+
+    def run(*pictures: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        with quiet_pass(model, image.device, "fp32", record), cut(layers, gradients=False) as tape, interruptible():
+            output = model(torch.cat(pictures))
+        return [tape.layers[ref].output for ref in layers], list(tensors_in(output))
+
+    try:
+        alone = run(image)
+    except Exception:  # a model made for batches of another size may raise anything
+        return True
+    try:
+        batches = run(image, other), run(other, image)
+    except Exception as error:  # so may one made for single pictures
+        return is_out_of_memory(error)
+    tolerance = _SAME_16_BITS if record.dtype in (torch.float16, torch.bfloat16) else _SAME
+    for place, (maps, outputs) in enumerate(batches):
+        if not all(_is_at(place, *pair, tolerance) for pair in zip(alone[0], maps, strict=True)):
+            return False
+        # What a model returns need not have one row for each picture, such as a loss or a list of boxes.
+        pairs = [*zip(alone[1], outputs, strict=False)] if len(alone[1]) == len(outputs) else []
+        if not all(_is_at(place, *pair, tolerance) for pair in pairs if _axis(*pair) is not None):
+            return False
+    return True
+
+
+def _mixes(module: nn.Module) -> bool:
+    """Tell whether a module may mix the pictures of a batch."""
+    kind = type(module).__module__
+    if isinstance(module, _BatchNorm):
+        return module.running_mean is None
+    if kind.startswith("torch.nn.modules."):
+        return any(getattr(module, name, 1) not in _AXES for name in ("dim", "start_dim"))
+    return not kind.startswith(_PACKAGES)
+
+
+def _axis(alone: Tensor, together: Tensor) -> int | None:
+    """Return the axis along which a tensor of two pictures is twice as long as that of one; None if there is none."""
+    for axis, length in enumerate(alone.shape):
+        if together.shape == (*alone.shape[:axis], 2 * length, *alone.shape[axis + 1 :]) and alone.numel():
+            return axis
+    return None
+
+
+def _is_at(place: int, alone: Tensor, together: Tensor, tolerance: float) -> bool:
+    """Tell whether one picture's values are at its place in those of two pictures."""
+    axis = _axis(alone, together)
+    if axis is None:
+        return False
+    own = together.narrow(axis, place * alone.shape[axis], alone.shape[axis])
+    return are_alike(alone.double(), own, tolerance)

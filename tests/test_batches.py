@@ -1,0 +1,294 @@
+"""Models that do not treat each picture of a batch as if it were alone are explained as if each picture were alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import pytest
+import torch
+from torch import Tensor, nn
+
+import camkit
+from camkit.engine.batches import keeps_pictures_apart
+from camkit.engine.record import ModelRecord
+from camkit.types import LayerRef
+
+CLASS = 1
+SIZE = 32
+
+
+class Apart(nn.Module):
+    """Each picture has scores of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 6, 4, 4)
+        self.act = nn.ReLU()
+        self.fc = nn.Linear(6, 4)
+
+    def scores(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.fc(self.act(self.conv(images)).mean((2, 3)))
+        return scores
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scores(images)
+
+
+class Loop(Apart):
+    """The layer is called once for each picture."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([self.scores(image[None]) for image in images])
+
+
+class ByTwos(Apart):
+    """The layer is called once for every two pictures."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([self.scores(images[start : start + 2]) for start in range(0, len(images), 2)])
+
+
+class OnePicture(Apart):
+    """Takes a single picture."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scores(images.reshape(1, 3, SIZE, SIZE))
+
+
+class MinusBatchMean(Apart):
+    def forward(self, images: Tensor) -> Tensor:
+        scores = self.scores(images)
+        return scores - 0.5 * scores.mean(0, keepdim=True)
+
+
+class BatchSoftmax(Apart):
+    """The share of each picture in the batch."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores = self.scores(images)
+        return scores.softmax(0) * scores
+
+
+class FirstOnly(Apart):
+    """All pictures get the scores of the first."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scores(images)[:1].expand(len(images), -1)
+
+
+class Largest(Apart):
+    """All pictures get the largest scores in the batch."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scores(images).amax(0, keepdim=True).expand(len(images), -1)
+
+
+class Running(Apart):
+    """Each picture gets the largest scores so far."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scores(images).cummax(0).values
+
+
+class ByPlace(Apart):
+    """The scores depend on the place in the batch."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scores(images) / torch.arange(1, len(images) + 1)[:, None]
+
+
+class StatisticsAfter(Apart):
+    """A normalisation over the batch after the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(6, track_running_stats=False)
+
+    def scores(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.fc(self.norm(self.act(self.conv(images))).relu().mean((2, 3)))
+        return scores
+
+
+class StatisticsBefore(Apart):
+    """A normalisation over the batch before the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3, track_running_stats=False)
+
+    def scores(self, images: Tensor) -> Tensor:
+        return super().scores(self.norm(images))
+
+
+class Turned(Apart):
+    """The batch is turned round inside, and its scores are put back in order."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scores(images.flip(0)).flip(0)
+
+
+class Sorted(Apart):
+    """The batch is sorted by brightness inside, and its scores are put back in order."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        order = images.mean((1, 2, 3)).argsort()
+        return self.scores(images[order])[order.argsort()]
+
+
+class LeftSorted(Apart):
+    """The scores come back in another order than the pictures."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scores(images[images.mean((1, 2, 3)).argsort(descending=True)])
+
+
+MIXING = [
+    Loop, ByTwos, OnePicture, MinusBatchMean, BatchSoftmax, FirstOnly, Largest, Running, ByPlace, StatisticsAfter,
+    StatisticsBefore, Turned, Sorted, LeftSorted,
+]  # fmt: skip
+
+
+def pictures(count: int = 5) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.rand(3, SIZE, SIZE, generator=generator) for _ in range(count)]
+
+
+def expected(net: nn.Module, image: Tensor, maps: Tensor | None = None) -> tuple[Tensor, float, Tensor]:
+    """Return the maps of the ReLU, the score and its gradients, of one picture alone; or with other maps."""
+    kept: list[Tensor] = []
+
+    def replace(*called: Tensor) -> Tensor:
+        kept.append((called[-1] if maps is None else maps).detach().requires_grad_())
+        return kept[0].clone()
+
+    with net.get_submodule("act").register_forward_hook(replace):
+        score = net(image[None])[0, CLASS]
+    (gradient,) = torch.autograd.grad(score, kept[0])
+    return kept[0].detach(), float(score.detach()), gradient
+
+
+@pytest.mark.parametrize("kind", MIXING)
+def test_each_picture_of_a_list_gets_the_map_that_it_has_alone(kind: type[Apart]) -> None:
+    net, images = kind().eval(), pictures()
+    found = camkit.explain(net, images, "act", method="hirescam", target=CLASS, batch_size=4)
+    for explanation, image in zip(found, images, strict=True):
+        maps, score, gradient = expected(net, image)
+        raw = (maps * gradient).sum(1)[0].numpy()
+        assert explanation.score == pytest.approx(score, rel=1e-5)
+        np.testing.assert_allclose(explanation.raw, raw, rtol=0, atol=1e-5 * np.abs(raw).max())
+
+
+def test_other_ways_to_pass_several_pictures_give_the_same() -> None:
+    net, images = Loop().eval(), pictures(3)
+    raws = [camkit.explain(net, image, target=CLASS).raw for image in images]
+    explainer = camkit.Explainer(net)
+    for rows in (
+        explainer.batch(images, CLASS),
+        explainer.stream(images, CLASS, batch_size=2),
+        explainer.batch([torch.stack(images)], CLASS),
+        camkit.explain_many(net, images, target=CLASS),
+    ):
+        for row, raw in zip(rows, raws, strict=True):
+            np.testing.assert_array_equal(row.raw, raw)
+
+
+@pytest.mark.parametrize("kind", [Apart, *MIXING])
+def test_ablation_cam_is_right_if_the_head_mixes_the_pictures_of_a_batch(kind: type[Apart]) -> None:
+    net, (image,) = kind().eval(), pictures(1)
+    maps, score, _ = expected(net, image)
+    weights = torch.zeros(6)
+    for channel in range(6):
+        without = maps.clone()
+        without[:, channel] = 0
+        weights[channel] = score - expected(net, image, without)[1]
+    raw = (weights[:, None, None] * maps[0]).sum(0).numpy()
+    found = camkit.explain(net, image, "act", method="ablationcam", target=CLASS)
+    np.testing.assert_allclose(found.raw, raw, rtol=0, atol=1e-5 * np.abs(raw).max())
+    assert np.abs(raw).max() > 0
+
+
+@pytest.mark.parametrize("kind", [Apart, *MIXING])
+def test_recipro_cam_is_right_if_the_head_mixes_the_pictures_of_a_batch(kind: type[Apart]) -> None:
+    net, (image,) = kind().eval(), pictures(1)
+    maps, _, _ = expected(net, image)
+    raw = oracles.reciprocam(maps[0], lambda changed: expected(net, image, torch.from_numpy(changed).float()[None])[1])
+    found = camkit.explain(net, image, "act", method="reciprocam", target=CLASS)
+    np.testing.assert_allclose(found.raw, raw, rtol=0, atol=1e-5 * np.abs(raw).max())
+    assert raw.max() > 0
+
+
+@pytest.mark.parametrize("method", ["rise", "scorecam", "feature-scorecam"])
+@pytest.mark.parametrize("kind", MIXING)
+def test_methods_that_run_changed_versions_see_each_alone(kind: type[Apart], method: str) -> None:
+    """The same methods agree if each pass takes one version, which needs no batch."""
+
+    class Alone(kind):  # type: ignore[misc, valid-type]
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.cat([super(Alone, self).forward(image[None]) for image in images])
+
+    (image,) = pictures(1)
+    found, raw = (
+        camkit.explain(net.eval(), image, None if method == "rise" else "act", method=method, target=CLASS).raw
+        for net in (kind(), Alone())
+    )
+    np.testing.assert_allclose(found, raw, rtol=0, atol=1e-3 * np.abs(raw).max())
+    assert np.abs(raw).max() > 0
+
+
+@pytest.mark.parametrize("kind", MIXING)
+def test_metrics_see_each_changed_picture_alone(kind: type[Apart]) -> None:
+    net, (image,) = kind().eval(), pictures(1)
+    scores = camkit.Explainer(net).scores_of(image, lambda output: output[:, CLASS])
+    changed = torch.stack([image * share for share in (0.0, 0.3, 0.6, 1.0)])
+    with torch.no_grad():
+        alone = [float(net(version[None])[0, CLASS]) for version in changed]
+    assert scores(changed).tolist() == pytest.approx(alone, rel=1e-5)
+
+
+def count_passes(net: nn.Module) -> list[int]:
+    sizes: list[int] = []
+    net.register_forward_hook(lambda _, arguments, __: sizes.append(len(arguments[0])))
+    return sizes
+
+
+def test_what_was_found_out_is_remembered() -> None:
+    net = Apart().eval()
+    sizes = count_passes(net)
+    explainer = camkit.Explainer(net, "act")
+    explainer.batch(pictures(4), CLASS)
+    sizes.clear()
+    explainer.batch(pictures(8), CLASS, batch_size=4)
+    assert sizes == [4, 4]
+
+
+def test_networks_of_known_packages_are_not_tried() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 6, 4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 64, 4)).eval()
+    sizes: list[int] = []
+    record = ModelRecord.of_model(net)
+    net.register_forward_hook(lambda _, arguments, __: sizes.append(len(arguments[0])))
+    assert keeps_pictures_apart(net, pictures(1)[0][None], {}, record)
+    assert sizes == []
+
+
+@pytest.mark.parametrize(
+    "mixing", [nn.BatchNorm2d(6, track_running_stats=False), nn.Softmax(0), nn.Softmax(-4), nn.Softmax2d()]
+)
+def test_pytorchs_own_modules_that_mix_pictures_are_found(mixing: nn.Module) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 6, 4, 4), mixing, nn.Flatten(), nn.Linear(6 * 64, 4)).eval()
+    layers = {LayerRef("1"): net[1]}
+    apart = keeps_pictures_apart(net, pictures(1)[0][None], layers, ModelRecord.of_model(net))
+    assert apart == isinstance(mixing, nn.Softmax2d)
+
+
+def test_a_black_picture_shows_mixing_too() -> None:
+    net = MinusBatchMean().eval()
+    black = torch.zeros(1, 3, SIZE, SIZE)
+    assert not keeps_pictures_apart(net, black, {LayerRef("act"): net.act}, ModelRecord.of_model(net))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_rounding_is_not_mixing(dtype: torch.dtype) -> None:
+    net = Apart().eval().to(dtype)
+    image = pictures(1)[0][None].to(dtype)
+    assert keeps_pictures_apart(net, image, {LayerRef("act"): net.act}, ModelRecord.of_model(net))
