@@ -385,7 +385,7 @@ def test_a_model_that_reads_only_the_background_is_inconclusive_with_too_few_gro
 
     assert overall.verdict == ("FAIL" if groups >= 5 and 2 * 0.5**groups <= 0.025 else "INCONCLUSIVE")
     if overall.verdict == "INCONCLUSIVE":
-        text = f"the pictures come from {groups} groups, too few for any gap to be significant; the check needs 7"
+        text = f"the pictures come from {groups} groups, too few for a gap to be significant; the check needs 7"
         assert any(text in reason.text for reason in overall.reasons)
 
 
@@ -400,6 +400,13 @@ def test_a_class_of_too_few_groups_is_inconclusive_unless_others_leave_it_the_le
     rows += [replace(row, group=f"wolf {n % groups}") for n, row in enumerate(rows_of("wolf", 60, gap=1.0))]
 
     assert judged(rows)["wolf"].verdict == verdict
+
+
+def test_few_groups_do_not_prevent_a_pass_if_they_exclude_the_limit():
+    rows = [replace(row, group=f"{row.label} {n % 6}") for n, row in enumerate(clean())]
+    measures = measure_all(rows, Limits(0.5, 0.5, 0.5), 0)
+
+    assert judge(measures, LimitsSection(gap=0.5, sufficiency=0.5), exempt={}, waived={})[OVERALL].verdict == "PASS"
 
 
 def test_one_class_of_six_groups_can_be_significant_beside_classes_of_many():

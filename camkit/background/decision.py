@@ -36,8 +36,8 @@ class Effect:
         overruled: whether the effect only warns, although it is significant: it is a sufficiency, and no other effect
             of all classes together is estimated above its limit with every fill. Such a model knows backgrounds, but
             uses them little while it sees the object.
-        least_groups: the groups of pictures below which the effect could not be significant whatever the answers, if it
-            rests on too few; otherwise the fewest for which there is an interval.
+        least_groups: if the effect could not be significant whatever the answers, because it rests on too few groups
+            of pictures, how many it needs; otherwise the fewest for which there is an interval.
     """
 
     name: EffectName
@@ -57,6 +57,24 @@ class Effect:
     def above_with_every_fill(self) -> bool:
         """Whether it was measured, and its estimate is above the limit with every fill."""
         return bool(self.by_fill) and all(_value(measured) > self.limit for measured in self.by_fill.values())
+
+    @property
+    def groups(self) -> int:
+        """The groups of pictures behind the fill with the fewest."""
+        return min((measured.effect.groups for measured in self.by_fill.values()), default=0)
+
+    @property
+    def lacks_groups(self) -> bool:
+        """Whether too few groups keep the effect from being tested.
+
+        That is so for a gap without an interval. With a few more groups an effect can be excluded, but not proven: it
+        would at most warn. A sufficiency at most warns in any case.
+        """
+        if not self.by_fill or self.groups >= self.least_groups:
+            return False
+        if self.groups < MIN_GROUPS:
+            return self.name == "gap"
+        return self.level == "warn" and self.name != "sufficiency"
 
     def level_with(self, fill: str) -> Level:
         """Return the level if this fill were the only one, and the effect had not been tested for significance."""
@@ -216,8 +234,8 @@ VERDICTS = (
     ),
     VerdictRule(
         "INCONCLUSIVE",
-        "something kept a class, or all classes together, from being tested, such as so few groups that no gap could "
-        "be significant",
+        "something kept a class, or all classes together, from being tested, for example because an effect that would "
+        "warn comes from so few groups that it could never be significant",
         lambda findings: findings.untested,
     ),
     VerdictRule(

@@ -57,6 +57,13 @@ def reason_of(effect: Effect) -> Reason:
             return Reason(f"{WITH_ARTICLE[effect.name]} above the limit cannot be excluded", _open(effect, measured))
 
 
+def reason_of_few_groups(effect: Effect) -> Reason:
+    """Say that an effect cannot be significant, and how many groups that takes."""
+    kind = f"the pictures come from too few groups for {WITH_ARTICLE[effect.name]} to be significant"
+    groups = f"the pictures come from {effect.groups} groups, too few for {WITH_ARTICLE[effect.name]} to be significant"
+    return Reason(kind, f"{groups}; the check needs {effect.least_groups}")
+
+
 def _significant(effect: Effect, measured: MeasuredEffect) -> str:
     value, low, high = _figures(measured, effect.limit)
     interval = "" if low is None else f"95% interval {low} to {high}, "

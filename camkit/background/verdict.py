@@ -29,7 +29,7 @@ from typing import get_args
 
 from camkit.background.decision import Effect, Findings
 from camkit.background.measures import OVERALL, CueName, EffectName, Measures
-from camkit.background.reasons import WITH_ARTICLE, Reason, reason_of
+from camkit.background.reasons import WITH_ARTICLE, Reason, reason_of, reason_of_few_groups
 from camkit.background.statistics import MIN_GROUPS, holm, smallest_p, wilson
 from camkit.background.values import Verdict
 from camkit.config.settings import LimitsSection
@@ -130,10 +130,7 @@ def judge(
             reason = Reason("exempt", f"exempt: this class may be recognised by anything ({exempt[name]})")
             judged[name] = Judgement("PASS", (reason,))
             continue
-        least_groups = max(effect.least_groups for effect in effects[name] if effect.name == "gap")
-        obstacles = _obstacles(
-            class_measures, limits, heat_problems, chance, least_groups=least_groups, with_regions=with_regions
-        )
+        obstacles = _obstacles(class_measures, effects[name], limits, heat_problems, chance, with_regions=with_regions)
         heat_warnings: list[Reason] = []
         if name == OVERALL:
             heat_warnings += _heat_warnings(class_measures, limits) if with_regions else []
@@ -175,7 +172,7 @@ def _tested_effects(
         ]
         of_family = [effects[name][number] for name, number in family]
         corrected = _corrected([max(measured.p for measured in effect.by_fill.values()) for effect in of_family])
-        floors = _corrected([smallest_p(_groups(effect)) for effect in of_family])
+        floors = _corrected([smallest_p(effect.groups) for effect in of_family])
         least = _least_groups(len(family), limits.alpha) if family and may_fail else MIN_GROUPS
         for (name, number), p, floor in zip(family, corrected, floors, strict=True):
             tested[name][number] = replace(
@@ -206,11 +203,6 @@ def _without_lone_sufficiency(effects: Sequence[Effect]) -> list[Effect]:
     if not others or any(effect.above_with_every_fill for effect in others):
         return list(effects)
     return [replace(effect, overruled=effect.significant) for effect in effects]
-
-
-def _groups(effect: Effect) -> int:
-    """Return the groups behind the fill with the fewest."""
-    return min((measured.effect.groups for measured in effect.by_fill.values()), default=0)
 
 
 def _pictures(effect: Effect) -> int:
@@ -356,17 +348,18 @@ def _heat_warnings(measures: Measures, limits: LimitsSection) -> list[Reason]:
 
 def _obstacles(
     measures: Measures,
+    effects: Sequence[Effect],
     limits: LimitsSection,
     heat_problems: Sequence[str],
     chance: float,
     *,
-    least_groups: int,
     with_regions: bool,
 ) -> list[Reason]:
     """Return what kept a class, or all classes together, from being tested."""
     if not measures.pictures:
         return [Reason("no picture could be used", "no picture could be used")]
-    reasons = _gap_obstacles(measures, limits, chance, least_groups)
+    reasons = [reason_of_few_groups(effect) for effect in effects if effect.lacks_groups]
+    reasons += _accuracy_obstacles(measures, limits, chance)
     if not measures.tested and measures.sufficiency:
         kind = "there is no background to show the objects on"
         needed = "the check needs pictures of other groups, with regions, of the same class and of other classes"
@@ -386,19 +379,11 @@ def _obstacles(
     return reasons + [Reason("the heat cannot be trusted", problem) for problem in heat_problems]
 
 
-def _gap_obstacles(measures: Measures, limits: LimitsSection, chance: float, least_groups: int) -> list[Reason]:
-    """Return what kept the gap from being measurable: too few groups, or too few right answers to begin with."""
+def _accuracy_obstacles(measures: Measures, limits: LimitsSection, chance: float) -> list[Reason]:
+    """Return whether there are too few right answers for a gap to be measurable."""
     if not measures.gap:
         return []
     reasons = []
-    groups = min(measured.effect.groups for measured in measures.gap.values())
-    if groups < least_groups:
-        kind = "the pictures come from too few groups for a gap to be significant"
-        text = (
-            f"the pictures come from {groups} groups, too few for any gap to be significant; the check needs "
-            f"{least_groups}"
-        )
-        reasons.append(Reason(kind, text))
     accuracy = min(measured.accuracies[0] for measured in measures.gap.values())
     if wilson(round(accuracy * measures.tested), measures.tested)[0] <= max(limits.gap, chance):
         kind = "accuracy on pasted objects is too close to chance for a gap to be measurable"
