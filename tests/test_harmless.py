@@ -14,6 +14,7 @@ from collections import Counter, deque, namedtuple
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.engine.capture import Pass, capture
+from camkit.engine.nested import tensors_in
 from camkit.engine.restore import eagerly
 from camkit.errors import ImageError, LayerError, MethodError
 from camkit.layers.layouts import infer_layout
 from camkit.layers.names import select_layers
 from camkit.methods import ATTENTION
-from camkit.targets import ClassTarget
+from camkit.targets import ClassTarget, Target
+from camkit.targets.scores import Scores
 
 METHODS = tuple(name for name, method in camkit.METHODS.items() if method.needs not in ATTENTION)
 SLOW = ("scorecam", "sscam", "iscam", "rise", "ablationcam", "feature-scorecam")
@@ -1298,3 +1301,76 @@ def test_weights_that_a_forward_pass_writes_are_named() -> None:
     model = WritingEverything(weights=True)
     with pytest.warns(UserWarning, match=r"writes into its own parameters \(large.weight\), which camkit cannot undo"):
         camkit.explain(model, torch.randn(3, SIZE, SIZE), "conv", target=0)
+
+
+# --- functions of the user that work in place
+
+
+@pytest.mark.parametrize("name", camkit.METHODS)
+def test_a_method_of_the_users_may_overwrite_what_it_gets(name: str) -> None:
+    """A copy of each method, which then clears its arguments, gives the same maps for both targets."""
+    method = camkit.METHODS[name]
+
+    def clearing(*given: Any) -> Tensor:
+        weights = method.weights(*given).clone()
+        for tensor in tensors_in(given):
+            tensor.zero_()
+        return weights
+
+    model, image = trained("vit" if method.needs in ATTENTION else "resnet18"), pictures(1)[0]
+    layer = "layer2" if method.layer and name != "cam" else None
+    found, expected = (
+        camkit.explain(model, image, layer, target=[1, 2], method=each)
+        for each in (replace(method, weights=clearing), name)
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.raw, other.raw)
+        assert one.raw.any()
+
+
+def test_methods_that_share_a_pass_do_not_see_what_a_users_function_overwrites() -> None:
+    def overwriting(activations: Tensor, gradients: Tensor) -> Tensor:
+        activations *= gradients.clamp_(min=0)
+        return torch.ones_like(activations)
+
+    model, image = made(Parts), pictures(1)[0]
+    explainer = camkit.Explainer(model)
+    own, *found = explainer.by_methods(image, [overwriting, "gradcam", "layercam"], 1)
+    expected = explainer.by_methods(image, ["gradcam", "layercam"], 1)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.raw, other.raw)
+    _, maps, gradients = reference(model, image[None], 1)
+    assert own.layer == "layer"
+    np.testing.assert_allclose(own.raw, maps.sum(1)[0], atol=1e-5)
+    assert gradients.min() < 0
+
+
+class Doubled(Target):
+    """Doubles all scores in place, in a way that a user might write."""
+
+    def __call__(self, output: Any, batch: int) -> Scores:
+        output["logits"] *= 2
+        return Scores(output["logits"][:, 1])
+
+
+def doubled(output: Any) -> Tensor:
+    output["logits"] *= 2
+    score: Tensor = output["logits"][:, 1]
+    return score
+
+
+class InADictionary(Parts):
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": super().forward(x)}
+
+
+@pytest.mark.parametrize("method", ["gradcam", "ablationcam", "rise", "eigencam"])
+@pytest.mark.parametrize("target", [doubled, Doubled()])
+def test_a_target_of_the_users_may_overwrite_the_output(target: Any, method: str) -> None:
+    model, image = made(InADictionary), pictures(1)[0]
+    own, *found = camkit.explain(model, image, target=[target, 1, 2], method=method)
+    expected = camkit.explain(model, image, target=[1, 2], method=method)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.raw, other.raw)
+        assert one.score == other.score
+    assert own.score == pytest.approx(2 * found[0].score)

@@ -1091,3 +1091,21 @@ def test_quantus_agrees_where_it_measures_the_same() -> None:
     )
     complexity = quantus.functions.complexity_func.discrete_entropy(heat.numpy(), heat.numpy())
     assert complexity == pytest.approx(entropy(heat), abs=1e-6)
+
+
+def test_a_metric_of_the_users_may_overwrite_what_it_gets() -> None:
+    @metrics.register_metric("clearing", title="Clearing", better="higher", space="map", cost="1")
+    def clearing(evaluator: Evaluator, heat: Heat) -> float:
+        heat.values.zero_()
+        evaluator.picture.zero_()
+        return 1.0
+
+    try:
+        model, picture, evaluator, _ = setting()
+        heat, before = random_heat(), picture.clone()
+        expected = Evaluator(model, picture, 1, steps=STEPS)(heat, ["srg", "complexity"]).numbers()
+        found = evaluator(heat, ["clearing", "srg", "complexity"]).numbers()
+    finally:
+        del metrics.METRICS["clearing"]
+    assert found == {"clearing": 1.0, **expected}
+    assert torch.equal(picture, before)

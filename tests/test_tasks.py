@@ -375,6 +375,24 @@ def test_a_number_may_go_up_or_down(outputs):
         camkit.explain(net, image, target=direction("+", outputs))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sign", ["+", "-"])
+@pytest.mark.parametrize("logit", [3.0, 17.0, 40.0, -40.0])
+def test_a_direction_explains_the_logit_behind_a_sigmoid(sign, logit, dtype):
+    """Also where the sigmoid is 1 or 0 in this type, so that its gradient is zero."""
+    net, image = made(1, bias=[logit]).to(dtype), torch.randn(3, 12, 12)
+
+    expected = camkit.explain(net, image, target=direction(sign), method="hirescam")
+    found = camkit.explain(
+        nn.Sequential(net, nn.Sigmoid()), image, "0." + expected.layer, target=direction(sign), method="hirescam"
+    )
+
+    assert found.status in ("ok", "no_positive_evidence")
+    np.testing.assert_array_equal(found.raw, expected.raw)
+    assert found.raw.any()
+    assert abs(found.score) == pytest.approx(torch.tensor(logit).sigmoid().item(), abs=0.02)
+
+
 def test_one_class_rather_than_another_is_the_difference_of_their_logits():
     net, image = made(), torch.randn(3, 12, 12)
 

@@ -17,7 +17,7 @@ from camkit.engine.attention import AttentionRecorder
 from camkit.engine.blocks import Block, after_blocks, are_chained, noting_blocks
 from camkit.engine.capture import Pass, check_all_ran, expand, features_of, is_absent, plain_scores, read_layouts
 from camkit.engine.cut import Saved, Tape, cut
-from camkit.engine.features import Capture
+from camkit.engine.features import Capture, weigh
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.errors import MethodError
@@ -208,7 +208,7 @@ def _by_score(run: _Run) -> Iterator[Tensor]:
         given = [[saved.output.detach().float() for saved in maps]]
         if run.method.needs == "attention-gradients":
             given.append(run.gradients(scored, maps))
-        yield run.method.weights(*given, rows)
+        yield weigh(run.method, *given, rows)
 
 
 def _read(run: _Run, scored: Scores) -> tuple[list[Saved], Float[Tensor, "n queries"]]:
@@ -259,7 +259,7 @@ def _by_layer(run: _Run, blocks: dict[int, Block]) -> Iterator[Tensor]:
         gradients = [run.gradients(target(output, run.pictures), [saved])[0] for output, saved in layers]
         if not all(saved.reached for _, saved in layers):
             raise _no_gradient(run)
-        yield run.method.weights(gradients)
+        yield weigh(run.method, gradients)
 
 
 def _layers(run: _Run, maps: Sequence[Saved], noted: dict[int, Block]) -> Iterator[tuple[Any, Saved]]:

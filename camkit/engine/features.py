@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
+from camkit.engine.nested import mapped
+from camkit.methods.registry import Method
 from camkit.targets.scores import Scores
 from camkit.types import Extent, Layout
 
@@ -35,3 +38,10 @@ class Capture:
     scores: tuple[Scores, ...]
     layouts: tuple[Layout, ...] = ()
     resized: bool = False
+
+
+def weigh(method: Method, *given: Any) -> Tensor:
+    """Return the weights of a method. A function of the user's gets copies, since it may work in place."""
+    if method.users:
+        given = mapped(given, lambda value: value.clone() if isinstance(value, Tensor) else value)
+    return method.weights(*given)

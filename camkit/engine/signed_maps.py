@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from camkit.engine.features import Capture, Features
+from camkit.engine.features import Capture, Features, weigh
 from camkit.engine.heatmap import weighted_sum
 from camkit.engine.smoothing import component_weights, takes_component
 from camkit.methods import WEIGHED_IN_PASS, Method, check_weights, find_method
@@ -84,6 +84,6 @@ def _weighted_sums(
 def _weights_of(method: Method, maps: Features, number: int) -> Tensor:
     """Return a method's weights for a layer's feature maps, for the target with this number."""
     if method.needs == "activations":
-        return method.weights(maps.activations)
+        return weigh(method, maps.activations)
     given = maps.by_target[number]
-    return given if method.needs in WEIGHED_IN_PASS else method.weights(maps.activations, given)
+    return given if method.needs in WEIGHED_IN_PASS else weigh(method, maps.activations, given)

@@ -130,6 +130,12 @@ class Method:
     values: Mapping[str, Whole | Between] = field(default_factory=dict, compare=False)
 
     @property
+    def users(self) -> bool:
+        """True if the function is not camkit's own."""
+        function = getattr(self.weights, "func", self.weights)  # of ``variant``
+        return not str(getattr(function, "__module__", "")).startswith("camkit.")
+
+    @property
     def shares_pass(self) -> bool:
         """True if it weights what a plain pass leaves at the layer, so that several such methods can share one pass."""
         return self.needs in ("gradients", "activations") and self.layer and not self.stages and not self.finer

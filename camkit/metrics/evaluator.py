@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -201,12 +203,20 @@ class Evaluator:
         try:
             if heat.problem is not None:
                 raise heat.problem
-            number = float(metric.measure(self, heat))
+            number = float(metric.measure(*(self._copied(heat) if metric.users else (self, heat))))
         except UndefinedError as error:
             return Value(metric.name, None, error.status, str(error), fill)
         if not math.isfinite(number):
             return Value(metric.name, None, "non_finite", f"{metric.title} is {number} for this map", fill)
         return Value(metric.name, number, fill=fill)
+
+    def _copied(self, heat: Heat) -> tuple[Evaluator, Heat]:
+        """Return copies of what a metric of the user's gets, since it may work in place."""
+        evaluator = copy.copy(self)
+        evaluator.picture = self.picture.clone()
+        evaluator.region = None if self.region is None else self.region.clone()
+        cells = None if heat.cells is None else heat.cells.clone()
+        return evaluator, replace(heat, values=heat.values.clone(), cells=cells)
 
     # --- what metrics use
 
@@ -261,7 +271,7 @@ class Evaluator:
             UndefinedError: all cells of the map are equal, or a score is not finite.
         """
         fill = self.fill or usual_fill
-        key = (self, fill, kept)
+        key = (self.scores, fill, kept)
         if key not in heat.curves:
             heat.curves[key] = self._along(heat, even_shares(self.steps), fill, kept=kept)
         return heat.curves[key]

@@ -107,7 +107,7 @@ def feature_curves(evaluator: Evaluator, heat: Heat) -> tuple[Curve, Curve]:
         UndefinedError: the layer's head cannot be run alone, the map's cells have no order, or a score is not finite.
     """
     fill = evaluator.fill or FILL
-    keys = [(evaluator, "features", fill, kept) for kept in (True, False)]
+    keys = [(evaluator.scores, "features", fill, kept) for kept in (True, False)]
     if keys[0] not in heat.curves:
         for key, curve in zip(keys, _measured(evaluator, heat, fill), strict=True):
             heat.curves[key] = curve

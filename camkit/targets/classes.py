@@ -17,7 +17,7 @@ from camkit.targets.maps import SegmentTarget, class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, label_of, whole_number
 from camkit.targets.outputs import describe, detections_of, logits_of, maps_of
 from camkit.targets.probabilities import PLURAL, final_activation, given_probabilities, kind_of, logits_behind
-from camkit.targets.scores import Expands, OfPictures, Scores, Target
+from camkit.targets.scores import Expands, OfPictures, Scores, Target, copied
 from camkit.types import Activation
 
 FINER_WEIGHT, FINER_NEAREST = 0.6, 3
@@ -263,7 +263,10 @@ class DirectionTarget(Target):
         sign = "+" if self.sign > 0 else "-"
         name = f"output {self.index}" if logits.shape[1] > 1 else "output"
         return Scores(
-            values=self.sign * logits[:, self.index], description=f"{sign} {name}", quantity="output, with this sign"
+            values=self.sign * logits[:, self.index],
+            description=f"{sign} {name}",
+            quantity="output, with this sign",
+            activation=final_activation(logits),
         )
 
 
@@ -412,7 +415,7 @@ class FunctionTarget(Target):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the function's scores; there must be one per image."""
-        values = self.function(output)
+        values = self.function(copied(output))
         if not isinstance(values, Tensor) or values.shape != (batch,) or not values.is_floating_point():
             raise TargetError(
                 f"the target function returned {describe(values)}; it must return a floating-point tensor of shape "

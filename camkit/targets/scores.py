@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from camkit.types import Activation
 
@@ -45,6 +47,19 @@ class Scores:
     activation: Any = None
 
 
+def copied(output: Any) -> Any:
+    """Return a copy of a model's output, for the user's functions, which may work in place."""
+    return tree_map_only(Tensor, Tensor.clone, output)
+
+
+def _of_copies(call: Callable[..., Scores]) -> Callable[..., Scores]:
+    @functools.wraps(call)
+    def called(target: Target, output: Any, batch: int) -> Scores:
+        return call(target, copied(output), batch)
+
+    return called
+
+
 class Target(ABC):
     """What to explain: turns a model's output into one score per image.
 
@@ -56,8 +71,10 @@ class Target(ABC):
     for_threads: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Let several threads score only if the class itself says so."""
+        """Let several threads score only if the class itself says so; give copies to the user's classes."""
         cls.for_threads = vars(cls).get("for_threads", False)
+        if "__call__" in vars(cls) and not cls.__module__.startswith("camkit."):
+            cls.__call__ = _of_copies(vars(cls)["__call__"])  # type: ignore[method-assign]
 
     @abstractmethod
     def __call__(self, output: Any, batch: int) -> Scores:
