@@ -152,6 +152,47 @@ def test_crowds_and_dangling_ids_and_bad_boxes_are_counted_and_left_out(tmp_path
     }
 
 
+def test_coco_boxes_and_polygons_in_shares_are_recognised(tmp_path: Path) -> None:
+    shares = [side / SIZE[number % 2] for number, side in enumerate(SQUARE)]
+    for annotation in (
+        row(bbox=[0.125, 4 / 30, 0.5, 16 / 30]),
+        row(bbox=[0.125, 4 / 30, 0.5, 16 / 30], segmentation=[shares]),
+        row(segmentation=[shares]),
+    ):
+        assert (drawn(coco.read(coco_file(tmp_path, [annotation]))) == rectangle(5, 4, 25, 20)).all()
+
+
+def test_coco_objects_in_the_wrong_unit_are_left_out_and_said(tmp_path: Path) -> None:
+    pixels, shares = row(bbox=[5, 4, 20, 16]), row(bbox=[0.125, 0.2, 0.5, 0.5])
+    square = [0.1, 0.1, 0.9, 0.1, 0.9, 0.9]
+    file = coco_file(tmp_path, [pixels, shares, row(bbox=[5, 4, 20, 16], segmentation=[square])])
+    annotations = coco.read(file)
+    assert (drawn(annotations) == rectangle(5, 4, 25, 20)).all()
+    assert annotations.problems == {
+        "boxes in the corner pixel, probably shares among pixels": ("a.jpg",),
+        "boxes in other units than their outlines": ("a.jpg",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"image_id": "1"}, "of a picture that the file does not list (an id is text in one place and a number in the"),
+        ({"category_id": "1"}, "of a category that the file does not list (an id is text in one place and a number"),
+        ({"image_id": 2}, "of a picture that the file does not list"),
+    ],
+)
+def test_why_an_id_of_coco_is_not_found(tmp_path: Path, change: dict[str, object], why: str) -> None:
+    (problem,) = coco.read(coco_file(tmp_path, [row(bbox=[1, 1, 5, 5]) | change])).problems
+    assert problem.startswith(f"annotations {why}")
+    assert ("text" in problem) == ("text" in why)
+
+
+def test_coco_without_categories_says_so(tmp_path: Path) -> None:
+    (problem,) = coco.read(coco_file(tmp_path, [row(bbox=[1, 1, 5, 5])], categories=[])).problems
+    assert problem == "annotations of a category that the file does not list (it lists none)"
+
+
 def test_an_outline_without_a_box_gets_the_box_around_it(tmp_path: Path) -> None:
     shape = rectangle(5, 4, 25, 20)
     packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
@@ -373,6 +414,41 @@ def test_other_xml_among_annotations_is_skipped(tmp_path: Path) -> None:
         find_regions(tmp_path)
 
 
+def test_voc_boxes_in_shares_are_recognised_from_all_files_together(tmp_path: Path) -> None:
+    (tmp_path / "a.xml").write_text(VOC.format(size=VOC_SIZE, objects=voc_object(0.25, 0.2, 0.75, 1.0)))
+    assert (drawn(voc.read(tmp_path)) == rectangle(10, 6, 30, 30)).all()
+    text = VOC.format(size=VOC_SIZE, objects=voc_object(3, 4, 12, 20)).replace("a.jpg", "b.jpg")
+    (tmp_path / "b.xml").write_text(text)
+    both = voc.read(tmp_path)
+    assert (drawn(both, "b.jpg") == rectangle(2, 3, 12, 20)).all()
+    assert both.problems == {"boxes in the corner pixel, probably shares among pixels": ("a.jpg",)}
+
+
+@pytest.mark.parametrize(
+    ("declared", "encoding"),
+    [
+        ("GB2312", "gb2312"),
+        ("gb2312", "gbk"),
+        ("GBK", "gbk"),
+        ("Shift_JIS", "shift_jis"),
+        ("Big5", "big5"),
+        ("EUC-KR", "euc_kr"),
+        ("utf-16", "utf-16"),
+        ("UTF-8", "utf-8-sig"),
+        ("windows-1252", "cp1252"),
+        ("", "utf-8-sig"),
+        ("", "utf-16"),
+    ],
+)
+def test_voc_in_any_usual_encoding(tmp_path: Path, declared: str, encoding: str) -> None:
+    name = {"shift_jis": "犬", "euc_kr": "개", "cp1252": "Bär", "gbk": "鎔"}.get(encoding, "狗")
+    text = VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5, name=name))
+    head = f'<?xml version="1.0" encoding="{declared}"?>\r\n' if declared else ""
+    (tmp_path / "a.xml").write_bytes((head + text).encode(encoding))
+    (annotations,) = find_regions(tmp_path)
+    assert [one.category for one in annotations.objects["a.jpg"]] == [name]
+
+
 # YOLO
 
 
@@ -407,6 +483,81 @@ def test_yolo_boxes_and_polygons_in_shares_and_names_by_number(tmp_path: Path, n
 def test_yolo_without_names_numbers_its_classes_and_ignores_a_confidence(tmp_path: Path) -> None:
     annotations = yolo.read(yolo_folder(tmp_path, "\ufeff12 0.5 0.5 0.5 0.2 0.93"))
     assert [one.category for one in annotations.objects["a"]] == ["12"]
+
+
+POSES = {
+    "4 keypoints of 3 numbers": (3, "0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2"),
+    "3 keypoints of 3 numbers": (3, "0.3 0.45 2 0.5 0.5 1 0 0 0"),
+    "4 keypoints of 2 numbers": (2, "0.3 0.45 0.5 0.5 0 0 0.7 0.55"),
+    "1 keypoint of 2 numbers": (2, "0.3 0.45"),
+}
+
+
+@pytest.mark.parametrize("pose", POSES)
+@pytest.mark.parametrize("place", ["beside", "above class names in the folder of labels"])
+def test_of_a_pose_the_box_is_read(tmp_path: Path, pose: str, place: str) -> None:
+    size, keypoints = POSES[pose]
+    table = f"kpt_shape: [{len(keypoints.split()) // size}, {size}]\n"
+    labels = yolo_folder(tmp_path, f"0 0.5 0.5 0.5 0.2 {keypoints}\n0 0.5 0.5 0.5 0.2", ("data.yaml", table))
+    if place == "beside":
+        (tmp_path / "data.yaml").write_text(f"names: [cat]\n{table}")
+    else:
+        (labels / "classes.txt").write_text("cat\n")
+    first, second = yolo.read(labels).objects["a"]
+    assert (first.kind, first.category, first.box) == ("box", "cat", second.box)
+
+
+def test_a_pose_with_visibilities_is_recognised_without_a_table(tmp_path: Path) -> None:
+    labels = yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.2 0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2")
+    (labels / "b.txt").write_text("0 0.5 0.5 0.5 0.2 0.3 0.45 0 0.5 0.5 1 0 0 0 0.7 0.55 2")
+    assert {one.kind for objects in yolo.read(labels).objects.values() for one in objects} == {"box"}
+
+
+def test_real_polygons_are_not_taken_for_poses(test_data: Path, tmp_path: Path) -> None:
+    lines = []
+    table = json.loads((test_data / "coco" / "instances.json").read_text())
+    sizes = {image["id"]: (image["width"], image["height"]) for image in table["images"]}
+    for annotation in table["annotations"]:
+        if isinstance(annotation["segmentation"], list):
+            outline = annotation["segmentation"][0]
+            shares = [side / sizes[annotation["image_id"]][number % 2] for number, side in enumerate(outline)]
+            lines.append(" ".join(["0", *(f"{share:.4f}" for share in shares)]))
+    lines.append("0 0 0 1 0 1 1 0 1 0 0")  # the whole picture
+    annotations = yolo.read(yolo_folder(tmp_path, "\n".join(lines)))
+    assert {one.kind for one in annotations.objects["a"]} == {"mask"}
+
+
+def test_yolo_boxes_and_polygons_in_one_file_and_classes_by_name(tmp_path: Path) -> None:
+    lines = "cat 0.5 0.5 0.5 0.2\n traffic light 0.1 0.1 0.9 0.1 0.9 0.6 0.1 0.6\n1 0.5 0.5 0.5 0.2 0.93\n"
+    annotations = yolo.read(yolo_folder(tmp_path, lines, ("classes.txt", "cat\ndog")))
+    assert [(one.category, one.kind) for one in annotations.objects["a"]] == [
+        ("cat", "box"),
+        ("traffic light", "mask"),
+        ("dog", "box"),
+    ]
+    assert (object_region([in_pixels(annotations.objects["a"][0], SIZE)], SIZE) == rectangle(10, 12, 30, 18)).all()
+
+
+@pytest.mark.parametrize("lines", ["0 20 15 20 6", "cat 0.93 10 12 30 18", "0 10 12 30 12 30 18 10 18"])
+def test_yolo_in_pixels_is_not_read_as_shares(tmp_path: Path, lines: str) -> None:
+    annotations = yolo.read(yolo_folder(tmp_path, lines))
+    assert annotations.problems == {"boxes in pixels, but YOLO needs shares of the picture (0 to 1)": ("a",)}
+    assert not annotations.objects
+
+
+@pytest.mark.parametrize("names", ["data/obj/a.jpg\ndata/obj/b c.png\n", "C:\\data\\a.JPG\r\nC:\\data\\b.jpg\r\n", ""])
+def test_lists_of_pictures_beside_yolo_are_no_annotations(tmp_path: Path, names: str) -> None:
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", SIZE).save(tmp_path / "data" / "a.jpg")
+    (tmp_path / "data" / "a.txt").write_text("1 0.5 0.5 0.5 0.2\n")
+    (tmp_path / "data" / "b.txt").write_text("")
+    (tmp_path / "obj.names").write_text("cat\ndog\n")
+    for name in ("train.txt", "images.txt", "README.dataset.txt"):
+        (tmp_path / name).write_text(names if name != "README.dataset.txt" else "Exported from a tool.\n")
+    (annotations,) = find_regions(tmp_path)
+    assert {name: [one.category for one in objects] for name, objects in annotations.objects.items()} == {
+        "data/a": ["dog"]
+    }
 
 
 def test_yolo_counts_unknown_classes_and_invalid_boxes(tmp_path: Path) -> None:
@@ -1218,3 +1369,95 @@ def test_a_check_whose_preprocessing_crops_by_content_says_so(tmp_path):
             labels=loaded.labels,
             out=tmp_path / "out",
         )
+
+
+# Formats that camkit does not read
+
+
+LABELME = {"version": "5", "shapes": [{"label": "cat", "points": [[1, 1], [9, 9]]}], "imagePath": "a.jpg"}
+VIA_REGIONS = [{"shape_attributes": {"name": "rect", "x": 1, "y": 1, "width": 9, "height": 9}, "region_attributes": {}}]
+UNREAD = {
+    "LabelMe": ("cat/a.json", json.dumps(LABELME)),
+    "LabelMe of another order": ("cat/a.json", json.dumps(dict(reversed(LABELME.items())), indent=2)),
+    "VIA": ("via.json", json.dumps({"a.jpg123": {"filename": "a.jpg", "size": 123, "regions": VIA_REGIONS}})),
+    "VIA project": ("p.json", json.dumps({"_via_settings": {}, "_via_img_metadata": {}})),
+    "VIA table": (
+        "via.csv",
+        "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,region_attributes\n"
+        'a.jpg,1,{},1,0,"{""name"":""rect"",""x"":1,""y"":1,""width"":9,""height"":9}",{}\n',
+    ),
+    "CreateML": (
+        "_annotations.createml.json",
+        json.dumps(
+            [{"image": "a.jpg", "annotations": [{"label": "cat", "coordinates": {"x": 5, "y": 5, "width": 8}}]}]
+        ),
+    ),
+    "CVAT": (
+        "annotations.xml",
+        '<?xml version="1.0"?><annotations><version>1.1</version><image id="0" name="a.jpg"><box label="cat" '
+        'xtl="1" ytl="1" xbr="9" ybr="9"/></image></annotations>',
+    ),
+    "Label Studio": ("export.json", json.dumps([{"data": {"image": "a.jpg"}, "result": {"rectanglelabels": ["cat"]}}])),
+    "DOTA": ("cat/a.txt", "imagesource:x\ngsd:0.1\n1 1 9.5 1 9 9 1 9 cat 0\n"),
+    "COCO": ("cat/deep/instances.json", json.dumps({"images": [], "annotations": [], "categories": []})),
+    "CSV Kaggle boxes": ("train.csv", 'image_id,width,height,bbox,source\na,40,30,"[1, 1, 8, 8]",x\n'),
+    "CSV Kaggle outlines": ("train.csv", "ImageId,EncodedPixels\na.jpg,1 3 10 5\n"),
+    "CSV Kaggle predictions": ("train.csv", "ImageId,PredictionString\na.jpg,cat 1 1 9 9\n"),
+    "CSV of other columns": ("boxes.csv", "img_file,x_min,y_min,x_max,y_max\na.jpg,1,1,9,9\n"),
+    "CSV without a header": ("boxes.csv", "cat/a.jpg,1,1,9,9,cat\ncat/b.jpg,1,1,9,9,cat\n"),
+    "JSON of another tool": ("a.json", json.dumps({"assets": [{"boundingBox": {"left": 1, "top": 1}}]})),
+    "XML of another tool": ("a.xml", "<page><object><polygon>1 1 9 9 1 9</polygon></object></page>"),
+}
+
+
+@pytest.mark.parametrize("known", UNREAD)
+@pytest.mark.parametrize("place", ["inside", "in annotations beside", "beside images"])
+def test_annotations_that_camkit_does_not_read_are_named(tmp_path: Path, known: str, place: str) -> None:
+    name, text = UNREAD[known]
+    data = tmp_path / "data" / "images"
+    for picture in ("cat/a.jpg", "dog/b.jpg"):
+        (data / picture).parent.mkdir(parents=True)
+        Image.new("RGB", SIZE).save(data / picture)
+    file = {
+        "inside": data / name,
+        "in annotations beside": data.parent / "annotations" / Path(name).name,
+        "beside images": data.parent / Path(name).name,
+    }[place]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\ufeff" + text, encoding="utf-8")
+    if (known, place) == ("COCO", "in annotations beside"):
+        assert [one.format for one in find_regions(data)] == ["COCO"]
+        return
+    with pytest.raises(InputError, match=rf"^(.*{known.partition(' ')[0]}.*)$") as caught:
+        find_regions(data)
+    assert file.name in str(caught.value)
+    with pytest.raises(InputError, match=file.name):
+        camkit.check("demo-fair", data)
+
+
+def test_other_files_beside_the_pictures_are_no_annotations(tmp_path: Path) -> None:
+    for name, text in {
+        "config.json": '{"model": "resnet50", "image": "a.jpg", "coordinates": [1, 2]}',
+        "broken.json": "{",
+        "empty.json": "",
+        "labels.csv": "path,label\na.jpg,cat\n",
+        "scores.csv": "epoch,train,val,lr,time\n1,2,3,4,5\n",
+        "camera.csv": "a.jpg,2020-01-01\n",
+        "junit.xml": "<testsuites><testsuite/></testsuites>",
+        "notes.txt": "1 2 3 4\nwords",
+        "numbers.json": json.dumps({"shape": [1, 2], "points": 3}),
+        "cat/report.json": json.dumps({"verdict": "PASS", "images": [{"name": "a", "hit": 1.0}], "classes": {}}),
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert find_regions(tmp_path) == []
+
+
+def test_regions_that_camkit_reads_suffice_beside_others(tmp_path: Path) -> None:
+    coco_file(tmp_path, [row(bbox=[1, 1, 5, 5])])
+    (tmp_path / "a.json").write_text(json.dumps(LABELME))
+    assert [one.format for one in find_regions(tmp_path)] == ["COCO"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.json").write_text(json.dumps(LABELME))
+    with pytest.raises(InputError, match=r"LabelMe files found, such as .*labelme2coco"):
+        read_regions(tmp_path / "other")

@@ -369,9 +369,22 @@ _CHANNELS: dict[Storage, tuple[Channel, ...]] = {
 def _check_colours(file: Path, storage: Storage, values: Mapping[Channel, Integer[np.ndarray, "h w"]]) -> None:
     """Refuse a photograph: a mask has few colours, except under its transparency."""
     if storage == "colour":
-        colours = len(np.unique(values["colour"]))
+        colours = _count_colours(values["colour"])
         if colours > _MOST_COLOURS:
             raise ImageError(f"the mask {shortened(file)} holds {colours} colours, so it is a picture and not a mask")
+
+
+def _count_colours(colours: Integer[np.ndarray, "h w"]) -> int:
+    return len(np.unique(colours))
+
+
+def is_photograph(file: Path) -> bool:
+    """Return whether a file is a picture with more colours than a mask could have; a grey picture never is."""
+    try:
+        stored = _Stored(file)
+    except ImageError:
+        return False
+    return stored.storage in ("colour", "alpha") and _count_colours(stored.values("colour")) > _MOST_COLOURS
 
 
 def _decide(storage: Storage, counted: Mapping[Channel, _Tally], opaque: set[int], example: str) -> MaskReading:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from camkit.background.regions import boxes, coco, masks, voc, yolo
-from camkit.background.regions.masks import is_mask
+from camkit.background.regions.masks import holds_photographs, is_mask
 from camkit.background.regions.table import FORMATS, RegionFormat
+from camkit.background.regions.unread import find_unread
 from camkit.background.values import Annotations
 from camkit.errors import InputError, refuse_pipe
 from camkit.images.files import files_in
@@ -18,6 +20,7 @@ __all__ = [
     "boxes",
     "coco",
     "find_regions",
+    "holds_photographs",
     "is_mask",
     "masks",
     "read_regions",
@@ -28,9 +31,19 @@ __all__ = [
 _BY_EXTENSION = {".json": "coco", ".xml": "voc", ".csv": "boxes"}
 
 
-def find_regions(folder: Path) -> list[Annotations]:
-    """Read all regions that are in a folder of pictures or beside it."""
-    return [known.read(file) for known in FORMATS.values() for file in known.find(folder)]
+def find_regions(folder: Path, classes: Collection[str] = ()) -> list[Annotations]:
+    """Read all regions that are in a folder of pictures or beside it.
+
+    ``classes`` are folders that hold pictures of a class, whatever their names say.
+
+    Raises:
+        InputError: there are annotations, but none in a format that camkit reads.
+    """
+    files = [(known.read, file) for known in FORMATS.values() for file in known.find(folder)]
+    regions = [read(file) for read, file in files if file.parent != folder or file.name not in classes]
+    if not regions and (unread := find_unread(folder)) is not None:
+        raise InputError(f"{unread}, or move them away to check without regions")
+    return regions
 
 
 def read_regions(source: Path) -> list[Annotations]:
@@ -50,6 +63,8 @@ def read_regions(source: Path) -> list[Annotations]:
         refuse_pipe(source)
         regions = [FORMATS[_BY_EXTENSION[source.suffix.lower()]].read(source)]
     if not regions:
+        if source.is_dir() and (unread := find_unread(source)) is not None:
+            raise InputError(unread)
         raise InputError(
             f"no regions found in {source}; camkit reads COCO JSON, Pascal VOC XML, YOLO text, mask pictures and CSV "
             "files of boxes"

@@ -6,7 +6,7 @@ import csv
 import math
 from pathlib import Path
 
-from camkit.background.regions.table import AnnotationCollector, register
+from camkit.background.regions.table import AnnotationCollector, are_shares, register
 from camkit.background.values import Annotations
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in
@@ -24,10 +24,6 @@ _SIDES = {
     "x": ("x", "bbox_x"),
     "y": ("y", "bbox_y"),
 }
-
-_LARGEST_SHARE = 1.5
-"""If all numbers in a table are below this, they are shares of the picture: as pixels, all boxes would lie in a
-corner."""
 
 
 def find_columns(header: list[str], names: dict[str, tuple[str, ...]]) -> dict[str, str]:
@@ -86,7 +82,7 @@ def read(file: Path) -> Annotations:
                 if not picture.strip():
                     raise ValueError("it names no picture")  # noqa: TRY301
                 rows.append((picture.strip(), category.strip(), _parse_box(row, columns)))
-            shares = all(max(box) < _LARGEST_SHARE for _, _, box in rows)
+            shares = are_shares(box for _, _, box in rows)
             for picture, category, box in rows:
                 collector.add(picture, category, box, shares=shares)
     except (OSError, UnicodeDecodeError, csv.Error) as error:

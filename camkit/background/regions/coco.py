@@ -8,12 +8,12 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
 
-from camkit.background.regions.table import AnnotationCollector, register, shorten
+from camkit.background.regions.table import AnnotationCollector, are_shares, register, shorten
 from camkit.background.values import Annotations
 from camkit.errors import InputError, brief
 from camkit.images.files import files_in
@@ -35,10 +35,11 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 def find(folder: Path) -> list[Path]:
     """List the JSON files in a folder, or in ``annotations`` in or beside it, that look like COCO."""
     files = [file for part in _FOLDERS for file in files_in(folder / part, [".json"], deep=False)]
-    return [file for file in files if _looks_like_coco(file)]
+    return [file for file in files if looks_like_coco(file)]
 
 
-def _looks_like_coco(file: Path) -> bool:
+def looks_like_coco(file: Path) -> bool:
+    """Return whether a JSON file is COCO, or broken with a usual name."""
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
@@ -63,8 +64,17 @@ def read(file: Path) -> Annotations:
             if row.get("width") and row.get("height"):
                 width, height = parse_numbers([row["width"], row["height"]], 2)
                 collector.sizes[str(row["file_name"])] = (int(width), int(height))
-        for row in content["annotations"]:
-            _add_annotation(collector, row, pictures, categories)
+        parsed = [_parse_annotation(collector, row, pictures, categories) for row in content["annotations"]]
+        objects = [annotation for annotation in parsed if annotation is not None]
+        shares = are_shares(annotation.box for annotation in objects)
+        for annotation in objects:
+            outline = annotation.outline
+            if isinstance(outline, list) and are_shares([_bounding_box(outline)]) != are_shares([annotation.box]):
+                collector.problems["boxes in other units than their outlines"].append(annotation.picture)
+                continue
+            if annotation.crowd:
+                collector.problems["crowds, removed but not explained"].append(annotation.picture)
+            collector.add(*annotation[:4], shares=shares, crowd=annotation.crowd)
     except OSError as error:
         raise InputError(f"the regions in {file} cannot be read: {brief(error)}") from error
     except _MALFORMED as error:
@@ -100,18 +110,27 @@ def parse_numbers(value: Any, count: int | None = None) -> list[float]:
     return [float(number) for number in value]
 
 
-def _add_annotation(
+class _Annotation(NamedTuple):
+    picture: str
+    category: str
+    box: Box
+    outline: list[list[float]] | dict[str, Any] | None
+    crowd: bool
+
+
+def _parse_annotation(
     collector: AnnotationCollector, row: Any, pictures: dict[Any, str], categories: dict[Any, str]
-) -> None:
-    """Add one annotation, or record the problem that it has."""
-    name = pictures.get(row["image_id"])
-    if name is None:
-        collector.problems["annotations of a picture that the file does not list"].append(str(row.get("id")))
-        return
-    category = categories.get(row.get("category_id"))
-    if category is None:
-        collector.problems["annotations of a category that the file does not list"].append(str(row.get("id")))
-        return
+) -> _Annotation | None:
+    """Return one annotation, or record the problem that it has and return None."""
+    name, category = pictures.get(row["image_id"]), categories.get(row.get("category_id"))
+    if name is None or category is None:
+        what, value, known = (
+            ("picture", row["image_id"], pictures) if name is None else ("category", row.get("category_id"), categories)
+        )
+        collector.problems[f"annotations of a {what} that the file does not list{_why_unknown(value, known)}"].append(
+            str(row.get("id"))
+        )
+        return None
     outline = _parse_segmentation(row.get("segmentation") or None)
     box = None
     if row.get("bbox"):
@@ -121,11 +140,16 @@ def _add_annotation(
         box = _bounding_box(outline)
     if box is None:
         collector.problems["annotations with neither box nor outline"].append(name)
-        return
-    crowd = bool(row.get("iscrowd"))
-    if crowd:
-        collector.problems["crowds, removed but not explained"].append(name)
-    collector.add(name, category, box, outline, crowd=crowd)
+        return None
+    return _Annotation(name, category, box, outline, bool(row.get("iscrowd")))
+
+
+def _why_unknown(value: Any, known: Mapping[Any, str]) -> str:
+    """Say why a file does not list an id: it has no list, or the id is text in one place and a number in the other."""
+    if not known:
+        return " (it lists none)"
+    same = next((number for number in known if type(number) is not type(value) and str(number) == str(value)), None)
+    return "" if same is None else " (an id is text in one place and a number in the other)"
 
 
 def _parse_segmentation(value: Any) -> list[list[float]] | dict[str, Any] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
 from camkit.images.files import files_in
-from camkit.images.masks import MaskFile, understand_masks
+from camkit.images.masks import MaskFile, is_photograph, understand_masks
 
 _FOLDERS = (
     "masks",
@@ -23,6 +23,9 @@ _FOLDERS = (
 _MASK_SUFFIX = re.compile(r"[._-](mask|segmentation_mask|seg)$", re.IGNORECASE)
 _MASK_EXTENSIONS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _PICTURE_EXTENSIONS = (".jpg", ".jpeg", *_MASK_EXTENSIONS)
+
+_MOST_EXAMINED = 5
+"""The most pictures that are examined to tell photographs from masks."""
 
 _KINDS = {
     "alpha": "masks with transparency",
@@ -46,10 +49,17 @@ def is_mask(file: Path) -> bool:
 
 def find(folder: Path) -> list[Path]:
     """Return the folder of masks in or beside a folder of pictures, or that folder itself if it contains masks."""
-    for masks in (*(folder / name for name in _FOLDERS), *(folder.parent / name for name in _FOLDERS)):
+    inside = [masks for masks in (folder / name for name in _FOLDERS) if not holds_photographs(masks)]
+    for masks in (*inside, *(folder.parent / name for name in _FOLDERS)):
         if masks.is_dir() and _possible_masks(masks):
             return [masks]
     return [folder] if any(map(is_mask, _possible_masks(folder))) else []
+
+
+def holds_photographs(folder: Path) -> bool:
+    """Return whether a folder that is named like one of masks holds photographs, as that of a class "mask" does."""
+    pictures = [file for file in files_in(folder, _PICTURE_EXTENSIONS) if not file.name.startswith(".")]
+    return bool(pictures) and all(map(is_photograph, pictures[:_MOST_EXAMINED]))
 
 
 def _possible_masks(folder: Path) -> list[Path]:

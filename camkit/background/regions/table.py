@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class AnnotationCollector:
         shares: bool = False,
         crowd: bool = False,
     ) -> None:
-        """Add an object, or record a problem if its box has no area or lies outside its picture.
+        """Add an object, or record a problem if its box has no area, lies outside its picture or has another unit.
 
         Raises:
             ValueError: no picture is named, or a side of the box is not finite.
@@ -68,6 +68,9 @@ class AnnotationCollector:
         if box is not None and clipped is None:
             empty = box.right <= box.left or box.bottom <= box.top
             self.problems["boxes without an area" if empty else "boxes outside their picture"].append(picture)
+            return
+        if clipped is not None and not shares and are_shares([clipped]):
+            self.problems["boxes in the corner pixel, probably shares among pixels"].append(picture)
             return
         if clipped is not None and clipped != box:
             self.problems["boxes clipped to their picture"].append(picture)
@@ -92,6 +95,16 @@ def shorten(value: Any) -> str:
     """Return a wrong value as text for an error, cut off if it is long."""
     shown = repr(value)
     return shown[:_LONGEST_VALUE] + "..." * (len(shown) > _LONGEST_VALUE)
+
+
+LARGEST_SHARE = 1.5
+"""If all sides of the boxes of a source are below this, they are shares of the picture: as pixels, all boxes would lie
+in its corner."""
+
+
+def are_shares(boxes: Iterable[Box]) -> bool:
+    """Return whether boxes are in shares of the picture and not in pixels."""
+    return all(max(box) < LARGEST_SHARE for box in boxes)
 
 
 _UNIT_SQUARE = (1, 1)

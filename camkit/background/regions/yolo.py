@@ -1,21 +1,26 @@
-"""Read YOLO text files: each line has a class and a box or a polygon, in shares of the picture."""
+"""Read YOLO text files: each line has a class and a box, a polygon or a pose, in shares of the picture."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import yaml
 
-from camkit.background.regions.table import AnnotationCollector, register, shorten
+from camkit.background.regions.table import LARGEST_SHARE, AnnotationCollector, register, shorten
 from camkit.background.values import Annotations
 from camkit.errors import InputError, brief
-from camkit.images.files import files_in
+from camkit.images.files import files_in, has_picture_suffix
 from camkit.types import Box
 
-_CLASS_FILES = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml")
-_OTHER_FILES = {"readme.txt", "requirements.txt", "labels.txt", *_CLASS_FILES}
+_TABLES = ("data.yaml", "data.yml", "dataset.yaml")
+_CLASS_FILES = ("classes.txt", "obj.names", *_TABLES)
+_OTHER_FILES = {"requirements.txt", "labels.txt", *_CLASS_FILES}
+
+_Row: TypeAlias = tuple[str, list[float]]
+"""The class of a line, a number or a name, and the numbers after it."""
 
 
 def find(folder: Path) -> list[Path]:
@@ -35,7 +40,9 @@ def _labels_of_images(folder: Path) -> Path:
 
 
 def _text_files(folder: Path) -> list[Path]:
-    return [file for file in files_in(folder, [".txt"]) if file.name.lower() not in _OTHER_FILES]
+    """List the text files that may be annotations; data sets also hold README.dataset.txt and the like."""
+    files = ((file, file.name.lower()) for file in files_in(folder, [".txt"]))
+    return [file for file, name in files if name not in _OTHER_FILES and not name.startswith("readme")]
 
 
 def _looks_like_yolo(file: Path) -> bool:
@@ -43,61 +50,119 @@ def _looks_like_yolo(file: Path) -> bool:
         rows = _read_rows(file)
     except (OSError, ValueError):
         return False
-    return bool(rows) and all(len(row) >= 5 for row in rows)
+    return bool(rows) and all(len(numbers) >= 4 for _, numbers in rows)
 
 
-def _read_rows(file: Path) -> list[list[float]]:
-    lines = file.read_text(encoding="utf-8-sig").splitlines()
-    return [[float(part) for part in line.split()] for line in lines if line.strip()]
+def _read_rows(file: Path) -> list[_Row]:
+    """Return the lines of a file; none if it only lists pictures, as the train.txt of CVAT and Darknet does."""
+    lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    return [] if all(map(has_picture_suffix, lines)) else [_parse_line(line.split()) for line in lines]
+
+
+def _parse_line(words: list[str]) -> _Row:
+    count = next((place for place, word in enumerate(words) if _is_number(word)), len(words))
+    count = max(1, count)  # a class is a number, or a name of one or more words
+    return " ".join(words[:count]), [float(word) for word in words[count:]]
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 @register("yolo", find)
 def read(folder: Path) -> Annotations:
     """Read all text files in a folder; ``classes.txt`` or ``data.yaml`` in or above it names the classes.
 
+    A class may also be a name. Of a pose only the box is used.
+
     Raises:
-        InputError: a line is not a class and a box or polygon.
+        InputError: a line is not a class and a box, polygon or pose.
     """
     class_names = _find_class_names(folder)
-    collector = AnnotationCollector()
+    rows_of: dict[Path, list[_Row]] = {}
     for file in _text_files(folder):
         try:
-            rows = _read_rows(file)
+            rows_of[file] = _read_rows(file)
         except (OSError, ValueError) as error:
             raise InputError(f"{file} is not a YOLO annotation: {brief(error)}") from error
+    collector = AnnotationCollector()
+    all_numbers = [numbers for rows in rows_of.values() for _, numbers in rows]
+    poses = _has_keypoints(folder) or _look_like_poses(all_numbers)
+    in_pixels = bool(all_numbers) and not any(max(numbers[:4], default=0.0) < LARGEST_SHARE for numbers in all_numbers)
+    for file, rows in rows_of.items():
         picture = file.relative_to(folder).with_suffix("").as_posix()
-        for row in rows:
-            _check_row(file, row)
-            category = class_names.get(int(row[0]), "") if class_names else str(int(row[0]))
-            if category:
-                _add_object(collector, picture, category, row[1:])
-            else:
+        for name, numbers in rows:
+            _check_row(file, name, numbers, poses=poses)
+            category = name
+            if _is_number(name):
+                category = class_names.get(int(float(name)), "") if class_names else str(int(float(name)))
+            if not category:
                 collector.problems["objects of a class that the file of class names does not list"].append(picture)
+            elif in_pixels:
+                collector.problems["boxes in pixels, but YOLO needs shares of the picture (0 to 1)"].append(picture)
+            else:
+                _add_object(collector, picture, category, numbers, poses=poses)
     return collector.finish("YOLO", folder)
 
 
-def _check_row(file: Path, row: list[float]) -> None:
-    """Refuse a row that is not a class with a box (perhaps with a confidence) or with a polygon."""
-    if len(row) < 5 or (len(row) > 6 and len(row) % 2 == 0) or not np.isfinite(row).all():
-        raise InputError(f"{file}: each line must be a class and a box (5 numbers) or a polygon, not {shorten(row)}")
-    if row[0] < 0 or row[0] % 1:
-        raise InputError(f"{file}: a class must be a whole number from 0, not {row[0]:g}")
+def _check_row(file: Path, name: str, numbers: list[float], *, poses: bool) -> None:
+    """Refuse a row that is not a class with a box (perhaps with a confidence), a polygon or a pose."""
+    count = len(numbers)
+    if count < 4 or (count > 5 and count % 2 and not poses) or not np.isfinite(numbers).all():
+        raise InputError(
+            f"{file}: each line must be a class and a box (4 numbers) or a polygon, not "
+            f"{shorten(' '.join([name, *map(str, numbers)]))}; for poses, data.yaml must have kpt_shape"
+        )
+    if _is_number(name) and not (float(name) >= 0 and float(name).is_integer()):
+        raise InputError(f"{file}: a class must be a whole number from 0 or a name, not {name}")
 
 
-def _add_object(collector: AnnotationCollector, picture: str, category: str, coordinates: list[float]) -> None:
-    if len(coordinates) > 5:
-        across, down = coordinates[::2], coordinates[1::2]
+def _add_object(
+    collector: AnnotationCollector, picture: str, category: str, numbers: list[float], *, poses: bool
+) -> None:
+    if len(numbers) > 5 and not poses:
+        across, down = numbers[::2], numbers[1::2]
         bounds = Box(min(across), min(down), max(across), max(down))
-        collector.add(picture, category, bounds, [coordinates], shares=True)
-    else:  # the fifth number is a detector's confidence
-        x, y, width, height = coordinates[:4]
-        box = Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-        collector.add(picture, category, box, shares=True)
+        collector.add(picture, category, bounds, [numbers], shares=True)
+    else:  # behind the box stand a detector's confidence or keypoints
+        collector.add(picture, category, _box_of(numbers), shares=True)
+
+
+def _box_of(numbers: list[float]) -> Box:
+    x, y, width, height = numbers[:4]
+    return Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+
+
+def _has_keypoints(folder: Path) -> bool:
+    """Return whether a YAML file beside the class names says that the lines are poses."""
+    for file in (place / name for place in _places_of_names(folder) for name in _TABLES):
+        with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, ValueError, RecursionError):
+            if yaml.load(file.read_text(encoding="utf-8-sig"), _WithoutAliases).get("kpt_shape"):
+                return True
+    return False
+
+
+def _look_like_poses(rows: list[list[float]]) -> bool:
+    """Return whether every third number after the boxes is a keypoint's visibility: 0, 1 or 2.
+
+    Without its visibility, a pose cannot be told from a polygon.
+    """
+    longer = [numbers for numbers in rows if len(numbers) > 5]
+    visible = all(len(numbers) % 3 == 1 and {*numbers[6::3]} <= {0, 1, 2} for numbers in longer)
+    return bool(longer) and visible and any(number % 1 for numbers in longer for number in numbers)
+
+
+def _places_of_names(folder: Path) -> tuple[Path, ...]:
+    return folder, folder.parent, folder.parent.parent
 
 
 def _find_class_names(folder: Path) -> dict[int, str]:
     """Return the class names by number from the nearest file that lists them; nothing if there is none."""
-    for place in (folder, folder.parent, folder.parent.parent):
+    for place in _places_of_names(folder):
         for name in _CLASS_FILES:
             file = place / name
             if not file.is_file():
