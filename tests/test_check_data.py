@@ -6,7 +6,9 @@ import dataclasses
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -280,6 +282,134 @@ def test_no_picture_matches_a_region(tmp_path: Path) -> None:
         InputError, match=r"no picture matches a region: 2 pictures have names such as 'cat/a.jpg', .*'z.jpg'"
     ):
         read_data(data, regions=file)
+
+
+def yolo(folder: Path, line: str, *names: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).with_suffix(".txt").write_text(line)
+
+
+def changed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    table = json.loads(file.read_text())
+    change(table)
+    file.write_text(json.dumps(table))
+
+
+BOX = [1.0, 1.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize("folders", [("cat/", "dog/"), ("images/", "images/")], ids=["folder per class", "flat"])
+@pytest.mark.parametrize(
+    ("spoil", "cause"),
+    [
+        (lambda table: [row.update(image_id=str(row["image_id"])) for row in table["annotations"]], "an id is text"),
+        (lambda table: [row.update(id=str(row["id"])) for row in table["categories"]], "an id is text in one place"),
+        (lambda table: table.update(categories=[]), r"2 annotations of a category .* \(it lists none\)"),
+        (lambda table: [row.pop("bbox") for row in table["annotations"]], "2 annotations with neither box nor outline"),
+        (
+            lambda table: [row.update(bbox=[500, 500, 9, 9]) for row in table["annotations"]],
+            "2 boxes outside their picture",
+        ),
+        (lambda table: table.update(annotations=[]), "no objects"),
+        (
+            lambda table: [row.update(file_name=f"x{row['id']}.jpg") for row in table["images"]],
+            r"names such as 'x0.jpg'",
+        ),
+    ],
+)
+def test_why_no_region_of_coco_can_be_used(
+    tmp_path: Path, folders: tuple[str, str], spoil: Callable[[dict[str, Any]], object], cause: str
+) -> None:
+    first, second = folders
+    pictures(tmp_path, f"{first}a.jpg", f"{second}b.jpg")
+    file = coco(tmp_path / "annotations" / "i.json", {"a.jpg": [("cat", BOX)], "b.jpg": [("dog", BOX)]})
+    changed(file, lambda table: [row.update(width=40, height=30) for row in table["images"]])
+    changed(file, spoil)
+    with pytest.raises(InputError, match=cause):
+        read_data(tmp_path)
+
+
+@pytest.mark.parametrize("folders", [("cat/", "dog/"), ("images/", "images/")], ids=["folder per class", "flat"])
+def test_yolo_in_pixels_is_the_cause(tmp_path: Path, folders: tuple[str, str]) -> None:
+    first, second = folders
+    pictures(tmp_path, f"{first}a.jpg", f"{second}b.jpg")
+    yolo(tmp_path / "labels", "0 20 15 4 4\n", "a", "b")
+    with pytest.raises(InputError, match=r"no region can be used \(YOLO in .*\): 2 boxes in pixels"):
+        read_data(tmp_path)
+
+
+def test_regions_of_other_classes_are_the_cause(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data", "cat/a.jpg", "dog/b.jpg")
+    file = coco(tmp_path / "i.json", {"a.jpg": [("dog", BOX), ("tree", BOX)], "b.jpg": [("cat", BOX)]})
+    with pytest.raises(InputError, match=r"of its own class: 'cat/a.jpg' has the class 'cat', but .* 'dog', 'tree'"):
+        read_data(data, regions=file)
+    assert len(read_data(data, regions=file, also={"cat": frozenset({"dog"}), "dog": frozenset({"cat"})}).items) == 2
+
+
+def test_ambiguous_names_are_the_cause(tmp_path: Path) -> None:
+    pictures(tmp_path, "cat/a.jpg", "dog/a.jpg")
+    file = coco(tmp_path / "annotations" / "i.json", {"a.jpg": [("cat", BOX)]})
+    with pytest.raises(InputError, match=r"ambiguous, because 'a.jpg' can mean 'cat/a.jpg' or 'dog/a.jpg'"):
+        read_data(tmp_path)
+    picture(tmp_path / "cat" / "b.jpg", 9)
+    coco(file, {"a.jpg": [("cat", BOX)], "b.jpg": [("cat", BOX)]})
+    left_out = read_data(tmp_path).left_out
+    assert left_out["pictures whose region has an ambiguous name"] == ("cat/a.jpg", "dog/a.jpg")
+    assert "pictures without a region of their class" not in left_out
+
+
+def test_regions_that_name_no_classes_cannot_label_pictures(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.jpg", "b.jpg")
+    (tmp_path / "boxes.csv").write_text("picture,xmin,ymin,xmax,ymax\na.jpg,1,1,5,5\nb.jpg,1,1,5,5\n")
+    with pytest.raises(InputError, match="the regions name no classes; sort the pictures into a folder per class"):
+        read_data(tmp_path)
+    coco(tmp_path / "i.json", {"a.jpg": [("cat", BOX)]})
+    with pytest.raises(InputError, match=r"no entry for the categories of the regions \('cat'\)"):
+        read_data(tmp_path, only={"dog"})
+
+
+def test_annotations_of_one_class_leave_the_others_without_regions(tmp_path: Path) -> None:
+    pictures(tmp_path, "cat/a.jpg", "dog/b.jpg")
+    coco(tmp_path / "annotations" / "i.json", {"a.jpg": [("cat", BOX)], "gone.jpg": [("cat", BOX)]})
+    dataset = read_data(tmp_path)
+    assert categories(dataset) == {"cat/a.jpg": ["cat"], "dog/b.jpg": []}
+    assert dataset.left_out["pictures without a region of their class"] == ("dog/b.jpg",)
+
+
+def photograph(file: Path, seed: int) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (60, 60, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file)
+    return file
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("name", ["mask", "Mask", "masks", "labels"])
+def test_a_folder_of_photographs_is_a_class_whatever_its_name(tmp_path: Path, name: str, ending: str) -> None:
+    for number, label in enumerate([name, "no_mask"] * 2):
+        photograph(tmp_path / label / f"{number}.{ending}", number)
+    dataset = read_data(tmp_path)
+    assert dataset.classes == tuple(sorted([name, "no_mask"]))
+    assert dataset.facts[-1] == "no regions"
+
+
+def test_a_class_may_be_named_mask_beside_a_folder_of_masks(tmp_path: Path) -> None:
+    mask = np.zeros((60, 60), np.uint8)
+    mask[10:30, 10:30] = 255
+    for number, label in enumerate(["mask", "no_mask"]):
+        photograph(tmp_path / label / f"{number}.png", number)
+        (tmp_path / "masks" / label).mkdir(parents=True)
+        Image.fromarray(mask).save(tmp_path / "masks" / label / f"{number}.png")
+    dataset = read_data(tmp_path)
+    assert dataset.classes == ("mask", "no_mask")
+    assert all(item.objects for item in dataset.items)
+
+
+def test_the_class_map_says_that_a_folder_is_a_class(tmp_path: Path) -> None:
+    pictures(tmp_path, "mask/a.png", "none/b.png")  # pictures of a single colour might be masks
+    assert read_data(tmp_path, only={"mask", "none"}).classes == ("mask", "none")
+    assert read_data(tmp_path, regions=coco(tmp_path / "i.json", {"b.png": [("none", BOX)]})).classes == ("none",)
 
 
 def test_problems_of_two_sources_add_up(tmp_path: Path) -> None:

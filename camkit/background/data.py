@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
-from camkit.background.regions import find_regions, is_mask, read_regions
+from camkit.background.regions import find_regions, holds_photographs, is_mask, read_regions
 from camkit.background.regions.boxes import find_columns
 from camkit.background.values import Annotations, Dataset, Item, ObjectAnnotation
 from camkit.config.settings import normalize_name
@@ -42,7 +42,7 @@ _COLUMNS = {
 _KINDS = {"mask": "outlines", "box": "boxes only"}
 
 _MOST_CATEGORIES = 5
-"""The most categories that a sentence lists."""
+"""The most categories or names that a sentence lists."""
 
 
 def read_data(
@@ -93,7 +93,7 @@ def _read_data(
             "with the columns path and label"
         )
     root = data if data.is_dir() else data.parent
-    sources = read_regions(regions) if regions is not None else find_regions(root)
+    sources = read_regions(regions) if regions is not None else find_regions(root, _class_folders(root, only or ()))
     labelled = _label_pictures(data, sources, group, skip, only)
     if not labelled.items:
         raise InputError(
@@ -136,14 +136,19 @@ def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, 
     items = tuple(_with_objects(item, indexes, names, also.get(item.label, frozenset())) for item in data.items)
     bare = tuple(item.name for item in items if not item.objects)
     if len(bare) == len(items):
-        raise InputError(_no_match(items, sources))
+        raise InputError(_no_region_of_class(items, indexes) or _no_match([item.name for item in items], indexes))
     left_out = dict(data.left_out)
     for source in sources:
         for problem, pictures in source.problems.items():
             key = f"{source.format}: {problem}"
             left_out[key] = (*left_out.get(key, ()), *pictures)
-    if bare:
-        left_out["pictures without a region of their class"] = bare
+    unclear = {picture for index in indexes for _, candidates in index.ambiguous for picture in candidates}
+    left_out |= _without_empty(
+        {
+            "pictures whose region has an ambiguous name": tuple(name for name in bare if name in unclear),
+            "pictures without a region of their class": tuple(name for name in bare if name not in unclear),
+        }
+    )
     facts = [
         *(_coverage(source, index, items, data.root) for source, index in zip(sources, indexes, strict=True)),
         *(fact for source in sources for fact in source.facts),
@@ -153,13 +158,43 @@ def _annotate(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, 
     return replace(data, items=items, facts=(*data.facts, *facts), left_out=left_out)
 
 
-def _no_match(items: Sequence[Item], sources: Sequence[Annotations]) -> str:
-    listed = " and ".join(f"{source.format} in {source.source}" for source in sources)
-    example = next((name for source in sources for name in source.objects), None)
+def _no_region_of_class(items: Sequence[Item], indexes: Sequence[_AnnotationIndex]) -> str | None:
+    """Say that pictures have regions, but none of their class; None if no picture has regions at all."""
+    for item in items:
+        annotations = [annotation for index in indexes for annotation in index.objects_in(item.name)]
+        if annotations:
+            others = sorted({annotation.category for annotation in annotations if not annotation.crowd})
+            found = _listed(others) if others else "only crowds"
+            return (
+                f"no picture has a region of its own class: {item.name!r} has the class {item.label!r}, but its "
+                f"regions are {found}; give classes and categories the same names, or allow further categories in "
+                "the config (expect)"
+            )
+    return None
+
+
+def _no_match(pictures: Sequence[str], indexes: Sequence[_AnnotationIndex]) -> str:
+    """Say why no picture has a region."""
+    listed = " and ".join(f"{index.source.format} in {index.source.source}" for index in indexes)
+    for names, candidates in (ambiguous for index in indexes for ambiguous in index.ambiguous):
+        return (
+            f"no picture matches a region: the names of the regions ({listed}) are ambiguous, because "
+            f"{_listed(names)} can mean {_listed(candidates, ' or ')}; name each picture with its folder"
+        )
+    example = next((name for index in indexes for name in index.source.objects), None)
+    problems = [f"{len(names)} {problem}" for index in indexes for problem, names in index.source.problems.items()]
+    if example is None and problems:
+        return f"no region can be used ({listed}): {'; '.join(problems)}"
     return (
-        f"no picture matches a region: {len(items)} pictures have names such as {items[0].name!r}, but the regions "
+        f"no picture matches a region: {len(pictures)} pictures have names such as {pictures[0]!r}, but the regions "
         f"({listed}) have {'no objects' if example is None else f'names such as {example!r}'}"
     )
+
+
+def _listed(names: Iterable[str], between: str = ", ") -> str:
+    shown = sorted(names)
+    more = ", ..." if len(shown) > _MOST_CATEGORIES else ""
+    return between.join(map(repr, shown[:_MOST_CATEGORIES])) + more
 
 
 def _coverage(source: Annotations, index: _AnnotationIndex, items: Iterable[Item], root: Path) -> str:
@@ -222,12 +257,18 @@ def _label_pictures(
         for folder in sorted(data.iterdir())
         if folder.is_dir() and folder.name[0] != "." and (skip is None or not _is_same(folder, skip))
     ]
-    by_class = {folder.name: _pictures_in(folder) for folder in folders if folder.name.lower() not in _REGION_FOLDERS}
+    classes = _class_folders(data, only or ())
+    by_class = {
+        folder.name: _pictures_in(folder)
+        for folder in folders
+        if folder.name in classes or folder.name.lower() not in _REGION_FOLDERS
+    }
     with_pictures = [name for name, files in by_class.items() if files]
     has_categories = any(
         annotation.category for source in sources for objects in source.objects.values() for annotation in objects
     )
-    if len(with_pictures) == 1 and has_categories:  # one folder of pictures beside annotations, such as JPEGImages
+    without_objects = bool(sources) and not any(source.objects for source in sources)
+    if len(with_pictures) == 1 and (has_categories or without_objects):  # a folder such as JPEGImages
         return _label_by_largest(data, sources, only, skip)
     if with_pictures:
         return _label_by_folder(data, by_class, [folder.name for folder in folders if folder.name not in by_class])
@@ -235,6 +276,15 @@ def _label_pictures(
     if table is not None:
         return _label_by_table(table, group)
     return _label_by_largest(data, sources, only, skip)
+
+
+def _class_folders(data: Path, classes: Collection[str]) -> set[str]:
+    """Return the folders that hold pictures of a class although they are named like folders of regions.
+
+    The class map says so, or their pictures are photographs: "mask" may be a class of people who wear masks.
+    """
+    folders = [folder for folder in data.iterdir() if folder.name.lower() in _REGION_FOLDERS and folder.is_dir()]
+    return {folder.name for folder in folders if folder.name in classes or holds_photographs(folder)}
 
 
 def _label_by_folder(data: Path, by_class: Mapping[str, Sequence[Path]], region_folders: Sequence[str]) -> _Labelled:
@@ -354,8 +404,23 @@ def _label_by_largest(
             items.append(Item(name, file, max(sorted(areas), key=lambda category: areas[category]), name))
         else:
             bare.append(name)
+    if bare and not items and sources:
+        raise InputError(_no_class(bare, indexes, only))
     rule = "each picture has the class of its largest annotated object"
     return _Labelled(items, rule, _without_empty({"pictures without an annotated class": tuple(bare)}))
+
+
+def _no_class(pictures: Sequence[str], indexes: Sequence[_AnnotationIndex], only: Collection[str] | None) -> str:
+    """Say why no picture gets a class from its objects."""
+    found = [annotation for name in pictures for index in indexes for annotation in index.objects_in(name)]
+    if not found:
+        return _no_match(pictures, indexes)
+    categories = {annotation.category for annotation in found} - {""}
+    if not categories:
+        return "the regions name no classes; sort the pictures into a folder per class, or list them in a CSV"
+    if only is not None and not categories & set(only):
+        return f"the class map has no entry for the categories of the regions ({_listed(categories)})"
+    return f"no picture has a region that labels it: its regions are only crowds of {_listed(categories)}"
 
 
 def _is_in_region_folder(name: str) -> bool:
@@ -376,10 +441,12 @@ class _AnnotationIndex:
     """
 
     def __init__(self, source: Annotations, pictures: Collection[str]) -> None:
+        self.source = source
         self.categories = {
             normalize_name(annotation.category) for objects in source.objects.values() for annotation in objects
         }
         self._objects: dict[str, tuple[ObjectAnnotation, ...]] = {}
+        several: list[tuple[set[str], set[str]]] = []
         for of_annotation, of_picture in (
             (_as_path, _as_path),
             (_as_path_without_extension, _as_path_without_extension),
@@ -392,6 +459,10 @@ class _AnnotationIndex:
                 if len(annotated_names[shared]) == len(picture_names[shared]) == 1:
                     objects = source.objects[annotated_names[shared].pop()]
                     self._objects.setdefault(picture_names[shared].pop(), objects)
+                else:
+                    several.append((annotated_names[shared], picture_names[shared]))
+        self.ambiguous = [(names, found) for names, found in several if not self._objects.keys() & found]
+        """Names in the source that may mean several pictures, or several names of one picture."""
 
     def objects_in(self, picture: str) -> tuple[ObjectAnnotation, ...]:
         """Return the objects of a picture; none if the source has none, or if the name is ambiguous."""
