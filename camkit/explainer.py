@@ -419,7 +419,7 @@ class Explainer:
         at_once = request.batch_size if memory.keeps_pictures_apart(picture[None]) else 1
         try:
             return PictureScores(self.model, picture, fixed, self._precision, at_once, current)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             sentence = None if is_out_of_memory(error) else _in_a_sentence(self.model, picture[None], error)
             if sentence is None:
                 raise
@@ -617,7 +617,7 @@ class Explainer:
         for part in _parts(request, apart=averages(self._smooth)):
             try:
                 captured, layers = self._runs.captured(_of_pictures(part.targets, batch), inputs)
-            except RuntimeError as error:
+            except (RuntimeError, TypeError) as error:
                 if is_out_of_memory(error):
                     raise
                 sentence = _in_a_sentence(module, inputs, error)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.engine.passes import usable_precision
-from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError
+from camkit.errors import ImageError, InputError, LayerError, MethodError, ModelError, TargetError
 from camkit.targets import ClassTarget
 
 SIZE = 32
@@ -797,3 +797,64 @@ def test_if_the_chosen_layer_no_longer_runs_another_is_chosen() -> None:
         assert explainer.layer.name == "second"
     finally:
         BRANCH.reset(token)
+
+
+# --- models with several inputs
+
+
+class WithAge(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, age: Tensor) -> Tensor:
+        scores: Tensor = self.fc(torch.cat([self.conv(x).mean((2, 3)), age.expand(len(x), 1)], 1))
+        return scores
+
+
+class WithAgeAndPlace(WithAge):
+    def forward(self, x: Tensor, *, age: Tensor, place: str) -> Tensor:  # type: ignore[override]
+        assert place
+        return super().forward(x, age)
+
+
+class OfThirty(nn.Module):
+    """The way out that the error shows."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, picture: Tensor) -> Tensor:
+        scores: Tensor = self.model(picture, age=torch.tensor([[30.0]]))
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("kind", "listed", "passed"),
+    [
+        (WithAge, "'age'", "age=..."),
+        (WithAgeAndPlace, "'age' and 'place'", "age=..., place=..."),
+    ],
+)
+@pytest.mark.parametrize("method", ["gradcam", "rise", "chefer"])
+def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, listed, passed, method):
+    sentence = (
+        f"the model's forward also needs {listed}, but camkit passes it the picture alone; wrap the model in a module "
+        f"whose forward(self, picture) returns self.model(picture, {passed})"
+    )
+    with pytest.raises(ModelError) as caught:
+        camkit.explain(kind().eval(), torch.zeros(3, 16, 16), method=method)
+    assert str(caught.value) == sentence
+    with pytest.raises(ModelError, match="also needs"):
+        camkit.Explainer(kind().eval()).scores_of(torch.zeros(3, 16, 16))
+    assert camkit.explain(OfThirty(WithAge()).eval(), torch.rand(3, 16, 16)).status == "ok"
+
+
+def test_a_type_error_of_the_models_own_passes_through():
+    class Broken(WithAge):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return self.conv()
+
+    with pytest.raises(TypeError, match="missing 1 required"):
+        camkit.explain(Broken().eval(), torch.zeros(3, 16, 16))

@@ -223,6 +223,26 @@ class AddedOntoItsInput(AddedToInPlace):
         return Parts.tail(self, x, x)
 
 
+class SigmoidsInPlace(Parts):
+    """Overwrites sigmoids that its own backward pass would need, as the heads of YOLOv5 and YOLOv7 do."""
+
+    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
+        scores = super().tail(maps, x)
+        first = scores[:, :2].sigmoid() * 2
+        rest = scores[:, 2:].sigmoid() * first[:, :1]
+        return torch.cat([first, rest * rest], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        scores = Parts.tail(self, self.layer(x), x).clone()
+        scores[:, :2] = scores[:, :2].sigmoid() * 2
+        rest = scores[:, 2:].sigmoid()
+        rest.mul_(scores[:, :1])
+        scores[:, 2:] = rest * rest
+        rest.sigmoid_()
+        return scores
+
+
 class LayerInPlace(Parts):
     """The layer itself overwrites its input."""
 
@@ -453,12 +473,14 @@ NETWORKS: dict[str, Callable[[], Parts]] = {
     network.__name__: network
     for network in (
         Parts, ReluInPlaceAfter, AddedToInPlace, AddedOntoItsInput, LayerInPlace, ResultNotTaken, IdentityThenWritten,
-        OneOfAListThenWritten, BackboneWithoutGradients, InnerEnableGrad, InputWritten, InputWrittenWithoutGradients,
+        SigmoidsInPlace, OneOfAListThenWritten, BackboneWithoutGradients, InnerEnableGrad, InputWritten,
+        InputWrittenWithoutGradients,
     )
 } | {f"LayerReturns {kind}": functools.partial(LayerReturns, kind) for kind in CONTAINERS}  # fmt: skip
 
-# One has no gradient before the layer, and the other overwrites what its own backward pass would need.
-TRAINABLE = tuple(name for name in NETWORKS if "WithoutGradients" not in name and name != "AddedOntoItsInput")
+# One has no gradient before the layer, and two others overwrite what their own backward passes would need.
+OVERWRITING = ("AddedOntoItsInput", "SigmoidsInPlace")
+TRAINABLE = tuple(name for name in NETWORKS if "WithoutGradients" not in name and name not in OVERWRITING)
 
 
 def made(network: Callable[[], Parts]) -> Parts:
@@ -1374,3 +1396,56 @@ def test_a_target_of_the_users_may_overwrite_the_output(target: Any, method: str
         np.testing.assert_array_equal(one.raw, other.raw)
         assert one.score == other.score
     assert own.score == pytest.approx(2 * found[0].score)
+
+
+# --- models that overwrite what their backward passes need
+
+
+class SigmoidsElsewhere(SigmoidsInPlace):
+    """The same function, without any in-place operation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Parts.forward(self, x)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "cam"])
+def test_every_method_explains_a_model_with_sigmoids_in_place(name: str) -> None:
+    layer = "layer" if camkit.METHODS[name].layer else None
+    model, image = made(SigmoidsInPlace), pictures(1)[0]
+    expected = camkit.explain(made(SigmoidsElsewhere), image, layer, target=2, method=name)
+    with unchanged(model):
+        found = [camkit.explain(model, image, layer, target=2, method=name) for _ in range(2)]
+    for one in found:
+        np.testing.assert_allclose(one.raw, expected.raw, rtol=0, atol=1e-6 * np.abs(expected.raw).max())
+    assert expected.raw.any()
+    assert not torch.autograd.graph._allow_mutation_on_saved_tensors_enabled
+
+
+def test_the_layer_of_a_model_with_sigmoids_in_place_is_chosen() -> None:
+    chosen = [camkit.explain(made(net), pictures(1)[0]).layer for net in (SigmoidsInPlace, SigmoidsElsewhere)]
+    assert chosen[0] == chosen[1]
+
+
+def test_several_threads_may_explain_models_with_sigmoids_in_place() -> None:
+    models, images = [made(SigmoidsInPlace) for _ in range(8)], pictures(8)
+    expected = [camkit.explain(models[0], image, "layer", target=2).raw for image in images]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(
+            pool.map(lambda image: camkit.explain(made(SigmoidsInPlace), image, "layer", target=2).raw, images)
+        )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_error_in_such_a_model_leaves_no_trace() -> None:
+    def fails(output: Tensor) -> Tensor:
+        fails.calls += 1
+        if fails.calls > 1:
+            raise KeyError("mine")
+        return output[:, 2]
+
+    fails.calls = 0
+    model = made(SigmoidsInPlace)
+    with unchanged(model), pytest.raises(KeyError):
+        camkit.explain(model, pictures(1)[0], "layer", target=fails)
+    assert not torch.autograd.graph._allow_mutation_on_saved_tensors_enabled

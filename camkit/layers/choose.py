@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.interrupts import interruptible
+from camkit.engine.overwriting import differentiated
 from camkit.engine.record import ModelRecord
 from camkit.errors import LayerError, advice, listing_layers
 from camkit.layers.branches import ends_beside, shared, twins
@@ -186,8 +187,12 @@ def decide(
         every: measure the influence of every layer, for a list of all. It costs one more backward pass and changes no
             choice.
     """
-    with traced(model, image, record) as live, interruptible():
-        return choose_in(live, every=every)
+
+    def run() -> Decision:
+        with traced(model, image, record) as live, interruptible():
+            return choose_in(live, every=every)
+
+    return differentiated(run)
 
 
 def choose_in(live: LivePass, *, every: bool = False) -> Decision:

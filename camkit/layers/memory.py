@@ -40,6 +40,7 @@ class ModelMemory:
         answers_alike: for each precision, whether the model gives the same results in both memory formats.
         may_resize: whether the model may resize its input itself.
         without_attention: the kinds of inputs for which a pass showed no attention.
+        overwrites: whether the model overwrites tensors that its backward pass needs.
         record: the model's record.
     """
 
@@ -52,6 +53,7 @@ class ModelMemory:
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
         self.without_attention: set[InputKind] = set()
+        self.overwrites = False
         self._apart: dict[tuple[LayerRef, ...], bool] = {}
         self._noted = False
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}

@@ -16,6 +16,7 @@ from camkit.engine.capture_pictures import at_once
 from camkit.engine.captures import CAPTURES
 from camkit.engine.cut import RepeatedError
 from camkit.engine.features import Capture
+from camkit.engine.overwriting import is_overwriting, keeping_overwritten
 from camkit.engine.passes import faster_format
 from camkit.errors import LayerError, MethodError
 from camkit.layers.choose import UNSURE, Decision
@@ -97,6 +98,18 @@ class LayerPasses:
             MethodError: the method needs something that the model does not have.
             Exception: whatever the model or a target raises.
         """
+        if not self.memory.overwrites:
+            try:
+                return self._captured(targets, inputs)
+            except RuntimeError as error:
+                if not is_overwriting(error):
+                    raise
+        with keeping_overwritten():
+            captured = self._captured(targets, inputs)
+        self.memory.overwrites = True
+        return captured
+
+    def _captured(self, targets: tuple[Target, ...], inputs: Tensor) -> tuple[Capture, tuple[TargetLayer, ...]]:
         modules = self.named()
         if self.method is not None and self.method.finer:
             targets = tuple(map(EachFiner, targets))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 
 import torch
@@ -88,6 +89,13 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
             "the model uses reentrant activation checkpointing, which hides the gradients of its layers; "
             "pass use_reentrant=False to its torch.utils.checkpoint.checkpoint"
         )
+    others = _other_inputs(module) if isinstance(error, TypeError) else []
+    if others:
+        return (
+            f"the model's forward also needs {' and '.join(map(repr, others))}, but camkit passes it the picture "
+            f"alone; wrap the model in a module whose forward(self, picture) returns "
+            f"self.model(picture, {', '.join(f'{name}=...' for name in others)})"
+        )
     sparse = next((name for name, tensor in module.named_parameters() if tensor.layout is not torch.strided), None)
     if sparse is not None:
         return (
@@ -95,6 +103,13 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
             "support; make them dense with to_dense()"
         )
     return None
+
+
+def _other_inputs(module: nn.Module) -> list[str]:
+    """Return the names of the arguments that a module's forward needs besides the first."""
+    parameters = list(inspect.signature(module.forward).parameters.values())[1:]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
 
 
 _CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
