@@ -172,6 +172,22 @@ def test_few_pictures_are_enough_for_wide_limits(scenes, tmp_path):
     assert (done.returncode, json.loads((tmp_path / "report.json").read_text())["verdict"]) == (0, "PASS"), done.stdout
 
 
+def test_labels_in_another_order_than_the_model_are_asked_about_everywhere(scenes, tmp_path):
+    (tmp_path / "labels.txt").write_text("bird\nplane\ncar\nship\n")  # the model's order is plane, ship, car, bird
+
+    done = run(scenes, "--model", "demo-fair", "--labels", tmp_path / "labels.txt", "--out", tmp_path / "out")
+
+    question = (
+        "accuracy is 25%, but 100% if 'bird' were the model's class 3 (ship), 'plane' its class 0 (bird) and 'ship' "
+        "its class 1 (plane): are the labels in the model's order?"
+    )
+    assert done.returncode == 3
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["warnings"][0] == question
+    for text in (done.stdout, (tmp_path / "out" / "report.html").read_text()):
+        assert question in " ".join(text.replace("&#39;", "'").split())
+
+
 def test_ten_pictures_of_each_class_exclude_nothing(scenes, tmp_path):
     done = run(scenes, "--model", "demo-fair", "--out", tmp_path)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from camkit.background.classes import match_classes, parse_class_map, read_class_map
+from camkit.background.classes import match_classes, parse_class_map, question_order, read_class_map
 from camkit.background.data import read_data
 from camkit.background.plan import FileHashes, without_duplicates
 from camkit.background.report import words
@@ -609,6 +611,59 @@ def test_two_names_for_one_number_are_refused_and_equal_labels_are_reported() ->
     assert match_classes(["crane", "dog"], ["crane", "dog", "crane"], 3, None).how == (
         "by label; 'crane' has the outputs 0 and 2"
     )
+
+
+def question(table: list[list[int]], outputs: int | None = None) -> str | None:
+    """Ask about the order of classes a, b, ..., of which each row says how many pictures get each output."""
+    classes = "abcdefgh"[: len(table)]
+    pairs = [(name, output) for name, row in zip(classes, table, strict=True) for output, n in enumerate(row)
+             for _ in range(n)]  # fmt: skip
+    names = [f"label {number}" for number in range(outputs or len(table[0]))]
+    indices = {name: (number,) for number, name in enumerate(classes)}
+    return question_order([name for name, _ in pairs], [output for _, output in pairs], indices, names)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.permutations(range(5)), st.integers(0, 10**6), st.floats(0, 0.3))
+def test_the_order_of_classes_is_asked_about_if_another_one_fits(order: list[int], seed: int, errors: float) -> None:
+    table = (np.eye(5)[order] * 40 + np.random.default_rng(seed).poisson(errors * 10, (5, 5))).astype(int)
+    asked = question(table.tolist())
+    best = max(
+        sum(table[place, output] for place, output in enumerate(one)) for one in itertools.permutations(range(5))
+    )
+    if order == list(range(5)):
+        assert asked is None
+        return
+    assert asked is not None
+    assert f"accuracy is {table.trace() / table.sum():.0%}, but {best / table.sum():.0%} if" in asked
+    moved = [(name, output) for name, place, output in zip("abcde", range(5), order, strict=True) if place != output]
+    for name, output in moved[:5]:
+        assert re.search(rf"'{name}' (were the model's|its) class {output} \(label {output}\)", asked)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [[40, 0], [0, 40]],
+        [[0, 40], [0, 40]],  # always the same answer
+        [[15, 25], [20, 20]],  # not clearly more than half
+        [[0, 1], [1, 0]],  # two pictures
+        [[20, 20, 0], [0, 40, 0], [0, 30, 10]],
+    ],
+)
+def test_wrong_answers_alone_raise_no_question(table: list[list[int]]) -> None:
+    assert question(table) is None
+
+
+def test_the_question_names_outputs_that_no_class_has_and_counts_missing_answers() -> None:
+    assert question([[0, 0, 40, 0], [0, 0, 0, 40]]) == (
+        "accuracy is 0%, but 100% if 'a' were the model's class 2 (label 2) and 'b' its class 3 (label 3): are the "
+        "labels in the model's order?"
+    )
+    asked = question_order([*"aaaaabbbbb"], [1] * 5 + [0] * 4 + [-1], {"a": (0, 7), "b": (1,)}, None)
+    assert asked is not None
+    assert "accuracy is 0%, but 90% if 'a' were the model's class 1 and 'b' its class 0: are" in asked
+    assert question_order([*"aaaaa"], [-1] * 5, {"a": (0,)}, None) is None
 
 
 def test_a_class_map_is_read_without_its_comments(tmp_path: Path) -> None:

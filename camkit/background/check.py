@@ -13,6 +13,7 @@ from typing import Any
 
 from camkit.background.answers import NO_ANSWER
 from camkit.background.baseline import Change
+from camkit.background.classes import question_order
 from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
 from camkit.background.journal import EDITS, HEAT, Journal, Row
@@ -254,7 +255,12 @@ def _warnings(
     plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row], headroom: float | None
 ) -> tuple[str, ...]:
     """Return what the reader should know about the data and the config."""
-    warnings = [
+    answered = [(item.label, heat[item.name]["answer"]) for item in plan.data.items if "answer" in heat[item.name]]
+    question = question_order(
+        [label for label, _ in answered], [answer for _, answer in answered], plan.matched.indices, plan.model.labels
+    )
+    warnings = [] if question is None else [question]
+    warnings += [
         f"the waiver for class {waiver.name!r} expired on {waiver.expires} and no longer holds"
         for waiver in plan.settings.expired(plan.today)
     ]
