@@ -27,8 +27,8 @@ from torchvision.transforms import functional as tv
 from torchvision.transforms._presets import ImageClassification
 
 import camkit
-from camkit.background.data import in_pixels
-from camkit.background.regions import boxes, coco, find_regions, masks, read_regions, voc, yolo
+from camkit.background.data import in_pixels, read_data
+from camkit.background.regions import boxes, coco, find_regions, find_unread, masks, read_regions, voc, yolo
 from camkit.background.render import object_region, widened_boxes
 from camkit.background.values import Annotations, ObjectAnnotation
 from camkit.demo.scenes import draw
@@ -511,6 +511,15 @@ def test_a_pose_with_visibilities_is_recognised_without_a_table(tmp_path: Path) 
     labels = yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.2 0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2")
     (labels / "b.txt").write_text("0 0.5 0.5 0.5 0.2 0.3 0.45 0 0.5 0.5 1 0 0 0 0.7 0.55 2")
     assert {one.kind for objects in yolo.read(labels).objects.values() for one in objects} == {"box"}
+
+
+def test_polygons_beside_kpt_shape_stay_polygons(tmp_path: Path) -> None:
+    polygon = "0 0.1 0.1 0.9 0.1 0.9 0.6 0.1 0.6"
+    labels = yolo_folder(tmp_path, f"{polygon}\n0 0.5 0.5 0.5 0.2 0.3 0.45 2", ("data.yaml", "kpt_shape: [1, 3]"))
+    assert [one.kind for one in yolo.read(labels).objects["a"]] == ["mask", "box"]
+    for broken in ("kpt_shape: 3", "kpt_shape: [a, b]", "kpt_shape: [null]", "kpt_shape:"):
+        (labels / "data.yaml").write_text(broken)
+        assert [one.kind for one in yolo.read(labels).objects["a"]] == ["mask", "box"]
 
 
 def test_real_polygons_are_not_taken_for_poses(test_data: Path, tmp_path: Path) -> None:
@@ -1428,8 +1437,8 @@ def test_annotations_that_camkit_does_not_read_are_named(tmp_path: Path, known: 
     if (known, place) == ("COCO", "in annotations beside"):
         assert [one.format for one in find_regions(data)] == ["COCO"]
         return
-    with pytest.raises(InputError, match=rf"^(.*{known.partition(' ')[0]}.*)$") as caught:
-        find_regions(data)
+    with pytest.raises(InputError, match=known.partition(" ")[0]) as caught:
+        read_data(data)
     assert file.name in str(caught.value)
     with pytest.raises(InputError, match=file.name):
         camkit.check("demo-fair", data)
@@ -1450,7 +1459,18 @@ def test_other_files_beside_the_pictures_are_no_annotations(tmp_path: Path) -> N
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert find_regions(tmp_path) == []
+    assert find_unread(tmp_path) is None
+
+
+def test_a_table_of_pictures_ignores_the_subfolders_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.json").write_text(json.dumps(LABELME))
+    Image.new("RGB", SIZE).save(tmp_path / "a.jpg")
+    (tmp_path / "t.csv").write_text("path,label\na.jpg,cat\n")
+    assert read_data(tmp_path / "t.csv").facts[-1] == "no regions"
+    (tmp_path / "a.json").write_text(json.dumps(LABELME))
+    with pytest.raises(InputError, match="LabelMe"):
+        read_data(tmp_path / "t.csv")
 
 
 def test_regions_that_camkit_reads_suffice_beside_others(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
-from camkit.background.regions import find_regions, holds_photographs, is_mask, read_regions
+from camkit.background.regions import find_regions, find_unread, holds_photographs, is_mask, read_regions
 from camkit.background.regions.boxes import find_columns
 from camkit.background.values import Annotations, Dataset, Item, ObjectAnnotation
 from camkit.config.settings import normalize_name
@@ -94,6 +94,9 @@ def _read_data(
         )
     root = data if data.is_dir() else data.parent
     sources = read_regions(regions) if regions is not None else find_regions(root, _class_folders(root, only or ()))
+    # Beside a table, subfolders need not belong to the data.
+    if not sources and (unread := find_unread(root, deep=root == data)) is not None:
+        raise InputError(f"{unread}, or move them away to check without regions")
     labelled = _label_pictures(data, sources, group, skip, only)
     if not labelled.items:
         raise InputError(

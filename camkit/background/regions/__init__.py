@@ -20,6 +20,7 @@ __all__ = [
     "boxes",
     "coco",
     "find_regions",
+    "find_unread",
     "holds_photographs",
     "is_mask",
     "masks",
@@ -35,15 +36,9 @@ def find_regions(folder: Path, classes: Collection[str] = ()) -> list[Annotation
     """Read all regions that are in a folder of pictures or beside it.
 
     ``classes`` are folders that hold pictures of a class, whatever their names say.
-
-    Raises:
-        InputError: there are annotations, but none in a format that camkit reads.
     """
     files = [(known.read, file) for known in FORMATS.values() for file in known.find(folder)]
-    regions = [read(file) for read, file in files if file.parent != folder or file.name not in classes]
-    if not regions and (unread := find_unread(folder)) is not None:
-        raise InputError(f"{unread}, or move them away to check without regions")
-    return regions
+    return [read(file) for read, file in files if file.parent != folder or file.name not in classes]
 
 
 def read_regions(source: Path) -> list[Annotations]:

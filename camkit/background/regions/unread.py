@@ -46,9 +46,12 @@ _BOXES = re.compile(
 first line is a picture and its box."""
 
 
-def find_unread(folder: Path) -> str | None:
-    """Return a sentence about annotations in or beside a folder that camkit does not read; None if there are none."""
-    for file in _files(folder):
+def find_unread(folder: Path, *, deep: bool = True) -> str | None:
+    """Return a sentence about annotations in or beside a folder that camkit does not read; None if there are none.
+
+    ``deep`` includes its subfolders.
+    """
+    for file in _files(folder, deep=deep):
         try:
             with file.open(encoding="utf-8-sig", errors="replace") as lines:
                 text = lines.read(_MOST_CHARACTERS)
@@ -59,9 +62,9 @@ def find_unread(folder: Path) -> str | None:
     return None
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path, *, deep: bool) -> Iterator[Path]:
     for place, suffix in itertools.product(_FOLDERS, _TYPES):
-        yield from files_in(folder / place, [suffix])[:_MOST_FILES]
+        yield from files_in(folder / place, [suffix], deep=deep)[:_MOST_FILES]
     if folder.name.lower() in _PICTURE_FOLDERS:
         yield from files_in(folder.parent, [*_TYPES], deep=False)
 

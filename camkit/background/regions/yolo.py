@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -91,12 +92,12 @@ def read(folder: Path) -> Annotations:
             raise InputError(f"{file} is not a YOLO annotation: {brief(error)}") from error
     collector = AnnotationCollector()
     all_numbers = [numbers for rows in rows_of.values() for _, numbers in rows]
-    poses = _has_keypoints(folder) or _look_like_poses(all_numbers)
+    is_pose = _pose_test(folder, all_numbers)
     in_pixels = bool(all_numbers) and not any(max(numbers[:4], default=0.0) < LARGEST_SHARE for numbers in all_numbers)
     for file, rows in rows_of.items():
         picture = file.relative_to(folder).with_suffix("").as_posix()
         for name, numbers in rows:
-            _check_row(file, name, numbers, poses=poses)
+            _check_row(file, name, numbers, is_pose=is_pose(numbers))
             category = name
             if _is_number(name):
                 category = class_names.get(int(float(name)), "") if class_names else str(int(float(name)))
@@ -105,14 +106,14 @@ def read(folder: Path) -> Annotations:
             elif in_pixels:
                 collector.problems["boxes in pixels, but YOLO needs shares of the picture (0 to 1)"].append(picture)
             else:
-                _add_object(collector, picture, category, numbers, poses=poses)
+                _add_object(collector, picture, category, numbers, is_pose=is_pose(numbers))
     return collector.finish("YOLO", folder)
 
 
-def _check_row(file: Path, name: str, numbers: list[float], *, poses: bool) -> None:
+def _check_row(file: Path, name: str, numbers: list[float], *, is_pose: bool) -> None:
     """Refuse a row that is not a class with a box (perhaps with a confidence), a polygon or a pose."""
     count = len(numbers)
-    if count < 4 or (count > 5 and count % 2 and not poses) or not np.isfinite(numbers).all():
+    if count < 4 or (count > 5 and count % 2 and not is_pose) or not np.isfinite(numbers).all():
         raise InputError(
             f"{file}: each line must be a class and a box (4 numbers) or a polygon, not "
             f"{shorten(' '.join([name, *map(str, numbers)]))}; for poses, data.yaml must have kpt_shape"
@@ -122,9 +123,9 @@ def _check_row(file: Path, name: str, numbers: list[float], *, poses: bool) -> N
 
 
 def _add_object(
-    collector: AnnotationCollector, picture: str, category: str, numbers: list[float], *, poses: bool
+    collector: AnnotationCollector, picture: str, category: str, numbers: list[float], *, is_pose: bool
 ) -> None:
-    if len(numbers) > 5 and not poses:
+    if len(numbers) > 5 and not is_pose:
         across, down = numbers[::2], numbers[1::2]
         bounds = Box(min(across), min(down), max(across), max(down))
         collector.add(picture, category, bounds, [numbers], shares=True)
@@ -137,23 +138,23 @@ def _box_of(numbers: list[float]) -> Box:
     return Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
 
 
-def _has_keypoints(folder: Path) -> bool:
-    """Return whether a YAML file beside the class names says that the lines are poses."""
-    for file in (place / name for place in _places_of_names(folder) for name in _TABLES):
-        with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, ValueError, RecursionError):
-            if yaml.load(file.read_text(encoding="utf-8-sig"), _WithoutAliases).get("kpt_shape"):
-                return True
-    return False
+def _pose_test(folder: Path, rows: list[list[float]]) -> Callable[[list[float]], bool]:
+    """Return a function that tells whether the numbers of a row are a box with keypoints.
 
-
-def _look_like_poses(rows: list[list[float]]) -> bool:
-    """Return whether every third number after the boxes is a keypoint's visibility: 0, 1 or 2.
-
-    Without its visibility, a pose cannot be told from a polygon.
+    ``kpt_shape`` beside the class names says how many keypoints there are, of 2 or 3 numbers each. Without it, the rows are poses if in
+    each that is longer than a box, every third number after the box is a visibility: 0, 1 or 2. Keypoints of two
+    numbers could then not be told from a polygon.
     """
+    for file in (place / name for place in _places_of_names(folder) for name in _TABLES):
+        with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
+            table = yaml.load(file.read_text(encoding="utf-8-sig"), _WithoutAliases)
+            if table.get("kpt_shape") is not None:
+                points = int(table["kpt_shape"][0])
+                return lambda numbers: len(numbers) in (4 + 2 * points, 4 + 3 * points)
     longer = [numbers for numbers in rows if len(numbers) > 5]
     visible = all(len(numbers) % 3 == 1 and {*numbers[6::3]} <= {0, 1, 2} for numbers in longer)
-    return bool(longer) and visible and any(number % 1 for numbers in longer for number in numbers)
+    poses = visible and any(number % 1 for numbers in longer for number in numbers)
+    return lambda numbers: poses and len(numbers) > 5
 
 
 def _places_of_names(folder: Path) -> tuple[Path, ...]:
