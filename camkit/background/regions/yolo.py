@@ -141,9 +141,9 @@ def _box_of(numbers: list[float]) -> Box:
 def _pose_test(folder: Path, rows: list[list[float]]) -> Callable[[list[float]], bool]:
     """Return a function that tells whether the numbers of a row are a box with keypoints.
 
-    ``kpt_shape`` beside the class names says how many keypoints there are, of 2 or 3 numbers each. Without it, the rows are poses if in
-    each that is longer than a box, every third number after the box is a visibility: 0, 1 or 2. Keypoints of two
-    numbers could then not be told from a polygon.
+    ``kpt_shape`` beside the class names says how many keypoints there are, of 2 or 3 numbers each. Without it, the rows
+    are poses if every third number after the box is a visibility (0, 1 or 2) in all rows that are longer than a box.
+    Keypoints of two numbers could then not be told from a polygon.
     """
     for file in (place / name for place in _places_of_names(folder) for name in _TABLES):
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
