@@ -311,13 +311,18 @@ CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] =
     "namedtuple": (lambda maps: Pair(maps.shape, maps), lambda output: output.maps),
     "dict": (lambda maps: {"size": maps.shape, "maps": [maps]}, lambda output: output["maps"][0]),
 }
+PASSED_ON = CONTAINERS | {
+    "itself": (lambda maps: maps, lambda output: output),
+    "two": (lambda maps: (maps, maps.mean((2, 3))), lambda output: output[0]),
+    "view": (lambda maps: maps.flatten(2).unflatten(2, maps.shape[2:]), lambda output: output),
+}
 
 
 class Packed(nn.Module):
     def __init__(self, conv: nn.Module, kind: str) -> None:
         super().__init__()
         self.conv = conv
-        self.pack, self.unpack = CONTAINERS[kind]
+        self.pack, self.unpack = PASSED_ON[kind]
 
     def forward(self, x: Tensor) -> Any:
         return self.pack(self.conv(x))
@@ -333,6 +338,28 @@ class LayerReturns(Parts):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.tail(self.layer.unpack(self.layer(self.trunk(x))), x)
+
+
+class Shortcut(Parts):
+    """The layer returns its input, which a convolution beside it takes too."""
+
+    def __init__(self, kind: str = "dict", *, later: bool = False) -> None:
+        super().__init__()
+        self.conv, self.layer, self.later = self.layer, Packed(nn.Identity(), kind), later
+
+    def features(self, x: Tensor) -> Tensor:
+        return x
+
+    def tail(self, maps: Tensor, x: Tensor) -> Tensor:
+        return super().tail(maps.relu() if self.later else maps + self.conv(x), x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x)
+        maps = self.layer.unpack(self.layer(x))
+        if self.later:
+            maps.relu_()
+            return Parts.tail(self, x, x)
+        return self.tail(maps, x)
 
 
 class BackboneWithoutGradients(Parts):
@@ -476,10 +503,12 @@ NETWORKS: dict[str, Callable[[], Parts]] = {
         SigmoidsInPlace, OneOfAListThenWritten, BackboneWithoutGradients, InnerEnableGrad, InputWritten,
         InputWrittenWithoutGradients,
     )
-} | {f"LayerReturns {kind}": functools.partial(LayerReturns, kind) for kind in CONTAINERS}  # fmt: skip
+} | {f"LayerReturns {kind}": functools.partial(LayerReturns, kind) for kind in CONTAINERS} | {
+    f"Shortcut {kind}": functools.partial(Shortcut, kind) for kind in PASSED_ON
+} | {"Shortcut written later": functools.partial(Shortcut, "itself", later=True)}  # fmt: skip
 
-# One has no gradient before the layer, and two others overwrite what their own backward passes would need.
-OVERWRITING = ("AddedOntoItsInput", "SigmoidsInPlace")
+# One has no gradient before the layer, and three others overwrite what their own backward passes would need.
+OVERWRITING = ("AddedOntoItsInput", "SigmoidsInPlace", "Shortcut written later")
 TRAINABLE = tuple(name for name in NETWORKS if "WithoutGradients" not in name and name not in OVERWRITING)
 
 

@@ -310,6 +310,187 @@ def test_a_view_that_was_used_before_has_the_gradient_of_that_use() -> None:
     assert torch.equal(inputs.grad, torch.full((2, 3, 4), 8.0))
 
 
+# --- layers that return what other code uses too
+
+
+class Returning(nn.Module):
+    """A layer with a function for its body."""
+
+    def __init__(self, body: Callable[..., Any]) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.body(*args, **kwargs)
+
+
+class Token(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.linspace(-1, 1, 4)[:, None, None])
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.token
+
+
+class Beside(nn.Module):
+    """Uses a tensor in a layer and beside it."""
+
+    def __init__(self, layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.stem, self.layer, self.use = nn.Conv2d(3, 4, 3), layer, use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self.layer, self.stem(x))
+
+
+@dataclass
+class Held:
+    maps: Tensor
+
+
+def product(first: Tensor, second: Tensor) -> Tensor:
+    return first * second.cos()
+
+
+def added(layer: nn.Module, x: Tensor) -> Tensor:
+    return 3 * layer(x) + x.sin()
+
+
+RETURNING: dict[str, Callable[[], Beside]] = {
+    "Identity": lambda: Beside(nn.Identity(), added),
+    "an empty Sequential": lambda: Beside(nn.Sequential(), added),
+    "the other use comes first": lambda: Beside(nn.Identity(), lambda layer, x: x.sin() + 3 * layer(x)),
+    "Identities in a Sequential": lambda: Beside(nn.Sequential(nn.Identity(), nn.Identity()), added),
+    "Dropout": lambda: Beside(nn.Dropout(0.5), added),
+    "Flatten of a flat tensor": lambda: Beside(nn.Flatten(), lambda layer, x: added(layer, x.flatten(1))),
+    "Flatten": lambda: Beside(nn.Flatten(), lambda layer, x: 3 * layer(x).sum() + x.sin()),
+    "a permutation": lambda: Beside(
+        Returning(lambda x: x.permute(0, 2, 3, 1)), lambda layer, x: layer(x).sum() + x.sin()
+    ),
+    "a keyword": lambda: Beside(Returning(lambda x: x), lambda layer, x: 3 * layer(x=x) + x.sin()),
+    "a tuple": lambda: Beside(Returning(lambda x: (2 * x, x)), lambda layer, x: product(*layer(x)) + x.sin()),
+    "a dictionary": lambda: Beside(
+        Returning(lambda x: {"maps": [x]}), lambda layer, x: 3 * layer(x)["maps"][0] + x.sin()
+    ),
+    "a dataclass": lambda: Beside(Returning(Held), lambda layer, x: 3 * layer(x).maps + x.sin()),
+    "a parameter": lambda: Beside(Token(), lambda layer, x: layer(x) * x.sin() + layer.token),
+    "called twice": lambda: Beside(nn.Identity(), lambda layer, x: 3 * layer(x) + layer(x).sin()),
+}
+
+
+def by_copies(net: Beside, inputs: Tensor, factor: float = 1.0) -> tuple[list[list[Tensor]], dict[str, Any]]:
+    """Return the gradients of copies of what the layer returns, multiplied, and those of the parameters."""
+    copies: list[list[Tensor]] = []
+
+    def copied(module: nn.Module, args: Any, output: Any) -> Any:
+        copies.append([])
+
+        def copy_of(item: Any) -> Any:
+            clone = item.clone()
+            clone.register_hook(lambda gradient: factor * gradient)
+            clone.retain_grad()
+            copies[-1].append(clone)
+            return clone
+
+        return map_tensors(output, copy_of)
+
+    handle = net.layer.register_forward_hook(copied)
+    net.zero_grad()
+    net(inputs).sum().backward()
+    handle.remove()
+    return [[clone.grad for clone in call] for call in copies], gradients_of(net)
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    if isinstance(value, Held):
+        return Held(function(value.maps))
+    return torch.utils._pytree.tree_map(function, value)
+
+
+@pytest.mark.parametrize("name", RETURNING)
+def test_a_layer_that_returns_its_input_has_the_gradient_of_its_own_uses(name: str) -> None:
+    torch.manual_seed(2)
+    net, inputs = RETURNING[name]().eval(), pictures()
+    expected, plain = by_copies(net, inputs)
+    output = net(inputs)
+    net.zero_grad()
+    with record(net, "layer", gradients=True) as recording:
+        found = net(inputs)
+        found.sum().backward()
+    assert torch.equal(found, output)
+    assert_same(gradients_of(net), plain)
+    for call, gradients in zip(recording.calls, expected, strict=True):
+        kept: list[Tensor] = []
+        map_tensors(call.gradient, kept.append)
+        torch.testing.assert_close(kept, gradients)
+
+
+@pytest.mark.parametrize("name", RETURNING)
+def test_editing_the_gradient_of_a_layer_leaves_other_uses_of_its_input_alone(name: str) -> None:
+    torch.manual_seed(2)
+    net, inputs = RETURNING[name]().eval(), pictures()
+    _, expected = by_copies(net, inputs, 0.0)
+    net.zero_grad()
+    with edit_gradients(net, {"layer": scale(0.0)}):
+        net(inputs).sum().backward()
+    found = gradients_of(net)
+    assert bool(found["stem.weight"].any()) == (name != "called twice")
+    for key, gradient in expected.items():
+        if gradient is not None:
+            torch.testing.assert_close(found[key], gradient)
+
+
+def test_a_tensor_that_is_returned_twice_has_two_gradients() -> None:
+    torch.manual_seed(2)
+    net = Beside(
+        Returning(lambda x: [x.exp()] * 2), lambda layer, x: torch.stack(layer(x), -1) @ torch.tensor([2.0, 3])
+    )
+    with record(net, "layer", gradients=True) as recording:
+        net(pictures()).sum().backward()
+    assert [set(gradient.flatten().tolist()) for gradient in recording["layer"].gradient] == [{2.0}, {3.0}]
+    whole = net.stem.weight.grad.clone()
+    net.zero_grad()
+    with edit_gradients(net, {"layer": scale(0.5)}):
+        net(pictures()).sum().backward()
+    torch.testing.assert_close(net.stem.weight.grad, 0.5 * whole)
+
+
+IN_PLACE_LATER: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "a ReLU after the layer": lambda layer, x: layer(x).relu_(),
+    "the input is read afterwards": lambda layer, x: layer(x).mul_(2) * x,
+    "the input is changed": lambda layer, x: torch.add(layer(x), x.mul_(2)),
+    "a sum onto the layer": lambda layer, x: layer(x).add_(2 * x),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE_LATER)
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_output_of_a_layer_that_returns_its_input_can_be_changed_in_place(name: str, nested: bool) -> None:
+    torch.manual_seed(2)
+    net, inputs = Beside(nn.Dropout(0.5), IN_PLACE_LATER[name]).eval(), pictures()
+    output = net(inputs)
+    output.sum().backward()
+    plain = gradients_of(net)
+    kept = net.stem(inputs)
+    kept.retain_grad()
+    net.use(nn.Identity(), kept * 1).sum().backward()
+    net.zero_grad()
+    outer = record(net, "layer", gradients=True) if nested else nullcontext()
+    with outer, record(net, "layer", gradients=True) as recording:
+        found = net(inputs)
+        found.sum().backward()
+    assert torch.equal(found, output)
+    assert_same(gradients_of(net), plain)
+    if name == "a sum onto the layer":  # the doubling is a use beside the layer that PyTorch cannot tell from it
+        return
+    torch.testing.assert_close(recording["layer"].gradient, kept.grad)
+    net.zero_grad()
+    with edit_gradients(net, {"layer": scale(0.0)}):
+        net(inputs).sum().backward()
+    assert not net.stem.weight.grad.any()
+
+
 # --- runs, their names and numbers
 
 
@@ -710,6 +891,86 @@ def test_an_edit_that_returns_nothing_is_an_error() -> None:
     with edit(net, {"1": lambda maps: None}), pytest.raises(LayerError, match="edits layer '1' returned None"):
         net(torch.ones(1, 4))
     net(torch.ones(1, 4))
+
+
+class Unused(nn.Module):
+    """Has layers that do not run although their weights are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.linear = nn.MultiheadAttention(4, 2), nn.Linear(4, 4)
+        self.relu, self.forwarded, self.head = nn.ReLU(inplace=True), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.flat, self.aside = nn.Flatten(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.linear(self.attention(x, x, x)[0], self.linear.weight)
+        self.aside(x)
+        return self.head(self.relu(self.flat(2 * self.relu(self.forwarded.forward(x)))))
+
+
+NOT_RUN = {
+    "attention.out_proj": "did not run.*out_proj",
+    "forwarded": r"did not run.*forward\(\) is called directly",
+    "linear": "did not run.*only its weights are used",
+    "relu#3": "layer 'relu' ran fewer than 3 times in a pass",
+    "*.out_proj": "layer 'attention.out_proj' was not edited",
+}
+
+
+@pytest.mark.parametrize("enter", [edit, edit_gradients])
+@pytest.mark.parametrize("layer", NOT_RUN)
+def test_an_edit_of_a_layer_that_does_not_run_is_an_error_at_the_end(layer: str, enter: Any) -> None:
+    net = Unused()
+    with pytest.raises(LayerError, match=NOT_RUN[layer]), enter(net, {layer: scale(0.0), "head": scale(1.0)}):
+        net(torch.randn(3, 4)).sum().backward()
+    with pytest.raises(KeyError, match="another"), enter(net, {layer: scale(0.0)}):
+        net(torch.randn(3, 4))
+        raise KeyError("another error")
+    assert not hooks_in(net)
+
+
+@pytest.mark.parametrize("enter", [edit, edit_gradients])
+def test_an_edit_is_an_error_if_the_model_does_not_run_or_runs_in_another_thread(enter: Any) -> None:
+    net = Unused()
+    with (
+        pytest.raises(LayerError, match="layer 'head' was not edited: it did not run"),
+        enter(net, {"head": scale(0.0)}),
+    ):
+        pass
+    thread = threading.Thread(target=net, args=[torch.randn(3, 4)])
+    with pytest.raises(LayerError, match="it ran in another thread"), enter(net, {"head": scale(0.0)}):
+        thread.start()
+        thread.join()
+
+
+@pytest.mark.parametrize("enter", [edit, edit_gradients])
+def test_an_edit_of_several_layers_needs_only_one_of_them_to_run(enter: Any) -> None:
+    net = Unused()
+    with enter(net, {nn.Linear: scale(0.5)}):
+        net(torch.randn(3, 4)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("aside", "no backward pass inside the block reached it"),
+        ("aside.weight", "no backward pass inside the block reached it"),
+        ("flat", "returns a view"),
+    ],
+)
+def test_an_edit_of_a_gradient_that_does_not_come_is_an_error(key: str, reason: str) -> None:
+    net = Unused()
+    if key == "flat":
+        net.flat = nn.Unflatten(1, (2, 2))
+        net.head = nn.Sequential(nn.Flatten(), net.head)
+    with pytest.raises(LayerError, match=reason), edit_gradients(net, {key: scale(0.0)}):
+        net(torch.randn(3, 4)).sum().backward()
+    with (
+        pytest.raises(LayerError, match="gradients are off"),
+        torch.no_grad(),
+        edit_gradients(net, {"aside": scale(0.0)}),
+    ):
+        net(torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from camkit.diagnosis.reductions import CURVES, RELUS, Summaries, both_peaks, flaws, share_for
 from camkit.diagnosis.statistics import norm, plain
-from camkit.engine.attach import contiguous_gradients
+from camkit.engine.attach import Scope, contiguous_gradients, output_hooks
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import tensors_in
 from camkit.engine.passes import quiet_pass
 from camkit.engine.restore import same_requirements
-from camkit.hooks import Recording, edit, record
-from camkit.layers.names import modules_by_name
+from camkit.hooks import Recording, record
+from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.types import Precision
 
 Score: TypeAlias = Callable[[Any], "Tensor | None"]
@@ -116,13 +116,14 @@ def _every_module(name: str, module: nn.Module) -> bool:  # noqa: ARG001 - "*" w
 @contextmanager
 def _functional_relus(model: nn.Module) -> Iterator[dict[str, list[int]]]:
     """Note which calls of the model's own code end with a function like ReLU that is not a module."""
-    own_layers = [
-        name
-        for name, module in modules_by_name(model).items()
+    calls = _ReluCalls()
+    names = first_name_by_module(modules_by_name(model))
+    hooks = [
+        (module, partial(calls.note, name))
+        for module, name in names.items()
         if name and not type(module).__module__.startswith("torch.nn.")
     ]
-    calls = _ReluCalls()
-    with edit(model, {name: partial(calls.note, name) for name in own_layers}):
+    with output_hooks(hooks, Scope().first_run):
         yield calls.ending_in_relu
 
 
@@ -133,12 +134,11 @@ class _ReluCalls:
         self.ending_in_relu: defaultdict[str, list[int]] = defaultdict(list)
         self._counts: Counter[str] = Counter()
 
-    def note(self, name: str, output: Any) -> Any:
-        """Count a call of a layer, and return what it returned."""
+    def note(self, name: str, output: Any) -> None:
+        """Count a call of a layer."""
         self._counts[name] += 1
         if any(_comes_from_relu(tensor) for tensor in tensors_in(output)):
             self.ending_in_relu[name].append(self._counts[name])
-        return output
 
 
 def _comes_from_relu(tensor: Tensor) -> bool:
@@ -155,7 +155,7 @@ _RELU_LIKE = ("Relu", "Threshold", "Hardtanh", "Hardswish", "Clamp", "Maximum", 
 
 _KEEP_CHANNELS = (
     "NativeDropout", "Mul", "Div", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "Mean", "View", "Unsafe",
-    "Reshape", "Permute", "Transpose", "Squeeze", "Unsqueeze", "AsStrided", "Clone", "ToCopy",
+    "Reshape", "Permute", "Transpose", "Squeeze", "Unsqueeze", "AsStrided", "Clone", "ToCopy", "Alias",
 )  # fmt: skip
 """Likewise for functions that leave a channel of zeros as it is. Only those with one input tensor count: with two, a
 parameter may have scaled it."""

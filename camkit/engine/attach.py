@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camkit.engine.nested import tensors_in
+from camkit.engine.nested import mapped, tensors_in
 
 ForwardHook = Callable[[nn.Module, list[Tensor], Any], Any]
 """``hook(module, argument tensors, output)``; a result other than None replaces the output."""
@@ -57,7 +58,10 @@ class Scope:
 
         PyTorch runs backward passes on GPUs in its own threads, which do not tell whose pass they run.
         """
-        return threading.get_ident() == self.thread or (backward_pass() >= 0 and not _of_python())
+        if threading.get_ident() == self.thread or (backward_pass() >= 0 and not _of_python()):
+            return True
+        self.elsewhere = True
+        return False
 
 
 def _of_python() -> bool:
@@ -200,6 +204,100 @@ def _remove(module: nn.Module, numbers: Iterable[int]) -> None:
             registered.pop(number, None)
 
 
+def nodes_of_graph() -> int:
+    """Return how many nodes the current thread has added to graphs so far; later nodes have this number or more."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+@contextmanager
+def noting_starts(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, int]]:
+    """Yield a dictionary that holds ``nodes_of_graph()`` at the start of each module's latest call."""
+    started: dict[nn.Module, int] = {}
+
+    def note(module: nn.Module) -> None:
+        started[module] = nodes_of_graph()
+
+    with starts(modules, note):
+        yield started
+
+
+def own_output(output: Any, started: int) -> Any:
+    """Return a layer's output with an alias in place of each tensor that other code uses too.
+
+    The gradient of a tensor is that of all its uses. A layer may return a tensor that existed before the call, as
+    ``nn.Identity`` does, or one tensor twice. An alias has the same memory, so in-place changes show in both, but only
+    the uses of this output add to its gradient. What the layer changed in place is its own.
+
+    Args:
+        output: what the layer returned.
+        started: the layer's entry in ``noting_starts``.
+    """
+    if not torch.is_grad_enabled():
+        return output
+    is_tensor = isinstance(output, Tensor)
+    positions = Counter() if is_tensor else Counter(map(id, tensors_in(output)))
+    aliases: list[Tensor] = []
+
+    def owned(item: Any) -> Any:
+        if type(item) not in _ORDINARY or not item.requires_grad or item.layout is not torch.strided:
+            return item
+        node = item.grad_fn
+        if node is not None and node._sequence_nr() >= started and positions[id(item)] < 2:
+            return item
+        alias = item[...]
+        vars(alias).update(vars(item))
+        aliases.append(alias)
+        return alias
+
+    replaced = owned(output) if is_tensor else mapped(output, owned)
+    return replaced if aliases else output
+
+
+_ORDINARY = (Tensor, nn.Parameter)
+"""Types of tensors that an alias can stand for: operations on other types may return anything."""
+
+
+def aliased_tensor(tensor: Tensor) -> Tensor | None:
+    """Return the tensor that a tensor is an alias of; None if it is not an alias but a tensor or view of its own."""
+    base = tensor._base
+    if base is None or base.is_leaf or base.shape != tensor.shape or base.stride() != tensor.stride():
+        return None
+    return base
+
+
+@dataclass(eq=False)
+class State:
+    """Tells whether a tensor was changed in place since this was made."""
+
+    _tensor: Tensor
+    _version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> State:
+        """Remember a tensor's present state, without its graph."""
+        return cls(tensor.detach(), 0 if tensor.is_inference() else tensor._version)
+
+    def changed(self) -> bool:
+        """Tell whether the tensor, or another with the same memory, was changed in place."""
+        return not self._tensor.is_inference() and self._tensor._version != self._version
+
+
+def hook_gradient(tensor: Tensor, hook: GradientHook) -> list[torch.utils.hooks.RemovableHandle]:
+    """Have a hook called with the gradient of a tensor in its present state, before later in-place changes.
+
+    If a view is changed in place later, PyTorch returns only the gradients of its uses before the change. For an alias
+    the hook then gets the gradient of the tensor that it is an alias of, which includes the change.
+    """
+    original = aliased_tensor(tensor)
+    if original is None:
+        return [tensor.register_hook(hook)]
+    state = State.of(original)
+    return [
+        tensor.register_hook(lambda gradient: None if state.changed() else hook(gradient)),
+        original.register_hook(lambda gradient: hook(gradient) if state.changed() else None),
+    ]
+
+
 class TensorHooks:
     """Hooks on tensors that are removed together. Hooks whose tensors are gone are forgotten."""
 
@@ -212,11 +310,8 @@ class TensorHooks:
         return len(self._handles)
 
     def add(self, tensor: Tensor, hook: GradientHook) -> None:
-        """Have the hook called with each gradient of a tensor in its present state, before later in-place changes.
-
-        If a view is changed in place later, PyTorch returns only the gradients of its uses before the change.
-        """
-        self._handles.append(tensor.register_hook(hook))
+        """Have the hook called with each gradient of a tensor, as ``hook_gradient`` says."""
+        self._handles += hook_gradient(tensor, hook)
         if len(self._handles) > self._cleanup_length:
             self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
             self._cleanup_length = 2 * len(self._handles) + _MANY

@@ -70,6 +70,7 @@ def capture_curvature(
         single = expand(targets, output, len(inputs))
         ((ref, layout),) = layouts.items()
         saved = tape.layers[ref]
+        saved.settle()
         maps = features_of(saved, layout, resized.extent)
         weights: list[Tensor] = []
         for target in single:

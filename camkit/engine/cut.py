@@ -11,14 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from camkit.engine.attach import forward_hooks
-from camkit.engine.nested import feature_tensor, tensors_in, with_tensor
+from camkit.engine.attach import (
+    Scope,
+    State,
+    aliased_tensor,
+    forward_hooks,
+    hook_gradient,
+    input_hooks,
+    nodes_of_graph,
+    own_output,
+)
+from camkit.engine.nested import feature_tensor, shares_memory, tensors_in, with_tensor
 from camkit.errors import LayerError, listing_layers
 from camkit.types import LayerRef
 
@@ -54,6 +64,21 @@ class Saved:
     gradients: list[Tensor] = field(default_factory=list)
     images: int = 0
     reached: bool = False
+    _original: tuple[State, GradientEdge] | None = None
+
+    @classmethod
+    def in_graph(cls, own: Tensor, output: Tensor) -> Saved:
+        """Save the output of a layer whose gradient is that of ``own``, a tensor in the graph."""
+        saved, original = cls(output, get_gradient_edge(own)), aliased_tensor(own)
+        if original is not None:
+            saved._original = State.of(original), get_gradient_edge(original)
+        hook_gradient(own, saved.gradients.append)
+        return saved
+
+    def settle(self) -> None:
+        """Differentiate an alias that the model changed in place where its original was before the change."""
+        if self._original is not None and self._original[0].changed():
+            self.end = self._original[1]
 
 
 @dataclass(eq=False)
@@ -106,6 +131,8 @@ class Tape:
     @staticmethod
     def _differentiate(saved: list[Saved], score: Tensor, *, keep_graph: bool) -> None:
         count = len(saved[0].gradients)
+        for layer in saved:
+            layer.settle()
         # Every layer is an input here: one on a parallel branch, such as a skip connection, is on no path to another.
         ends = [layer.end for layer in saved if layer.end is not None]
         torch.autograd.grad(score, cast("list[Tensor]", ends), retain_graph=keep_graph, allow_unused=True)
@@ -122,7 +149,19 @@ def _shares_memory(output: Tensor, arguments: list[Tensor]) -> bool:
     return any(argument.untyped_storage().data_ptr() == storage for argument in arguments)
 
 
-def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gradients: bool) -> Any:
+@dataclass(eq=False)
+class _Start:
+    """What was known when a call of a layer began: the size of the graph, and the state of each argument."""
+
+    nodes: int = 0
+    arguments: list[tuple[Tensor, State]] = field(default_factory=list)
+
+    def wrote_into(self, output: Tensor) -> bool:
+        """Tell whether the layer changed an argument in place that shares memory with its output."""
+        return any(state.changed() and shares_memory(tensor, output) for tensor, state in self.arguments)
+
+
+def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], output: Any, *, gradients: bool) -> Any:
     """Save a layer's feature maps; return the output that replaces the layer's own, or None to keep it."""
     maps = feature_tensor(output)
     if maps is None:
@@ -141,24 +180,37 @@ def _save(tape: Tape, ref: LayerRef, arguments: list[Tensor], output: Any, *, gr
     if not tensor.requires_grad or not (tape.layers or tape.whole):
         if not tape.whole and sum(other.is_floating_point() for other in tensors_in(output)) > 1:
             raise EntangledError
-        return _begin(tape, ref, output, path, tensor, shared=_shares_memory(tensor, arguments))
-    tape.layers[ref] = saved = Saved(tensor.detach().clone(), get_gradient_edge(tensor))
-    tensor.register_hook(saved.gradients.append)
-    return None
+        shared = _shares_memory(tensor, arguments)
+        return _begin(tape, ref, output, path, tensor, shared=shared, wrote=shared and start.wrote_into(tensor))
+    own = own_output(tensor, start.nodes)
+    tape.layers[ref] = Saved.in_graph(own, tensor.detach().clone())
+    return None if own is tensor else with_tensor(output, path, own)
 
 
-def _begin(tape: Tape, ref: LayerRef, output: Any, path: tuple[Any, ...], tensor: Tensor, *, shared: bool) -> Any:
-    """Start the graph at a layer's output: save it as a leaf, and let the model continue with a copy."""
+def _begin(
+    tape: Tape, ref: LayerRef, output: Any, path: tuple[Any, ...], tensor: Tensor, *, shared: bool, wrote: bool
+) -> Any:
+    """Start the graph at a layer's output: save it as a leaf, and let the model continue with a copy.
+
+    If the output shares memory with an argument, so does the copy, because the model may change one in place and read
+    the other.
+    """
     leaf = (tensor.detach().clone() if shared else tensor.detach()).requires_grad_()
     tape.layers[ref] = saved = Saved(leaf, leaf)
-    leaf.register_hook(saved.gradients.append)
     torch.set_grad_enabled(True)
-    if shared and not tensor._is_view() and not (tensor.is_leaf and tensor.requires_grad):
-        # The layer returned its own input, or wrote into it. Other modules hold that tensor, so the graph must pass
-        # through it.
-        tensor.copy_(leaf)
+    in_place_works = not (tensor.is_leaf and tensor.requires_grad) and 0 not in tensor.stride()
+    if not shared or not in_place_works or tensor._is_view():
+        leaf.register_hook(saved.gradients.append)
+        copy = tensor.detach().copy_(leaf) if shared and in_place_works else leaf.clone()
+        return with_tensor(output, path, copy)
+    # Other modules hold the tensor that the layer returned or wrote into, so the graph must pass through it.
+    tensor.copy_(leaf)
+    if wrote:
+        leaf.register_hook(saved.gradients.append)
         return None
-    return with_tensor(output, path, leaf.clone())
+    own = tensor[...]
+    tape.layers[ref] = Saved.in_graph(own, leaf.detach())
+    return with_tensor(output, path, own)
 
 
 @contextmanager
@@ -179,6 +231,11 @@ def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: 
     for ref, module in layers.items():
         refs.setdefault(module, []).append(ref)
     calls = dict.fromkeys(refs, 0)
+    starts: dict[nn.Module, _Start] = {}
+
+    def begin(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        states = [(tensor, State.of(tensor)) for tensor in tensors_in((arguments, keywords))]
+        starts[module] = _Start(nodes_of_graph(), states)
 
     def hook(module: nn.Module, arguments: list[Tensor], output: Any) -> Any:
         if not tape.recording:
@@ -193,9 +250,11 @@ def cut(layers: Mapping[LayerRef, nn.Module], *, gradients: bool = True, whole: 
         wanted = [ref for ref in refs[module] if ref.call in (None, calls[module])]
         if not wanted:
             return None
-        replaced = _save(tape, wanted[0], arguments, output, gradients=gradients)
+        start = starts.pop(module, _Start())
+        replaced = _save(tape, wanted[0], start, arguments, output, gradients=gradients)
         tape.layers.update(dict.fromkeys(wanted, tape.layers[wanted[0]]))
         return replaced
 
-    with forward_hooks(dict.fromkeys(refs, hook)):
+    begins = [(module, partial(begin, module)) for module in refs] if gradients else []
+    with input_hooks(begins, Scope().first_run), forward_hooks(dict.fromkeys(refs, hook)):
         yield tape

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from camkit.engine.attach import Scope, TensorHooks, backward_pass, input_hooks, output_hooks
+from camkit.engine.attach import (
+    Scope,
+    TensorHooks,
+    aliased_tensor,
+    backward_pass,
+    input_hooks,
+    noting_starts,
+    output_hooks,
+    own_output,
+)
 from camkit.engine.nested import tensors_in
 from camkit.engine.restore import eagerly
 from camkit.errors import LayerError
 from camkit.hooks.changes import Change
-from camkit.layers.names import Selector, chooses_layers, modules_by_name, select_layers, select_parameters
+from camkit.hooks.recording import VIEW_HINT, why_no_gradient
+from camkit.layers.names import WHOLE_MODEL, Selector, chooses_layers, modules_by_name, select_layers, select_parameters
 from camkit.types import LayerRef
 
 
@@ -33,7 +44,8 @@ def edit(model: nn.Module, edits: Mapping[Selector, Callable[[Any], Any]]) -> It
             model continues with. ``"relu#2"`` is the second call of ``relu`` in each pass through ``model``.
 
     Raises:
-        LayerError: no layer matches; while the model runs: a function returned None.
+        LayerError: no layer matches; while the model runs: a function returned None; at the end of the block, unless
+            another exception ends it: an edit was never applied, because none of its layers ran inside the block.
         ModelError: a layer is TorchScript, which has no hooks.
 
     >>> import torch
@@ -45,12 +57,15 @@ def edit(model: nn.Module, edits: Mapping[Selector, Callable[[Any], Any]]) -> It
 
     """
     scope = Scope()
-    with eagerly(), _after(model, edits, _replaced, scope):
+    planned = [_layer_edit(model, selector, change) for selector, change in edits.items()]
+    with eagerly(), _after(model, planned, _replaced, scope):
         yield
+    _check_applied(planned, scope)
 
 
-def _replaced(name: str, change: Callable[[Any], Any], output: Any) -> Any:
-    replaced = change(output)
+def _replaced(edit: _Edit, name: str, _: nn.Module, output: Any) -> Any:
+    edit.applied = True
+    replaced = edit.change(output)
     if replaced is None and output is not None:
         raise LayerError(
             f"the function that edits layer {name!r} returned None; it must return what the model continues with"
@@ -72,13 +87,14 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
             ``"layer1.0.conv1.weight"`` or ``"*.bias"``) a function from a gradient of any shape to another of the same
             shape. ``scale``, ``clip_value``, ``clip_norm`` and ``noise`` make such functions. A name or pattern that
             matches a layer means layers; if it matches a layer and layers inside it, each is edited. If a layer
-            returns several tensors, each gradient is edited separately. If a layer returns a view that is then changed
-            in place, as ``nn.Flatten`` before ``nn.ReLU(inplace=True)``, PyTorch has no gradient of it, and nothing is
-            edited.
+            returns several tensors, each gradient is edited separately.
 
     Raises:
         LayerError: no layer or parameter matches, or the parameter does not require gradients; in the backward pass: a
-            function returned anything but a tensor of the gradient's shape.
+            function returned anything but a tensor of the gradient's shape; at the end of the block, unless another
+            exception ends it: none of the layers of an edit ran inside the block, or the backward pass reached none of
+            its layers or parameters. This includes a layer that returns a view that is then changed in place, as
+            ``nn.Flatten`` before ``nn.ReLU(inplace=True)``: PyTorch has no gradient of it.
         ModelError: a layer is TorchScript, which has no hooks.
 
     >>> import torch
@@ -91,37 +107,89 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
     tensor([[0.2500, 0.5000]])
 
     """
-    scope, hooks = Scope(), TensorHooks()
-    modules = modules_by_name(model)
-    parameter_keys = [key for key in edits if isinstance(key, str) and not chooses_layers(modules, key)]
-    layer_edits = {key: change for key, change in edits.items() if key not in parameter_keys}
-
-    def hook_output(name: str, change: Change, output: Any) -> None:
-        for tensor in tensors_in(output):
-            if tensor.requires_grad:
-                hooks.add(tensor, partial(_changed, f"layer {name!r}", change))
-
-    def change_parameter(name: str, change: Change, gradient: Tensor | None) -> Tensor | None:
-        return _changed(f"parameter {name!r}", change, gradient) if scope.any_run() else None
-
+    planned = _GradientEdits(model, edits)
     try:
         try:
-            with eagerly(), _after(model, layer_edits, hook_output, scope):
-                for key in parameter_keys:
-                    for name, parameter in select_parameters(model, key).items():
-                        hooks.add(parameter, partial(change_parameter, name, edits[key]))
+            with eagerly(), planned.hooked():
                 yield
         finally:
-            hooks.remove()
+            planned.hooks.remove()
     except KeyboardInterrupt:  # it may have interrupted the removal
-        hooks.remove()
+        planned.hooks.remove()
         raise
+    _check_applied(planned.due(), planned.scope)
 
 
-def _changed(what: str, change: Change, gradient: Tensor | None) -> Tensor | None:
+class _GradientEdits:
+    """The edits of one ``edit_gradients`` block, and its hooks."""
+
+    def __init__(self, model: nn.Module, edits: Mapping[Selector, Change]) -> None:
+        self.scope, self.hooks = Scope(), TensorHooks()
+        self._model = model
+        modules = modules_by_name(model)
+        self._layers: list[_Edit] = []
+        self._parameters: list[tuple[_Edit, dict[str, nn.Parameter]]] = []
+        for key, change in edits.items():
+            if isinstance(key, str) and not chooses_layers(modules, key):
+                edit = _Edit(f"the gradient of parameter {key!r}", change, {}, _no_backward(), waits_for_backward=True)
+                self._parameters.append((edit, select_parameters(model, key)))
+            else:
+                self._layers.append(_layer_edit(model, key, change))
+        self._started: dict[nn.Module, int] = {}
+        self._backward_ran = False
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Set the hooks on the modules and parameters; those on tensors are removed with ``hooks``."""
+        modules = {module for edit in self._layers for module in edit.layers.values()}
+        whole = getattr(self._model, "_orig_mod", self._model)
+        with (
+            noting_starts(modules) as self._started,
+            _after(self._model, self._layers, self._hook_output, self.scope),
+            output_hooks([(whole, self._note_backward)], self.scope.any_run),
+        ):
+            for edit, parameters in self._parameters:
+                for name, parameter in parameters.items():
+                    self.hooks.add(parameter, partial(self._change_parameter, edit, name))
+            yield
+
+    def due(self) -> list[_Edit]:
+        """Return the edits that should have been applied: if no backward pass ran, not those that wait for one."""
+        edits = [*self._layers, *(edit for edit, _ in self._parameters)]
+        backward_ran = self._backward_ran or any(edit.applied for edit in edits)
+        return [edit for edit in edits if backward_ran or not edit.waits_for_backward]
+
+    def _hook_output(self, edit: _Edit, name: str, module: nn.Module, output: Any) -> Any:
+        output = own_output(output, self._started.get(module, 0))
+        tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        for tensor in tensors:
+            self.hooks.add(tensor, partial(_changed, edit, f"layer {name!r}"))
+        edit.why_not = _no_backward(tensors) if tensors else f"it has no gradient: {why_no_gradient()}"
+        edit.waits_for_backward = bool(tensors)
+        return output
+
+    def _change_parameter(self, edit: _Edit, name: str, gradient: Tensor | None) -> Tensor | None:
+        return _changed(edit, f"parameter {name!r}", gradient) if self.scope.any_run() else None
+
+    def _note_backward(self, output: Any) -> None:
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                self.hooks.add(tensor, self._backward_began)
+
+    def _backward_began(self, _: Tensor) -> None:
+        self._backward_ran = True
+
+
+def _no_backward(tensors: Iterable[Tensor] = ()) -> str:
+    view = any(tensor._is_view() and aliased_tensor(tensor) is None for tensor in tensors)
+    return f"no backward pass inside the block reached it{VIEW_HINT if view else ''}"
+
+
+def _changed(edit: _Edit, what: str, gradient: Tensor | None) -> Tensor | None:
+    edit.applied = True
     if gradient is None:  # a custom function may return None for one of its inputs
         return None
-    changed = change(gradient)
+    changed = edit.change(gradient)
     if not isinstance(changed, Tensor) or changed.shape != gradient.shape:
         returned = f"shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else f"a {type(changed).__name__}"
         raise LayerError(
@@ -129,6 +197,41 @@ def _changed(what: str, change: Change, gradient: Tensor | None) -> Tensor | Non
             f"{tuple(gradient.shape)}"
         )
     return changed
+
+
+@dataclass(eq=False)
+class _Edit:
+    """One entry of ``edits``, and whether it was applied in the block; if not, ``why_not`` says the likely reason.
+
+    ``waits_for_backward`` is True if only a backward pass is missing.
+    """
+
+    what: str
+    change: Callable[[Any], Any]
+    layers: dict[LayerRef, nn.Module]
+    why_not: str
+    waits_for_backward: bool = False
+    applied: bool = False
+
+
+_DID_NOT_RUN = (
+    "it did not run inside the block; a layer does not run if its forward() is called directly, or if only its weights "
+    "are used, as nn.MultiheadAttention uses those of out_proj"
+)
+
+
+def _layer_edit(model: nn.Module, selector: Selector, change: Callable[[Any], Any]) -> _Edit:
+    layers = select_layers(model, selector)
+    first, *others = [str(ref) or WHOLE_MODEL for ref in layers]
+    more = f" and of {len(others)} more" if others else ""
+    return _Edit(f"layer {first!r}{more}", change, layers, _DID_NOT_RUN)
+
+
+def _check_applied(edits: Iterable[_Edit], scope: Scope) -> None:
+    for edit in edits:
+        if not edit.applied:
+            thread = "it ran in another thread, and edits apply only in the thread that opened the block"
+            raise LayerError(f"{edit.what} was not edited: {thread if scope.elsewhere else edit.why_not}")
 
 
 class _CallCounter:
@@ -146,35 +249,34 @@ class _CallCounter:
 
 @contextmanager
 def _after(
-    model: nn.Module,
-    edits: Mapping[Selector, Callable[[Any], Any]],
-    act: Callable[[str, Callable[[Any], Any], Any], Any],
-    scope: Scope,
+    model: nn.Module, edits: Iterable[_Edit], act: Callable[[_Edit, str, nn.Module, Any], Any], scope: Scope
 ) -> Iterator[None]:
-    """Call ``act(name, function, output)`` after each call of each selected layer."""
-    selected = [
-        (ref, module, change) for key, change in edits.items() for ref, module in select_layers(model, key).items()
-    ]
+    """Call ``act(edit, layer's name, layer, output)`` after each call of each edited layer."""
+    selected = [(edit, ref, module) for edit in edits for ref, module in edit.layers.items()]
     counter = _CallCounter()
 
-    def end_call(ref: LayerRef, module: nn.Module, change: Callable[[Any], Any], output: Any) -> Any:
+    def end_call(edit: _Edit, ref: LayerRef, module: nn.Module, output: Any) -> Any:
         if ref.call is None:
-            return act(ref.name, change, output)
+            return act(edit, ref.name, module, output)
         if backward_pass() != scope.inside:
             raise LayerError(
                 f"layer {str(ref)!r} runs again in the backward pass, under activation checkpointing, where its calls "
                 f"cannot be told apart; edit every call with {ref.name!r}"
             )
-        return act(str(ref), change, output) if counter.calls[module] == ref.call else None
+        if counter.calls[module] == ref.call:
+            return act(edit, str(ref), module, output)
+        if counter.calls[module] < ref.call:
+            edit.why_not = f"layer {ref.name!r} ran fewer than {ref.call} times in a pass"
+        return None
 
     with ExitStack() as stack:
-        numbered = {module for ref, module, _ in selected if ref.call is not None}
+        numbered = {module for _, ref, module in selected if ref.call is not None}
         if numbered:
             stack.enter_context(
                 input_hooks([(getattr(model, "_orig_mod", model), counter.begin_pass)], scope.first_run)
             )
             counts = [(module, partial(counter.count, module)) for module in numbered]
             stack.enter_context(output_hooks(counts, scope.first_run))
-        hooks = [(module, partial(end_call, ref, module, change)) for ref, module, change in selected]
+        hooks = [(module, partial(end_call, edit, ref, module)) for edit, ref, module in selected]
         stack.enter_context(output_hooks(hooks, scope.any_run))
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camkit.engine.attach import TensorHooks, input_hooks, output_hooks
+from camkit.engine.attach import TensorHooks, aliased_tensor, input_hooks, noting_starts, output_hooks, own_output
 from camkit.engine.nested import Make, mapped, plain, shares_memory
 from camkit.engine.restore import eagerly
 from camkit.hooks.calls import Call, Recording
@@ -64,14 +64,16 @@ def record(
     """
     selected = select_layers(model, layers)
     recording = Recording(model, list(selected))
-    recorder = _Recorder(recording, _copied if reduce is None else partial(_reduced, reduce), outputs, gradients)
     modules = {ref.name: module for ref, module in selected.items()}
-    before = [(module, partial(recorder.begin, name)) for name, module in modules.items()] if inputs else []
-    after = [(module, partial(recorder.end, name)) for name, module in modules.items()]
     first_run = recording._scope.first_run
     try:
-        with eagerly(), input_hooks(before, first_run), output_hooks(after, first_run):
-            yield recording
+        with eagerly(), noting_starts(modules.values() if gradients else ()) as started:
+            keep = _copied if reduce is None else partial(_reduced, reduce)
+            recorder = _Recorder(recording, keep, outputs, started if gradients else None)
+            before = [(module, partial(recorder.begin, name)) for name, module in modules.items()] if inputs else []
+            after = [(module, partial(recorder.end, name, module)) for name, module in modules.items()]
+            with input_hooks(before, first_run), output_hooks(after, first_run):
+                yield recording
     finally:
         recording._hooks.remove()
 
@@ -79,29 +81,34 @@ def record(
 class _Recorder:
     """The hooks of one ``record`` block: they fill its recording."""
 
-    def __init__(self, recording: Recording, keep: Make, outputs: bool, gradients: bool) -> None:
+    def __init__(
+        self, recording: Recording, keep: Make, outputs: bool, started: Mapping[nn.Module, int] | None
+    ) -> None:
         self._recording = recording
         self._keep = keep
         self._outputs = outputs
-        self._gradients = gradients
+        self._started = started  # None if no gradients are recorded
         self._arguments: defaultdict[str, list[Any]] = defaultdict(list)  # by layer, of calls that have not ended
 
     def begin(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Keep the arguments of a call until it ends."""
         self._arguments[name].append(_kept((arguments, keywords), self._keep))
 
-    def end(self, name: str, output: Any) -> None:
-        """Record a call that has ended."""
+    def end(self, name: str, module: nn.Module, output: Any) -> Any:
+        """Record a call that has ended; return the output that the model continues with."""
         started = self._arguments[name]
         arguments = started.pop() if started else None  # the call may have begun before the recording did
         call = self._recording._count_call(name)
         if call is None:
-            return
+            return None
         call._arguments = arguments
         if self._outputs:
             call._output = (_kept(output, self._keep),)
-        if self._gradients:
-            _hook_gradients(call, output, self._keep, self._recording._hooks)
+        if self._started is None:
+            return None
+        output = own_output(output, self._started.get(module, 0))
+        _hook_gradients(call, output, self._keep, self._recording._hooks)
+        return output
 
 
 def _kept(value: Any, keep: Make) -> Any:
@@ -117,8 +124,10 @@ def _hook_gradients(call: Call, output: Any, keep: Make, hooks: TensorHooks) -> 
     with_gradient = [(number, tensor) for number, tensor in enumerate(numbering.tensors) if tensor.requires_grad]
     for number, tensor in with_gradient:
         hooks.add(tensor, partial(call._take_gradient, number, keep))
-    call._why_no_gradient = "" if with_gradient else _WHY_NO_GRADIENT[torch.is_grad_enabled()]
-    call._view_hint = _VIEW_HINT if any(tensor._is_view() for _, tensor in with_gradient) else ""
+    call._why_no_gradient = "" if with_gradient else why_no_gradient()
+    call._view_hint = (
+        VIEW_HINT if any(tensor._is_view() and aliased_tensor(tensor) is None for _, tensor in with_gradient) else ""
+    )
 
 
 class _Numbering:
@@ -135,17 +144,20 @@ class _Numbering:
         return len(self.tensors) - 1
 
 
-_VIEW_HINT = (
+VIEW_HINT = (
     "; the layer returns a view, and if that is changed in place afterwards, for example by a layer with inplace=True, "
     "PyTorch keeps no gradient of the original: set inplace=False there"
 )
 
-_WHY_NO_GRADIENT = {
-    True: "its output depends on nothing that requires gradients",
-    False: "it ran while gradients are off, as under no_grad, inference_mode or reentrant checkpointing "
-    "(torch.utils.checkpoint with use_reentrant=True; False works)",
-}
-"""Why an output has no gradient, by whether gradients are switched on."""
+
+def why_no_gradient() -> str:
+    """Return why the output of a layer that has just run has no gradient."""
+    if torch.is_grad_enabled():
+        return "its output depends on nothing that requires gradients"
+    return (
+        "it ran while gradients are off, as under no_grad, inference_mode or reentrant checkpointing "
+        "(torch.utils.checkpoint with use_reentrant=True; False works)"
+    )
 
 
 def _copied(tensor: Tensor) -> Tensor:
