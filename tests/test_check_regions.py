@@ -1415,6 +1415,8 @@ UNREAD = {
     "CSV of other columns": ("boxes.csv", "img_file,x_min,y_min,x_max,y_max\na.jpg,1,1,9,9\n"),
     "CSV without a header": ("boxes.csv", "cat/a.jpg,1,1,9,9,cat\ncat/b.jpg,1,1,9,9,cat\n"),
     "JSON of another tool": ("a.json", json.dumps({"assets": [{"boundingBox": {"left": 1, "top": 1}}]})),
+    "JSON lines": ("metadata.jsonl", json.dumps({"file_name": "a.jpg", "objects": {"bbox": [[1, 1, 8, 8]]}}) + "\n"),
+    "masks of NumPy": ("masks/a.npy", "NUMPY"),
     "XML of another tool": ("a.xml", "<page><object><polygon>1 1 9 9 1 9</polygon></object></page>"),
 }
 
@@ -1430,10 +1432,13 @@ def test_annotations_that_camkit_does_not_read_are_named(tmp_path: Path, known: 
     file = {
         "inside": data / name,
         "in annotations beside": data.parent / "annotations" / Path(name).name,
-        "beside images": data.parent / Path(name).name,
+        "beside images": data.parent / (name if name.startswith("masks") else Path(name).name),
     }[place]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\ufeff" + text, encoding="utf-8")
+    if (known, place) == ("masks of NumPy", "in annotations beside"):
+        assert find_unread(data) is None
+        return
     if (known, place) == ("COCO", "in annotations beside"):
         assert [one.format for one in find_regions(data)] == ["COCO"]
         return
@@ -1460,6 +1465,18 @@ def test_other_files_beside_the_pictures_are_no_annotations(tmp_path: Path) -> N
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert find_unread(tmp_path) is None
+
+
+def test_masks_with_lossy_compression_are_named(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}").mkdir()
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(
+            tmp_path / f"{number}" / "a.png"
+        )
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(np.uint8(INSIDE * 255)).save(tmp_path / "masks" / "a.jpg")
+    with pytest.raises(InputError, match=r"other files than PNG found, such as .*a\.jpg; .*: save them as PNG"):
+        read_data(tmp_path)
 
 
 def test_a_table_of_pictures_ignores_the_subfolders_beside_it(tmp_path: Path) -> None:

@@ -402,6 +402,15 @@ def test_a_class_of_too_few_groups_is_inconclusive_unless_others_leave_it_the_le
     assert judged(rows)["wolf"].verdict == verdict
 
 
+def test_what_few_groups_leave_open_takes_more_groups():
+    rows = [replace(row, group=f"patient {n % 6}") for n, row in enumerate(clean())]
+
+    (first, *_) = [reason.text for reason in judged(rows)[OVERALL].reasons]
+
+    assert "a gap up to 0.39 cannot be excluded" in first
+    assert first.endswith("the pictures come from 6 groups; the check needs 7")
+
+
 def test_few_groups_do_not_prevent_a_pass_if_they_exclude_the_limit():
     rows = [replace(row, group=f"{row.label} {n % 6}") for n, row in enumerate(clean())]
     measures = measure_all(rows, Limits(0.5, 0.5, 0.5), 0)

@@ -101,11 +101,13 @@ def _open(effect: Effect, measured: MeasuredEffect) -> str:
             f"interval for fewer than {MIN_GROUPS} groups"
         )
     more = effect.more_pictures
-    outlook = (
-        "the estimate is too near the limit for any number of pictures to settle it"
-        if more is None
-        else f"about {more} more picture{'' if more == 1 else 's'} in the experiment would settle it"
-    )
+    outlook = f"the pictures come from {effect.groups} groups; the check needs {effect.least_groups}"
+    if effect.groups >= effect.least_groups:
+        outlook = (
+            "the estimate is too near the limit for any number of pictures to settle it"
+            if more is None
+            else f"about {more} more picture{'' if more == 1 else 's'} in the experiment would settle it"
+        )
     return f"{name} up to {high} cannot be excluded (measured: {value}, limit {effect.limit:.2f}); {outlook}"
 
 

@@ -49,11 +49,16 @@ def is_mask(file: Path) -> bool:
 
 def find(folder: Path) -> list[Path]:
     """Return the folder of masks in or beside a folder of pictures, or that folder itself if it contains masks."""
-    inside = [masks for masks in (folder / name for name in _FOLDERS) if not holds_photographs(masks)]
-    for masks in (*inside, *(folder.parent / name for name in _FOLDERS)):
-        if masks.is_dir() and _possible_masks(masks):
+    for masks in mask_folders(folder):
+        if _possible_masks(masks):
             return [masks]
     return [folder] if any(map(is_mask, _possible_masks(folder))) else []
+
+
+def mask_folders(folder: Path) -> list[Path]:
+    """List the folders in and beside a folder of pictures that hold masks, judging by their names."""
+    inside = [masks for masks in (folder / name for name in _FOLDERS) if not holds_photographs(masks)]
+    return [masks for masks in (*inside, *(folder.parent / name for name in _FOLDERS)) if masks.is_dir()]
 
 
 def holds_photographs(folder: Path) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator
+from itertools import filterfalse, product
 from pathlib import Path
 
 from camkit.background.regions.coco import looks_like_coco
+from camkit.background.regions.masks import holds_photographs, mask_folders
 from camkit.errors import advice
 from camkit.images.files import files_in
 
@@ -24,7 +25,9 @@ _MOST_CHARACTERS = 1 << 16
 
 _ADVICE = "export them as COCO JSON, Pascal VOC XML or YOLO text"
 
-_TYPES = {".json": "JSON", ".xml": "XML", ".csv": "CSV", ".txt": "text"}
+_TYPES = {".json": "JSON", ".jsonl": "JSON", ".ndjson": "JSON", ".xml": "XML", ".csv": "CSV", ".txt": "text"}
+
+_UNREAD_MASKS = (".jpg", ".jpeg", ".npy", ".npz", ".mat")
 
 _FORMATS = (
     (".json", "LabelMe", r'"shapes"\s*:', "convert them to COCO with labelme2coco"),
@@ -59,11 +62,14 @@ def find_unread(folder: Path, *, deep: bool = True) -> str | None:
             continue
         if (sentence := _recognise(file, text)) is not None:
             return sentence
+    for place in filterfalse(holds_photographs, mask_folders(folder)):
+        for file in files_in(place, _UNREAD_MASKS)[:1]:
+            return f"masks in other files than PNG found, such as {file}; camkit does not read them: save them as PNG"
     return None
 
 
 def _files(folder: Path, *, deep: bool) -> Iterator[Path]:
-    for place, suffix in itertools.product(_FOLDERS, _TYPES):
+    for place, suffix in product(_FOLDERS, _TYPES):
         yield from files_in(folder / place, [suffix], deep=deep)[:_MOST_FILES]
     if folder.name.lower() in _PICTURE_FOLDERS:
         yield from files_in(folder.parent, [*_TYPES], deep=False)
