@@ -59,7 +59,7 @@ from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
 from camkit.layers.memory import ModelMemory
 from camkit.layers.names import Layers
-from camkit.layers.passes import LayerPasses, OneByOneError
+from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError
 from camkit.methods import METHODS, ONE_BY_ONE, Method, WeightFunction, find_method
 from camkit.models import (
     Labels,
@@ -614,9 +614,14 @@ class Explainer:
         shown = shown_pictures(batch, inputs)
         rows: list[list[list[Explanation | Failure]]] = [[[] for _ in request.methods] for _ in batch]
         scores: list[Scores] = []
-        for part in _parts(request, apart=averages(self._smooth)):
+        parts = _parts(request, apart=averages(self._smooth))
+        while parts:
+            part = parts.pop(0)
             try:
                 captured, layers = self._runs.captured(_of_pictures(part.targets, batch), inputs)
+            except OneTargetError:
+                parts = [*(replace(part, targets=(target,)) for target in part.targets), *parts]
+                continue
             except (RuntimeError, TypeError) as error:
                 if is_out_of_memory(error):
                     raise
@@ -664,13 +669,16 @@ class Explainer:
                 of_changed_picture(target, scored, mirrored=mirrored)
                 for target, scored in zip(several, captured.scores, strict=True)
             )
-            version, others = self._runs.captured(
-                _of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored)
-            )
+            try:
+                version, others = self._runs.captured(
+                    _of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored)
+                )
+            except OneTargetError:
+                others = ()
             if [layer.ref for layer in others] != [layer.ref for layer in layers]:
                 raise LayerError(
-                    f"camkit explains {others[0]} for a changed version of the picture, but {layers[0]} for the "
-                    "picture itself; name the layer"
+                    f"camkit explains another layer than {layers[0]} for a changed version of the picture; name the "
+                    "layer"
                 )
             of_version = signed_maps(version, method, self._smooth)
             versions.append([signed.mirrored() if mirrored else signed for signed in of_version])

@@ -19,6 +19,7 @@ import camkit
 from camkit.engine.heatmap import fuse, fuse_heatmaps
 from camkit.errors import InputError, LayerError, TargetError
 from camkit.layers.choose import decide
+from camkit.layers.location import exchange
 from camkit.layers.names import find_layers
 from camkit.types import LayerRef
 
@@ -297,6 +298,8 @@ def test_a_segmentation_networks_features_are_chosen_and_not_its_class_scores():
 def test_networks_that_join_scales_are_explained_at_the_coarsest_common_source(name, layer, grid):
     torch.manual_seed(0)
     net = torchvision.models.get_model(name, weights=None, weights_backbone=None).eval()
+    if name.startswith("lraspp"):
+        with_statistics(net, 96)
     choice = decide(net, torch.randn(1, 3, 96, 128)).layer
     assert choice is not None
     assert str(choice) == layer
@@ -1110,3 +1113,359 @@ def test_a_layer_is_said_to_have_no_influence_only_if_it_has_none(name):
 def test_a_layer_that_was_not_measured_is_not_said_to_have_no_influence():
     verdicts = {row.ref.name: row.verdict for row in decide(build("mobilenet_v2"), torch.randn(1, 3, 64, 64)).rows}
     assert verdicts["features.10"] == "not measured, because deeper layers influence the score"
+
+
+# --- the layer must carry the score -----------------------------------------------------------------------------------
+
+
+def stage(channels: int, out: int, stride: int = 1, kernel: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(channels, out, kernel, stride, kernel // 2), nn.BatchNorm2d(out), nn.ReLU())
+
+
+def means(maps: Tensor) -> Tensor:
+    return maps.mean((2, 3))
+
+
+class TwoScales(nn.Module):
+    """The head sees the means of an early grid and, times a factor, of a deeper one."""
+
+    def __init__(self, factor: float, *, detached: bool = False, between: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.early = nn.Sequential(stage(3, 16, 2), stage(16, 24, 2))
+        self.deep = nn.Sequential(stage(24, 24, 2), *(stage(24, 24) for _ in range(between)))
+        self.head = nn.Linear(48, 5)
+        self.factor, self.detached = factor, detached
+
+    def forward(self, images: Tensor) -> Tensor:
+        early = self.early(images)
+        deep = self.deep(early)
+        first = means(early).detach() if self.detached else means(early)
+        return self.head(torch.cat([first, self.factor * means(deep)], 1))
+
+
+def chosen(net: nn.Module, side: int = 64) -> Any:
+    torch.manual_seed(1)
+    return decide(net.eval(), torch.randn(1, 3, side, side)).chosen()
+
+
+@pytest.mark.parametrize(("factor", "between"), [(1e-4, 1), (1e-3, 1), (1e-4, 20)])
+def test_a_deep_grid_that_carries_next_to_nothing_is_passed_over(factor, between):
+    """With many modules between them, the early grid's gradient is not among the first to be measured."""
+    layer = chosen(TwoScales(factor, between=between))
+
+    assert (str(layer), layer.share, layer.sure) == ("early", 1.0, True)
+    assert "carry" not in layer.reason
+
+
+def test_the_share_is_how_far_the_score_moves_with_the_cells_of_another_picture():
+    net = TwoScales(1.0).eval()
+    torch.manual_seed(1)
+    image = torch.randn(1, 3, 64, 64)
+    noise = exchange(image)[1]
+
+    def scores(picture: Tensor, cells: Tensor | None = None) -> Tensor:
+        handle = net.deep.register_forward_hook(lambda _, __, output: cells)
+        with torch.no_grad():
+            found = net(picture)
+        handle.remove()
+        return found
+
+    with torch.no_grad():
+        of_noise = net.deep(net.early(noise))
+    expected = (scores(image, of_noise) - scores(image)).norm() / (scores(noise) - scores(image)).norm()
+
+    layer = chosen(net)
+    assert str(layer) == "deep"
+    assert layer.share == pytest.approx(float(expected), rel=1e-4)
+    assert 0.1 < layer.share < 0.95
+    assert f"they carry {100 * layer.share:.2g}% of it" in layer.reason
+    assert layer.sure
+
+
+def test_a_layer_that_carries_next_to_nothing_is_unsure_if_the_graph_shows_no_other():
+    layer = chosen(TwoScales(1e-4, detached=True))
+
+    assert (str(layer), layer.sure) == ("deep", False)
+    assert layer.share < 0.001
+    assert f"they carry {100 * layer.share:.2g}% of it" in layer.reason
+
+
+def with_statistics(net: nn.Module, side: int) -> nn.Module:
+    """Give batch norms the statistics of a batch, as training does: without them, signals fade in a deep network."""
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None
+    net.train()
+    with torch.no_grad():
+        net(torch.randn(4, 3, side, side))
+    return net.eval()
+
+
+class Members(nn.Module):
+    """Two networks side by side; each has more modules than are measured first."""
+
+    def __init__(self, weight: float, modules: int = 20) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = (
+            nn.Sequential(
+                nn.Sequential(stage(3, 8, 4), *(stage(8, 8, kernel=1) for _ in range(modules))),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(8, 5),
+            )
+            for _ in range(2)
+        )
+        self.weight = weight
+        with_statistics(self, 32)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.weight * self.one(images) + (1 - self.weight) * self.two(images)
+
+
+@pytest.mark.parametrize(("weight", "layer"), [(0.999, "one.0"), (0.001, "two.0")])
+def test_a_member_with_next_to_no_weight_is_not_explained(weight, layer):
+    choice = chosen(Members(weight), 32)
+
+    assert (str(choice), choice.sure) == (layer, True)
+    assert "also depends" not in choice.reason
+
+
+def test_long_members_that_are_equally_strong_are_listed():
+    with pytest.raises(LayerError, match=r"2 branches that are equally deep: one\.0 .*, two\.0 "):
+        camkit.explain(Members(0.5).eval(), torch.randn(3, 32, 32), target=1)
+
+
+class Summarising(nn.Module):
+    """Returns its maps and their mean; the head reads the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(stage(3, 8, 2), stage(8, 8, 2))
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        maps = self.inner(images)
+        return {"maps": maps, "mean": means(maps)}
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_the_share_is_that_of_the_layer_that_is_named_and_not_of_a_module_around_it(detached):
+    """``detached`` makes camkit measure, because the graph does not show all paths."""
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = Summarising(), nn.Linear(8, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            mean = self.body(images)["mean"]
+            return self.head(mean + 0 * mean.detach() if detached else mean)
+
+    torch.manual_seed(0)
+    layer = chosen(Classifier())
+
+    assert (str(layer), layer.sure) == ("body.inner", True)
+    assert layer.share == pytest.approx(1.0, abs=1e-4)
+
+
+class Negated(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, values: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+def without_half(values: Tensor) -> Tensor:
+    return torch.cat([values[:, :12].detach(), values[:, 12:]], 1)
+
+
+def straight_through(values: Tensor) -> Tensor:
+    return values + ((values > 0.4).float() - values).detach()
+
+
+class Between(nn.Module):
+    """A function between the pooled features and the head."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Sequential(stage(3, 16, 2), stage(16, 24, 2))
+        self.head = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 5))
+        self.function = function
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.function(means(self.trunk(images))))
+
+
+@pytest.mark.parametrize(
+    ("function", "sure"),
+    [
+        (Negated.apply, False),
+        (without_half, False),
+        (straight_through, False),
+        (nn.functional.gelu, True),
+        (lambda values: values / values.detach().norm(), False),
+        (lambda values: values + 0 * values.detach(), True),
+    ],
+)
+def test_gradients_that_differ_from_how_the_score_changes_leave_a_doubt(function, sure):
+    layer = chosen(Between(function))
+
+    assert str(layer) == "trunk"
+    assert layer.sure == sure
+    assert ("the gradients at it do not say how the score changes" in layer.reason) == (not sure)
+
+
+# --- the layer of the target that is asked ----------------------------------------------------------------------------
+
+
+class Heads(nn.Module):
+    """Two branches of different depth with a head each; ``join`` makes the output of their scores."""
+
+    def __init__(self, join: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.fine, self.coarse = stage(3, 16, 2), stage(16, 24, 2), stage(16, 24, 4)
+        self.colour, self.shape, self.join = nn.Linear(24, 5), nn.Linear(24, 3), join
+        self.tally = Tally()
+
+    def forward(self, images: Tensor) -> Any:
+        self.tally.count += 1
+        stem = self.stem(images)
+        return self.join(self.colour(means(self.fine(stem))), self.shape(means(self.coarse(stem))))
+
+
+class Exits(nn.Module):
+    """A classifier after each of three stages, each computed from the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stages = nn.ModuleList([stage(3, 16, 2), stage(16, 16, 2), stage(16, 16, 2)])
+        self.exits = nn.ModuleList([nn.Linear(16, 5) for _ in range(3)])
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        scores = {}
+        for number, (one, leave) in enumerate(zip(self.stages, self.exits, strict=True)):
+            images = one(images)
+            scores[f"exit{number}"] = leave(means(images))
+        return scores
+
+
+OUTPUTS = {
+    "dictionary": (lambda one, two: {"colour": one, "shape": two}, lambda out: out["colour"], lambda out: out["shape"]),
+    "logits": (lambda one, two: {"logits": two, "colour": one}, lambda out: out["colour"], lambda out: out["logits"]),
+    "tuple": (lambda one, two: (one, two), lambda out: out[0], lambda out: out[1]),
+    "joined": (lambda one, two: torch.cat([one, two], 1), lambda out: out[:, :5], lambda out: out[:, 5:]),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_each_head_is_explained_where_its_own_branch_ends(kind, order, picture):
+    join, colour, shape = OUTPUTS[kind]
+    net = Heads(join).eval()
+    targets = [lambda out: colour(out)[:, 1], lambda out: shape(out)[:, 1]]
+    layers = ["fine", "coarse"]
+
+    together = camkit.explain(net, picture, target=[targets[number] for number in order])
+    apart = [camkit.explain(net, picture, target=targets[number]) for number in order]
+
+    for found in (together, apart):
+        assert [explanation.layer for explanation in found] == [layers[number] for number in order]
+        assert {explanation.status for explanation in found} == {"ok"}
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_each_exit_is_explained_at_the_stage_before_it(number, picture):
+    found = camkit.explain(Exits().eval(), picture, target=lambda out: out[f"exit{number}"][:, 2])
+
+    assert (found.layer, found.status != "no_influence") == (f"stages.{number}", True)
+
+
+def test_the_decision_for_a_function_is_remembered_and_does_not_keep_the_model(picture):
+    net = Heads(OUTPUTS["dictionary"][0]).eval()
+    explainer = camkit.Explainer(net)
+
+    def shape_of(number: int) -> Any:
+        return lambda out: out["shape"][:, number]
+
+    explainer(picture, shape_of(1))
+    before = net.tally.count
+    for _ in range(3):
+        assert explainer(picture, shape_of(1)).layer == "coarse"
+    assert net.tally.count == before + 3
+
+    whole = lambda out: out["shape"][:, 1] + 0 * sum(p.sum() for p in net.shape.parameters())  # noqa: E731
+    explainer(picture, whole)
+    before = net.tally.count
+    assert explainer(picture, whole).layer == "coarse"
+    assert net.tally.count == before + 1
+
+    gone = weakref.ref(net)
+    del net, explainer, whole
+    gc.collect()
+    assert gone() is None
+
+
+def test_classes_share_one_decision_where_a_class_token_passes_the_patches(picture):
+    class CountedVit(TinyVit):
+        tally = Tally()
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.tally.count += 1
+            return super().forward(images)
+
+    torch.manual_seed(0)
+    net = CountedVit(0, pooled=False).eval()
+    explainer = camkit.Explainer(net)
+    explainer(torch.randn(3, 64, 64), 0)
+    assert explainer.layer.share not in (None, 1.0)
+    before = net.tally.count
+    for index in range(1, 5):
+        assert explainer(torch.randn(3, 64, 64), index).status != "no_influence"
+    assert net.tally.count == before + 4
+
+
+def test_a_target_that_fails_for_one_picture_alone_is_explained_at_the_models_own_layer(picture):
+    net = Heads(OUTPUTS["logits"][0]).eval()
+
+    def of_three(out: Any) -> Tensor:
+        assert len(out["logits"]) == 3
+        return out["logits"][:, 1]
+
+    found = camkit.explain(net, torch.randn(3, *picture.shape), target=of_three)
+    assert {explanation.layer for explanation in found} == {"coarse"}
+
+
+def test_a_class_of_another_branch_and_the_best_place_of_another_scale_are_explained_there(picture):
+    joined = Heads(OUTPUTS["joined"][0]).eval()
+    found = camkit.explain(joined, [picture, picture], target=[1, 6])
+    assert [(explanation.layer, explanation.status) for explanation in found] == [("fine", "ok"), ("coarse", "ok")] * 2
+
+    class BestPlace(nn.Module):
+        """A bright picture has its best place on the coarse grid, a dark one on the fine grid."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.fine, self.coarse = stage(3, 8, 2), stage(8, 8, 2)
+            self.on_fine, self.on_coarse = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, images: Tensor) -> Tensor:
+            fine = self.fine(images)
+            bright = 20 * images.mean((1, 2, 3))[:, None, None]
+            scores = self.on_fine(fine).flatten(2), self.on_coarse(self.coarse(fine)).flatten(2) + bright
+            return torch.cat(scores, 2).amax(2)
+
+    net = BestPlace().eval()
+    dark, bright = picture - 1, picture + 1
+    for pictures in ([bright, dark], [dark, bright]):
+        found = camkit.explain(net, pictures, target=2)
+        assert {explanation.status for explanation in found} == {"ok"}
+        expected = {id(bright): "coarse", id(dark): "fine"}
+        assert [explanation.layer for explanation in found] == [expected[id(one)] for one in pictures]

@@ -70,11 +70,11 @@ def recording(model: nn.Module, ref: LayerRef) -> Iterator[Recording]:
                 return
         record.before[module].append(_copy(output))
 
-    with forward_hooks(dict.fromkeys(_beside(model, ref.name), note)):
+    with forward_hooks(dict.fromkeys(modules_beside(model, ref.name), note)):
         yield record
 
 
-def _beside(model: nn.Module, name: str) -> list[nn.Module]:
+def modules_beside(model: nn.Module, name: str) -> list[nn.Module]:
     """Return a layer, and the modules beside it and beside each module that contains it."""
     path = [model.get_submodule(".".join(name.split(".")[:depth])) for depth in range(name.count(".") + 2)]
     waiting = [child for parent in path[:-1] for child in parent.children()]

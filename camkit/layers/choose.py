@@ -1,16 +1,17 @@
 """The last stage: choose the deepest layer with a spatial grid whose cells still influence the score.
 
 ``decide`` runs all stages on a model and one image: it traces a pass, reads the layouts of its outputs, locates their
-cells, and measures which of them the score depends on. No stage decides by a module's name.
+cells, and measures which of them the score depends on, and how much of it they carry. No stage decides by a name.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -23,7 +24,9 @@ from camkit.layers.branches import ends_beside, shared, twins
 from camkit.layers.influence import ELSEWHERE, NOT_MEASURED, Influence, measure_influence, structural_verdict
 from camkit.layers.layouts import Readings, channels_of, read_layouts
 from camkit.layers.location import exchange, locate
+from camkit.layers.share import Carried, carried
 from camkit.layers.trace import Call, Key, LivePass, Trace, traced
+from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, TargetLayer
 
 _RUNNERS_UP = 3
@@ -37,6 +40,12 @@ _TOKENS = ("tokens", "tokens_last", "sequence_first")
 
 _STAGES = 4
 """How many sizes of grid ``Decision.stages`` returns: as many as the usual networks have blocks."""
+
+_MOST_WEAK = 4
+"""How many layers that carry next to nothing are passed over before camkit gives up and says so."""
+
+HoldsFor: TypeAlias = Literal["model", "weights", "picture"]
+"""What a decision holds for; see ``Decision``."""
 
 UNSURE = "; the position of its cells could not be measured"
 
@@ -73,15 +82,17 @@ class Decision:
         lasting: True if it may be remembered. It is false if the influence could not be measured, as with a head of
             zeros.
         holds_for: what it holds for: all pictures and weights of the "model"; these "weights", if a gate of zero may
-            hide a layer or if only a measurement shows where cells lie; or this "picture", if the model looks at the
-            picture's values to choose its way.
+            hide a layer, if only a measurement shows where cells lie, or if a deeper layer carries next to nothing; or
+            this "picture", if the model looks at the picture's values to choose its way.
+        any_target: True if it holds for any target, because all outputs of the model are computed from the layer.
     """
 
     rows: tuple[LayerRow, ...]
     layer: TargetLayer | None
     equals: tuple[LayerRow, ...] = ()
     lasting: bool = True
-    holds_for: Literal["model", "weights", "picture"] = "model"
+    holds_for: HoldsFor = "model"
+    any_target: bool = False
 
     def candidates(self) -> str:
         """Return the last spatial layers and their shapes, for an error message."""
@@ -176,9 +187,14 @@ class Decision:
 
 
 def decide(
-    model: nn.Module, image: Float[Tensor, "1 c *size"], record: ModelRecord | None = None, *, every: bool = False
+    model: nn.Module,
+    image: Float[Tensor, "1 c *size"],
+    record: ModelRecord | None = None,
+    *,
+    every: bool = False,
+    target: Target | None = None,
 ) -> Decision:
-    """Run all stages on a model: one pass over an image, a backward pass over its end, and two more passes if needed.
+    """Run all stages on a model: one pass over an image, a backward pass over its end, and three more passes if needed.
 
     Args:
         model: the model; it is restored exactly.
@@ -186,10 +202,15 @@ def decide(
         record: the model's record, if it is already prepared.
         every: measure the influence of every layer, for a list of all. It costs one more backward pass and changes no
             choice.
+        target: the target whose score counts; None for the model's main output.
+
+    Raises:
+        Exception: whatever the target raises.
     """
+    score = None if target is None else lambda output: target(output, 1).values.sum()
 
     def run() -> Decision:
-        with traced(model, image, record) as live, interruptible():
+        with traced(model, image, record, score) as live, interruptible():
             return choose_in(live, every=every)
 
     return differentiated(run)
@@ -207,19 +228,26 @@ def choose_in(live: LivePass, *, every: bool = False) -> Decision:
 
     readings = locate(trace, readings, changes, live.places)
     influence = measure_influence(trace, readings, live.gradients)
-    decision = replace(choose(trace, readings, influence), holds_for=_holds_for(trace, readings, influence))
-    if not every:
-        return decision
-    everywhere = measure_influence(trace, readings, live.gradients, every=True)
-    return replace(decision, rows=_rows(trace, readings, everywhere.verdicts))
+    everywhere = functools.cache(lambda: measure_influence(trace, readings, live.gradients, every=True))
+    by_call = dict(zip(trace.calls, readings, strict=True))
+
+    @functools.cache
+    def carries(call: Call) -> Carried:
+        layout, ref = by_call[call].layout, _outermost(call, trace)
+        named = next(other for other in trace.by_output[call.output] if trace.refs[other] == ref)
+        return carried(live, named, layout) if influence.measured and layout is not None else Carried()
+
+    decision = choose(trace, readings, influence, carries, everywhere)
+    decision = replace(decision, holds_for=_holds_for(trace, readings, influence, decision.holds_for))
+    return replace(decision, rows=_rows(trace, readings, everywhere().verdicts)) if every else decision
 
 
-def _holds_for(trace: Trace, readings: Readings, influence: Influence) -> Literal["model", "weights", "picture"]:
+def _holds_for(trace: Trace, readings: Readings, influence: Influence, chosen_for: HoldsFor) -> HoldsFor:
     """Tell what a decision holds for; see ``Decision``."""
     if "picture" in trace.reads:
         return "picture"
     by_weights = trace.reads or influence.hidden or any(reading.measured for reading in readings)
-    return "weights" if by_weights else "model"
+    return "weights" if by_weights else chosen_for
 
 
 def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
@@ -250,27 +278,80 @@ def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
     layout = _layout_of(chosen, trace, readings)
     grid = "x".join(map(str, layout.grid)) if layout is not None else ""
     reason = f"the deepest grid, {grid}, that every box is computed from"
-    return Decision(rows, TargetLayer(chosen.name, chosen.call, layout, trace.size, reason, tuple(others)))
+    layer = TargetLayer(chosen.name, chosen.call, layout, trace.size, reason, tuple(others))
+    return Decision(rows, layer, any_target=True)
 
 
-def choose(trace: Trace, readings: Readings, influence: Influence) -> Decision:
-    """Choose the deepest layer whose cells lie where its layout says and influence the score."""
+def choose(
+    trace: Trace,
+    readings: Readings,
+    influence: Influence,
+    carries: Callable[[Call], Carried] = lambda _: Carried(),
+    every: Callable[[], Influence] | None = None,
+) -> Decision:
+    """Choose the deepest layer whose cells lie where its layout says, and influence and carry the score.
+
+    Args:
+        trace, readings, influence: the results of the stages before.
+        carries: measures what the cells of a layer carry; nothing is known without it.
+        every: measures the influence of every layer; called if the deepest one carries next to nothing.
+    """
     layouts = {call: reading.layout for call, reading in zip(trace.calls, readings, strict=True)}
     rows = _rows(trace, readings, influence.verdicts)
     lasting = influence.measured and not influence.note
-    fit = [call for call, verdict in zip(trace.calls, influence.verdicts, strict=True) if not verdict]
-    wide = [call for call in fit if channels_of(call.shape, layouts[call]) > 1]  # maps with one channel are gates
-    best = _deepest(trace, layouts, wide or fit)
-    if best is None:
+    fit, wide = _usable(trace, layouts, influence)
+    deepest = best = _deepest(trace, layouts, wide or fit)
+    if deepest is None or best is None:
         return Decision(rows, None, lasting=lasting)
-    wide_named = [call for call in wide if call.name]
-    branches = twins(trace.graph, best, wide_named, layouts)
-    common = shared(trace, branches, wide_named)
-    if branches and common is None:
+    weak: list[Call] = []
+    if carries(deepest).is_weak:
+        fit, wide = _usable(trace, layouts, every() if every is not None else influence)
+        best, weak = _deepest_carrying(trace, layouts, wide or fit, deepest, carries)
+    ends = twins(trace.graph, best, [call for call in wide if call.name], layouts)
+    branches = [call for call in ends if call is best or not carries(call).is_weak]
+    weak += [call for call in ends if call not in branches]
+    beside = trace.before_the_score(*weak) if weak else -1
+    named = [call for call in wide if call.name and (not weak or call.is_among(beside))]
+    common = shared(trace, branches, named) if len(branches) > 1 else None
+    holds_for: HoldsFor = "weights" if weak or carries(best).is_weak else "model"
+    if len(branches) > 1 and common is None:
         names = {_outermost(call, trace) for call in branches}
-        return Decision(rows, None, tuple(row for row in rows if row.ref in names), lasting)
-    layer = _described(common or best, trace, readings, fit, wide_named, influence)
-    return Decision(rows, layer, lasting=lasting)
+        equals = tuple(row for row in rows if row.ref in names)
+        return Decision(rows, None, equals, lasting, holds_for)
+    chosen = common or best
+    what = carries(chosen)
+    layer = _described(chosen, trace, readings, fit, named, influence, what)
+    return Decision(rows, layer, lasting=lasting, holds_for=holds_for, any_target=what.everything)
+
+
+def _usable(trace: Trace, layouts: Mapping[Call, Layout | None], influence: Influence) -> tuple[list[Call], list[Call]]:
+    """Return the calls that nothing speaks against, and those of them with several channels: one channel is a gate."""
+    fit = [call for call, verdict in zip(trace.calls, influence.verdicts, strict=True) if not verdict]
+    return fit, [call for call in fit if channels_of(call.shape, layouts[call]) > 1]
+
+
+def _deepest_carrying(
+    trace: Trace,
+    layouts: dict[Call, Layout | None],
+    usable: Sequence[Call],
+    deepest: Call,
+    carries: Callable[[Call], Carried],
+) -> tuple[Call, list[Call]]:
+    """Return the deepest layer that carries the score, and the deeper ones, which carry next to nothing.
+
+    Each next layer has a path to the score that passes none of those before. If no layer carries the score, the deepest
+    one is returned after all.
+    """
+    weak = [deepest]
+    while len(weak) <= _MOST_WEAK:
+        beside = trace.before_the_score(*weak)
+        best = _deepest(trace, layouts, [call for call in usable if call.is_among(beside)])
+        if best is None:
+            break
+        if not carries(best).is_weak:
+            return best, weak
+        weak.append(best)
+    return deepest, []
 
 
 def _rows(trace: Trace, readings: Readings, verdicts: Sequence[str]) -> tuple[LayerRow, ...]:
@@ -358,7 +439,13 @@ def _apart(named: Sequence[LayerRef], chosen: LayerRef) -> list[LayerRef]:
 
 
 def _described(
-    best: Call, trace: Trace, readings: Readings, fit: Sequence[Call], wide: Sequence[Call], influence: Influence
+    best: Call,
+    trace: Trace,
+    readings: Readings,
+    fit: Sequence[Call],
+    wide: Sequence[Call],
+    influence: Influence,
+    what: Carried,
 ) -> TargetLayer:
     """Return the chosen layer with its layout, its reason and the runners-up."""
     by_call = dict(zip(trace.calls, readings, strict=True))
@@ -380,7 +467,8 @@ def _described(
         chosen.call,
         _layout_of(chosen, trace, readings),
         trace.size,
-        f"the deepest {grid} grid {evidence}{influence.note}{doubt}{beside}",
+        f"the deepest {grid} grid {evidence}{influence.note}{what.remark}{doubt}{beside}",
         tuple(_apart(named, chosen)),
-        sure=not reading.unsure,
+        sure=not reading.unsure and what.is_sound,
+        share=what.share,
     )

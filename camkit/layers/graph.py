@@ -92,6 +92,16 @@ class Graph:
         return self.operations[number]
 
     @functools.cached_property
+    def inputs(self) -> int:
+        """The set of operations that stand for the input of the pass."""
+        return _set_of(number for number, operation in enumerate(self.operations) if operation.is_input)
+
+    @functools.cached_property
+    def has_own_gradients(self) -> bool:
+        """True if a function of the user's or a hook computes a gradient; PyTorch's own operations end in a number."""
+        return any(operation.kind.endswith("Backward") for operation in self.operations)
+
+    @functools.cached_property
     def _ancestors(self) -> list[int]:
         sets: list[int] = []
         for number, operation in enumerate(self.operations):
@@ -112,6 +122,16 @@ class Graph:
     @functools.cached_property
     def _regional(self) -> int:
         return _set_of(number for number, operation in enumerate(self.operations) if "roi" in operation.kind.casefold())
+
+    def before(self, end: int, without: int) -> int:
+        """Return the set of operations from which a path leads to ``end`` that touches none of the set ``without``."""
+        waiting, members = [end], 0
+        while waiting:
+            number = waiting.pop()
+            if not (members | without) >> number & 1:
+                members |= 1 << number
+                waiting += [before for before in self[number].inputs if before is not None]
+        return members
 
     def ancestors(self, *numbers: int | None) -> int:
         """Return the set of all operations that some operations were computed from, including themselves."""

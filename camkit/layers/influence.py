@@ -85,10 +85,12 @@ def measure_influence(trace: Trace, readings: Readings, gradients: Gradients, *,
     if every and measurement.succeeded:
         measurement.measure([number for number in layouts if number not in measurement.masks], gradients)
     verdicts = _verdicts(trace, readings, layouts, measurement, gradients)
-    # The input of a module around the last usable one may be better, and may be too early to have been measured.
+    # The input of a module around the last usable one may be better, and other branches may end earlier; both may be
+    # too early to have been measured.
     usable = [call for call, verdict in zip(trace.calls, verdicts, strict=True) if not verdict]
     inputs = _inputs_around(trace.calls, verdicts, usable[-1]) if usable else set()
-    missing = [number for number in layouts if number in inputs and number not in measurement.masks]
+    others = _ends_of_other_branches(trace, usable[-1], layouts) if usable else set()
+    missing = [number for number in layouts if number in inputs | others and number not in measurement.masks]
     if missing and measurement.succeeded:
         measurement.measure(missing, gradients)
         verdicts = _verdicts(trace, readings, layouts, measurement, gradients)
@@ -179,3 +181,13 @@ def _inputs_around(calls: Sequence[Call], verdicts: Sequence[str], last: Call) -
         if verdict and call.name and call.started < last.started < last.finished < call.finished
         for argument in call.arguments
     }
+
+
+def _ends_of_other_branches(trace: Trace, last: Call, layouts: Mapping[int, Layout]) -> set[int]:
+    """Return the last outputs with a grid on the paths to the score that do not lead through the last usable one."""
+    beside = trace.before_the_score(last)
+    others = [call for call in trace.calls if call.output in layouts and call.is_among(beside)]
+    earlier = trace.graph.ancestors(
+        *(number for call in others if call.operation is not None for number in trace.graph[call.operation].inputs)
+    )
+    return {call.output for call in others if call.output is not None and not call.is_among(earlier)}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -22,6 +22,7 @@ from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
 from camkit.layers.names import select_layers
 from camkit.layers.operations import PlaceWatch
+from camkit.targets.scores import Target
 from camkit.types import LayerRef, Precision, TargetLayer
 
 _MOST_SIZES = 32
@@ -29,6 +30,9 @@ _MOST_SIZES = 32
 
 InputKind: TypeAlias = tuple[object, ...]
 """The properties of an input that a decision depends on: its shape without the batch, and its type."""
+
+_DecisionKey: TypeAlias = tuple[InputKind, Hashable]
+"""The kind of input and, if the decision is that of one target, which one."""
 
 
 class ModelMemory:
@@ -57,7 +61,7 @@ class ModelMemory:
         self._apart: dict[tuple[LayerRef, ...], bool] = {}
         self._noted = False
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
-        self._decisions: OrderedDict[InputKind, tuple[Decision, WeightMarks | None]] = OrderedDict()
+        self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
@@ -95,25 +99,46 @@ class ModelMemory:
                 self._selected[selectors] = modules
         return modules
 
-    def decision(self, image: Float[Tensor, "1 c *size"]) -> Decision:
-        """Return the decision for inputs like this image; the first call makes it."""
-        kind = kind_of(image)
-        if self.has_decided(image):
-            return self._decisions[kind][0]
+    def decision(self, image: Float[Tensor, "1 c *size"], target: Target | None = None) -> Decision:
+        """Return the decision for inputs like this image; the first call makes it.
+
+        Classes share one decision. A target of the user's, which may read any output, has its own, unless all outputs
+        are computed from the layer.
+        """
+        decision = self._decided(image, None, None)
+        if target is None or target.for_threads or decision.any_target:
+            return decision
+        try:
+            return self._decided(image, target, _identity(target))
+        except Exception:  # noqa: BLE001 - a target may raise anything, also because it is made for a larger batch
+            return decision
+
+    def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
+        """Return a decision for one target of this very image, which is not remembered."""
+        return self._decided(image, target, None)
+
+    def _decided(self, image: Tensor, target: Target | None, identity: Hashable) -> Decision:
+        key = kind_of(image), identity
+        is_kept = target is None or identity is not None
+        if is_kept and self._still_holds(key):
+            return self._decisions[key][0]
         model = self.model
         assert model is not None
-        decision = decide(model, image, self.record)
+        decision = decide(model, image, self.record, target=target)
         self.note_changes_by_passes()
-        if decision.lasting and decision.holds_for != "picture":
+        if is_kept and decision.lasting and decision.holds_for != "picture":
             marks = WeightMarks(self.record.modules()) if decision.holds_for == "weights" else None
-            self._decisions[kind] = decision, marks
+            self._decisions[key] = decision, marks
             while len(self._decisions) > _MOST_SIZES:
                 self._decisions.popitem(last=False)
         return decision
 
     def has_decided(self, image: Float[Tensor, "n c *size"]) -> bool:
         """Tell whether a decision for inputs like this image is remembered and still holds."""
-        model, kept = self.model, self._decisions.get(kind_of(image))
+        return self._still_holds((kind_of(image), None))
+
+    def _still_holds(self, key: _DecisionKey) -> bool:
+        model, kept = self.model, self._decisions.get(key)
         if model is None or kept is None:
             return False
         return kept[1] is None or kept[1] == WeightMarks(self.record.modules())
@@ -146,6 +171,26 @@ class ModelMemory:
         """Forget all decisions, after a pass showed that they no longer hold."""
         self._decisions.clear()
         self._named.clear()
+
+
+def _identity(target: Target) -> Hashable:
+    """Return what two equal targets of the user's share; None if that cannot be told.
+
+    Functions written at one place of a program are equal if they hold the same plain values, so that a ``lambda`` in a
+    loop is decided once. Others are told apart by a weak reference, since they may hold the model.
+    """
+    own = getattr(target, "function", target)
+    if isinstance(own, FunctionType):
+        cells = [cell.cell_contents for cell in own.__closure__ or ()]
+        values = (*(own.__defaults__ or ()), *(own.__kwdefaults__ or {}).values(), *cells)
+        if all(isinstance(value, (int, float, str, type(None))) for value in values):
+            return own.__code__, values
+    try:
+        reference = weakref.ref(own)
+        hash(reference)
+    except TypeError:
+        return None
+    return reference
 
 
 def kind_of(image: Float[Tensor, "n c *size"]) -> InputKind:

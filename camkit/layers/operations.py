@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -69,11 +70,13 @@ class OperationWatch(PlaceWatch):
     Attributes:
         reads: "picture" if Python read values that were computed from the input, so that another picture may take
             another way through the model; "weights" if it read other values, or if these chose among cells.
+        detached: True if an operation used values that were computed from the input but have no gradient.
     """
 
     def __init__(self, image: Tensor) -> None:
         super().__init__()
         self.reads: set[str] = set()
+        self.detached = False
         self._derived = MemoryNotes()
         self._derived.set(image, True)
 
@@ -90,7 +93,11 @@ class OperationWatch(PlaceWatch):
         elif derived and name in _CHOOSING and not all(operand in self._derived for operand in operands):
             self.reads.add("weights")
         results = func(*args, **(kwargs or {}))
-        if derived:
+        if derived and not name.startswith("new_") and not name.endswith("_like"):  # these take the shape alone
+            self.detached |= torch.is_grad_enabled() and any(
+                operand in self._derived and operand.is_floating_point() and not operand.requires_grad
+                for operand in operands
+            )
             for result in tensors_of(results):
                 self._derived.set(result, True)
         return results

@@ -38,6 +38,10 @@ class OneByOneError(Exception):
     """The model does not treat each picture of a batch as if it were alone, so camkit explains them one by one."""
 
 
+class OneTargetError(Exception):
+    """The targets need different layers, so camkit explains them one by one."""
+
+
 class _NotPlainError(Exception):
     """A layer's shape alone does not say where its cells lie."""
 
@@ -94,6 +98,7 @@ class LayerPasses:
 
         Raises:
             OneByOneError: each picture of the batch needs a decision of its own.
+            OneTargetError: the targets need different layers.
             LayerError: a layer that the caller named does not run, or none can be chosen.
             MethodError: the method needs something that the model does not have.
             Exception: whatever the model or a target raises.
@@ -118,11 +123,11 @@ class LayerPasses:
             raise NoAttentionError(method)
         run = functools.partial(self._run, targets, inputs)
         if method is None or method.layer:
-            return self._captured_at_layers(modules, inputs, run)
+            return self._captured_at_layers(modules, inputs, targets, run)
         if method.needs not in ATTENTION:
             return run(()), (WHOLE_MODEL,)
         try:
-            captured, _ = self._captured_at_layers({}, inputs, run)  # the layer says how the tokens form a grid
+            captured, _ = self._captured_at_layers({}, inputs, (), run)  # the layer says how the tokens form a grid
         except LayerError as error:
             raise MethodError(
                 f"{method.name!r} needs tokens that form a grid, and camkit finds none in this model; use "
@@ -131,7 +136,7 @@ class LayerPasses:
         return captured, (WHOLE_MODEL,)
 
     def _captured_at_layers(
-        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, run: _Run
+        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, targets: tuple[Target, ...], run: _Run
     ) -> tuple[Capture, tuple[TargetLayer, ...]]:
         """Run the model with the layers that the caller named, or else with the layer that camkit chooses."""
         layers = self._known(modules, inputs) if modules else None
@@ -140,7 +145,7 @@ class LayerPasses:
             if first is not None:
                 return first
         if layers is None:
-            layers = self._decided(modules, inputs)
+            layers = self._decided(modules, inputs, targets)
         captured: Capture | None = None
         try:
             captured = run(layers)
@@ -149,9 +154,42 @@ class LayerPasses:
                 raise
         if captured is None or not _fits(captured, layers):
             self.memory.forget()
-            layers = self._decided(modules, inputs)
+            layers = self._decided(modules, inputs, targets)
             captured = run(layers)
+        if not modules and self._may_miss(captured, layers):
+            return self._captured_anew(inputs, targets, run, captured, layers)
         return captured, layers
+
+    def _may_miss(self, captured: Capture, layers: Sequence[TargetLayer]) -> bool:
+        """Tell whether a score does not depend on the layer, and the layer is known not to carry all scores."""
+        is_partial = any(layer.share not in (None, 1.0) for layer in layers)
+        if not is_partial or (self.method is not None and self.method.needs != "gradients"):
+            return False
+        gradients = (gradient for features in captured.features for gradient in features.by_target)
+        return not all(bool(gradient.flatten(1).any(1).all()) for gradient in gradients)
+
+    def _captured_anew(
+        self,
+        inputs: Tensor,
+        targets: tuple[Target, ...],
+        run: _Run,
+        captured: Capture,
+        layers: tuple[TargetLayer, ...],
+    ) -> tuple[Capture, tuple[TargetLayer, ...]]:
+        """Choose the layer for this picture and this target, as where the best of several scales decides.
+
+        Raises:
+            OneByOneError, OneTargetError: there are several pictures or targets.
+        """
+        if len(inputs) > 1:
+            raise OneByOneError
+        if len(targets) > 1:
+            raise OneTargetError
+        decision = self.memory.decision_for(inputs, targets[0])
+        if decision.layer is None or decision.layer.ref == layers[0].ref:
+            return captured, layers
+        layers = self._chosen(decision, tuple(inputs.shape[2:]))
+        return run(layers), layers
 
     def _known(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...] | None:
         """Return the layers that the caller named if all of them are known for inputs of this size."""
@@ -189,18 +227,19 @@ class LayerPasses:
             self.memory.remember(layer, inputs)
         return captured, layers
 
-    def _decided(self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor) -> tuple[TargetLayer, ...]:
+    def _decided(
+        self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, targets: tuple[Target, ...]
+    ) -> tuple[TargetLayer, ...]:
         """Return the layers that the caller named, as the decision describes them; or the layer that it chose.
 
         If the model cannot run on a single image, the layouts of named layers are read from their shapes.
         """
-        if not modules and self.method is not None and self.method.stages:
-            return self._decision(inputs).stages()
         size = tuple(inputs.shape[2:])
         if not modules:
-            decision = self._decision(inputs)
-            reads_tokens = self.method is not None and self.method.needs in ATTENTION
-            return (decision.of_tokens(size) if reads_tokens else decision.chosen(),)
+            choices = [self._chosen(self._decision(inputs, target), size) for target in targets or (None,)]
+            if any([layer.ref for layer in other] != [layer.ref for layer in choices[0]] for other in choices):
+                raise OneTargetError
+            return choices[0]
         try:
             decision = self._decision(inputs)
         except OneByOneError:
@@ -212,13 +251,20 @@ class LayerPasses:
             self.memory.remember(layer, inputs)
         return layers
 
-    def _decision(self, inputs: Tensor) -> Decision:
-        """Return the decision on the model's layers for a batch.
+    def _chosen(self, decision: Decision, size: tuple[int, ...]) -> tuple[TargetLayer, ...]:
+        """Return the layers that a decision chose for the method."""
+        if self.method is not None and self.method.stages:
+            return decision.stages()
+        reads_tokens = self.method is not None and self.method.needs in ATTENTION
+        return (decision.of_tokens(size) if reads_tokens else decision.chosen(),)
+
+    def _decision(self, inputs: Tensor, target: Target | None = None) -> Decision:
+        """Return the decision on the model's layers for a batch and a target.
 
         Raises:
             OneByOneError: each picture of the batch needs a decision of its own.
         """
-        decision = self.memory.decision(inputs[:1])
+        decision = self.memory.decision(inputs[:1], target)
         if decision.holds_for == "picture" and len(inputs) > 1:
             raise OneByOneError
         return decision

@@ -12,7 +12,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -144,6 +144,9 @@ class Trace:
         scored: True if the model returned a score that can be differentiated.
         maps: the number of classes, if the model returns maps of scores; otherwise 0.
         reads: what the way through the model depends on, "picture" or "weights" or both; see ``OperationWatch``.
+        end: the operation that computed the score; None if it is not known.
+        hides: True if the graph may not show how the score depends on the input: values were detached, or a function of
+            the user's computes a gradient.
     """
 
     size: tuple[int, ...]
@@ -153,6 +156,8 @@ class Trace:
     scored: bool = True
     maps: int = 0
     reads: frozenset[str] = frozenset()
+    end: int | None = None
+    hides: bool = False
 
     @functools.cached_property
     def classes(self) -> int | None:
@@ -162,6 +167,15 @@ class Trace:
         a normalisation.
         """
         return next((call.classes for call in reversed(self.calls) if call.weighted), None)
+
+    def before_the_score(self, *without: Call) -> int:
+        """Return the set of operations from which a path leads to the score that passes none of these outputs."""
+        if self.end is None:
+            return 0
+        passed = 0
+        for call in without:
+            passed |= sum(1 << number for number in {call.operation, call.operation_after} if number is not None)
+        return self.graph.before(self.end, passed)
 
     @functools.cached_property
     def refs(self) -> Mapping[Call, LayerRef]:
@@ -211,15 +225,42 @@ Places: TypeAlias = Callable[[Sequence[Key]], Mapping[Key, Followed]]
 that could not be followed."""
 
 
+@dataclass(frozen=True)
+class Returned:
+    """All that one call of a module returned; ``versions`` shows whether it was changed in place afterwards."""
+
+    value: Any
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> Returned:
+        """Keep what a module returned."""
+        return cls(value, _versions(value))
+
+    @property
+    def unchanged(self) -> bool:
+        """True if no operation changed it in place since."""
+        return self.versions == _versions(self.value)
+
+
+def _versions(value: Any) -> tuple[int, ...]:
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors_in(value))
+
+
 @dataclass(eq=False)
 class LivePass:
-    """A pass whose tensors are kept: the model's output, and the arguments and output of each call."""
+    """A pass whose tensors are kept: the model's output, and the arguments and output of each call.
+
+    If the decision is made for one target, ``target`` returns its score.
+    """
 
     model: nn.Module
     leaf: Tensor
     output: Any
     trace: Trace
     tensors: dict[int, Tensor] = field(default_factory=dict)
+    returned: dict[Key, Returned] = field(default_factory=dict)
+    target: Callable[[Any], Tensor] | None = None
     _scores: dict[Score, Tensor | None] = field(default_factory=dict)
     _followed: dict[Key, Followed] = field(default_factory=dict)
 
@@ -234,7 +275,7 @@ class LivePass:
         if not usable:
             return {}
         ends = [self.tensors[number] for number in usable]
-        scored = scored_tensor(self.output)
+        scored = None if self.target is not None else scored_tensor(self.output)
         with passing_through(None if scored is None else final_activation(scored)):
             gradients = torch.autograd.grad(value, ends, retain_graph=True, allow_unused=True)
         return {
@@ -243,6 +284,11 @@ class LivePass:
         }
 
     def _score(self, score: Score) -> Tensor | None:
+        if self.target is not None and score == "best":
+            return self.target(self.output)
+        if self.target is not None:
+            graded = [mixture(tensor) for tensor in tensors_in(self.output) if tensor.requires_grad]
+            return torch.stack(graded).sum() if graded and score == "mixture" else None
         if score == "head":
             return _head_input(self.trace, self.tensors)
         scored = scored_tensor(self.output)
@@ -321,13 +367,19 @@ def _by_cell(values: Tensor, rank: int) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextmanager
-def traced(model: nn.Module, image: Tensor, record: ModelRecord | None = None) -> Iterator[LivePass]:
+def traced(
+    model: nn.Module,
+    image: Tensor,
+    record: ModelRecord | None = None,
+    target: Callable[[Any], Tensor] | None = None,
+) -> Iterator[LivePass]:
     """Run a model once on one image, record the graph, and keep the tensors while the block runs.
 
     Args:
         model: the model; it is restored exactly.
         image: one input (1, C, *size) on the model's device.
         record: the model's record, if it is already prepared.
+        target: returns the score that counts, from the model's output; None for the model's main output.
     """
     record = record or ModelRecord.of_model(model)
     with (
@@ -338,8 +390,7 @@ def traced(model: nn.Module, image: Tensor, record: ModelRecord | None = None) -
         torch.inference_mode(mode=False),
         torch.enable_grad(),
     ):
-        live = _trace(model, image.detach().clone().requires_grad_())
-        yield live
+        yield _trace(model, image.detach().clone().requires_grad_(), target)
 
 
 @dataclass(eq=False)
@@ -360,9 +411,10 @@ class _OpenCall:
     padded: tuple[int, ...] = ()
     convolution: Convolution | None = None
     kept: bool = False
+    returned: Returned | None = None
 
 
-def _trace(model: nn.Module, leaf: Tensor) -> LivePass:
+def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | None) -> LivePass:
     """Run the model and record every call of every module: its start and end, its arguments and its output."""
     first_names = first_name_by_module(modules_by_name(model))
     places = {module: place for place, module in enumerate(first_names)}
@@ -382,7 +434,7 @@ def _trace(model: nn.Module, leaf: Tensor) -> LivePass:
             running.pop()
         call = running.pop()
         call.finished, call.kept, call.arguments = next(clock), watch.kept, arguments
-        call.convolution = _geometry(module, arguments, leaf.dim())
+        call.convolution, call.returned = _geometry(module, arguments, leaf.dim()), Returned.of(output)
         maps, resized = feature_tensor(output), resized_input(output)
         call.padded = () if resized is None else resized[0]
         if maps is not None:
@@ -395,10 +447,20 @@ def _trace(model: nn.Module, leaf: Tensor) -> LivePass:
 
     with starts(places, begin), forward_hooks(dict.fromkeys(places, end)), watch, interruptible():
         output = model(image)
-    return _live(model, leaf, finished, output, frozenset(watch.reads))
+    live = _live(model, leaf, finished, output, frozenset(watch.reads), target)
+    hides = watch.detached or live.trace.graph.has_own_gradients
+    live.trace = replace(live.trace, hides=hides)
+    return live
 
 
-def _live(model: nn.Module, leaf: Tensor, finished: list[_OpenCall], output: Any, reads: frozenset[str]) -> LivePass:
+def _live(
+    model: nn.Module,
+    leaf: Tensor,
+    finished: list[_OpenCall],
+    output: Any,
+    reads: frozenset[str],
+    target: Callable[[Any], Tensor] | None,
+) -> LivePass:
     """Number the tensors and operations of a finished pass, and build its trace."""
     recorder = GraphRecorder(leaf)
     numbers: dict[int, int] = {}
@@ -413,8 +475,12 @@ def _live(model: nn.Module, leaf: Tensor, finished: list[_OpenCall], output: Any
     scored = scored_tensor(output)
     maps = 0 if scored is None or scored.dim() <= 3 or scored.shape[2:].numel() <= 1 else scored.shape[1]
     size = tuple(leaf.shape[2:])
-    trace = Trace(size, calls, recorder.graph(), detections_in(output), scored is not None, maps, reads)
-    return LivePass(model, leaf, output, trace, tensors)
+    end = scored if target is None else target(output)
+    number_of_end = None if end is None else recorder.number(end.grad_fn)
+    detects = target is None and detections_in(output)
+    trace = Trace(size, calls, recorder.graph(), detects, scored is not None, maps, reads, number_of_end)
+    returned = {(call.name, call.number): call.returned for call in finished if call.returned is not None}
+    return LivePass(model, leaf, output, trace, tensors, returned, target)
 
 
 def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecorder) -> Call:
@@ -484,15 +550,17 @@ def detections_in(output: Any) -> bool:
 def scored_tensor(output: Any) -> Tensor | None:
     """Return the tensor that holds an output's scores, else its first tensor; None if none has a gradient.
 
-    If several tensors could hold the scores, they are concatenated.
+    If several tensors could hold the scores, they are concatenated. In a pass without gradients, none is needed.
     """
-    several = [tensor for tensor in rivals(output) if tensor.requires_grad]
+
+    def counts(value: Any) -> bool:
+        has_graph = isinstance(value, Tensor) and (value.requires_grad or not torch.is_grad_enabled())
+        return has_graph and value.is_floating_point() and value.numel() > 0
+
+    several = list(filter(counts, rivals(output)))
     if len(several) > 1:
         return torch.cat([tensor.float() for tensor in several], dim=1)
-    values = (main_tensor(output), *tensors_in(output))
-    return next(
-        (value for value in values if isinstance(value, Tensor) and value.requires_grad and value.numel()), None
-    )
+    return next(filter(counts, (main_tensor(output), *tensors_in(output))), None)
 
 
 def score_of(output: Any, scored: Tensor, classes: int | None) -> Tensor:

@@ -1,0 +1,219 @@
+"""How much of the score a layer carries, measured by running the part of the model after it on other feature maps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from camkit.engine.attach import forward_hooks
+from camkit.engine.grid import from_grid, to_grid
+from camkit.engine.head import answering, modules_beside
+from camkit.engine.interrupts import interruptible, undisturbed
+from camkit.engine.nested import feature_tensor, mapped, precise, tensors_in, with_tensor
+from camkit.engine.restore import switch_off_training
+from camkit.layers.location import exchange
+from camkit.layers.names import modules_by_name
+from camkit.layers.trace import Call, LivePass, Returned, mixture, scored_tensor
+from camkit.types import Layout
+
+_SAME = 1e-3
+"""How far two changes of the score may differ, as a share of them, and still count as equal: more than rounding."""
+
+_LEAST, _WHOLE = 0.003, 0.95
+"""Below the first share a layer is not chosen; from the second one on it counts as the whole score. In the zoo, with
+random weights, the last tokens of transformers carry 0.03 to 0.4, and those of a very small one 0.006."""
+
+_NOT_DIFFERENTIABLE = (
+    "; the gradients at it do not say how the score changes, as after detach() or a gradient reversal in the head"
+)
+
+_STEP, _STEPS = 0.01, 3
+"""How far the feature maps are moved to check their gradient, as a share of each value, and in how many random
+directions: with so small a step the head is nearly linear, and three directions rarely all miss a part of the
+gradient."""
+
+_LEAST_CHANGE = 256
+"""A change of the output below this many times the type's precision, relative to the output, may be rounding."""
+
+_MOST_DEVIATION = 0.06
+"""How far the change of the score may be from what the gradient predicts, squared, as a share of the change: networks
+of the zoo reach 0.04, a gradient without half of its channels about 0.5, a reversed one 4."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a layer's cells carry.
+
+    Attributes:
+        share: the share of the score that passes through the layer's cells; None if it could not be measured.
+        everything: True if the model returns one tensor that is computed from the cells alone, as any target then is.
+        differentiable: False if the gradients at the layer differ from how the score changes.
+    """
+
+    share: float | None = None
+    everything: bool = False
+    differentiable: bool = True
+
+    @property
+    def is_weak(self) -> bool:
+        """True if the layer carries next to nothing of the score."""
+        return self.share is not None and self.share < _LEAST
+
+    @property
+    def is_sound(self) -> bool:
+        """True if nothing speaks against explaining the layer."""
+        return self.differentiable and not self.is_weak
+
+    @property
+    def remark(self) -> str:
+        """A remark on the layer, to be appended to the reason for it; empty if it carries the whole score."""
+        share = "" if self.share is None or self.share > _WHOLE else f"; they carry {100 * self.share:.2g}% of it"
+        return share + _NOT_DIFFERENTIABLE * (not self.differentiable)
+
+
+def carried(live: LivePass, call: Call, layout: Layout) -> Carried:
+    """Find out how much of the score a layer's cells carry, and whether their gradients can be trusted.
+
+    The share says how far the score moves if the layer's cells are those of another picture, while everything that was
+    computed beside them stays, compared with how far it moves if the whole picture is the other one:
+    ``|f(x, cells of x') - f(x)| / |f(x') - f(x)|``, where ``f`` is all class scores, or the score of one target. The
+    other picture x' is noise in the range of this one. So biases cancel, and the maps are maps that a picture has,
+    unlike zeros. The share is 1 if all paths from the picture to the score lead through the cells. In most networks
+    the graph shows that, and nothing is measured.
+    """
+    cells = to_grid(live.tensors[_number(call)].detach(), layout)
+    is_all = call.alone and cells.numel() == math.prod(call.shape)
+    if is_all and not live.trace.hides and not live.trace.before_the_score(call) & live.trace.graph.inputs:
+        return Carried(1.0, _returns_one_tensor(live))
+    head = _Head(live, call, layout)
+    try:
+        share, everything = head.share()
+        return Carried(share, everything, head.deviation() <= _MOST_DEVIATION)
+    except Exception:  # noqa: BLE001 - a model may raise anything if a part of it runs alone
+        return Carried()
+
+
+def _number(call: Call) -> int:
+    assert call.output is not None
+    return call.output
+
+
+def _returns_one_tensor(live: LivePass) -> bool:
+    return len(list(tensors_in(live.output))) == 1
+
+
+class _Head:
+    """The part of a model after one call of a layer."""
+
+    def __init__(self, live: LivePass, call: Call, layout: Layout) -> None:
+        self._live, self._layout, self._tensor = live, layout, live.tensors[_number(call)]
+        modules = modules_by_name(live.model)
+        self._layer, self._call = modules[call.name], call.number
+        self._own = live.returned[call.key].value
+        beside = set(modules_beside(live.model, call.name))
+        self._before: dict[nn.Module, list[Returned]] = {}
+        for other in live.trace.calls:
+            if other.finished < call.finished and modules[other.name] in beside:
+                self._before.setdefault(modules[other.name], []).append(live.returned[other.key])
+        found = feature_tensor(self._own)
+        assert found is not None
+        self._path, maps = found
+        self._maps = maps.detach()
+        self._cells = to_grid(self._maps, layout)
+
+    def share(self) -> tuple[float | None, bool]:
+        """Return the share of the score that the cells carry, and whether they carry all that the model returns."""
+        with torch.no_grad():
+            own, (other, cells) = self._score(self._run(self._cells)), self._of_another_picture()
+            change = (other - own).norm()
+            if not change > self._rounding(own.norm()):  # "not >" holds for NaN
+                return None, False
+            moved = self._score(self._run(cells)) - own
+            is_whole = bool((moved - (other - own)).norm() <= _SAME * change)
+            return float(moved.norm() / change), is_whole and _returns_one_tensor(self._live)
+
+    def deviation(self) -> float:
+        """Move the cells a little in random directions, and return how far the change is from what gradients predict.
+
+        It is the squared difference as a share of the squared change, or of the prediction if that is larger; 0 if
+        neither can be measured.
+        """
+        gradient = self._gradient() if self._maps.dtype in (torch.float32, torch.float64) else None
+        if gradient is None:
+            return 0.0
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            noise = torch.randn((_STEPS, *self._cells.shape), generator=generator).to(self._cells)
+            steps = _STEP * noise * self._cells
+            own = self._scalar(self._run(self._cells))
+            changes = torch.stack([self._scalar(self._run(self._cells + step)) - own for step in steps])
+            predicted = (gradient * steps).flatten(1).sum(1)
+            largest = torch.maximum(changes.norm(), predicted.norm())
+            if not largest > self._rounding(own.abs()):
+                return 0.0
+            return float(((changes - predicted).norm() / largest) ** 2)
+
+    def _rounding(self, size: Tensor) -> Tensor:
+        return _LEAST_CHANGE * torch.finfo(self._maps.dtype).eps * size
+
+    def _gradient(self) -> Tensor | None:
+        value = self._scalar(self._live.output)
+        if not value.requires_grad or not self._tensor.requires_grad:
+            return None
+        (gradient,) = torch.autograd.grad(value, [self._tensor], retain_graph=True, allow_unused=True)
+        return None if gradient is None else to_grid(gradient, self._layout)
+
+    def _score(self, output: Any) -> Tensor:
+        """Return what the share compares, as a vector."""
+        return precise(self._scored(output).detach()).flatten()
+
+    def _scalar(self, output: Any) -> Tensor:
+        """Return one number whose gradient is compared with its changes."""
+        return mixture(self._scored(output))
+
+    def _scored(self, output: Any) -> Tensor:
+        scored = scored_tensor(output) if self._live.target is None else self._live.target(output)
+        assert scored is not None
+        return scored
+
+    def _run(self, cells: Float[Tensor, "1 c *grid"]) -> Any:
+        """Run the head on other cells; everything beside them is as the picture gave it."""
+        switch_off_training(self._live.model)
+        answers = {
+            module: [mapped(one.value, _copy) if one.unchanged else None for one in calls]
+            for module, calls in self._before.items()
+        }
+        changed = from_grid(cells, self._maps, self._layout).clone()
+        earlier = answers.get(self._layer, [None] * (self._call - 1))
+        answers[self._layer] = [*earlier, with_tensor(mapped(self._own, _copy), self._path, changed)]
+        # PyTorch's fused transformer layers do not call their submodules, unless one of these has a hook.
+        with undisturbed(), answering(answers), forward_hooks({self._layer: _keep}), interruptible():
+            return self._live.model(self._live.leaf.detach().clone())
+
+    def _of_another_picture(self) -> tuple[Tensor, Tensor]:
+        """Return the score of another picture, and the layer's cells."""
+        outputs: list[Any] = []
+
+        def end(_: nn.Module, __: list[Tensor], output: Any) -> None:
+            outputs.append(mapped(output, _copy))
+
+        switch_off_training(self._live.model)
+        noise = exchange(self._live.leaf.detach())[1]
+        with undisturbed(), forward_hooks({self._layer: end}), interruptible():
+            score = self._score(self._live.model(noise))
+        maps = feature_tensor(outputs[self._call - 1])
+        assert maps is not None
+        return score, to_grid(maps[1], self._layout)
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _keep(_: nn.Module, __: list[Tensor], ___: Any) -> None:
+    """Keep a layer's output as it is; a hook for ``forward_hooks``."""
