@@ -1388,6 +1388,8 @@ VIA_REGIONS = [{"shape_attributes": {"name": "rect", "x": 1, "y": 1, "width": 9,
 UNREAD = {
     "LabelMe": ("cat/a.json", json.dumps(LABELME)),
     "LabelMe of another order": ("cat/a.json", json.dumps(dict(reversed(LABELME.items())), indent=2)),
+    "LabelMe with its picture first": ("cat/a.json", json.dumps({"imageData": "x" * 99_999, **LABELME})),
+    "VIA 3": ("via.json", json.dumps({"project": {}, "metadata": {"1_a": {"vid": "1", "xy": [2, 1, 1, 8, 8]}}})),
     "VIA": ("via.json", json.dumps({"a.jpg123": {"filename": "a.jpg", "size": 123, "regions": VIA_REGIONS}})),
     "VIA project": ("p.json", json.dumps({"_via_settings": {}, "_via_img_metadata": {}})),
     "VIA table": (
@@ -1400,6 +1402,14 @@ UNREAD = {
         json.dumps(
             [{"image": "a.jpg", "annotations": [{"label": "cat", "coordinates": {"x": 5, "y": 5, "width": 8}}]}]
         ),
+    ),
+    "CreateML with sorted keys": (
+        "a.json",
+        json.dumps([{"annotations": [{"coordinates": {"x": 5}, "label": "cat"}], "imagefilename": "a.jpg"}]),
+    ),
+    "CVAT with long settings": (
+        "annotations.xml",
+        f"<annotations>\n<version>1.1</version><meta>{'x' * 99_999}</meta><image name='a.jpg'/></annotations>",
     ),
     "CVAT": (
         "annotations.xml",
@@ -1451,7 +1461,7 @@ def test_annotations_that_camkit_does_not_read_are_named(tmp_path: Path, known: 
 
 def test_other_files_beside_the_pictures_are_no_annotations(tmp_path: Path) -> None:
     for name, text in {
-        "config.json": '{"model": "resnet50", "image": "a.jpg", "coordinates": [1, 2]}',
+        "config.json": '{"model": "segmentation.polygon", "xyz": 1, "shape": 2, "image": "a.jpg", "coordinates": [1]}',
         "broken.json": "{",
         "empty.json": "",
         "labels.csv": "path,label\na.jpg,cat\n",

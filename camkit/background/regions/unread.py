@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import filterfalse, product
+from itertools import filterfalse
 from pathlib import Path
 
 from camkit.background.regions.coco import looks_like_coco
@@ -14,7 +14,7 @@ from camkit.images.files import files_in
 
 _FOLDERS = ("", "../annotations", "../Annotations", "../labels")
 
-_PICTURE_FOLDERS = ("images", "jpegimages")
+_PICTURE_FOLDERS = ("images", "jpegimages", "train", "val", "valid", "test")
 """The annotations of such a folder may lie directly beside it."""
 
 _MOST_FILES = 50
@@ -23,30 +23,35 @@ _MOST_FILES = 50
 _MOST_CHARACTERS = 1 << 16
 """Characters of a file that are examined: formats show themselves in their first objects."""
 
-_ADVICE = "export them as COCO JSON, Pascal VOC XML or YOLO text"
-
 _TYPES = {".json": "JSON", ".jsonl": "JSON", ".ndjson": "JSON", ".xml": "XML", ".csv": "CSV", ".txt": "text"}
 
 _UNREAD_MASKS = (".jpg", ".jpeg", ".npy", ".npz", ".mat")
 
+_ADVICE = "export them as COCO JSON, Pascal VOC XML or YOLO text"
+
 _FORMATS = (
-    (".json", "LabelMe", r'"shapes"\s*:', "convert them to COCO with labelme2coco"),
-    (".json", "VIA", r'"_via_|"region_attributes"|"shape_attributes"', "export them as COCO from VIA's menu"),
-    (".json", "CreateML", r'"image(filename)?"\s*:(?s:.*)"coordinates"\s*:\s*\{', _ADVICE),
-    (".json", "Label Studio", r'"(rectangle|polygon|brush)labels"', "export them as COCO from Label Studio"),
-    (".xml", "CVAT", r"<annotations\b(?s:.*)<(image|track)\b", "export the task as COCO 1.0 from CVAT"),
-    (".txt", "DOTA", r"(?m)^(-?[\d.]+\s+){8}\S+\s+[012]\s*$", _ADVICE),
-    (".csv", "VIA", r"\A.*\bregion_shape_attributes\b", "export them as COCO from VIA's menu"),
+    ("JSON", "LabelMe", r'"(shapes|imageData)"\s*:', "convert them to COCO with labelme2coco"),
+    ("JSON", "VIA", r'"_via_|"(region|shape)_attributes"|"xy"\s*:', "export them as COCO from VIA's menu"),
+    ("JSON", "CreateML", r'(?s)\A(?=.*"image(filename)?"\s*:)(?=.*"coordinates"\s*:\s*\{)', _ADVICE),
+    ("JSON", "Label Studio", r'"(rectangle|polygon|brush)labels"', "export them as COCO from Label Studio"),
+    ("XML", "CVAT", r"(?s)<annotations\b.*<(version|image|track)\b", "export the task as COCO 1.0 from CVAT"),
+    ("text", "DOTA", r"(?m)^(-?[\d.]+\s+){8}\S+\s+[012]\s*$", _ADVICE),
+    ("CSV", "VIA", r"\A.*\bregion_shape_attributes\b", "export them as COCO from VIA's menu"),
 )
 """For each format: the type of its files, its name, what these contain, and what the user can do."""
 
-_BOXES = re.compile(
-    r"bbox|bnd_?box|bounding_?box|box2d|polygon|segmentation|keypoints|encodedpixels|predictionstring|\brle\b"
-    r"|x_?min\b|\A[^\n]*\.(jpe?g|png|bmp|tiff?|webp)\W(.*\b\d+\b){4}",
-    re.IGNORECASE,
+_BOX = (
+    r"bbox|bnd_?box|bounding_?box|box2d|polygon|exterior|segmentation|keypoints|encodedpixels|predictionstring"
+    r"|\brle\b|\bx_?min\b"
 )
-"""What annotations in any other format contain: a usual name for a box or an outline, or a CSV without a header, whose
-first line is a picture and its box."""
+"""Usual names for a box or an outline."""
+
+_OTHER_FORMATS = {
+    "JSON": rf'(?i)"[^"\n]*({_BOX})[^"\n]*"\s*:',
+    "XML": rf"(?i)<\w*({_BOX})",
+    "CSV": rf"(?i)\A.*({_BOX})|\A.*\.(jpe?g|png|bmp|tiff?|webp)\W(.*\b\d+\b){{4}}",
+}
+"""What annotations of each type contain in any other format; a CSV may have no header."""
 
 
 def find_unread(folder: Path, *, deep: bool = True) -> str | None:
@@ -69,22 +74,24 @@ def find_unread(folder: Path, *, deep: bool = True) -> str | None:
 
 
 def _files(folder: Path, *, deep: bool) -> Iterator[Path]:
-    for place, suffix in product(_FOLDERS, _TYPES):
-        yield from files_in(folder / place, [suffix], deep=deep)[:_MOST_FILES]
+    for place in (folder / name for name in _FOLDERS):
+        files = files_in(place, [*_TYPES], deep=deep)
+        for suffix in _TYPES:
+            yield from [file for file in files if file.suffix.lower() == suffix][:_MOST_FILES]
     if folder.name.lower() in _PICTURE_FOLDERS:
-        yield from files_in(folder.parent, [*_TYPES], deep=False)
+        yield from files_in(folder.parent, [*_TYPES], deep=False)[:_MOST_FILES]
 
 
 def _recognise(file: Path, text: str) -> str | None:
-    suffix = file.suffix.lower()
-    if suffix == ".json" and looks_like_coco(file):
+    kind = _TYPES[file.suffix.lower()]
+    if kind == "JSON" and looks_like_coco(file):
         return f"{file} is a COCO file in a folder where camkit looks for none; pass it as " + advice(
             "regions=...", "--regions"
         )
     for known, name, pattern, conversion in _FORMATS:
-        if suffix == known and re.search(pattern, text):
+        if kind == known and re.search(pattern, text):
             return f"{name} files found, such as {file}; camkit does not read them: {conversion}"
-    if suffix == ".txt" or _BOXES.search(text if suffix != ".csv" else text.partition("\n")[0]) is None:
+    if kind not in _OTHER_FORMATS or re.search(_OTHER_FORMATS[kind], text) is None:
         return None
-    conversion = "give it the columns path, xmin, ymin, xmax and ymax" if suffix == ".csv" else _ADVICE
-    return f"{_TYPES[suffix]} annotations found, such as {file}, in a format that camkit does not read: {conversion}"
+    conversion = "give it the columns path, xmin, ymin, xmax and ymax" if kind == "CSV" else _ADVICE
+    return f"{kind} annotations found, such as {file}, in a format that camkit does not read: {conversion}"
