@@ -35,7 +35,7 @@ from camkit.errors import ImageError
 from camkit.images.crop import crop_box
 from camkit.images.listing import find_pictures
 from camkit.images.prepare import prepare
-from camkit.images.read import open_picture, upright_size
+from camkit.images.read import open_picture, upright, upright_size
 from camkit.models.from_huggingface import Prepare
 
 SIDE = 32
@@ -228,6 +228,73 @@ def test_a_pil_picture_is_turned_upright_by_its_exif_entry_and_not_changed(net, 
         assert np.array_equal(shown(net, opened), pattern)
         assert opened.size == stored.size
         assert opened.getexif()[0x0112] == 6
+
+
+def stored_turned(folder: Path, upright: Image.Image, orientation: int, suffix: str, way: str) -> Path:
+    """Write a picture as a camera held that way stores it; ``way`` says where the orientation stands in the file."""
+    stored, exif = turned(upright, orientation)
+    xmp = f'<x:xmpmeta><rdf:Description tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
+    options = {"jpg": {"quality": 98}, "webp": {"lossless": True}, "avif": {"quality": 98}}.get(suffix, {})
+    if way != "xmp":
+        options["exif"] = exif
+    if way != "exif" and suffix == "png":
+        options["pnginfo"] = PngImagePlugin.PngInfo()
+        options["pnginfo"].add_itxt("XML:com.adobe.xmp", xmp.decode())
+    elif way != "exif":
+        options |= {"tiffinfo": {700: xmp, **({274: orientation} if way == "both" else {})}} if suffix == "tiff" else {}
+        options |= {"xmp": xmp} if suffix in ("jpg", "webp", "avif") else {}
+    file = folder / f"camera-{way}.{suffix}"
+    stored.save(file, **options)
+    return file
+
+
+class WhereRed(nn.Module):
+    """Its class is the one of 4 x 4 cells with the most red, which all eight orientations of a picture tell apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.redness = nn.Conv2d(3, 1, 1, bias=False)
+        self.cells = nn.AdaptiveAvgPool2d(4)
+        with torch.no_grad():
+            self.redness.weight.copy_(torch.tensor([8.0, -4.0, -4.0]).reshape(1, 3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.cells(self.redness(images)).flatten(1)
+
+
+@pytest.mark.parametrize("way", ["exif", "xmp", "both"])
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff", "avif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_once_however_often_it_is_prepared(tmp_path, orientation, suffix, way):
+    marked = with_marker((64, 64), 24, 8, 14)  # in the second cell of the first row
+    file = stored_turned(tmp_path, marked, orientation, suffix, way)
+    expected = WhereRed()(functional.to_tensor(marked)[None]).argmax().item()
+    own = transforms.Compose([ImageOps.exif_transpose, transforms.ToTensor()])
+    model = WhereRed().eval()
+
+    opened = open_picture(file)
+
+    assert np.array_equal(upright(opened, "again"), opened)
+    assert np.array_equal(ImageOps.exif_transpose(opened), opened)
+    assert camkit.explain(model, file, "redness", preprocess=own).target == expected
+    with Image.open(file) as lazily:
+        assert camkit.explain(model, lazily, "redness", preprocess=own).target == expected
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff"])
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_compare_and_judge_see_a_turned_picture_as_explain_does(tmp_path, orientation, suffix):
+    file = stored_turned(tmp_path, with_marker((64, 64), 24, 8, 14), orientation, suffix, "exif")
+    model, ready = WhereRed().eval(), transforms.ToTensor()
+    explained = camkit.explain(model, file, "redness", preprocess=ready)
+
+    compared = camkit.compare(model, file, ["gradcam"], target_layer="redness", preprocess=ready).rows[0]
+    judged = camkit.metrics.Evaluator(camkit.Explainer(model, "redness", preprocess=ready), open_picture(file))
+
+    assert explained.target == 1
+    assert compared.label == f"class {explained.target}"
+    assert np.array_equal(compared.maps[0].explanation.heatmap, explained.heatmap)
+    assert judged.target.index == explained.target
 
 
 def test_exif_entries_of_a_wrong_type_do_not_cost_the_picture(net, tmp_path, pattern):

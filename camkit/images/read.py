@@ -167,6 +167,10 @@ _TO_UPRIGHT = {
 """The transposition that turns a picture upright, by its EXIF orientation."""
 
 
+_WITH_ORIENTATION = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
+"""The entries of a Pillow picture's ``info`` in which ``getexif`` finds an orientation."""
+
+
 _ON_ITS_SIDE = (5, 6, 7, 8)
 """The EXIF orientations of pictures whose width becomes their height."""
 
@@ -190,9 +194,15 @@ def upright_size(path: str | Path) -> tuple[int, int] | None:
 
 
 def turned(picture: Image.Image) -> Image.Image:
-    """Return a picture upright, as the orientation in its EXIF data says."""
+    """Return a picture upright, as the orientation in its EXIF data says, and without that data if it was turned."""
+    picture.load()  # Pillow turns a TIFF itself when it decodes it
     transposition = _TO_UPRIGHT.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
-    return picture if transposition is None else picture.transpose(transposition)
+    if transposition is None:
+        return picture
+    upright = picture.transpose(transposition)
+    for key in _WITH_ORIENTATION:  # or whoever reads the orientation again would turn the picture twice
+        upright.info.pop(key, None)
+    return upright
 
 
 def upright(picture: Image.Image, source: str) -> Image.Image:
