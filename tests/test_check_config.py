@@ -7,6 +7,7 @@ import datetime as dt
 import inspect
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -459,6 +460,44 @@ def test_a_wrong_config_is_one_sentence_for_every_command(
     assert captured.err.startswith(f"camkit: {said}")
     assert (captured.err.count("\n"), captured.out) == (1, "")
     assert main([*command[:1], "--help"] if command[0] != "photo.jpg" else ["--help"]) == 0, "help needs no config"
+
+
+MADE = """
+from pathlib import Path
+import camkit
+Path("ran").touch()
+def build(): return camkit.load_model("demo-fair")
+"""
+
+
+@pytest.mark.parametrize("name", ["stranger.py:build", "stranger:build", "./stranger.py:build"])
+@pytest.mark.parametrize("file", ["camkit.toml", "pyproject.toml"])
+def test_a_config_that_was_only_found_runs_no_code(
+    project: Path, name: str, file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "stranger.py").write_text(MADE)
+    (project / "camkit.toml").unlink()
+    table = "[tool.camkit.model]" if file == "pyproject.toml" else "[model]"
+    (project / file).write_text(f'{table}\nname = "{name}"\n')
+    commands = [["photo.jpg"], ["layers"], ["diagnose", "photo.jpg"], ["features", "photo.jpg"], ["check", "."]]
+    commands += [["compare", "photo.jpg"], ["judge", "."], ["concepts", "."], ["scale", ".", "-o", "table"]]
+
+    for command in commands:
+        assert main(command) == 2, command
+        said = capsys.readouterr().err
+        assert said.startswith(f"camkit: {file} in this folder names Python code as the model ("), command
+        assert said.endswith(f"if you trust this code, pass --config {file}\n"), command
+        assert not (project / "ran").exists(), command
+
+    assert main(["layers", "--model", "demo-fair"]) == 0, "the user names another model"
+    assert not (project / "ran").exists()
+    monkeypatch.delitem(sys.modules, "stranger", raising=False)
+    assert main(["layers", "--config", file]) == 0
+    (project / "ran").unlink()
+    monkeypatch.delitem(sys.modules, "stranger", raising=False)
+    assert main(["layers", "--model", name]) == 0, "the user names the code"
+    assert (project / "ran").exists()
+    monkeypatch.delitem(sys.modules, "stranger", raising=False)
 
 
 def test_the_config_can_ask_for_one_scale(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 from cyclopts.argument import ArgumentCollection, update_argument_collection
 
+from camkit.errors import InputError
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -27,7 +29,7 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     """Add the config's values to the options that were not typed. cyclopts calls this before it converts them.
 
     Raises:
-        InputError: the config cannot be read, or has an unknown key or an invalid value.
+        InputError: the config cannot be read, has an unknown key or an invalid value, or was found and names code.
     """
     options = {name: argument for argument in arguments for name in argument.names}
     if "--config" not in options:
@@ -44,6 +46,8 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     settings = read_config(file)
     values: dict[str, Any] = {"config": str(file)}
     models = [token.value for token in options["--model"].tokens]
+    if not typed and not models:
+        _refuse_code(settings.model.name, file)
     if not models or settings.model.describes(models[-1]):
         values |= {"model" if name == "name" else name: value for name, value in _values(settings.model).items()}
     for table in _TABLES.get(commands, ()):
@@ -54,6 +58,23 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     known = {name: value for name, value in given.items() if f"--{name}" in options}
     # cyclopts' own class for this leaves out options that are called like a command, such as scale.
     update_argument_collection(known, str(file), arguments, root_keys=(), allow_unknown=False)
+
+
+def _refuse_code(model: str | None, file: Path) -> None:
+    """Refuse a config that nobody named if its model is Python code: the folder may be a stranger's.
+
+    Raises:
+        InputError: the model is ``file.py:factory`` or ``package.module:factory``.
+    """
+    if model is None:
+        return
+    from camkit.models import runs_code
+
+    if runs_code(model):
+        raise InputError(
+            f"{file} in this folder names Python code as the model ({model}), and camkit runs no code that you did not "
+            f"name; if you trust this code, pass --config {file}"
+        )
 
 
 def _values(table: BaseModel) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class Common:
 
     Attributes:
         config: A camkit.toml. Without it, camkit uses the camkit.toml in this folder, or [tool.camkit] in its
-            pyproject.toml.
+            pyproject.toml, but runs no Python code that these name.
         quiet: Print only errors and the results that you ask for: no notes, no progress, no summary.
         verbose: Print more about the model and the work, every error, and where the program failed.
     """

@@ -48,6 +48,7 @@ __all__ = [
     "model_names",
     "pick_device",
     "read_labels",
+    "runs_code",
     "spatial_rank",
     "usual_batch_size",
 ]
@@ -182,6 +183,11 @@ def _source(name: str) -> str | None:
     if name.startswith("hf:") or is_file(Path(name) / "config.json"):
         return "from_huggingface"
     return "from_python" if name.partition(":")[2] else None
+
+
+def runs_code(name: str) -> bool:
+    """Return whether loading the model of this name runs Python code of the user's."""
+    return _source(name) == "from_python"
 
 
 def _demo_model(request: Request) -> LoadedModel:
