@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,10 +25,11 @@ from camkit.cli import main
 from camkit.demo.scenes import scene_paths
 from camkit.diagnosis import Diagnosis, Finding
 from camkit.diagnosis.findings import chance_silent
+from camkit.diagnosis.report import console
 from camkit.diagnosis.report import picture as diagnosis_picture
 from camkit.diagnosis.statistics import statistics
 from camkit.diagnosis.values import Kind
-from camkit.errors import InputError
+from camkit.errors import InputError, TargetError
 
 
 def pictures(number: int = 8, side: int = 16) -> Tensor:
@@ -561,6 +562,75 @@ class TestHarmless:
         assert tensors(result) == []
 
 
+def test_the_gradient_of_a_shortcut_is_its_own() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.shortcut = nn.Conv2d(3, 3, 1), nn.Dropout()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 100 * self.conv(x) + self.shortcut(x)
+
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), Block())
+    row = camkit.diagnose(net, pictures(), loss=lambda output: output.sum())["1.shortcut"]
+    assert row.gradients is not None
+    assert (row.gradients.low, row.gradients.high) == (1, 1)
+
+
+POOLED = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+ZERO_ONE = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1])
+SEVERAL = torch.stack([ZERO_ONE, ZERO_ONE.flip(0), ZERO_ONE.roll(1), 1 - ZERO_ONE], 1)
+CELLS = torch.arange(8 * 16 * 16).reshape(8, 16, 16) % 3
+
+
+def binary(scores: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy(scores.sigmoid(), labels.float().reshape(scores.shape))
+
+
+def of_classes(scores: Tensor, labels: Tensor) -> Tensor:
+    """The cross entropy from its formula."""
+    scores, labels = scores.movedim(1, -1).flatten(0, -2), labels.flatten()
+    return -scores.softmax(1)[range(len(labels)), labels].log().mean()
+
+
+LABELLED: dict[str, tuple[Sequence[nn.Module], Tensor, Callable[[Tensor, Tensor], Tensor], str]] = {
+    "one logit, (N, 1)": ((*POOLED, nn.Linear(6, 1)), ZERO_ONE[:, None].float(), binary, "binary cross entropy"),
+    "one logit, whole numbers": ((*POOLED, nn.Linear(6, 1)), ZERO_ONE, binary, "binary cross entropy"),
+    "one logit, one class": ((*POOLED, nn.Linear(6, 1)), torch.zeros(8, 1), binary, "binary cross entropy"),
+    "one logit, booleans": ((*POOLED, nn.Linear(6, 1)), ZERO_ONE.bool(), binary, "binary cross entropy"),
+    "one logit, (N,)": (
+        (*POOLED, nn.Linear(6, 1), nn.Flatten(0)), ZERO_ONE.float(), binary, "binary cross entropy",
+    ),
+    "one probability": (
+        (*POOLED, nn.Linear(6, 1), nn.Sigmoid()),
+        ZERO_ONE,
+        lambda scores, labels: binary(scores.logit(), labels),
+        "binary cross entropy",
+    ),
+    "several labels": ((*POOLED, nn.Linear(6, 4)), SEVERAL.float(), binary, "binary cross entropy"),
+    "several labels, whole numbers": ((*POOLED, nn.Linear(6, 4)), SEVERAL, binary, "binary cross entropy"),
+    "a map of one logit": ((nn.Conv2d(6, 1, 1),), (CELLS > 0)[:, None].float(), binary, "binary cross entropy"),
+    "a map of one logit, (N, H, W)": ((nn.Conv2d(6, 1, 1),), CELLS > 0, binary, "binary cross entropy"),
+    "classes": ((*POOLED, nn.Linear(6, 3)), ZERO_ONE, of_classes, "cross entropy"),
+    "classes, (N, 1)": ((*POOLED, nn.Linear(6, 3)), ZERO_ONE[:, None], of_classes, "cross entropy"),
+    "classes, (N, K, 1, 1)": ((POOLED[0], nn.Conv2d(6, 3, 1)), ZERO_ONE, of_classes, "cross entropy"),
+    "shares of classes": (
+        (*POOLED, nn.Linear(6, 3)),
+        nn.functional.one_hot(ZERO_ONE, 3).float(),
+        lambda scores, labels: of_classes(scores, labels.argmax(1)),
+        "cross entropy",
+    ),
+    "probabilities": (
+        (*POOLED, nn.Linear(6, 3), nn.Softmax(1)),
+        ZERO_ONE,
+        lambda scores, labels: of_classes(scores.log(), labels),
+        "cross entropy",
+    ),
+    "maps of classes": ((nn.Conv2d(6, 3, 1),), CELLS, of_classes, "cross entropy"),
+    "maps of classes, (N, 1, H, W)": ((nn.Conv2d(6, 3, 1),), CELLS[:, None], of_classes, "cross entropy"),
+}  # fmt: skip
+
+
 class TestCalls:
     def test_losses(self) -> None:
         model, inputs = small().eval(), pictures()
@@ -574,6 +644,41 @@ class TestCalls:
         assert both.loss == pytest.approx(model(inputs)[:, 0].mean().item() - 1, rel=1e-4)
         assert camkit.diagnose(model, inputs[0]).pictures == 1
         assert camkit.diagnose(model, list(inputs[:2])).pictures == 2
+
+    @pytest.mark.parametrize("name", LABELLED)
+    def test_labels_decide_the_loss(self, name: str) -> None:
+        torch.manual_seed(4)
+        tail, labels, expected, loss_name = LABELLED[name]
+        model, inputs = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), *tail), pictures()
+        result = camkit.diagnose(model, (inputs, labels))
+        value = expected(model(inputs), labels)
+        assert value > 0.05
+        assert result.loss == pytest.approx(value.item(), rel=1e-4)
+        assert result.loss_name == result.to_dict()["loss_name"] == loss_name
+        assert loss_name in console.findings(result).plain
+        assert result.findings == ()
+        value.backward()
+        assert result["0"].parameter_gradient == pytest.approx(
+            torch.cat([each.grad.flatten() for each in model[0].parameters()]).norm().item(), rel=1e-3
+        )
+
+    @pytest.mark.parametrize(
+        ("outputs", "labels", "said"),
+        [
+            (1, torch.linspace(-3, 2, 8), "range from -3 to 2.*MSELoss"),
+            (1, torch.arange(8), "range from 0 to 7"),
+            (5, torch.linspace(-3, 2, 40).reshape(8, 5), "range from -3 to 2"),
+            (5, torch.arange(8), "one is class 5"),
+            (5, torch.zeros(8), "float32"),
+            (5, torch.zeros(8, 4), r"\(8, 5\).*\(8, 4\)"),
+            (5, torch.zeros(7, dtype=torch.int64), r"\(7,\)"),
+            (5, {"boxes": torch.zeros(8, 4)}, "labels are a dict"),
+        ],
+    )
+    def test_labels_that_fit_no_usual_loss_are_one_sentence(self, outputs: int, labels: Any, said: str) -> None:
+        model = nn.Sequential(nn.Conv2d(3, outputs, 3), *POOLED)
+        with pytest.raises(TargetError, match=said):
+            camkit.diagnose(model, (pictures(), labels))
 
     def test_an_output_without_gradient_is_a_remark(self) -> None:
         class Model(nn.Sequential):

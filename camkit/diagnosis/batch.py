@@ -11,15 +11,14 @@ import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn import functional
 
+from camkit.diagnosis.losses import usual_loss
 from camkit.diagnosis.measurement import Score
-from camkit.errors import InputError, TargetError
+from camkit.errors import InputError
 from camkit.images.prepare import prepare, stacked, unbatched
 from camkit.layers.trace import scored_tensor
 from camkit.models import device_of, dtype_of, spatial_rank
 from camkit.models.loaded import LoadedModel
-from camkit.targets.outputs import main_tensor
 from camkit.types import ImageLike
 
 Batch: TypeAlias = "ImageLike | Sequence[ImageLike] | tuple[Any, Any]"
@@ -72,9 +71,9 @@ def prepared_batch(pictures: Any, model: LoadedModel) -> Float[Tensor, "n c *siz
 
 
 def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> Score:
-    """Return the function that turns the model's output into one number.
+    """Return the function that turns the model's output into one number and its name.
 
-    Without a loss, that is the cross entropy if there are labels, and otherwise the mean of the best class's logit; for
+    Without a loss, that is the usual loss if there are labels, and otherwise the mean of the best class's score; for
     maps of scores, the mean over their cells too.
 
     Raises:
@@ -89,13 +88,14 @@ def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> Score:
     device = device_of(module)
     labels = labels.to(device) if isinstance(labels, Tensor) else labels
 
-    def score(output: Any) -> Tensor | None:
+    def score(output: Any) -> tuple[Tensor | None, str]:
         if loss is not None:
-            return _one_number(loss(output) if labels is None else loss(output, labels))
-        if labels is None:
-            scores = scored_tensor(output)
-            return None if scores is None else (scores.amax(1) if scores.dim() > 1 else scores).float().mean()
-        return _cross_entropy(main_tensor(output), labels)
+            return _one_number(loss(output) if labels is None else loss(output, labels)), "own loss"
+        if labels is not None:
+            return usual_loss(output, labels)
+        scores = scored_tensor(output)
+        mean = None if scores is None else (scores.amax(1) if scores.dim() > 1 else scores).float().mean()
+        return mean, "mean score of the best class"
 
     return score
 
@@ -115,14 +115,3 @@ def _one_number(value: Any) -> Tensor:
         returned = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"loss must return one number, a tensor with one element, not {returned}; use .mean()")
     return value.reshape(())
-
-
-def _cross_entropy(logits: Any, labels: Tensor) -> Tensor:
-    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    try:
-        return functional.cross_entropy(logits.float(), labels)
-    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-        raise TargetError(
-            f"the cross entropy of an output of shape {shape} and labels of shape {tuple(labels.shape)} cannot be "
-            "computed; pass loss=, a function of output and labels"
-        ) from error

@@ -24,8 +24,8 @@ from camkit.hooks import Recording, record
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.types import Precision
 
-Score: TypeAlias = Callable[[Any], "Tensor | None"]
-"""A function from a model's output to the number to differentiate; None if the output has no gradient."""
+Score: TypeAlias = Callable[[Any], "tuple[Tensor | None, str]"]
+"""A function from a model's output to the number to differentiate, None if the output has no gradient, and its name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,7 @@ class Measurement:
         before_relus: the peaks of what ReLUs took; None if the model has none.
         after_curves: the share of flat values after sigmoids and tanhs.
         loss: the number that was differentiated; None if it could not be.
+        loss_name: what that number is.
         training: whether the model was in training mode.
         trainable: the parameters that required gradients.
         gradient_norms: the norm of the gradient of each of them.
@@ -51,6 +52,7 @@ class Measurement:
     before_relus: Recording | None
     after_curves: tuple[Recording, ...]
     loss: float | None
+    loss_name: str
     training: bool
     trainable: frozenset[nn.Parameter]
     gradient_norms: dict[nn.Parameter, float]
@@ -90,7 +92,7 @@ def measure(
         relu_calls = stack.enter_context(_functional_relus(model))
         with interruptible():
             leaf = inputs.detach().clone().requires_grad_()
-            loss = score(model(leaf.clone()))
+            loss, loss_name = score(model(leaf.clone()))
             trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
             gradient_norms = _differentiate(loss, leaf, trainable)
         summaries.last = None
@@ -102,6 +104,7 @@ def measure(
         before_relus,
         after_curves,
         value,
+        loss_name,
         training,
         frozenset(trainable),
         gradient_norms,

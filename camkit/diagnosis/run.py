@@ -41,10 +41,12 @@ def diagnose(
 
     Args:
         model: as for ``camkit.explain``; None is the config's model.
-        batch: a tensor (N, C, H, W), paths or other pictures, or a pair of such a batch and its labels (N,). It takes
+        batch: a tensor (N, C, H, W), paths or other pictures, or a pair of such a batch and its labels. It takes
             eight or more pictures to tell a dead channel from one that does not respond to these pictures.
         loss: a function ``output -> number``, or with labels ``(output, labels) -> number``, to differentiate. None
-            means the cross entropy if there are labels, otherwise the mean of the best class's logit.
+            means the cross entropy for the indices of classes (N, *cells) or shares that sum to 1 (N, K, *cells), the
+            binary cross entropy for a single output or other labels from 0 to 1, and without labels the mean of the
+            best class's score. ``loss_name`` of the result says which it was.
         training: run the model as in a training step, after ``model.train()``: dropout on, normalisation by the batch.
             None is the config's, or else it runs in evaluation mode.
         precision: "fp32", or "bf16" or "fp16" under autocast, to find what overflows in mixed precision. None is the
@@ -59,6 +61,7 @@ def diagnose(
 
     Raises:
         InputError: an argument or a picture is wrong.
+        TargetError: no usual loss fits the output and the labels.
         Exception: whatever the model or the loss raises.
 
     Examples:
@@ -98,6 +101,7 @@ def diagnose(
         tuple(_remarks(loaded.module, measurement, setting)),
         sum(parameter.numel() for parameter in parameters),
         sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        measurement.loss_name,
     )
 
 

@@ -211,6 +211,8 @@ class Diagnosis:
         findings: what is wrong; empty for a healthy model.
         remarks: what to know when reading the numbers.
         parameters, trained: how many numbers the model's parameters hold, and how many of these require gradients.
+        loss_name: what ``loss`` is: "cross entropy", "binary cross entropy", "own loss" or "mean score of the best
+            class".
     """
 
     model: str
@@ -222,6 +224,7 @@ class Diagnosis:
     remarks: tuple[str, ...] = ()
     parameters: int = 0
     trained: int = 0
+    loss_name: str = ""
 
     def __getitem__(self, layer: str) -> LayerStatistics:
         """Return the row of a layer.
@@ -234,6 +237,12 @@ class Diagnosis:
             raise KeyError(layer)
         return row
 
+    @property
+    def loss_text(self) -> str:
+        """The loss and its name as printed after a list; empty if there is none."""
+        name = f" ({self.loss_name})" if self.loss_name else ""
+        return "" if self.loss is None else f", loss {self.loss:.3g}{name}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values; null for numbers that are not finite."""
         return {
@@ -241,6 +250,7 @@ class Diagnosis:
             "pictures": self.pictures,
             "training": self.training,
             "loss": finite(self.loss),
+            "loss_name": self.loss_name,
             "parameters": self.parameters,
             "trained": self.trained,
             "findings": [finding.to_dict() for finding in self.findings],

@@ -133,11 +133,10 @@ def _spark(counts: tuple[int, ...]) -> str:
 def findings(result: Diagnosis) -> Text:
     """Return the summary, a line for each finding, and the remarks."""
     mode = "as in training" if result.training else "in evaluation mode"
-    loss = "" if result.loss is None else f", loss {result.loss:.3g}"
     text = Text.assemble(
         (printable(result.model), "bold"),
         f" with {counted(result.pictures, 'picture')} {mode}: {counted(len(result.rows), 'layer')}, "
-        f"{counted(result.parameters, 'parameter')}, {result.trained:,} of them trained{loss}\n",
+        f"{counted(result.parameters, 'parameter')}, {result.trained:,} of them trained{result.loss_text}\n",
     )
     for finding in result.findings:
         style = "bold red" if finding.kind in _SERIOUS else "bold yellow"

@@ -69,8 +69,9 @@ def content(result: Diagnosis) -> bytes:
 
 def _lines(result: Diagnosis, width: int) -> list[tuple[str, Colour]]:
     mode = "as in training" if result.training else "in evaluation mode"
-    loss = "" if result.loss is None else f", loss {result.loss:.3g}"
-    lines = [(f"{counted(result.pictures, 'picture')} {mode}, {counted(len(result.rows), 'layer')}{loss}", GREY)]
+    lines = [
+        (f"{counted(result.pictures, 'picture')} {mode}, {counted(len(result.rows), 'layer')}{result.loss_text}", GREY)
+    ]
     for finding in result.findings[:_MOST_FINDINGS]:
         lines += [(part, _RED) for part in _wrapped(f"{finding.kind}: {finding.text}", width)]
     more = len(result.findings) - _MOST_FINDINGS
