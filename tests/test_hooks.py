@@ -1140,6 +1140,29 @@ def test_the_norm_of_half_precision_does_not_overflow() -> None:
     assert torch.equal(clip_norm(1.0)(torch.zeros(3)), torch.zeros(3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("change", [scale(0.5), clip_value(0.7), clip_norm(0.7), noise(0.1)])
+def test_a_gradient_without_axes_keeps_its_type(change: Callable, dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.tensor(0.0, dtype=dtype))
+    net = nn.Module()
+    net.weight = weight
+    with edit_gradients(net, {"weight": change}):
+        (3 * weight).backward()
+    assert weight.grad.dtype == dtype
+
+
+def test_a_parameter_that_two_layers_share_is_edited_once_under_either_name() -> None:
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    net[1].weight = net[0].weight
+    net(torch.ones(1, 2)).sum().backward()
+    plain = net[0].weight.grad.clone()
+    for key in ("0.weight", "1.weight", "*.weight"):
+        net.zero_grad()
+        with edit_gradients(net, {key: scale(0.5)}):
+            net(torch.ones(1, 2)).sum().backward()
+        assert torch.equal(net[0].weight.grad, 0.5 * plain)
+
+
 def test_a_recording_sees_gradients_edited_before_it() -> None:
     net, inputs = small(), torch.randn(5, 4)
     with (

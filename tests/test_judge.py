@@ -364,6 +364,17 @@ def test_several_layers_have_rows_of_their_own() -> None:
     assert [row.layer for row in found.rows[:2]] == ["features.0", "features"]
 
 
+def test_layers_that_print_the_same_have_rows_of_their_own() -> None:
+    model = camkit.load_model("demo-fair")
+    relus = [name for name, module in model.module.named_modules() if isinstance(module, nn.ReLU)][:2]
+    layers = [model.module.get_submodule(name) for name in relus]
+    assert repr(layers[0]) == repr(layers[1])
+    found = camkit.judge(model, SCENES, ["gradcam"], target_layer=layers)
+    assert [row.layer for row in found.rows[:2]] == relus
+    rows = camkit.compare(model, SCENES[0], ["gradcam"], target_layer=layers).rows
+    assert [row.layer for row in rows] == relus
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

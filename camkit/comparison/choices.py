@@ -9,7 +9,7 @@ from torch import nn
 
 from camkit.errors import InputError, MethodError
 from camkit.explainer import Explainer
-from camkit.layers.names import Layers, find_layers
+from camkit.layers.names import Layers, find_layers, named_layers
 from camkit.methods import METHODS, Method, find_method
 
 if TYPE_CHECKING:
@@ -68,4 +68,4 @@ def chosen_layers(explainer: Explainer, layers: Layers | Sequence[Layers | None]
     for layer in chosen:
         if layer is not None:
             find_layers(explainer.model, layer)
-    return chosen or [None]
+    return [None if layer is None else named_layers(explainer.model, layer) for layer in chosen] or [None]

@@ -71,7 +71,7 @@ def clip_norm(limit: float) -> Change:
         wide = torch.promote_types(tensor.dtype, torch.float32)
         norm = torch.linalg.vector_norm(tensor, dtype=wide)
         shortened: Tensor = tensor * (limit / norm).clamp(max=1)
-        return shortened
+        return shortened.to(tensor.dtype)  # the product of two tensors without axes has the wider type
 
     return _on_stored_values(clipped)
 

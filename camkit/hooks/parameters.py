@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camkit.layers.names import plain_name
+from camkit.layers.names import parameters_by_name
 
 Statistic = TypeVar("Statistic")
 
@@ -19,7 +20,8 @@ Statistic = TypeVar("Statistic")
 def parameter_gradients(model: nn.Module, reduce: Callable[[Tensor], Statistic]) -> Iterator[dict[str, Statistic]]:
     """Keep a statistic of each parameter's ``.grad`` as the latest backward pass left it.
 
-    ``.grad`` is the sum over the backward passes since the gradients were set to zero, before anything clips it.
+    ``.grad`` is the sum over the backward passes since the gradients were set to zero, before anything clips it. A
+    parameter that two modules share has an entry under its name in each, with the same statistic.
 
     Args:
         model: the model, or any part of it; only parameters that require gradients and are not lazy are used.
@@ -38,15 +40,18 @@ def parameter_gradients(model: nn.Module, reduce: Callable[[Tensor], Statistic])
     """
     statistics: dict[str, Statistic] = {}
     with ExitStack() as stack:
-        for name, parameter in model.named_parameters():
+        names: defaultdict[nn.Parameter, list[str]] = defaultdict(list)
+        for name, parameter in parameters_by_name(model).items():
+            names[parameter].append(name)
+        for parameter in names:
             if parameter.requires_grad and not is_lazy(parameter):
-                hook = partial(_keep, statistics, plain_name(name), reduce)
+                hook = partial(_keep, statistics, names[parameter], reduce)
                 stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         yield statistics
 
 
 def _keep(
-    statistics: dict[str, Statistic], name: str, reduce: Callable[[Tensor], Statistic], parameter: Tensor
+    statistics: dict[str, Statistic], names: list[str], reduce: Callable[[Tensor], Statistic], parameter: Tensor
 ) -> None:
     if parameter.grad is not None:
-        statistics[name] = reduce(parameter.grad.detach())
+        statistics.update(dict.fromkeys(names, reduce(parameter.grad.detach())))

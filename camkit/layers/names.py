@@ -66,6 +66,13 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[LayerRef, nn.Module]
     return selected
 
 
+def named_layers(model: nn.Module, layers: Layers) -> Layers:
+    """Return layers that are not chosen by name as their names, joined by ``+``: two modules may print the same."""
+    if isinstance(layers, (str, LayerRef, TargetLayer)):
+        return layers
+    return "+".join(str(ref) or WHOLE_MODEL for ref in find_layers(model, layers))
+
+
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
     """Return every module under each of its names, in the model's order; the model itself is ``""``.
 
@@ -118,13 +125,22 @@ def chooses_layers(modules: dict[str, nn.Module], text: str) -> bool:
     return all(lookup.names for lookup in _lookups(modules, text))
 
 
+def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return every parameter under its name in each module that has it; a module with two names has its first."""
+    return {
+        plain_name(f"{module_name}.{name}" if module_name else name): parameter
+        for module_name, module in model.named_modules()
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+    }
+
+
 def select_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters with this name or matching this pattern, each under its first name.
+    """Return the trainable parameters with this name or matching this pattern, each under its first name that does.
 
     Raises:
         LayerError: no layer or parameter matches, or none of the matching parameters requires gradients.
     """
-    parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    parameters = {plain_name(name): each for name, each in model.named_parameters(remove_duplicate=False)}
     names = names_matching(parameters, pattern) or names_matching(parameters, plain_name(pattern))
     if not names:
         modules = modules_by_name(model)
@@ -133,7 +149,8 @@ def select_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]
     trainable = {name: parameters[name] for name in names if parameters[name].requires_grad}
     if not trainable:
         raise LayerError(f"parameter {names[0]!r} does not require gradients, so there are none to change")
-    return trainable
+    first_names = {parameter: name for name, parameter in reversed(trainable.items())}
+    return {name: parameter for name, parameter in trainable.items() if first_names[parameter] == name}
 
 
 def _as_list(layers: Any) -> list[Any]:

@@ -35,7 +35,7 @@ from camkit.explanation import Explanation
 from camkit.hooks import Call, Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
-from camkit.layers.names import WHOLE_MODEL, Layers, Selector, find_layers, modules_by_name, plain_name
+from camkit.layers.names import WHOLE_MODEL, Layers, Selector, find_layers, modules_by_name, parameters_by_name
 from camkit.methods import MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.labels import as_labels
@@ -342,19 +342,21 @@ class TrainingWatch:
 
     def _write_parameters(self, gradients: Mapping[str, TensorSummary | None], step: int) -> None:
         squares: dict[str, float] = defaultdict(float)
+        of_each: dict[int, float] = {}  # a parameter that two modules share has one summary under two names
         for name, summary in gradients.items():
             if summary is not None:
                 gradient = summary.statistics.scaled(1 / self._scale)
                 self._write_distribution(f"weight_gradients/{name}", gradient, step)
                 norm = summary.statistics.norm_of_all / self._scale
                 squares[name.rpartition(".")[0] or WHOLE_MODEL] += norm * norm
+                of_each[id(summary)] = norm
         for layer, square in squares.items():
             self._writer.add_scalar(f"gradient_norm/{layer}", math.sqrt(square), step)
         if squares:
-            self._writer.add_scalar("gradient_norm", math.sqrt(sum(squares.values())), step)
-        for name, parameter in self._model.named_parameters():
+            self._writer.add_scalar("gradient_norm", math.hypot(*of_each.values()), step)
+        for name, parameter in parameters_by_name(self._model).items():
             if not is_lazy(parameter):
-                self._write_distribution(f"weights/{plain_name(name)}", statistics(parameter), step)
+                self._write_distribution(f"weights/{name}", statistics(parameter), step)
 
     def _write_distribution(self, tag: str, distribution: TensorStatistics, step: int) -> None:
         add_histogram(self._writer, tag, distribution, step)
