@@ -850,3 +850,79 @@ def test_legrad_agrees_with_torchcam() -> None:
     with methods.LeGrad(model, list(model.encoder.layers)) as extractor:
         peer = extractor(3, model(pictures(1)))[0][0].numpy()
     assert np.corrcoef(found.ravel(), peer.ravel())[0, 1] > 0.9999
+
+
+# --- tokens that are not the picture's, in any place
+
+
+class Arranged(nn.Module):
+    """A transformer whose class token, registers and padding stand where one likes; attention does not care.
+
+    Args:
+        at: how many patches stand before the class token; None for no class token, and a head that averages.
+        registers: how many learned tokens stand at the end.
+        padding: how many tokens of zeros follow; nothing attends to them, and each block returns zeros for them.
+        unfolds: cut the patches out without a convolution, so that only the number of tokens suggests a grid.
+    """
+
+    def __init__(self, at: int | None = 0, registers: int = 0, padding: int = 0, *, unfolds: bool = False) -> None:
+        super().__init__()
+        self.at, self.registers, self.padding, self.unfolds = at, registers, padding, unfolds
+        self.patches = nn.Conv2d(3, 32, 8, 8)
+        self.cls, self.learned = nn.Parameter(torch.zeros(1, 1, 32)), nn.Parameter(torch.zeros(1, 4, 32))
+        self.positions = nn.Parameter(torch.zeros(1, 16, 32))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = len(x)
+        if self.unfolds:
+            weight, bias = self.patches.weight.flatten(1), self.patches.bias
+            patches = functional.linear(functional.unfold(x, 8, stride=8).mT, weight, bias)
+        else:
+            patches = self.patches(x).flatten(2).mT
+        parts = list((patches + self.positions).split([self.at or 0, 16 - (self.at or 0)], 1))
+        if self.at is not None:
+            parts.insert(1, self.cls.expand(count, -1, -1))
+        tokens = torch.cat([*parts, self.learned[:, : self.registers].expand(count, -1, -1)], 1)
+        real = tokens.shape[1]
+        tokens = torch.cat([tokens, tokens.new_zeros(count, self.padding, 32)], 1)
+        pads = torch.arange(tokens.shape[1]) >= real
+        for block in self.blocks:
+            tokens = block(tokens, src_key_padding_mask=pads.expand(count, -1) if self.padding else None)
+            tokens = tokens * ~pads[:, None] if self.padding else tokens
+        tokens = self.norm(tokens)
+        read = tokens[:, self.at] if self.at is not None else tokens[:, :16].mean(1)
+        return self.head(read)
+
+
+def arranged(*arguments: Any, **named: Any) -> nn.Module:
+    torch.manual_seed(2)
+    return alive(Arranged(*arguments, **named))
+
+
+@functools.cache
+def expected_of(method: str, registers: int, *, averages: bool) -> np.ndarray:
+    """Return the map of the usual order: the class token first, and nothing that only fills up the sequence."""
+    found = camkit.explain(arranged(None if averages else 0, registers), pictures(1)[0], method=method, target=3)
+    return found.raw
+
+
+@pytest.mark.parametrize("method", ["chefer", "legrad"])
+@pytest.mark.parametrize("unfolds", [False, True])
+@pytest.mark.parametrize(("registers", "padding"), [(0, 0), (0, 4), (0, 9), (4, 0), (4, 4)])
+@pytest.mark.parametrize("at", [None, 0, 3, 8, 16])
+def test_other_tokens_may_stand_anywhere_or_are_refused(
+    at: int | None, registers: int, padding: int, unfolds: bool, method: str
+) -> None:
+    model, image = arranged(at, registers, padding, unfolds=unfolds), pictures(1)[0]
+    try:
+        found = camkit.explain(model, image, method=method, target=3)
+    except MethodError as error:
+        assert at not in (0, 16) or padding or registers, "the usual orders are not refused"
+        assert any(
+            words in str(error) for words in ("which tokens are the picture's", "a chain of blocks", "form a grid")
+        )
+    else:
+        assert at not in (3, 8)
+        assert_same(found.raw, expected_of(method, registers, averages=at is None))

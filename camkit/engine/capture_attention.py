@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,14 +13,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.attach import contiguous_gradients
+from camkit.engine.attach import contiguous_gradients, input_hooks
 from camkit.engine.attention import AttentionRecorder
+from camkit.engine.batches import unlike
 from camkit.engine.blocks import Block, after_blocks, are_chained, noting_blocks
 from camkit.engine.capture import Pass, check_all_ran, expand, features_of, is_absent, plain_scores, read_layouts
 from camkit.engine.cut import Saved, Tape, cut
 from camkit.engine.features import Capture, weigh
 from camkit.engine.interrupts import interruptible
+from camkit.engine.nested import tensors_in
 from camkit.engine.passes import quiet_pass
+from camkit.engine.record import ModelRecord
 from camkit.errors import MethodError
 from camkit.methods.registry import Method
 from camkit.targets.classes import BestOfTarget, FinerTarget
@@ -151,10 +155,66 @@ def capture_attention(
     return Capture((features,), run.scores, (layout,))
 
 
+_AXES: Mapping[str, int] = {"tokens": 1, "tokens_last": 2, "sequence_first": 0}
+"""The axis of the tokens in each layout of tokens."""
+
+_UNCHANGED = 1e-4
+"""A token that changes by less than this share of the largest change does not depend on the picture."""
+
+
 def _count(output: Tensor, layout: Layout) -> int:
     """Return how many tokens the output of a layer has."""
-    axes = {"tokens": 1, "tokens_last": 2, "sequence_first": 0}
-    return output.shape[axes[layout.kind]] if layout.kind in axes else math.prod(layout.grid)
+    return output.shape[_AXES[layout.kind]] if layout.kind in _AXES else math.prod(layout.grid)
+
+
+def check_cells(
+    model: nn.Module, image: Float[Tensor, "1 c *size"], layout: Layout, method: Method, record: ModelRecord
+) -> None:
+    """Check that all tokens of a grid depend on the picture before the first attention mixes them.
+
+    Otherwise a class token, or tokens that only fill up a sequence, lie among them. Two passes find out.
+
+    Raises:
+        MethodError: some token does not.
+    """
+    before, after = (_tokens_before_attention(model, each, layout, record) for each in (image, unlike(image)))
+    if before is None or after is None or before.shape != after.shape:
+        return
+    axis = _AXES[layout.kind]
+    changes = (after - before).abs().movedim(axis, 0).flatten(1).amax(1)
+    cells = changes[layout.prefix :][: math.prod(layout.grid)]
+    if bool((cells <= _UNCHANGED * changes.amax()).any()):
+        raise MethodError(
+            f"{method.name!r} needs to know which tokens are the picture's, and in this model a class token or padding "
+            f"lies among those that camkit takes for them; {_OTHERS} at the layer that makes the patches"
+        )
+
+
+def _tokens_before_attention(
+    model: nn.Module, image: Tensor, layout: Layout, record: ModelRecord
+) -> Float[Tensor, "_ _ _"] | None:
+    """Return what the last module takes before the first attention, of what has all tokens; None if none has."""
+    given: list[Tensor] = []
+    owner = threading.get_ident()
+
+    def note(*arguments: Any) -> None:
+        given.extend(tensor.detach() for tensor in tensors_in(arguments) if tensor.dim() == 3)
+
+    def acts() -> bool:
+        return not attention.maps and threading.get_ident() == owner
+
+    with (
+        quiet_pass(model, image.device, "fp32", record),
+        AttentionRecorder(1) as attention,
+        input_hooks([(module, note) for module in model.modules()], acts),
+        interruptible(),
+    ):
+        model(image.clone())
+    if layout.kind not in _AXES or not attention.maps:
+        return None
+    tokens = attention.maps[0].output.shape[3]
+    fitting = [tensor for tensor in given if tensor.shape[_AXES[layout.kind]] == tokens]
+    return fitting[-1].float() if fitting else None
 
 
 def _checked(attention: AttentionRecorder, tokens: int, method: Method) -> list[Saved]:

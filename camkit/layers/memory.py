@@ -23,7 +23,7 @@ from camkit.layers.choose import Decision, decide
 from camkit.layers.names import select_layers
 from camkit.layers.operations import PlaceWatch
 from camkit.targets.scores import Target
-from camkit.types import LayerRef, Precision, TargetLayer
+from camkit.types import LayerRef, Layout, Precision, TargetLayer
 
 _MOST_SIZES = 32
 """How many input sizes have their decisions kept: few models see more, and deciding again takes a second at most."""
@@ -44,6 +44,7 @@ class ModelMemory:
         answers_alike: for each precision, whether the model gives the same results in both memory formats.
         may_resize: whether the model may resize its input itself.
         without_attention: the kinds of inputs for which a pass showed no attention.
+        checked_tokens: the kinds of inputs and the layouts for which the tokens of the grid lie side by side.
         overwrites: whether the model overwrites tensors that its backward pass needs.
         record: the model's record.
     """
@@ -57,6 +58,7 @@ class ModelMemory:
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
         self.without_attention: set[InputKind] = set()
+        self.checked_tokens: set[tuple[InputKind, Layout]] = set()
         self.overwrites = False
         self._apart: dict[tuple[LayerRef, ...], bool] = {}
         self._noted = False

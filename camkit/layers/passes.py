@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.capture import NotRunError, Pass
-from camkit.engine.capture_attention import NoAttentionError
+from camkit.engine.capture_attention import NoAttentionError, check_cells
 from camkit.engine.capture_pictures import at_once
 from camkit.engine.captures import CAPTURES
 from camkit.engine.cut import RepeatedError
@@ -133,6 +133,10 @@ class LayerPasses:
                 f"{method.name!r} needs tokens that form a grid, and camkit finds none in this model; use "
                 "'gradcam' or 'hirescam' with a layer that you name"
             ) from error
+        (layout,) = captured.layouts
+        if (kind, layout) not in self.memory.checked_tokens:
+            check_cells(self._module, inputs[:1], layout, method, self.memory.record)
+            self.memory.checked_tokens.add((kind, layout))
         return captured, (WHOLE_MODEL,)
 
     def _captured_at_layers(
