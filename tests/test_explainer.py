@@ -858,3 +858,47 @@ def test_a_type_error_of_the_models_own_passes_through():
 
     with pytest.raises(TypeError, match="missing 1 required"):
         camkit.explain(Broken().eval(), torch.zeros(3, 16, 16))
+
+
+# --- models that run layers inside torch.func
+
+
+class Mapped(nn.Module):
+    """Runs ``inner`` inside vmap, picture by picture, and ``outer`` on the whole batch."""
+
+    def __init__(self, *, inside: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = nn.Conv2d(3, 6, 4, 4), nn.Conv2d(6, 8, 3, 1, 1)
+        self.head = nn.Linear(8, 4)
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = torch.func.vmap(lambda image: self.inner(image[None])[0])(x) if self.inside else self.inner(x)
+        scores: Tensor = self.head(self.outer(maps.relu()).relu().mean((2, 3)))
+        return scores
+
+
+class AllMapped(Mapped):
+    def forward(self, x: Tensor) -> Tensor:
+        run = super().forward
+        return torch.func.vmap(lambda image: run(image[None])[0])(x)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "ablationcam", "rise", "guidedbackprop"])
+def test_a_layer_outside_of_vmap_is_explained(method):
+    images = [picture(seed) for seed in range(3)]
+    found, expected = (
+        camkit.explain(Mapped(inside=inside).eval(), images, target=1, method=method) for inside in (True, False)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert one.layer == other.layer
+        np.testing.assert_allclose(one.raw, other.raw, rtol=0, atol=1e-5 * np.abs(other.raw).max())
+
+
+@pytest.mark.parametrize(("model", "layer"), [(Mapped(inside=True), "inner"), (AllMapped(inside=False), None)])
+@pytest.mark.parametrize("method", ["gradcam", "ablationcam", "eigencam"])
+def test_a_layer_inside_of_vmap_is_an_error_in_one_sentence(model, layer, method):
+    with pytest.raises(ModelError, match=r"the model runs its layers inside torch\.func, such as vmap"):
+        camkit.explain(model.eval(), picture(0), layer, method=method)
+    assert camkit.explain(model, picture(0), method="rise").status == "ok"

@@ -45,6 +45,25 @@ class _Call:
         return result
 
 
+def is_spectral(tensor: Tensor, others: set[Node | None]) -> bool:
+    """Tell whether a tensor comes from a Fourier transform, and not through its inverse.
+
+    ``others`` has operations of which this is known to be false; all that are visited are added.
+    """
+    waiting: list[Any] = [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in others:
+            continue
+        others.add(node)
+        name = node.name()
+        if name.startswith("FftR2C") or (name.startswith("FftC2C") and node._saved_forward):
+            return True
+        if not name.startswith("Fft"):
+            waiting += (before for before, _ in node.next_functions)
+    return False
+
+
 def _copied(value: Any) -> Any:
     """Return a copy of a tensor, since the function may work in place."""
     return value.detach().clone() if isinstance(value, Tensor) else value
@@ -142,9 +161,11 @@ def _of_product(call: _Call) -> Tensor | None:
     return -product
 
 
-def _of_activation(call: _Call) -> Tensor:
-    """Return f(x) - f'(x) x."""
+def _of_activation(call: _Call) -> Tensor | None:
+    """Return f(x) - f'(x) x; None for complex maps, which have no such derivative."""
     maps = call.args[0] if call.args else call.named["input"]
+    if maps.is_complex():
+        return None
     rest = {name: value for name, value in call.named.items() if name != "input"}
     with torch.enable_grad():
         leaf = maps.detach().clone().requires_grad_()

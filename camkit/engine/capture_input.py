@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from camkit.engine.biases import NotedBiases
+from camkit.engine.biases import NotedBiases, is_spectral
 from camkit.engine.capture import Pass, check_all_ran, expand, features_of, is_absent, read_layouts
 from camkit.engine.cut import Saved, Tape, cut
 from camkit.engine.features import Capture, Features
@@ -49,8 +49,14 @@ def capture_parts(
         MethodError: the score has no gradient at the input, or the parts do not add up to it, or it is a box's.
     """
     biases: list[tuple[Saved, Tensor]] = []
+    others: set[Any] = set()
 
     def note(output: Tensor, bias: Tensor) -> None:
+        if _as_grid(output, inputs) is not None and is_spectral(output, others):
+            raise MethodError(
+                "the model has biases between a Fourier transform and its inverse, where cells have no place in the "
+                "picture; use 'hirescam' or 'layercam'"
+            )
         shape_only = output.detach().new_zeros(()).expand(output.shape)
         biases.append((Saved(shape_only, get_gradient_edge(output)), bias))
         output.register_hook(biases[-1][0].gradients.append)
@@ -65,7 +71,7 @@ def capture_parts(
     weights: list[Tensor] = []
     for number, scored in enumerate(scores):
         parts = [precise(inputs.detach()) * tape.layers[_INPUT].gradients[number]]
-        parts += [precise(saved.gradients[number]) * bias for saved, bias in biases]
+        parts += [_product(saved.gradients[number], bias) for saved, bias in biases]
         _check_complete(parts, scored, options)
         grids = [_as_grid(part, inputs) for part in parts]
         elsewhere = [_of_images(part, inputs) for part, grid in zip(parts, grids, strict=True) if grid is None]
@@ -227,6 +233,11 @@ def _relus(last: Node | None) -> Iterator[Node]:
         new = {before for before, _ in node.next_functions} - seen
         seen |= new
         waiting += new
+
+
+def _product(gradient: Tensor, bias: Tensor) -> Tensor:
+    """Return how far each value of a bias changes the score; the gradients of complex values are their conjugates."""
+    return (gradient.conj() * bias).real if gradient.is_complex() else precise(gradient) * bias
 
 
 def _check_complete(parts: Sequence[Tensor], scored: Scores, options: Pass) -> None:

@@ -96,6 +96,11 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
             f"alone; wrap the model in a module whose forward(self, picture) returns "
             f"self.model(picture, {', '.join(f'{name}=...' for name in others)})"
         )
+    if any(kind in str(error) for kind in ("BatchedTensorImpl", "TensorWrapper")):
+        return (
+            "the model runs its layers inside torch.func, such as vmap, where their outputs cannot be saved; explain a "
+            "layer outside of it, or use 'rise', which needs none"
+        )
     sparse = next((name for name, tensor in module.named_parameters() if tensor.layout is not torch.strided), None)
     if sparse is not None:
         return (
