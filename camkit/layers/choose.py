@@ -82,7 +82,7 @@ class Decision:
         lasting: True if it may be remembered. It is false if the influence could not be measured, as with a head of
             zeros.
         holds_for: what it holds for: all pictures and weights of the "model"; these "weights", if a gate of zero may
-            hide a layer, if only a measurement shows where cells lie, or if a deeper layer carries next to nothing; or
+            hide a layer, if only a measurement shows where cells lie, or if a deeper layer carries too little; or
             this "picture", if the model looks at the picture's values to choose its way.
         any_target: True if it holds for any target, because all outputs of the model are computed from the layer.
     """
@@ -304,11 +304,12 @@ def choose(
     if deepest is None or best is None:
         return Decision(rows, None, lasting=lasting)
     weak: list[Call] = []
-    if carries(deepest).is_weak:
-        fit, wide = _usable(trace, layouts, every() if every is not None else influence)
+    if carries(deepest).is_small:
+        if carries(deepest).is_weak and every is not None:
+            fit, wide = _usable(trace, layouts, every())
         best, weak = _deepest_carrying(trace, layouts, wide or fit, deepest, carries)
     ends = twins(trace.graph, best, [call for call in wide if call.name], layouts)
-    branches = [call for call in ends if call is best or not carries(call).is_weak]
+    branches = [call for call in ends if call is best or not carries(call).is_negligible_beside(carries(best))]
     weak += [call for call in ends if call not in branches]
     beside = trace.before_the_score(*weak) if weak else -1
     named = [call for call in wide if call.name and (not weak or call.is_among(beside))]
@@ -337,20 +338,21 @@ def _deepest_carrying(
     deepest: Call,
     carries: Callable[[Call], Carried],
 ) -> tuple[Call, list[Call]]:
-    """Return the deepest layer that carries the score, and the deeper ones, which carry next to nothing.
+    """Return the deepest layer that carries the score, and the deeper ones, which carry too little beside it.
 
     Each next layer has a path to the score that passes none of those before. If no layer carries the score, the deepest
     one is returned after all.
     """
-    weak = [deepest]
-    while len(weak) <= _MOST_WEAK:
-        beside = trace.before_the_score(*weak)
+    passed = [deepest]
+    for _ in range(_MOST_WEAK if carries(deepest).is_weak else 1):
+        beside = trace.before_the_score(*passed)
         best = _deepest(trace, layouts, [call for call in usable if call.is_among(beside)])
         if best is None:
             break
-        if not carries(best).is_weak:
-            return best, weak
-        weak.append(best)
+        what = carries(best)
+        if not what.is_weak and all(carries(call).is_negligible_beside(what) for call in passed):
+            return best, passed
+        passed.append(best)
     return deepest, []
 
 

@@ -24,21 +24,21 @@ from camkit.types import Layout
 _SAME = 1e-3
 """How far two changes of the score may differ, as a share of them, and still count as equal: more than rounding."""
 
-_LEAST, _WHOLE = 0.003, 0.95
-"""Below the first share a layer is not chosen; from the second one on it counts as the whole score. In the zoo, with
-random weights, the last tokens of transformers carry 0.03 to 0.4, and those of a very small one 0.006."""
+_LEAST, _SMALL, _WHOLE = 0.003, 0.1, 0.95
+"""Below the first share a layer is not chosen, and below the second one if a layer beside it carries the third, which
+counts as the whole score. In the zoo, with random weights, the last tokens of transformers carry 0.03 to 0.4, and those
+of a very small one 0.006; no tokens beside them carry the whole score."""
 
-_NOT_DIFFERENTIABLE = (
-    "; the gradients at it do not say how the score changes, as after detach() or a gradient reversal in the head"
-)
+_NOT_DIFFERENTIABLE = "; its gradients differ from how the score changes, as if the model detached or reversed them"
 
 _STEP, _STEPS = 0.01, 3
 """How far the feature maps are moved to check their gradient, as a share of each value, and in how many random
 directions: with so small a step the head is nearly linear, and three directions rarely all miss a part of the
 gradient."""
 
-_LEAST_CHANGE = 256
-"""A change of the output below this many times the type's precision, relative to the output, may be rounding."""
+_LEAST_CHANGE, _LEAST_CHANGE_16_BITS = 256, 0.03
+"""A change of the score below this many times the type's precision may be rounding, as a share of the score; and the
+change that counts in every type, since 256 times the precision of 16 bits would be the whole score."""
 
 _MOST_DEVIATION = 0.06
 """How far the change of the score may be from what the gradient predicts, squared, as a share of the change: networks
@@ -63,6 +63,15 @@ class Carried:
     def is_weak(self) -> bool:
         """True if the layer carries next to nothing of the score."""
         return self.share is not None and self.share < _LEAST
+
+    @property
+    def is_small(self) -> bool:
+        """True if the layer carries so little that another one that carries the whole score is better."""
+        return self.share is not None and self.share < _SMALL
+
+    def is_negligible_beside(self, other: Carried) -> bool:
+        """Tell whether the layer carries too little to be explained in place of another one."""
+        return self.is_weak or (self.is_small and other.share is not None and other.share > _WHOLE)
 
     @property
     def is_sound(self) -> bool:
@@ -159,7 +168,7 @@ class _Head:
             return float(((changes - predicted).norm() / largest) ** 2)
 
     def _rounding(self, size: Tensor) -> Tensor:
-        return _LEAST_CHANGE * torch.finfo(self._maps.dtype).eps * size
+        return min(_LEAST_CHANGE * torch.finfo(self._maps.dtype).eps, _LEAST_CHANGE_16_BITS) * size
 
     def _gradient(self) -> Tensor | None:
         value = self._scalar(self._live.output)
