@@ -379,21 +379,37 @@ def test_annotations_of_one_class_leave_the_others_without_regions(tmp_path: Pat
     assert dataset.left_out["pictures without a region of their class"] == ("dog/b.jpg",)
 
 
-def photograph(file: Path, seed: int) -> Path:
+def photograph(file: Path, seed: int, side: int = 60) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (60, 60, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(file)
     return file
 
 
-@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+@pytest.mark.parametrize(("ending", "side"), [("jpg", 60), ("png", 60), ("webp", 60), ("png", 28)])
 @pytest.mark.parametrize("name", ["mask", "Mask", "masks", "labels"])
-def test_a_folder_of_photographs_is_a_class_whatever_its_name(tmp_path: Path, name: str, ending: str) -> None:
+def test_a_folder_of_photographs_is_a_class_whatever_its_name(
+    tmp_path: Path, name: str, ending: str, side: int
+) -> None:
     for number, label in enumerate([name, "no_mask"] * 2):
-        photograph(tmp_path / label / f"{number}.{ending}", number)
+        photograph(tmp_path / label / f"{number}.{ending}", number, side)
+    Image.new("L", (side, side), 9).save(tmp_path / name / f"0a.{ending}")
     dataset = read_data(tmp_path)
     assert dataset.classes == tuple(sorted([name, "no_mask"]))
     assert dataset.facts[-1] == "no regions"
+
+
+def test_cut_outs_are_masks_although_they_have_many_colours(tmp_path: Path) -> None:
+    for number, label in enumerate(["cat", "dog"]):
+        file = photograph(tmp_path / label / f"{number}.png", number)
+        with Image.open(file) as whole:
+            cut = whole.convert("RGBA")
+        cut.paste((0, 0, 0, 0), (0, 0, 30, 60))
+        (tmp_path / "masks" / label).mkdir(parents=True)
+        cut.save(tmp_path / "masks" / label / file.name)
+    dataset = read_data(tmp_path)
+    assert dataset.classes == ("cat", "dog")
+    assert all(item.objects for item in dataset.items)
 
 
 def test_a_class_may_be_named_mask_beside_a_folder_of_masks(tmp_path: Path) -> None:

@@ -374,8 +374,8 @@ def _check_colours(file: Path, storage: Storage, values: Mapping[Channel, Intege
             raise ImageError(f"the mask {shortened(file)} holds {colours} colours, so it is a picture and not a mask")
 
 
-def _count_colours(colours: Integer[np.ndarray, "h w"]) -> int:
-    return len(np.unique(colours))
+def _count_colours(values: Integer[np.ndarray, "h w"]) -> int:
+    return len(np.unique(values))
 
 
 def is_photograph(file: Path) -> bool:
@@ -384,7 +384,11 @@ def is_photograph(file: Path) -> bool:
         stored = _Stored(file)
     except ImageError:
         return False
-    return stored.storage in ("colour", "alpha") and _count_colours(stored.values("colour")) > _MOST_COLOURS
+    is_shape = stored.storage == "alpha" and _count_colours(stored.values("alpha")) > 1  # a cut-out is a mask
+    if stored.storage not in ("colour", "alpha") or is_shape:
+        return False
+    colours = stored.values("colour")
+    return _count_colours(colours) > min(_MOST_COLOURS, colours.size // 4)  # a small picture has few pixels to colour
 
 
 def _decide(storage: Storage, counted: Mapping[Channel, _Tally], opaque: set[int], example: str) -> MaskReading:

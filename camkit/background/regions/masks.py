@@ -62,9 +62,13 @@ def mask_folders(folder: Path) -> list[Path]:
 
 
 def holds_photographs(folder: Path) -> bool:
-    """Return whether a folder that is named like one of masks holds photographs, as that of a class "mask" does."""
+    """Return whether a folder that is named like one of masks holds photographs, as that of a class "mask" does.
+
+    That most of its pictures are is enough, because photographs may be grey.
+    """
     pictures = [file for file in files_in(folder, _PICTURE_EXTENSIONS) if not file.name.startswith(".")]
-    return bool(pictures) and all(map(is_photograph, pictures[:_MOST_EXAMINED]))
+    examined = pictures[:_MOST_EXAMINED]
+    return sum(map(is_photograph, examined)) > len(examined) / 2
 
 
 def _possible_masks(folder: Path) -> list[Path]:
