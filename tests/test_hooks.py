@@ -456,6 +456,32 @@ def test_a_tensor_that_is_returned_twice_has_two_gradients() -> None:
     torch.testing.assert_close(net.stem.weight.grad, 0.5 * whole)
 
 
+def test_a_dictionary_that_a_layer_passes_on_stays_the_same_object() -> None:
+    def use(layer: nn.Module, x: Tensor) -> Tensor:
+        values = {"maps": x}
+        returned = layer(values)
+        assert returned is values
+        returned["sum"] = 3 * returned["maps"] + x.sin()
+        return values["sum"]
+
+    net = Beside(Returning(lambda values: values), use)
+    with record(net, "layer", gradients=True) as recording:
+        net(pictures()).sum().backward()
+    assert set(recording["layer"].gradient["maps"].flatten().tolist()) == {3.0}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_shortcut_is_edited_alone_under_checkpointing(use_reentrant: bool) -> None:
+    torch.manual_seed(2)
+    net, inputs = Beside(nn.Identity(), added), pictures()
+    _, expected = by_copies(net, inputs, 0.0)
+    net.use = lambda layer, x: checkpoint(functools.partial(added, layer), x, use_reentrant=use_reentrant)
+    net.zero_grad()
+    with edit_gradients(net, {"layer": scale(0.0)}):
+        net(inputs).sum().backward()
+    assert_same(gradients_of(net), expected)
+
+
 IN_PLACE_LATER: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "a ReLU after the layer": lambda layer, x: layer(x).relu_(),
     "the input is read afterwards": lambda layer, x: layer(x).mul_(2) * x,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camkit.engine.nested import mapped, tensors_in
+from camkit.engine.nested import replaced, tensors_in
 
 ForwardHook = Callable[[nn.Module, list[Tensor], Any], Any]
 """``hook(module, argument tensors, output)``; a result other than None replaces the output."""
@@ -236,7 +236,6 @@ def own_output(output: Any, started: int) -> Any:
         return output
     is_tensor = isinstance(output, Tensor)
     positions = Counter() if is_tensor else Counter(map(id, tensors_in(output)))
-    aliases: list[Tensor] = []
 
     def owned(item: Any) -> Any:
         if type(item) not in _ORDINARY or not item.requires_grad or item.layout is not torch.strided:
@@ -244,13 +243,21 @@ def own_output(output: Any, started: int) -> Any:
         node = item.grad_fn
         if node is not None and node._sequence_nr() >= started and positions[id(item)] < 2:
             return item
+        if not is_tensor and isinstance(item, nn.Parameter):
+            return item  # the structure may be the module's own list of parameters
         alias = item[...]
         vars(alias).update(vars(item))
-        aliases.append(alias)
         return alias
 
-    replaced = owned(output) if is_tensor else mapped(output, owned)
-    return replaced if aliases else output
+    return owned(output) if is_tensor else replaced(output, owned)
+
+
+def differentiable(output: Any) -> list[Tensor]:
+    """Return the tensors in a layer's output whose gradient is the layer's.
+
+    While gradients are off, all that require gradients come from elsewhere.
+    """
+    return [tensor for tensor in tensors_in(output) if tensor.requires_grad] if torch.is_grad_enabled() else []
 
 
 _ORDINARY = (Tensor, nn.Parameter)

@@ -44,12 +44,16 @@ def _with_items(value: Any, items: list[tuple[Any, Any]]) -> Any:
     if type(value) is list:
         return [item for _, item in items]
     made = copy(value)
+    _set_items(made, items)
+    return made
+
+
+def _set_items(value: Any, items: list[tuple[Any, Any]]) -> None:
     for key, item in items:
         if isinstance(value, (dict, list)):
-            made[key] = item
+            value[key] = item
         else:
-            object.__setattr__(made, key, item)
-    return made
+            object.__setattr__(value, key, item)
 
 
 def _tuple_like(value: tuple[Any, ...], items: list[Any]) -> Any:
@@ -69,6 +73,27 @@ def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """
     items = _items(value)
     return leaf(value) if items is None else _with_items(value, [(key, mapped(item, leaf)) for key, item in items])
+
+
+def replaced(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a structure with each item replaced by ``leaf(item)``.
+
+    Lists, dictionaries and objects are changed in place, because other code may hold them too.
+
+    >>> rows = [1, 2]
+    >>> replaced((rows, 3), lambda number: 10 * number), rows
+    (([10, 20], 30), [10, 20])
+    """
+    items = _items(value)
+    if items is None:
+        return leaf(value)
+    new = [(key, replaced(item, leaf)) for key, item in items]
+    if all(item is old for (_, item), (_, old) in zip(new, items, strict=True)):
+        return value
+    if isinstance(value, tuple):
+        return _with_items(value, new)
+    _set_items(value, new)
+    return value
 
 
 def _tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:

@@ -16,12 +16,12 @@ from camkit.engine.attach import (
     TensorHooks,
     aliased_tensor,
     backward_pass,
+    differentiable,
     input_hooks,
     noting_starts,
     output_hooks,
     own_output,
 )
-from camkit.engine.nested import tensors_in
 from camkit.engine.restore import eagerly
 from camkit.errors import LayerError
 from camkit.hooks.changes import Change
@@ -161,7 +161,7 @@ class _GradientEdits:
 
     def _hook_output(self, edit: _Edit, name: str, module: nn.Module, output: Any) -> Any:
         output = own_output(output, self._started.get(module, 0))
-        tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        tensors = differentiable(output)
         for tensor in tensors:
             self.hooks.add(tensor, partial(_changed, edit, f"layer {name!r}"))
         edit.why_not = _no_backward(tensors) if tensors else f"it has no gradient: {why_no_gradient()}"
@@ -172,9 +172,8 @@ class _GradientEdits:
         return _changed(edit, f"parameter {name!r}", gradient) if self.scope.any_run() else None
 
     def _note_backward(self, output: Any) -> None:
-        for tensor in tensors_in(output):
-            if tensor.requires_grad:
-                self.hooks.add(tensor, self._backward_began)
+        for tensor in differentiable(output):
+            self.hooks.add(tensor, self._backward_began)
 
     def _backward_began(self, _: Tensor) -> None:
         self._backward_ran = True

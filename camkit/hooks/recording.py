@@ -121,7 +121,8 @@ def _hook_gradients(call: Call, output: Any, keep: Make, hooks: TensorHooks) -> 
     """Set a hook on each tensor of the output that will have a gradient."""
     numbering = _Numbering()
     call._tensor_numbers = mapped(output, numbering.number)
-    with_gradient = [(number, tensor) for number, tensor in enumerate(numbering.tensors) if tensor.requires_grad]
+    numbered = enumerate(numbering.tensors if torch.is_grad_enabled() else ())
+    with_gradient = [(number, tensor) for number, tensor in numbered if tensor.requires_grad]
     for number, tensor in with_gradient:
         hooks.add(tensor, partial(call._take_gradient, number, keep))
     call._why_no_gradient = "" if with_gradient else why_no_gradient()
