@@ -1423,6 +1423,15 @@ def test_the_decision_for_a_function_is_remembered_and_does_not_keep_the_model(p
         assert explainer(picture, shape_of(1)).layer == "coarse"
     assert net.tally.count == before + 3
 
+    def weighted(weights: Tensor) -> Any:
+        return lambda out: (out["shape"] * weights).sum(1)
+
+    explainer(picture, weighted(torch.rand(3)))
+    before = net.tally.count
+    assert explainer(picture, weighted(torch.rand(3))).layer == "coarse"
+    assert net.tally.count == before + 1
+    assert explainer(picture, lambda out, key="colour": out[key][:, 1]).layer == "fine"
+
     whole = lambda out: out["shape"][:, 1] + 0 * sum(p.sum() for p in net.shape.parameters())  # noqa: E731
     explainer(picture, whole)
     before = net.tally.count
@@ -1449,9 +1458,11 @@ def test_classes_share_one_decision_where_a_class_token_passes_the_patches(pictu
     explainer(torch.randn(3, 64, 64), 0)
     assert explainer.layer.share not in (None, 1.0)
     before = net.tally.count
-    for index in range(1, 5):
-        assert explainer(torch.randn(3, 64, 64), index).status != "no_influence"
+    for target in (1, 2, camkit.targets.contrast(1, 2), camkit.targets.finer(1)):
+        assert explainer(torch.randn(3, 64, 64), target).status != "no_influence"
     assert net.tally.count == before + 4
+    explainer.using("finercam")(torch.randn(3, 64, 64), 3)
+    assert net.tally.count == before + 5
 
 
 def test_a_target_that_fails_for_one_picture_alone_is_explained_at_the_models_own_layer(picture):

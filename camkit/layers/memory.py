@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FunctionType, MappingProxyType
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
 from camkit.layers.names import select_layers
 from camkit.layers.operations import PlaceWatch
+from camkit.targets.classes import FunctionTarget
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, Precision, TargetLayer
 
@@ -108,7 +110,7 @@ class ModelMemory:
         are computed from the layer.
         """
         decision = self._decided(image, None, None)
-        if target is None or target.for_threads or decision.any_target:
+        if target is None or decision.any_target or not _is_the_users(target):
             return decision
         try:
             return self._decided(image, target, _identity(target))
@@ -175,18 +177,25 @@ class ModelMemory:
         self._named.clear()
 
 
+def _is_the_users(target: Target) -> bool:
+    """Tell whether a target may read any output; camkit's own read the model's main scores."""
+    return isinstance(target, FunctionTarget) or not type(target).__module__.startswith("camkit.")
+
+
 def _identity(target: Target) -> Hashable:
     """Return what two equal targets of the user's share; None if that cannot be told.
 
-    Functions written at one place of a program are equal if they hold the same plain values, so that a ``lambda`` in a
-    loop is decided once. Others are told apart by a weak reference, since they may hold the model.
+    Functions written at one place of a program are equal if they hold the same plain values, and tensors of the same
+    shapes, so that a ``lambda`` in a loop is decided once. Others are told apart by a weak reference, since they may
+    hold the model.
     """
     own = getattr(target, "function", target)
     if isinstance(own, FunctionType):
         cells = [cell.cell_contents for cell in own.__closure__ or ()]
         values = (*(own.__defaults__ or ()), *(own.__kwdefaults__ or {}).values(), *cells)
-        if all(isinstance(value, (int, float, str, type(None))) for value in values):
-            return own.__code__, values
+        kept = [value.shape if isinstance(value, (Tensor, np.ndarray)) else value for value in values]
+        if all(isinstance(value, (int, float, str, tuple, type(None))) for value in kept):
+            return own.__code__, repr(kept)
     try:
         reference = weakref.ref(own)
         hash(reference)
