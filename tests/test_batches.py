@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import oracles
 import pytest
@@ -9,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import camkit
+from camkit.background.answers import answer_batch
+from camkit.background.plan import Plan
 from camkit.engine.batches import keeps_pictures_apart
 from camkit.engine.record import ModelRecord
+from camkit.layers.memory import ModelMemory
 from camkit.types import LayerRef
 
 CLASS = 1
@@ -244,6 +249,18 @@ def test_metrics_see_each_changed_picture_alone(kind: type[Apart]) -> None:
     with torch.no_grad():
         alone = [float(net(version[None])[0, CLASS]) for version in changed]
     assert scores(changed).tolist() == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Apart, *MIXING])
+def test_the_check_judges_each_picture_alone(kind: type[Apart]) -> None:
+    net, batch = kind().eval(), torch.stack(pictures())
+    plan = Mock(spec=Plan)
+    plan.model, plan.settings, plan.memory = Mock(module=net), Mock(), ModelMemory(net)
+    plan.settings.check.precision = "fp32"
+    found = answer_batch(plan, batch, [(CLASS,)] * len(batch))
+    with torch.no_grad():
+        shares = [float(net(image[None])[0].softmax(0)[CLASS]) for image in batch]
+    assert [answer["share"] for answer in found] == pytest.approx(shares, rel=1e-5)
 
 
 def count_passes(net: nn.Module) -> list[int]:

@@ -32,9 +32,11 @@ def answer_batch(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) 
     inputs = batch.to(device, dtype_of(module))
     plan.memory.refresh()
     inputs = inputs.to(memory_format=faster_format(module, inputs, precision, plan.memory.answers_alike))
-    with quiet_pass(module, device, precision, plan.memory.record), interruptible():
-        logits = logits_of(module(inputs), len(inputs)).float().cpu()
-    return answers_of(logits, classes)
+    logits: list[Tensor] = []
+    for part in inputs.split(len(inputs) if plan.memory.keeps_pictures_apart(inputs[:1]) else 1):
+        with quiet_pass(module, device, precision, plan.memory.record), interruptible():
+            logits.append(logits_of(module(part), len(part)).float().cpu())
+    return answers_of(torch.cat(logits), classes)
 
 
 def answers_of(logits: Float[Tensor, "n outputs"], classes: Sequence[tuple[int, ...]]) -> list[Answer]:
