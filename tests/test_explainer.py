@@ -885,6 +885,16 @@ class AllMapped(Mapped):
         return torch.func.vmap(lambda image: run(image[None])[0])(x)
 
 
+class Differentiated(Mapped):
+    """Weights the maps of ``inner`` by their own gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.inner(x).relu()
+        gradients = torch.func.grad(lambda given: self.head(self.outer(given).relu().mean((2, 3))).square().sum())(maps)
+        scores: Tensor = self.head(torch.cat([maps * gradients, maps[:, :2]], 1).mean((2, 3)))
+        return scores
+
+
 @pytest.mark.parametrize("method", ["gradcam", "ablationcam", "rise", "guidedbackprop"])
 def test_a_layer_outside_of_vmap_is_explained(method):
     images = [picture(seed) for seed in range(3)]
@@ -896,9 +906,14 @@ def test_a_layer_outside_of_vmap_is_explained(method):
         np.testing.assert_allclose(one.raw, other.raw, rtol=0, atol=1e-5 * np.abs(other.raw).max())
 
 
-@pytest.mark.parametrize(("model", "layer"), [(Mapped(inside=True), "inner"), (AllMapped(inside=False), None)])
+@pytest.mark.parametrize(
+    ("model", "layer"),
+    [(Mapped(inside=True), "inner"), (AllMapped(inside=False), None), (Differentiated(inside=False), None)],
+)
 @pytest.mark.parametrize("method", ["gradcam", "ablationcam", "eigencam"])
-def test_a_layer_inside_of_vmap_is_an_error_in_one_sentence(model, layer, method):
-    with pytest.raises(ModelError, match=r"the model runs its layers inside torch\.func, such as vmap"):
+def test_a_layer_inside_of_a_transform_is_an_error_in_one_sentence(model, layer, method):
+    with pytest.raises(ModelError, match=r"the model runs layers inside torch\.func, such as vmap or grad"):
         camkit.explain(model.eval(), picture(0), layer, method=method)
     assert camkit.explain(model, picture(0), method="rise").status == "ok"
+    if isinstance(model, Differentiated):
+        assert camkit.explain(model, picture(0), "inner", method=method).raw.any()

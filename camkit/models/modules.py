@@ -82,6 +82,10 @@ def check_tensors(module: nn.Module) -> None:
         )
 
 
+_INSIDE_FUNC = ("BatchedTensorImpl", "TensorWrapper", "backward through the graph a second time")
+"""Words of PyTorch's errors about tensors that belong to torch.func, or to a backward pass inside the forward pass."""
+
+
 def about_failure(module: nn.Module, error: Exception) -> str | None:
     """Return a sentence about a failed pass if the reason is known but unclear in PyTorch's own error; else None."""
     if "use_reentrant" in str(error):
@@ -96,10 +100,10 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
             f"alone; wrap the model in a module whose forward(self, picture) returns "
             f"self.model(picture, {', '.join(f'{name}=...' for name in others)})"
         )
-    if any(kind in str(error) for kind in ("BatchedTensorImpl", "TensorWrapper")):
+    if any(words in str(error) for words in _INSIDE_FUNC):
         return (
-            "the model runs its layers inside torch.func, such as vmap, where their outputs cannot be saved; explain a "
-            "layer outside of it, or use 'rise', which needs none"
+            "the model runs layers inside torch.func, such as vmap or grad, where their outputs cannot be saved; name "
+            "a layer outside of it, or use 'rise', which needs none"
         )
     sparse = next((name for name, tensor in module.named_parameters() if tensor.layout is not torch.strided), None)
     if sparse is not None:
