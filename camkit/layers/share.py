@@ -18,7 +18,7 @@ from camkit.engine.nested import feature_tensor, mapped, precise, tensors_in, wi
 from camkit.engine.restore import switch_off_training
 from camkit.layers.location import exchange
 from camkit.layers.names import modules_by_name
-from camkit.layers.trace import Call, LivePass, Returned, mixture, scored_tensor
+from camkit.layers.trace import Call, LivePass, Returned, Trace, mixture, scored_tensor
 from camkit.types import Layout
 
 _SAME = 1e-3
@@ -95,9 +95,7 @@ def carried(live: LivePass, call: Call, layout: Layout) -> Carried:
     unlike zeros. The share is 1 if all paths from the picture to the score lead through the cells. In most networks
     the graph shows that, and nothing is measured.
     """
-    cells = to_grid(live.tensors[_number(call)].detach(), layout)
-    is_all = call.alone and cells.numel() == math.prod(call.shape)
-    if is_all and not live.trace.hides and not live.trace.before_the_score(call) & live.trace.graph.inputs:
+    if _is_on_all_paths(live.trace, call, to_grid(live.tensors[_number(call)].detach(), layout)):
         return Carried(1.0, _returns_one_tensor(live))
     head = _Head(live, call, layout)
     try:
@@ -105,6 +103,15 @@ def carried(live: LivePass, call: Call, layout: Layout) -> Carried:
         return Carried(share, everything, head.deviation() <= _MOST_DEVIATION)
     except Exception:  # noqa: BLE001 - a model may raise anything if a part of it runs alone
         return Carried()
+
+
+def _is_on_all_paths(trace: Trace, call: Call, cells: Tensor) -> bool:
+    """Tell whether the graph shows that the score is computed from the cells alone, as the layer returned them."""
+    if trace.hides or trace.end is None or call.operation is None:
+        return False
+    if not call.alone or cells.numel() < math.prod(call.shape):  # other tensors or tokens may carry some of it
+        return False
+    return not trace.graph.before(trace.end, 1 << call.operation) & trace.graph.inputs
 
 
 def _number(call: Call) -> int:
