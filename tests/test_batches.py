@@ -141,6 +141,43 @@ class Sorted(Apart):
         return self.scores(images[order])[order.argsort()]
 
 
+class EvensFirst(Apart):
+    """Every other picture comes first inside, and the scores are put back in order."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        order = torch.cat([torch.arange(0, len(images), 2), torch.arange(1, len(images), 2)])
+        return self.scores(images[order])[order.argsort()]
+
+
+class Exchanged(Apart):
+    """The first picture and the third change places inside."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        order = torch.arange(len(images))
+        if len(order) > 2:
+            order[[0, 2]] = order[[2, 0]]
+        return self.scores(images[order])[order]
+
+
+class Pairs(Apart):
+    """Each picture of an even number gets a share of its neighbour's scores."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores = self.scores(images)
+        if len(images) % 2:
+            return scores
+        pairs = scores.reshape(-1, 2, 4)
+        return (pairs + 0.1 * pairs.flip(1)).flatten(0, 1)
+
+
+class MoreThanTwo(Apart):
+    """Subtracts the batch's mean from three pictures on."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores = self.scores(images)
+        return scores - scores.mean(0, keepdim=True) if len(images) > 2 else scores
+
+
 class LeftSorted(Apart):
     """The scores come back in another order than the pictures."""
 
@@ -150,7 +187,7 @@ class LeftSorted(Apart):
 
 MIXING = [
     Loop, ByTwos, OnePicture, MinusBatchMean, BatchSoftmax, FirstOnly, Largest, Running, ByPlace, StatisticsAfter,
-    StatisticsBefore, Turned, Sorted, LeftSorted,
+    StatisticsBefore, Turned, Sorted, LeftSorted, EvensFirst, Exchanged, Pairs, MoreThanTwo,
 ]  # fmt: skip
 
 

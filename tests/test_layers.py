@@ -476,7 +476,7 @@ def picture() -> Tensor:
 
 TRACED = 1  # one pass over one image; all operations leave cells in their places, so no pass locates cells
 LOCATED = 3  # the same, and two passes that locate the cells
-APART = 3  # before the first batch, three passes find out whether each picture is treated as if it were alone
+APART = 4  # before the first batch, four passes find out whether each picture is treated as if it were alone
 
 
 @pytest.mark.parametrize(("layer", "looks"), [(None, TRACED), ("deep", 0)])

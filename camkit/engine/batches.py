@@ -31,19 +31,29 @@ _AXES = (1, 2, 3, -1)
 """The axes over which a softmax or flattening leaves pictures apart, whatever its input."""
 
 
-def unlike(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return other values of the same size: to those given, a ramp over all elements is added."""
+_STEPS = (1, 3, 0, 2)
+"""How many steps of a ramp each version of a picture gets: neither in rising nor in falling order, since a model may
+sort its pictures by brightness."""
+
+
+def unlike(values: Float[Tensor, "*shape"], steps: int = 1) -> Float[Tensor, "*shape"]:
+    """Return other values of the same size: to those given, steps of a ramp over all elements are added."""
     largest = values.detach().abs().amax()
-    ramp = torch.linspace(0, 1, values.numel(), device=values.device).view(values.shape).to(values)
+    ramp = torch.linspace(0, steps, values.numel(), device=values.device).view(values.shape).to(values)
     return values + ramp * torch.where(largest > 0, largest, 1)
+
+
+def versions(values: Float[Tensor, "1 *shape"]) -> list[Float[Tensor, "1 *shape"]]:
+    """Return four different versions of a picture or of its feature maps, the unchanged one among them."""
+    return [unlike(values, steps) for steps in _STEPS]
 
 
 def keeps_pictures_apart(
     model: nn.Module, image: Float[Tensor, "1 c *size"], layers: Mapping[LayerRef, nn.Module], record: ModelRecord
 ) -> bool:
-    """Tell whether a picture has the same feature maps and output alone as in a batch, in either order.
+    """Tell whether a picture has the same feature maps and output alone as in a batch, at each place.
 
-    Three passes over five pictures find out, unless all modules are of packages that are known to keep pictures apart.
+    Four passes over seven pictures find out, unless all modules are of packages that are known to keep pictures apart.
 
     Args:
         model: the model; it is restored exactly.
@@ -53,27 +63,27 @@ def keeps_pictures_apart(
     """
     if not record.runs_own_code and not any(map(_mixes, record.modules())):
         return True
-    other = unlike(image)
+    pictures = versions(image)
 
-    def run(*pictures: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def run(batch: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         with quiet_pass(model, image.device, "fp32", record), cut(layers, gradients=False) as tape, interruptible():
-            output = model(torch.cat(pictures))
+            output = model(batch.clone())
         return [tape.layers[ref].output for ref in layers], list(tensors_in(output))
 
     try:
-        alone = run(image)
+        alone = [run(picture) for picture in pictures[:-1]]  # no order leaves three of four in their places
     except Exception:  # a model made for batches of another size may raise anything
         return True
     try:
-        batches = run(image, other), run(other, image)
+        all_maps, all_outputs = run(torch.cat(pictures))
     except Exception as error:  # so may one made for single pictures
         return is_out_of_memory(error)
     tolerance = _SAME_16_BITS if record.dtype in (torch.float16, torch.bfloat16) else _SAME
-    for place, (maps, outputs) in enumerate(batches):
-        if not all(_is_at(place, *pair, tolerance) for pair in zip(alone[0], maps, strict=True)):
+    for place, (maps, outputs) in enumerate(alone):
+        if not all(_is_at(place, *pair, tolerance) for pair in zip(maps, all_maps, strict=True)):
             return False
         # What a model returns need not have one row for each picture, such as a loss or a list of boxes.
-        pairs = [*zip(alone[1], outputs, strict=False)] if len(alone[1]) == len(outputs) else []
+        pairs = [*zip(outputs, all_outputs, strict=False)] if len(outputs) == len(all_outputs) else []
         if not all(_is_at(place, *pair, tolerance) for pair in pairs if _axis(*pair) is not None):
             return False
     return True
@@ -90,15 +100,15 @@ def _mixes(module: nn.Module) -> bool:
 
 
 def _axis(alone: Tensor, together: Tensor) -> int | None:
-    """Return the axis along which a tensor of two pictures is twice as long as that of one; None if there is none."""
+    """Return the axis along which the values of all versions are longer than those of one; None if there is none."""
     for axis, length in enumerate(alone.shape):
-        if together.shape == (*alone.shape[:axis], 2 * length, *alone.shape[axis + 1 :]) and alone.numel():
+        if together.shape == (*alone.shape[:axis], len(_STEPS) * length, *alone.shape[axis + 1 :]) and alone.numel():
             return axis
     return None
 
 
 def _is_at(place: int, alone: Tensor, together: Tensor, tolerance: float) -> bool:
-    """Tell whether one picture's values are at its place in those of two pictures."""
+    """Tell whether one picture's values are at its place in those of all versions."""
     axis = _axis(alone, together)
     if axis is None:
         return False

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks
 
 from camkit.engine.attach import forward_hooks
-from camkit.engine.batches import unlike
+from camkit.engine.batches import versions
 from camkit.engine.grid import from_grid, to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor, mapped, precise, with_tensor
@@ -152,7 +152,7 @@ class Head:
                 scores = self._run(self.activations.clone(), trunk)
                 if not _same(scores, torch.as_tensor(expected).expand_as(scores)):
                     continue
-                if at_once == 1 or self._keeps_apart(trunk, scores):
+                if at_once == 1 or self._keeps_apart(trunk):
                     self.at_once = at_once
                     return trunk
             except Exception as error:  # a branch that passes the layer has another number of pictures
@@ -162,11 +162,11 @@ class Head:
             "gradient method such as 'gradcam'"
         ) from failure
 
-    def _keeps_apart(self, trunk: Trunk, own: Float[Tensor, "1 *_"]) -> bool:
+    def _keeps_apart(self, trunk: Trunk) -> bool:
         """Tell whether different maps in one pass have the scores that they have alone."""
-        pair = [self.activations, unlike(self.activations)]
-        alone = [own, self._run(pair[1].clone(), trunk)]
-        return all(_same(self._run(torch.cat(pair[::step]), trunk), torch.cat(alone[::step])) for step in (1, -1))
+        several = versions(self.activations)[: self.at_once]
+        alone = [self._run(maps.clone(), trunk) for maps in several]
+        return _same(self._run(torch.cat(several), trunk), torch.cat(alone))
 
     def _run(self, maps: Float[Tensor, "m c *grid"], trunk: Trunk) -> Float[Tensor, "m *_"]:
         count = len(maps)
