@@ -816,6 +816,8 @@ class TestInProcess:
         monkeypatch.chdir(tmp_path)
         calls = [
             [".", "--model", "demo-fair", "--labels", "labels.json", "--top-k", "4"],
+            [".", "--model", "demo-fair", "--labels", "labels.json", "--top-k", "4", "--csv"],
+            ["compare", ".", "--model", "demo-fair", "--labels", "labels.json", "--method", "gradcam"],
             ["::x\x1b[1m\n::error::none", "--model", "\x1b[31m\n::error::"],
             ["--wrong\x1b[31m\n::error::", "x"],
             ["check", ".", "--model", "demo-fair", "--class-map", "\x1b[31m\n::y"],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import functools
 import importlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +23,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from PIL.Image import core as pillow
 from torch import Tensor, nn
@@ -32,7 +36,7 @@ from camkit.cli import main
 from camkit.drawing import overlay
 from camkit.drawing.encode import encode
 from camkit.engine.streams import Task, in_order, using_cores
-from camkit.errors import InputError, OutputError
+from camkit.errors import InputError, OutputError, as_cell, from_cell
 from camkit.images import listing
 from camkit.images.listing import Pictures, find_pictures
 from camkit.models.loaded import LoadedModel
@@ -931,9 +935,62 @@ def test_names_with_line_ends_stay_in_one_row_of_what_is_printed(tmp_path, capsy
     for name in names:
         write_pictures(Path("in"), 1)[0].rename(name)
     assert main(["in", "--model", "demo-fair", "--csv"]) == 0
-    assert sorted(row["source"] for row in csv.DictReader(StringIO(capsys.readouterr().out, newline=""))) == sorted(
-        names
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) == 4
+    assert sorted(row["source"] for row in csv.DictReader(StringIO(printed, newline=""))) == sorted(
+        ["in/a\\nb.png", "in/a\\rb.png", 'in/a,"b.png']
     )
+
+
+FORMULAS = [
+    "=1+1.png",
+    "+1+1.png",
+    "-1+1.png",
+    "@SUM(A1).png",
+    "\t=1.png",
+    "\r=1.png",
+    "'=1.png",
+    "''-a.png",
+    "\uff1d1.png",
+]
+PLAIN = ["a=1.png", "'a.png", "1-2.png"]
+
+
+def test_no_cell_of_a_csv_is_a_formula_and_the_table_is_read_back(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in FORMULAS + PLAIN:
+        write_pictures(Path("in"), 1)[0].rename(name)
+    Path("labels.json").write_text(json.dumps(["-0.5", "=cmd", "-1e3", "@x"]))
+    call = [*[f"./{name}" for name in FORMULAS + PLAIN], "--model", "demo-fair", "--labels", "labels.json", "-k", "4"]
+
+    assert main([*call, "--csv", "-o", "out"]) == 0
+    shown = list(csv.DictReader(StringIO(capsys.readouterr().out, newline="")))
+    assert main([*call, "--table", "t.csv", "--no-pictures"]) == 0
+    with Path("t.csv").open(newline="") as lines:
+        stored = list(csv.DictReader(lines))
+
+    for rows, column in ((shown, "source"), (stored, "path")):
+        for row in rows:
+            cells = [row[column], row["label"], row["error"], row["layer"]]
+            assert not [
+                cell for cell in cells if re.match(r"[=+@\-\t\r\uff1d]", cell) and not re.fullmatch(r"-[\d.e]+", cell)
+            ]
+        assert {row["label"] for row in rows} == {"-0.5", "'=cmd", "-1e3", "'@x"}
+    assert {float(row["score"]) for row in shown} == {float(row["score"]) for row in stored}
+    back = read("t.csv")
+    assert {Path(row.source).name for row in back} == {*FORMULAS, *PLAIN}
+    assert {row.label for row in back} == {"-0.5", "=cmd", "-1e3", "@x"}
+    assert main([*call, "--table", "t.csv", "--no-pictures", "--resume"]) == 0
+    assert (
+        f"0 explained, 0 failed, 0 empty; {len(FORMULAS + PLAIN)} finished in an earlier run" in capsys.readouterr().out
+    )
+
+
+@given(st.text(st.sampled_from("'=+-@\t0.5ea"), max_size=6))
+def test_a_cell_is_read_as_the_text_it_was_made_of(text):
+    cell = as_cell(text)
+    assert from_cell(cell) == text
+    assert re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", cell) or cell[:1] not in ("=", "+", "-", "@", "\t")
 
 
 def test_a_full_disk_is_said_once_for_all_drawings(tmp_path, capsys, monkeypatch):

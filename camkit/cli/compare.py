@@ -68,11 +68,11 @@ def _print(found: Comparison) -> None:
         probability = "" if row.probability is None else f" {percent(row.probability)}"
         answer = f" (the model's answer: {row.answers})" if row.answer else ""
         layer = f", layer {row.layer}" if row.layer else ""
-        emit(f"{row.source}: {row.label}{probability}{answer}{layer}")
+        emit(printable(f"{row.source}: {row.label}{probability}{answer}{layer}"))
         for compared_map in row.maps:
-            emit(f"  {compared_map.method:<22}{words_of(found.metric, compared_map)}")
+            emit(printable(f"  {compared_map.method:<22}{words_of(found.metric, compared_map)}"))
         for name, value in row.by_chance.items():
-            emit(f"  {f'({REFERENCES[name]})':<22}{value_words(found.metric, value)}")
+            emit(printable(f"  {f'({REFERENCES[name]})':<22}{value_words(found.metric, value)}"))
 
 
 def run_judge(

@@ -18,7 +18,7 @@ from rich.text import Text
 from camkit.cli import json_lines, text
 from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
 from camkit.engine.interrupts import undisturbed
-from camkit.errors import CamkitError, InputError, OutputError, printable
+from camkit.errors import CamkitError, InputError, OutputError, as_cell, printable
 
 if TYPE_CHECKING:
     from camkit.images.listing import Pictures
@@ -108,15 +108,11 @@ class _Tally:
 
 
 class _Lines:
-    """A file for the writer of CSV rows, which writes each row at once, with a line feed at its end.
-
-    A writer quotes only those control characters that may end its lines. So the writer ends them in a carriage return
-    and a line feed, or else a name with one of these would break its row.
-    """
+    """A file for the writer of CSV rows, which writes each row at once."""
 
     def write(self, row: str) -> None:
         """Print a row."""
-        emit(row.removesuffix("\r\n"))
+        emit(row.removesuffix("\n"))
 
 
 class PassProgress:
@@ -154,7 +150,7 @@ def report(
         table: the table that the rows go into.
     """
     tally = _Tally()
-    printed = csv.DictWriter(_Lines(), _COLUMNS, extrasaction="ignore", lineterminator="\r\n")
+    printed = csv.DictWriter(_Lines(), _COLUMNS, extrasaction="ignore", lineterminator="\n")
     if form == "csv":
         printed.writeheader()
     with_rows = table is None or TALK.verbose
@@ -336,5 +332,11 @@ def _without_name(failed: Failure) -> str:
 
 
 def _cells(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a row as a CSV holds them; several numbers are separated by spaces."""
-    return {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in row.items()}
+    """Return the values of a row as a CSV for people holds them; several numbers are separated by spaces."""
+
+    def cell(value: Any) -> Any:
+        if isinstance(value, list):
+            return " ".join(map(str, value))
+        return as_cell(printable(value)) if isinstance(value, str) else value
+
+    return {name: cell(value) for name, value in row.items()}

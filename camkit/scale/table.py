@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from camkit.errors import InputError, OutputError, advice, brief
+from camkit.errors import InputError, OutputError, advice, as_cell, brief, from_cell
 from camkit.explanation import Explanations, sharing_scale
 from camkit.images.files import why_unwritable, write_file
 from camkit.scale.fingerprint import Fingerprint, differences
@@ -596,7 +596,7 @@ class _Csv(_Form):
                 while (row := _next_row(reader)) is not None:
                     if None in row.values() or row.keys() != COLUMNS.keys():
                         raise InputError(f"{part} cannot be read: it has other columns than a table of camkit")
-                    yield row
+                    yield {name: from_cell(text) for name, text in row.items()}
         except (csv.Error, OSError, UnicodeError) as error:
             raise InputError(f"{part} cannot be read: {brief(error)}") from error
 
@@ -649,10 +649,12 @@ _DIGITS = 5
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as a CSV holds it; numbers of a list are separated by spaces."""
+    """Return a value as a CSV holds it; numbers of a list are separated by spaces. ``from_cell`` reads text again."""
     if isinstance(value, np.ndarray):
         return " ".join(f"{number:.{_DIGITS}g}" for number in value.tolist())
-    return " ".join(map(str, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return as_cell(value) if isinstance(value, str) else value
 
 
 _PARSERS: dict[Kind, Callable[[str], Any]] = {
