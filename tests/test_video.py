@@ -292,6 +292,73 @@ def test_a_damaged_animation_is_drawn_up_to_there(tmp_path, capsys):
     assert f"bad.gif breaks off after {len(read)} frames" in row["error"]
 
 
+def other_name(file: Path, how: str) -> Path:
+    """Return another path that leads to a file."""
+    if how == "the same name":
+        return file
+    if how == "a detour":
+        return file.parent / "sub" / ".." / file.name
+    if how == "through a linked folder":
+        (file.parent / "linked").symlink_to(file.parent, target_is_directory=True)
+        return file.parent / "linked" / file.name
+    other = file.with_name(f"other{file.suffix}")
+    other.symlink_to(file) if how == "a link" else other.hardlink_to(file)
+    return other
+
+
+WAYS = ["the same name", "a detour", "through a linked folder", "a link", "a hard link"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("command", ["video", "picture", "compare", "features", "concepts", "mask"])
+def test_no_command_replaces_what_it_reads(tmp_path, capsys, command, how):
+    (tmp_path / "sub").mkdir()
+    read = tmp_path / ("in.mp4" if command == "video" else "in.png")
+    if command == "video":
+        write_video(read, frames(2))
+    else:
+        cv2.imwrite(str(read), frames(1)[0])
+    call = [command, read] if command in ("compare", "features", "concepts") else [read]
+    if command == "mask":
+        Image.new("RGB", SIZE[::-1]).save(tmp_path / "photo.png")
+        call = [tmp_path / "photo.png", "-t", "plane", "--mask", read]
+    out, before = other_name(read, how), read.read_bytes()
+
+    assert run(*call, "-o", out, "--overwrite") == 2
+
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0] == f"camkit: {out} is itself read as input ({read}), so it is not replaced; write to another name"
+    assert read.read_bytes() == out.read_bytes() == before
+
+
+def test_a_drawing_does_not_replace_another_input_of_the_same_run(tmp_path, capsys):
+    first = write_video(tmp_path / "a.mp4", frames(2))
+    second = write_video(tmp_path / "a.gradcam.mp4", frames(3))
+    photo, other = tmp_path / "b.jpg", tmp_path / "b.gradcam.png"
+    for file in (photo, other):
+        cv2.imwrite(str(file), frames(1)[0])
+    before = {file: file.read_bytes() for file in (second, other)}
+
+    assert run(first, second, photo, other, "-o", tmp_path, "--overwrite") == 2
+
+    assert {file: file.read_bytes() for file in before} == before
+    errors = capsys.readouterr().err
+    for file in before:
+        assert f"{file} is itself a picture or video to explain; choose another folder" in errors
+
+
+def test_a_new_config_does_not_replace_the_data_it_describes(tmp_path, capsys):
+    data = tmp_path / "data.csv"
+    cv2.imwrite(str(tmp_path / "b.png"), frames(1)[0])
+    data.write_text("path,label\nb.png,plane\n")
+
+    assert run("check", "init", data, "--file", data, "--overwrite") == 2
+
+    assert "is itself read as input" in capsys.readouterr().err
+    assert data.read_text() == "path,label\nb.png,plane\n"
+
+
 def test_a_video_has_one_target(tmp_path, capsys):
     clip = write_video(tmp_path / "clip.mp4", frames(2))
 

@@ -147,6 +147,7 @@ def explain(
     if not pictures:
         raise InputError("name at least one picture: camkit image.jpg --model resnet50 (or try: camkit demo)")
     from camkit.engine.passes import usable_precision
+    from camkit.images.files import refuse_input
     from camkit.images.listing import Pictures
     from camkit.methods import find_method
     from camkit.models import device_of
@@ -163,6 +164,7 @@ def explain(
         find_method(method)
     targets = targets or TargetOptions()
     targets.check()
+    refuse_input(out, [targets.mask, targets.similar_to])
     files = Pictures(pictures, skip=out, recursive=recursive)
     loaded = source.load()
     precision, precision_note = usable_precision(precision, device_of(loaded.module))

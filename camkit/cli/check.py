@@ -297,7 +297,7 @@ def init(
     from camkit.background.classes import read_class_map, split_class_map
     from camkit.background.data import read_data
     from camkit.background.starter import starter_config
-    from camkit.images.files import write_file
+    from camkit.images.files import refuse_input, write_file
 
     common = common or Common()
     common.begin()
@@ -305,6 +305,7 @@ def init(
         raise InputError(f"{file} exists already; name another file with --file, or pass --overwrite")
     model = {} if source is None else source.as_settings()
     settings = _settings(common.config, data, pictures, check=experiment, limits=limits, run=run, model=model)
+    refuse_input(file, [settings.data.path, settings.data.regions, settings.data.class_map, settings.model.labels])
     if settings.data.path is None:
         raise InputError("name the pictures: camkit check init validation/ --model resnet50")
     table = settings.data.class_map

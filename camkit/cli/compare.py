@@ -15,7 +15,7 @@ from camkit.comparison.compare import compare as compared
 from camkit.drawing import overlay
 from camkit.drawing.figure import percent
 from camkit.errors import InputError, OutputError, printable
-from camkit.images.files import check_folder, set_aside
+from camkit.images.files import check_folder, refuse_input, set_aside
 from camkit.images.listing import find_pictures
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def run(
     overlay.check("overlay", colormap, alpha)
     files = find_pictures(pictures, skip=out)
     check_sheet_file(out, len(files) * max(1, len(layers or ())))
+    refuse_input(out, files)
     if out.exists() and not overwrite:
         raise OutputError(f"{out} exists already; name another file with --out, or pass --overwrite")
     tell(f"pictures to compare: {len(files)}")

@@ -43,11 +43,12 @@ def concepts(
     if not pictures:
         raise InputError("name at least one picture: camkit concepts image.jpg --model resnet50")
     from camkit.concepts import factorise
-    from camkit.images.files import check_folder, names_file, refuse_other_file
+    from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file
     from camkit.images.listing import find_pictures
     from camkit.scale.naming import free_file, picture_name, slug, write_drawing
 
     files = find_pictures(pictures, skip=out, recursive=recursive)
+    refuse_input(out, files if names_file(out) else [])
     loaded = source.load()
     refuse_other_file(out)
     check_folder(out.parent if names_file(out) else out)

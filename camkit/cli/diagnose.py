@@ -101,10 +101,11 @@ def features(
     if picture is None:
         raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
     from camkit.diagnosis.feature_maps import feature_maps
-    from camkit.images.files import check_folder, names_file, refuse_address, refuse_other_file
+    from camkit.images.files import check_folder, names_file, refuse_address, refuse_input, refuse_other_file
     from camkit.scale.naming import free_file, picture_name, slug, write_drawing
 
     refuse_address(str(picture))
+    refuse_input(out, [picture] if names_file(out) else [])
     loaded = source.load()
     refuse_other_file(out)
     check_folder(out.parent if names_file(out) else out)

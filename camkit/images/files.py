@@ -115,6 +115,24 @@ def _refuse_unreadable(error: OSError) -> None:
         raise InputError(f"the folder {error.filename} cannot be read: {error.strerror or error}") from error
 
 
+def refuse_input(out: Path, inputs: Iterable[Path | None]) -> None:
+    """Refuse a path to write to that is also read, under whatever name or link.
+
+    Raises:
+        OutputError: it is one of them.
+    """
+    for given in inputs:
+        if given is not None and _is_same(out, given):
+            raise OutputError(f"{out} is itself read as input ({given}), so it is not replaced; write to another name")
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(path, other)  # noqa: PTH121 - pathlib's fails in the same way
+    except (OSError, ValueError):  # one of them does not exist
+        return False
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a file completely or not at all: an older file of that name stays until the new one is complete.
 

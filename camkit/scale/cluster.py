@@ -32,7 +32,7 @@ from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, ImageError, InputError, OutputError, advice, brief
 from camkit.explainer import Config, Options, explain_many
 from camkit.explanation import Explanation
-from camkit.images.files import check_folder
+from camkit.images.files import check_folder, refuse_input
 from camkit.images.listing import Pictures
 from camkit.images.read import open_picture
 from camkit.layers.names import Layers
@@ -388,12 +388,14 @@ def explain_on_cluster(
 
     Raises:
         InputError: something in the call is wrong, or the table belongs to a run with other settings.
-        OutputError: the table exists or cannot be written.
+        OutputError: the table exists, cannot be written, or would replace the Parquet files that are read.
         Exception: whatever the model raises.
     """
     ray = import_ray()
     out = Path(os.path.abspath(out))  # noqa: PTH100 - links stay as the nodes know them
     check_folder(out)
+    if isinstance(pictures, ParquetPictures) and overwrite:  # which deletes the Parquet files in the folder
+        refuse_input(out, {Path(file).parent for file in pictures.files})
     table = ClusterTable(out, job.made_with, resume=resume, overwrite=overwrite and not resume)
     with table:
         if isinstance(pictures, ParquetPictures) and pictures.has_data:

@@ -23,7 +23,7 @@ from camkit.engine.streams import Task, in_order
 from camkit.errors import CamkitError, InputError, OutputError, RunError
 from camkit.explainer import Later, explain_many, explain_many_or_later
 from camkit.explanation import ColourScale, Explanation
-from camkit.images.files import check_folder, names_file, refuse_other_file
+from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file
 from camkit.images.listing import Found, Pictures
 from camkit.images.video import is_video
 from camkit.methods import MethodLike
@@ -228,6 +228,7 @@ def explain_files(
         results = Table(table, made_with, resume=resume, overwrite=overwrite and not resume, **part)
     files = _DrawingFiles(
         out,
+        pictures,
         drawing_names({found.path: found.place for found in pictures.named()}),
         {
             "model": model.name,
@@ -246,7 +247,7 @@ def explain_files(
     def find_scales() -> Scales:
         return _one_scale(explained(stills.all(), batch_size=batch_size)) if one_scale and out is not None else {}
 
-    writer = _Writer(files, drawing, pictures, with_row=table is not None)
+    writer = _Writer(files, drawing, with_row=table is not None)
     of_stills = functools.partial(explain_many_or_later, model, batch_size=batch_size, **options)
     of_frames = functools.partial(explained, batch_size=min(batch_size, FRAMES_PER_PASS))
     drawn_videos = (_drawn_video(found, every, of_frames, files, drawing, one_scale) for found in stills.videos)
@@ -263,13 +264,14 @@ def explain_files(
 
 
 def _check_one_file(out: Path, pictures: Pictures, chosen: Format | None, *, is_video: bool, has_several: bool) -> None:
-    """Refuse a file for the drawings unless there is one drawing, and the file has its type."""
+    """Refuse a file for the drawings unless there is one drawing, of another file, and the file has its type."""
     if has_several or len(pictures.first(2)) != 1:
         what = "several targets" if has_several else f"{pictures.count()} pictures"
         raise InputError(f"{out} is one file, but there are {what}; name a folder")
     suffix = out.suffix.lower()
     if (suffix == ".mp4") != is_video:
         raise InputError(f"{out} must end in .mp4 for a video, and in a type of picture such as .png for a picture")
+    refuse_input(out, pictures.first(1))
     if chosen is not None and not is_video and suffix not in (JPEG_SUFFIXES if chosen == "jpg" else (".png",)):
         raise InputError(f"{out} does not end in .{chosen}, the format of the drawing; choose another name or format")
 
@@ -474,6 +476,7 @@ class _DrawingFiles:
 
     Attributes:
         out: the folder, or the one file; None if nothing is drawn.
+        pictures: the pictures to explain, none of which is replaced.
         names: where the drawings of the pictures that were named themselves lie below the folder, without the method.
         requested: what decides a drawing besides its picture, method, layer and target, as words for its name.
         with_layer, with_target: whether the caller chose them, so that they belong to the name.
@@ -482,6 +485,7 @@ class _DrawingFiles:
     """
 
     out: Path | None
+    pictures: Pictures
     names: Mapping[Path, Path]
     requested: Mapping[str, str]
     with_layer: bool
@@ -510,7 +514,7 @@ class _DrawingFiles:
             suffix: the type of the drawing.
 
         Raises:
-            OutputError: as ``free_file``.
+            OutputError: as ``free_file``, or the file is one of the pictures to explain.
         """
         assert self.out is not None
         words = [re.sub(_NOT_IN_METHOD_NAMES, "", row.method)]
@@ -521,7 +525,10 @@ class _DrawingFiles:
         shows = {"picture": str(found.path.absolute()), "name": ".".join(words), **self.requested}
         name = self.names.get(found.path) or found.place.with_name(picture_name(found.place))
         name = name.with_suffix("") if name.suffix == suffix == ".mp4" else name
-        return free_file(self.out, name, words, shows, suffix, overwrite=self.overwrite), shows
+        file = free_file(self.out, name, words, shows, suffix, overwrite=self.overwrite)
+        if os.path.lexists(file) and file in self.pictures:
+            raise OutputError(f"{file} is itself a picture or video to explain; choose another folder")
+        return file, shows
 
 
 def _tasks(
@@ -561,7 +568,6 @@ class _Writer:
 
     files: _DrawingFiles
     drawing: Drawing
-    pictures: Pictures
     with_row: bool
 
     def pass_on(self, failure: Failure, number: int) -> tuple[list[Written | Failure], int]:
@@ -585,14 +591,13 @@ class _Writer:
         return [self.write(row, found, rank, scales.get(_scale_key(row)))], number
 
     def write(self, explanation: Explanation, found: Found, rank: int, scale: ColourScale | None) -> Written | Failure:
-        """Write the drawing of an explanation, unless its file is one of the pictures, and return its row."""
+        """Write the drawing of an explanation, and return its row."""
         file = None
         drawing = self.drawing if scale is None else replace(self.drawing, scale=scale)
         try:
             if self.files.out is not None:
                 suffix = drawing.suffix_for(explanation.source)
                 file, shows = self.files.file_for(explanation, found, rank, suffix)
-                self._refuse_picture(file)
                 write_drawing(file, explanation.overlay(**drawing.options()), shows)
             row = row_of(explanation, file) if self.with_row else None
         except CamkitError as error:
@@ -601,10 +606,6 @@ class _Writer:
             return _Undrawn(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
         is_reduced = file is not None and self._is_reduced(explanation)
         return Written(explanation.released(found.path), file, drawing, row, is_reduced)
-
-    def _refuse_picture(self, file: Path) -> None:
-        if os.path.lexists(file) and file in self.pictures:
-            raise OutputError(f"{file} is itself a picture to explain; choose another folder")
 
     def _is_reduced(self, explanation: Explanation) -> bool:
         most, size = self.drawing.max_side, explanation.picture_size
