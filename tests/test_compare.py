@@ -336,6 +336,58 @@ def test_a_metric_that_makes_maps_anew_makes_those_of_the_method_itself() -> Non
     assert len(asked) >= 2  # the map of the picture, and that of the picture times its map
 
 
+@pytest.mark.parametrize(
+    ("labels", "typed", "index"),
+    [
+        (["1", "2", "3", "4"], "3", 2),  # digits, but not from 0
+        (["3", "2", "1", "0"], "3", 0),
+        (["plane", "ship", "car", "bird"], "3", 3),
+        (["plane", "ship", " 2 ", "3 cars"], "2", 2),
+        (None, "3", 3),
+    ],
+)
+def test_a_number_means_the_same_class_in_every_command(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    labels: list[str] | None,
+    typed: str,
+    index: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("labels.json").write_text(json.dumps(labels))
+    common = ["--model", "demo-fair", *(["--labels", "labels.json"] if labels else []), "-t", typed, "--json"]
+    Path("in").mkdir()
+    for number in range(6):
+        Path(f"in/{number}.jpg").write_bytes(PLANE.read_bytes())
+    label = (labels or ["plane", "ship", "car", "bird"])[index]
+
+    assert main([str(PLANE), *common]) == 0
+    assert json.loads(capsys.readouterr().out)["target"] == index
+    assert main(["compare", str(PLANE), *common, "--method", "gradcam"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["label"] == label
+    model = camkit.load_model("demo-fair", labels=labels)
+    assert camkit.explain(model, PLANE, target=typed).target == index
+    explained = camkit.explain(model, PLANE, target=camkit.targets.contrast(typed, (index + 1) % 4))
+    assert explained.label.startswith(label)
+
+
+@pytest.mark.extended
+def test_judge_takes_a_number_as_explain_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "labels.json").write_text(json.dumps(["1", "2", "3", "4"]))
+    for number, picture in enumerate(scene_paths().values()):
+        (tmp_path / f"{number}.jpg").write_bytes(picture.read_bytes())
+    call = ["judge", str(tmp_path), "--model", "demo-fair", "--labels", str(tmp_path / "labels.json"), "--json"]
+    call += ["--method", "gradcam", "--pictures", "6", "--out", str(tmp_path / "out")]
+
+    assert main([*call, "-t", "3"]) == 0
+    by_label = json.loads(capsys.readouterr().out)
+    explained = camkit.load_model("demo-fair", labels=["1", "2", "3", "4"])
+    direct = camkit.judge(explained, tmp_path, ["gradcam"], target=2, pictures=6).to_dict()
+
+    assert by_label["rows"][0]["metrics"] == direct["rows"][0]["metrics"]
+
+
 def test_a_table_keeps_its_columns_whatever_a_label_says() -> None:
     labels = ["a|b"] * 4
     table = camkit.compare("demo-fair", PLANE, "gradcam", labels=labels).table()

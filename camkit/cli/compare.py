@@ -47,7 +47,7 @@ def run(
         raise OutputError(f"{out} exists already; name another file with --out, or pass --overwrite")
     tell(f"pictures to compare: {len(files)}")
     found = compared(
-        source.load(), files, methods, target_layer=layers, target=_class(target), precision=precision, metric=metric
+        source.load(), files, methods, target_layer=layers, target=target, precision=precision, metric=metric
     )
     if json:
         emit(plain_json.dumps(found.to_dict(), allow_nan=False))
@@ -57,10 +57,6 @@ def run(
     _print_errors(found.unreadable.values())
     say(f"wrote {out}")
     return InputError.exit_code if found.unreadable else 0
-
-
-def _class(target: str | None) -> str | int | None:
-    return int(target) if target is not None and target.isdecimal() else target
 
 
 def _print(found: Comparison) -> None:
@@ -102,7 +98,7 @@ def run_judge(
             data,
             methods,
             target_layer=layers,
-            target=_class(target),
+            target=target,
             pictures=pictures,
             seed=seed,
             precision=precision,

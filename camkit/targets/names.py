@@ -47,21 +47,23 @@ def check_index(index: int, classes: int) -> None:
 
 
 def index_of(label: str, labels: tuple[str, ...] | None) -> int:
-    """Return the index of a class given by its label, or by its index as text.
+    """Return the index of a class given by its label or, if no class has this label, by its index as text.
+
+    Labels may be numbers that are not the indices, such as the digits from 1 to 10.
 
     Raises:
         TargetError: the label is unknown or ambiguous.
     """
-    if label.isdecimal() and (labels is None or label not in labels):
+    folded = label.strip().casefold()
+    indices = [index for index, name in enumerate(labels or ()) if name == label]
+    indices = indices or [index for index, name in enumerate(labels or ()) if name.strip().casefold() == folded]
+    if not indices and label.isdecimal():
         return int(label)
     if labels is None:
         raise TargetError(
             f"target {label!r} is a label, but this model comes without labels; pass "
             f"{advice('labels=[...]', '--labels FILE')} or a class index"
         )
-    folded = label.strip().casefold()
-    indices = [index for index, name in enumerate(labels) if name == label]
-    indices = indices or [index for index, name in enumerate(labels) if name.strip().casefold() == folded]
     if len(indices) == 1:
         return indices[0]
     if indices:
