@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -290,6 +291,46 @@ def test_a_damaged_animation_is_drawn_up_to_there(tmp_path, capsys):
     read, _ = read_video(Path(row["file"]))
     assert 3 < len(read) == row["frames"] < 8
     assert f"bad.gif breaks off after {len(read)} frames" in row["error"]
+
+
+def test_a_damaged_avi_prints_sentences_and_none_of_its_bytes(tmp_path):
+    draw = np.random.default_rng(0)
+    clips = []
+    for codec in ("MJPG", "mp4v"):
+        whole = write_video(tmp_path / "whole.avi", frames(6), codec=codec).read_bytes()
+        for tag in [b"LIST", b"movi", b"idx1", b"hdrl", *[b""] * 6]:
+            damaged = bytearray(whole.replace(tag, b"\x1b[\x9b\xff") if tag else whole)
+            for place in [] if tag else draw.integers(0, len(damaged), 100):
+                damaged[place] = draw.integers(0, 256)
+            clips.append(tmp_path / f"{len(clips)}.avi")
+            clips[-1].write_bytes(damaged)
+    # Another process: FFmpeg's level is fixed when a process opens its first video, as this one has.
+    command = [sys.executable, "-m", "camkit", *map(str, clips), "--model", "demo-fair", "-o", str(tmp_path), "-v"]
+
+    done = subprocess.run(command, capture_output=True, check=False)
+
+    assert done.returncode == 2
+    sentence = rb"camkit: .*|\S+\.avi  error: \S+\.avi (cannot be read as a video|has no frame that can).*"
+    lines = done.stderr.splitlines()
+    assert len(lines) > 4
+    for line in lines:
+        assert re.fullmatch(sentence, line), line
+        assert re.fullmatch(rb"[\x20-\x7e]*", line), line
+
+
+def test_a_frame_that_opencv_returns_empty_ends_the_video(tmp_path, monkeypatch):
+    clip = write_video(tmp_path / "clip.avi", frames(6))
+
+    class Empty(cv2.VideoCapture):
+        read = 0
+
+        def retrieve(self, *arguments: Any) -> tuple[bool, Any]:
+            self.read += 1
+            return super().retrieve(*arguments) if self.read < 3 else (True, np.zeros((0, 0, 3), np.uint8))
+
+    monkeypatch.setattr(cv2, "VideoCapture", Empty)
+    with opened_video(clip) as video, pytest.raises(ImageError, match="breaks off after 3 of 6 frames"):
+        assert [frame.number for frame in video.frames]
 
 
 def other_name(file: Path, how: str) -> Path:

@@ -21,6 +21,8 @@ from camkit.images.files import about_address, is_regular
 from camkit.images.read import VIDEO_SUFFIXES, as_rgb, is_animated, shortened
 from camkit.types import Pixels
 
+_READER = cv2.CAP_FFMPEG if cv2.videoio_registry.hasBackend(cv2.CAP_FFMPEG) else cv2.CAP_ANY
+"""What OpenCV reads videos with. Its own reader of AVI files, which it tries next, prints bytes of damaged files."""
 _USUAL_RATE = 25.0
 """Frames per second of a video that does not say how many it has."""
 _RATES = (0.1, 1000.0)
@@ -79,7 +81,7 @@ def opened_video(path: Path, every: int = 1) -> Iterator[Video]:
             yield video
         return
     with quiet_decoders():
-        capture = cv2.VideoCapture(str(path))
+        capture = cv2.VideoCapture(str(path), _READER)
     try:
         if not capture.isOpened():
             raise ImageError(
@@ -101,7 +103,7 @@ def _captured(capture: cv2.VideoCapture, path: Path, rate: float, count: int, ev
         if (number - 1) % every:
             continue
         is_read, pixels = capture.retrieve()
-        if not is_read:
+        if not is_read or pixels is None or not pixels.size:
             break
         yield Frame(number, (number - 1) / rate, np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)))
     _check_complete(path, number, count)
