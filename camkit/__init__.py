@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from camkit import errors, hooks, metrics, scale, targets, tensorboard
+    from camkit import errors, hooks, methods, metrics, scale, targets, tensorboard
     from camkit.background.check import CheckResult
     from camkit.background.run import check
     from camkit.comparison.compare import Comparison, compare
@@ -56,6 +56,7 @@ __all__ = [
     "hooks",
     "judge",
     "load_model",
+    "methods",
     "metrics",
     "register_method",
     "scale",

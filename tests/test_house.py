@@ -60,6 +60,7 @@ def test_public_names_are_pinned() -> None:
         "hooks",
         "judge",
         "load_model",
+        "methods",
         "metrics",
         "register_method",
         "scale",
@@ -68,6 +69,11 @@ def test_public_names_are_pinned() -> None:
         "tensorboard",
     ]
     assert all(getattr(camkit, name) is not None for name in camkit.__all__)
+
+
+def test_importing_camkit_is_quick_and_its_modules_need_no_import() -> None:
+    code = "import camkit, sys; late = 'torch' not in sys.modules; camkit.methods.variant; sys.exit(not late)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.PIPE).returncode == 0
 
 
 def returns_text(number: int) -> int:

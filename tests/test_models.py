@@ -713,6 +713,12 @@ class Attack:
 
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore")
+def test_a_loaded_models_text_is_one_short_line():
+    resnet = load_model("resnet18", pretrained=False, device="cpu")
+    assert repr(resnet) == "<LoadedModel 'resnet18': ResNet, 1000 labels>"
+    assert repr(LoadedModel(nn.Sequential(nn.Conv2d(3, 1, 1)), "mine")) == "<LoadedModel 'mine': Sequential>"
+
+
 def test_no_code_in_a_pickle_is_ever_run(tiny, tmp_path):
     name, state = tiny
     trace = tmp_path / "ran"

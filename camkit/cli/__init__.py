@@ -17,7 +17,7 @@ from camkit.cli.check import checks, demo_check
 from camkit.cli.concepts import concepts
 from camkit.cli.configured import fill_in
 from camkit.cli.diagnose import diagnose, features
-from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, Source, events_into
+from camkit.cli.options import METHOD, OUTPUT, RUN, TARGET, Common, Source, events_into, refuse_fractions
 from camkit.cli.rows import Form, PassProgress, report
 from camkit.cli.scale import scale
 from camkit.cli.targets import TargetOptions
@@ -57,7 +57,7 @@ app = App(
     suppress_keyboard_interrupt=False,
     console=QuietConsole(),
     error_console=QuietConsole(stderr=True),
-    config=fill_in,
+    config=[refuse_fractions, fill_in],
 )
 
 

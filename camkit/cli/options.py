@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from cyclopts import Group, Parameter
+from cyclopts import App, Group, Parameter
+from cyclopts.argument import ArgumentCollection
 
 from camkit.cli.terminal import TALK, say, tell
 from camkit.errors import InputError
@@ -206,6 +207,27 @@ def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
 def _is_writer(failed: threading.ExceptHookArgs) -> bool:
     """Return whether TensorBoard's own thread failed to write; closing the events reports that in one sentence."""
     return isinstance(failed.exc_value, OSError) and type(failed.thread).__module__.startswith("tensorboard.")
+
+
+def refuse_fractions(_: App, __: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Refuse a fraction where an option takes a whole number; cyclopts would round it, and calls this before.
+
+    Raises:
+        InputError: an option has one.
+    """
+    for argument in arguments:
+        if int not in (argument.hint, *get_args(argument.hint)):
+            continue
+        for token in argument.tokens:
+            if _is_fraction(token.value):
+                raise InputError(f"{token.keyword} takes a whole number, not {token.value}")
+
+
+def _is_fraction(text: str) -> bool:
+    try:
+        return not float(text).is_integer()
+    except ValueError:  # no number, which cyclopts refuses
+        return False
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:

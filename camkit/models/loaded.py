@@ -30,3 +30,8 @@ class LoadedModel:
     note: str | None = None
     activation: Activation | None = None
     weights: str | None = None
+
+    def __repr__(self) -> str:
+        """Return one line: the module's own text has one for each of its layers."""
+        classes = "" if self.labels is None else f", {len(self.labels)} labels"
+        return f"<LoadedModel {self.name!r}: {type(self.module).__name__}{classes}>"
