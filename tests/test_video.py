@@ -318,21 +318,6 @@ def test_a_damaged_avi_prints_sentences_and_none_of_its_bytes(tmp_path):
         assert re.fullmatch(rb"[\x20-\x7e]*", line), line
 
 
-def test_a_frame_that_opencv_returns_empty_ends_the_video(tmp_path, monkeypatch):
-    clip = write_video(tmp_path / "clip.avi", frames(6))
-
-    class Empty(cv2.VideoCapture):
-        read = 0
-
-        def retrieve(self, *arguments: Any) -> tuple[bool, Any]:
-            self.read += 1
-            return super().retrieve(*arguments) if self.read < 3 else (True, np.zeros((0, 0, 3), np.uint8))
-
-    monkeypatch.setattr(cv2, "VideoCapture", Empty)
-    with opened_video(clip) as video, pytest.raises(ImageError, match="breaks off after 3 of 6 frames"):
-        assert [frame.number for frame in video.frames]
-
-
 def other_name(file: Path, how: str) -> Path:
     """Return another path that leads to a file."""
     if how == "the same name":

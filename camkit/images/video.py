@@ -103,7 +103,7 @@ def _captured(capture: cv2.VideoCapture, path: Path, rate: float, count: int, ev
         if (number - 1) % every:
             continue
         is_read, pixels = capture.retrieve()
-        if not is_read or pixels is None or not pixels.size:
+        if not is_read or not pixels.size:  # OpenCV's own reader returns damaged frames as empty ones
             break
         yield Frame(number, (number - 1) / rate, np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)))
     _check_complete(path, number, count)
