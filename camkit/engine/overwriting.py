@@ -1,20 +1,16 @@
 """Models that overwrite tensors which their own backward pass needs, such as a detector's in-place sigmoids.
 
-PyTorch refuses to differentiate them, unless it keeps a copy of each tensor that is overwritten.
+PyTorch refuses to differentiate them, unless it keeps copies of these tensors.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TypeVar, cast
 
-from torch.autograd.graph import allow_mutation_on_saved_tensors
-
-_lock = threading.RLock()
-"""PyTorch has one such context for all threads."""
-
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 T = TypeVar("T")
 
@@ -35,8 +31,13 @@ def is_overwriting(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
 
 
-@contextmanager
-def keeping_overwritten() -> Iterator[None]:
-    """Keep copies of overwritten tensors for the backward passes in the block."""
-    with _lock, allow_mutation_on_saved_tensors():
-        yield
+def keeping_overwritten() -> AbstractContextManager[None]:
+    """Return a context in which each operation keeps a copy of what its backward pass needs.
+
+    PyTorch's ``allow_mutation_on_saved_tensors`` copies less, but has one switch for all threads.
+    """
+    return cast("AbstractContextManager[None]", saved_tensors_hooks(_kept, lambda kept: kept))
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor if isinstance(tensor, nn.Parameter) else tensor.clone()
