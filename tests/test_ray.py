@@ -22,7 +22,7 @@ from PIL import Image
 import camkit
 from camkit.cli import main
 from camkit.demo.checked import write_scenes
-from camkit.errors import InputError
+from camkit.errors import InputError, OutputError
 from camkit.images.listing import Pictures
 from camkit.models import load_model
 from camkit.models.loaded import LoadedModel
@@ -249,6 +249,20 @@ def test_bytes_without_a_name_are_named_by_their_checksum(nodes, tmp_path, model
     assert [row["error"] for row in rows if row["status"] == "error"] == [
         next(f"{row['path']} is not a picture" for row in rows if row["status"] == "error")
     ]
+
+
+@on_cluster
+def test_a_table_does_not_replace_the_files_it_is_made_from(nodes, tmp_path, model):
+    import pyarrow as pa  # noqa: PLC0415
+
+    files = write_pictures(tmp_path / "pictures", 2)
+    (tmp_path / "in").mkdir()
+    part = tmp_path / "in" / "part-00000.parquet"  # a name that camkit gives to parts of its own tables
+    pq.write_table(pa.table({"bytes": [file.read_bytes() for file in files]}), part)
+    before = part.read_bytes()
+    with pytest.raises(OutputError, match="is itself read as input"):
+        scaled(model, parquet_pictures(part), tmp_path / "in", overwrite=True)
+    assert part.read_bytes() == before
 
 
 # --- interrupted jobs -------------------------------------------------------------------------------------------------
