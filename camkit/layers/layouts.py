@@ -34,6 +34,9 @@ convolution loses two, and the half absorbs rounding."""
 _MOST_DISTORTION = 2.0
 """The largest ratio between the sides of a cell: at more than twice, the output is only an edge of a grid."""
 
+_UNEVEN = 1.5
+"""The ratio between the sides of a cell from which its axes have different strides: half of a stride of 2."""
+
 NO_GRID: tuple[int, ...] = ()
 """Marks a source without a certain position in the picture, such as latent vectors or tokens that were selected or
 averaged. It stands in the list of the grids that an output was computed from."""
@@ -48,11 +51,19 @@ _MOST_MERGED = 4
 """The most cells along each axis that one step merges into one, or splits one into: Swin's patch merging uses 2, and 4
 allows for a step twice as large."""
 
+_MOST_OF_PATCH = 16
+"""The most pixels along an axis that the first convolution merges into a cell if its axes have different strides."""
 
-def is_distorted(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
+
+def is_distorted(grid: tuple[int, ...], size: tuple[int, ...], most: float = _MOST_DISTORTION) -> bool:
     """Tell whether the cells of a grid over this size would be far from square, as if only its edge were left."""
     strides = [s / g for g, s in zip(grid, size, strict=True)]
-    return max(strides) > _MOST_DISTORTION * min(strides)
+    return max(strides) > most * min(strides)
+
+
+def is_uneven(grid: tuple[int, ...], size: tuple[int, ...], most: float = _MOST_DISTORTION) -> bool:
+    """Tell whether a grid's stride along some axis is more than ``most`` times that along another."""
+    return len(grid) == len(size) and is_distorted(grid, size, most)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -65,6 +76,23 @@ def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
     return any(
         all(s / stride - _MOST_CELLS_LOST <= g <= math.ceil(s / stride) for g, s in zip(grid, size, strict=True))
         for stride in range(max(1, int(guess / 2)), math.ceil(guess) + 1)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _shrinks(before: tuple[int, ...], after: tuple[int, ...], most: int) -> bool:
+    """Tell whether a grid follows from a finer one if each axis has its own stride, of at most so many cells.
+
+    Few cells merge into a single one only if they are as few as two: more are a pooled axis, not a stride.
+    """
+    return (
+        len(before) == len(after)
+        and math.prod(after) > 1
+        and all(
+            any(large / step - _MOST_CELLS_LOST <= small <= -(-large // step) for step in range(1, most + 1))
+            and (small > 1 or large <= 2)
+            for large, small in zip(before, after, strict=True)
+        )
     )
 
 
@@ -135,7 +163,12 @@ def infer_layout(
         first, last = shape[2:], shape[1:-1]
         kinds: list[tuple[Literal["channels_first", "channels_last"], tuple[int, ...]]]
         kinds = [("channels_first", first), ("channels_last", last)]
-        fitting = [Layout(kind, grid) for kind, grid in kinds if _fits(grid, size)]
+        fitting = [
+            Layout(kind, grid)
+            for kind, grid in kinds
+            if _fits(grid, size)
+            or any(_shrinks(source, grid, 2) for source in sources if is_uneven(source, size, _UNEVEN))
+        ]
         traced = [layout for layout in fitting if layout.grid in sources] or _signal_by_sources(shape, size, sources)
         return next(iter(traced or fitting), None)
     if not are_tokens(shape, size):
@@ -326,6 +359,7 @@ def read_layouts(trace: Trace) -> Readings:
     resampled: Lineage[tuple[int, ...]] = Lineage(resampled_source)
     by_output: dict[int, Reading] = {}
     readings: list[Reading] = []
+    strided: set[tuple[int, ...]] = set()  # the grids that follow from the input by usual strides along each axis
     for call in trace.calls:
         size = call.padded or size
         if call.output is None or graph.is_attention(call.operation, len(call.shape)):
@@ -335,6 +369,9 @@ def read_layouts(trace: Trace) -> Readings:
             nearest = grids.nearest(call.operation)
             learned = graph.is_learned(call.operation)  # a detached tensor looks as if it were learned, too
             resampled_grids = resampled.nearest(call.operation)
+            before, most = (strided, _MOST_MERGED) if strided else ({resized_size}, _MOST_OF_PATCH)
+            strided |= {grid for grid in resampled_grids if any(_shrinks(fine, grid, most) for fine in before)}
+            resampled_grids = [grid for grid in resampled_grids if grid in strided or not is_uneven(grid, resized_size)]
             reading = _read(call.shape, size, resized_size, nearest, resampled_grids, learned=learned)
             by_output[call.output] = reading
             # An output that is also computed from learned vectors, as in a Perceiver, does not get its grid from them.
@@ -359,7 +396,7 @@ def _read(
     layout = infer_layout(shape, 1, size, sources)
     tentative, certain = layout is not None and learned, False
     are_maps = not are_tokens(shape, size) and shape[0] == 1 and max(shape[2:], default=1) > 1
-    if are_maps and shape[2:] in resampled_grids and not is_distorted(shape[2:], resized_size):
+    if are_maps and shape[2:] in resampled_grids:
         layout = Layout("channels_first", shape[2:])
         certain = shape[2:] != shape[1:-1]  # otherwise the channels could come first or last
     if layout is None:
@@ -375,10 +412,10 @@ def _first_convolution_input(trace: Trace) -> tuple[int, ...]:
 
 
 def is_whole(layout: Layout, size: tuple[int, ...]) -> bool:
-    """Tell whether a grid covers the (possibly padded) input at a usual stride, without losing an edge."""
+    """Tell whether a grid covers the (possibly padded) input at usual strides, without losing an edge."""
     extent = layout.extent or ((0.0, 1.0),) * len(size)
     shares = [side / (end - start) / cells for side, (start, end), cells in zip(size, extent, layout.grid, strict=True)]
-    return any(all(abs(share / stride - 1) <= EXACT for share in shares) for stride in STRIDES)
+    return all(any(abs(share / stride - 1) <= EXACT for stride in STRIDES) for share in shares)
 
 
 def channels_of(shape: tuple[int, ...], layout: Layout | None) -> int:
