@@ -1503,3 +1503,117 @@ def test_a_class_of_another_branch_and_the_best_place_of_another_scale_are_expla
         assert {explanation.status for explanation in found} == {"ok"}
         expected = {id(bright): "coarse", id(dark): "fine"}
         assert [explanation.layer for explanation in found] == [expected[id(one)] for one in pictures]
+
+
+# --- strides that differ between axes ---------------------------------------------------------------------------------
+
+
+def strided(convolution: type[nn.Module], strides: list[tuple[int, ...]], colours: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    pool, norm = (
+        (nn.AdaptiveAvgPool3d(1), nn.BatchNorm3d(8))
+        if convolution is nn.Conv3d
+        else (nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8))
+    )
+    steps = [
+        nn.Sequential(convolution(8 if number else colours, 8, 3, step, 1), nn.ReLU())
+        for number, step in enumerate(strides)
+    ]
+    return nn.Sequential(*steps, norm, pool, nn.Flatten(), nn.Linear(8, 4)).eval()
+
+
+@pytest.mark.parametrize(
+    ("convolution", "strides", "size", "grid"),
+    [
+        (nn.Conv2d, [(2, 1), (2, 1), (2, 2), (2, 1)], (64, 100), (4, 50)),
+        (nn.Conv2d, [(2, 1)] * 6, (64, 60), (1, 60)),
+        (nn.Conv3d, [(1, 2, 2)] * 4, (8, 64, 64), (8, 4, 4)),
+    ],
+)
+def test_each_axis_has_its_own_stride(convolution, strides, size, grid):
+    net, picture = strided(convolution, strides, 1), torch.rand(1, *size)
+    last = str(len(strides))  # the normalisation
+    for layer in (None, last):
+        explanation = camkit.explain(net, picture, layer)
+        assert (explanation.layer, explanation.raw.shape, explanation.heatmap.shape) == (last, grid, size)
+
+
+@pytest.mark.parametrize(("name", "layer", "grid"), [("mc3_18", "layer4", (8, 2, 2)), ("swin3d_t", "norm", (4, 2, 2))])
+def test_video_networks_are_explained_at_their_last_grid(name, layer, grid):
+    torch.manual_seed(0)
+    net = torchvision.models.get_model(name, weights=None).eval()
+    side = 32 if name == "mc3_18" else 64
+    chosen = decide(net, torch.rand(1, 3, 8, side, side)).layer
+    assert chosen is not None
+    assert (chosen.name, chosen.layout.grid) == (layer, grid)
+
+
+# --- clips whose second axis is time ----------------------------------------------------------------------------------
+
+
+class Clips(nn.Module):
+    def __init__(self, frames_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.frames_first = frames_first
+        self.body = nn.Sequential(nn.Conv3d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv3d(8, 8, 3, 2, 1), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        return self.head(self.body(clip.transpose(1, 2) if self.frames_first else clip).mean((2, 3, 4)))
+
+
+@pytest.mark.parametrize("frames", [3, 8])
+@pytest.mark.parametrize("method", ["gradcam", "rise"])
+def test_clips_with_their_frames_first_are_refused(frames, method):
+    with pytest.raises(InputError, match=r"\(N, T, C, H, W\)") as refusal:
+        camkit.explain(Clips(True).eval(), torch.rand(frames, 3, 32, 32), method=method)
+    assert_one_sentence(refusal.value)
+    colours_first = camkit.explain(Clips(False).eval(), torch.rand(3, frames, 32, 32), method=method)
+    assert colours_first.heatmap.shape == (frames, 32, 32)
+
+
+# --- places that depend on the picture --------------------------------------------------------------------------------
+
+
+class Sampled(nn.Module):
+    """Mirrors the picture, or takes its columns in another order, if its values say so."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way = way
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU())
+        self.offsets = nn.Conv2d(3, 18, 3, padding=1)
+        self.kernel = nn.Parameter(torch.rand(3, 3, 3, 3))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        same = torch.eye(2, 3)[None].expand(len(x), 2, 3)
+        if self.way == "constant grid":
+            grid = functional.affine_grid(same, list(x.shape), align_corners=False)
+            x = functional.grid_sample(x, grid, align_corners=False)
+        elif self.way == "grid":
+            sides = torch.sign(x.mean((1, 2, 3)))[:, None, None]
+            grid = functional.affine_grid(same * sides, list(x.shape), align_corners=False)
+            x = functional.grid_sample(x, grid, align_corners=False)
+        elif self.way == "deformable":
+            x = torchvision.ops.deform_conv2d(x, self.offsets(x), self.kernel, padding=1)
+        elif self.way == "crop":
+            at = int(x.mean(1)[0].amax(0).argmax()) % 32
+            x = x[..., at : at + 32]
+        return self.head(self.body(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("way", "sure"), [("constant grid", True), ("grid", False), ("deformable", False), ("crop", False)]
+)
+def test_places_that_depend_on_the_picture_are_unsure(way, sure):
+    for layer in (None, "body"):
+        model = Sampled(way).eval()
+        found = decide(model, torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+        if layer is None:
+            assert found.layer is not None
+            assert found.layer.sure is sure
+        else:
+            assert found.named(LayerRef(layer), (64, 64), "").sure is sure

@@ -165,7 +165,9 @@ def locate(
             on_extent = _as_followed(call.shape, on_extent, origin, trace.size)
             corrected = _corrected(call.shape, on_extent, profiles, trace.size)
             corrected = replace(corrected, unsure=corrected.unsure or correlation < _KEPT)
-            located.append(_compared(corrected, origin, profiles, trace.size))
+            compared = _compared(corrected, origin, profiles, trace.size)
+            # The measurement is of one picture, and another one may have its cells elsewhere.
+            located.append(replace(compared, unsure=compared.unsure or call.moved))
     return tuple(located)
 
 

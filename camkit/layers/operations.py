@@ -33,6 +33,15 @@ _READING = frozenset(["_local_scalar_dense", "equal", "nonzero", "masked_select"
 _CHOOSING = frozenset(["index", "index_select", "gather", "take", "where", "index_put_", "scatter_", "index_copy_"])
 """Operations that choose elements by the values of another tensor."""
 
+_SAMPLING = frozenset(
+    ["grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler", "roi_align", "roi_pool", "deform_conv2d", "gather",
+     "index", "index_select", "take"]
+)  # fmt: skip
+"""Operations that take elements from the places that another tensor names."""
+
+_SHIFTING = frozenset(["flip", "roll", "rot90", "slice"])
+"""Operations that move, mirror or crop by numbers that Python gives them."""
+
 
 class PlaceWatch(TorchDispatchMode):
     """Notes whether the operations of a pass leave all cells in their places.
@@ -78,7 +87,11 @@ class OperationWatch(PlaceWatch):
         self.reads: set[str] = set()
         self.detached = False
         self._derived = MemoryNotes()
-        self._derived.set(image, True)
+        self._derived.set(image, False)
+
+    def is_moved(self, tensor: Tensor) -> bool:
+        """Tell whether the values of the picture decided from which places a tensor's cells come."""
+        return bool(self._derived.get(tensor))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -98,9 +111,17 @@ class OperationWatch(PlaceWatch):
                 operand in self._derived and operand.is_floating_point() and not operand.requires_grad
                 for operand in operands
             )
+            moved = any(map(self.is_moved, operands)) or self._moves(name, args, results)
             for result in tensors_of(results):
-                self._derived.set(result, True)
+                self._derived.set(result, moved)
         return results
+
+    def _moves(self, name: str, args: tuple[Any, ...], results: Any) -> bool:
+        """Tell whether values computed from the picture decide where an operation takes its elements from."""
+        if name in _SAMPLING:
+            return args[0] in self._derived and any(place in self._derived for place in tensors_of(*args[1:]))
+        shifts = name in _SHIFTING and "picture" in self.reads and args[0].is_floating_point()
+        return shifts and (name != "slice" or results.shape != args[0].shape)
 
 
 def _widens(weight: Tensor, _: Any, __: Any, padding: Sequence[int], dilation: Sequence[int], transposed: bool) -> bool:

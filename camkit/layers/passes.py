@@ -23,6 +23,7 @@ from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
+from camkit.layers.trace import FramesFirstError
 from camkit.methods import ATTENTION, ONE_BY_ONE, Method, find_method
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
@@ -121,6 +122,8 @@ class LayerPasses:
         method, kind = self.method, kind_of(inputs)
         if method is not None and method.needs in ATTENTION and kind in self.memory.without_attention:
             raise NoAttentionError(method)
+        if inputs.dim() == _CLIP and method is not None and not method.layer:
+            self._check_clip(inputs)
         run = functools.partial(self._run, targets, inputs)
         if method is None or method.layer:
             return self._captured_at_layers(modules, inputs, targets, run)
@@ -246,7 +249,7 @@ class LayerPasses:
             return choices[0]
         try:
             decision = self._decision(inputs)
-        except OneByOneError:
+        except (OneByOneError, FramesFirstError):
             raise
         except Exception:  # a model made for batches of another size may raise anything
             return tuple(TargetLayer(ref.name, ref.call, None, (), _AS_NAMED + UNSURE, sure=False) for ref in modules)
@@ -272,6 +275,15 @@ class LayerPasses:
         if decision.holds_for == "picture" and len(inputs) > 1:
             raise OneByOneError
         return decision
+
+    def _check_clip(self, inputs: Tensor) -> None:
+        """Refuse clips whose second axis is time; the methods that read no layer would take it for channels."""
+        try:
+            self.memory.decision(inputs[:1])
+        except FramesFirstError:
+            raise
+        except Exception:
+            return
 
     def _run(
         self,
@@ -313,6 +325,10 @@ class LayerPasses:
         memory.may_resize = captured.resized
         memory.note_changes_by_passes()
         return captured
+
+
+_CLIP = 5
+"""The axes of a batch of clips or volumes, (N, C, D, H, W)."""
 
 
 def _selectors(target_layer: Layers) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ from camkit.engine.randomness import same_randomness
 from camkit.engine.record import ModelRecord
 from camkit.engine.resizing import resized_input
 from camkit.engine.restore import eagerly, evaluating, switch_off_training
+from camkit.errors import ModelError
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.layers.operations import OperationWatch
@@ -97,6 +98,7 @@ class Call:
         classes: how many classes it scores, for a linear layer or a 1 x 1 convolution; otherwise None.
         convolution: its geometry, if it is a convolution.
         kept: True if all operations up to its end leave every cell in its place.
+        moved: True if the values of the picture decided from which places its cells come.
     """
 
     module: int
@@ -118,6 +120,7 @@ class Call:
     classes: int | None = None
     convolution: Convolution | None = None
     kept: bool = False
+    moved: bool = False
 
     @property
     def key(self) -> Key:
@@ -205,6 +208,10 @@ Profiles: TypeAlias = Mapping[str, Tensor]
 Changes: TypeAlias = Callable[[Sequence[Key]], "Mapping[Key, tuple[Profiles, Profiles]] | None"]
 """``changes(calls)`` returns how outputs changed when one half of the input was replaced, and when the other half was.
 It leaves out calls whose changes could not be measured, and returns None if the model fails on the changed input."""
+
+
+class FramesFirstError(ModelError):
+    """The model reads clips as (N, T, C, H, W)."""
 
 
 class Followed(NamedTuple):
@@ -412,6 +419,7 @@ class _OpenCall:
     convolution: Convolution | None = None
     kept: bool = False
     returned: Returned | None = None
+    moved: bool = False
 
 
 def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | None) -> LivePass:
@@ -420,6 +428,7 @@ def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | Non
     places = {module: place for place, module in enumerate(first_names)}
     running: list[_OpenCall] = []
     finished: list[_OpenCall] = []
+    convolved: list[Tensor] = []
     counts = dict.fromkeys(places, 0)
     clock = itertools.count()
     image = leaf.clone()
@@ -435,10 +444,12 @@ def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | Non
         call = running.pop()
         call.finished, call.kept, call.arguments = next(clock), watch.kept, arguments
         call.convolution, call.returned = _geometry(module, arguments, leaf.dim()), Returned.of(output)
+        if isinstance(module, CONVOLUTIONS) and arguments:
+            convolved.append(arguments[0])
         maps, resized = feature_tensor(output), resized_input(output)
         call.padded = () if resized is None else resized[0]
         if maps is not None:
-            call.output, call.node = maps[1], maps[1].grad_fn
+            call.output, call.node, call.moved = maps[1], maps[1].grad_fn, watch.is_moved(maps[1])
             computed = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
             call.alone = len(computed) == 1
             if len({tensor.shape[2:] for tensor in computed if tensor.dim() == leaf.dim()}) > 1:
@@ -447,10 +458,32 @@ def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | Non
 
     with starts(places, begin), forward_hooks(dict.fromkeys(places, end)), watch, interruptible():
         output = model(image)
+    if convolved:
+        _check_frames(convolved[0], image)
     live = _live(model, leaf, finished, output, frozenset(watch.reads), target)
     hides = watch.detached or live.trace.graph.has_own_gradients
     live.trace = replace(live.trace, hides=hides)
     return live
+
+
+def _check_frames(convolution: Tensor, clip: Tensor) -> None:
+    """Refuse a clip (N, T, C, H, W), by what the model's first convolution gets of it.
+
+    Raises:
+        FramesFirstError: the convolution gets the clip's second axis as time and its third as channels.
+    """
+    if clip.dim() != 5 or convolution.dim() not in (4, 5):
+        return
+    exchanged = clip.transpose(1, 2)
+    read, other = (exchanged, clip) if convolution.dim() == 5 else (clip.flatten(0, 1), exchanged.flatten(0, 1))
+    if convolution.shape[:2] != read.shape[:2]:
+        return
+    if read.shape[:2] != other.shape[:2] or (convolution.shape == read.shape and torch.equal(convolution, read)):
+        raise FramesFirstError(
+            "this model reads clips as (N, T, C, H, W), and camkit needs (N, C, T, H, W) to tell time from colours: "
+            "wrap the model in a module whose forward calls model(clip.transpose(1, 2)), and pass the clip as "
+            "(C, T, H, W)"
+        )
 
 
 def _live(
@@ -508,6 +541,7 @@ def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecor
         classes=classes,
         convolution=call.convolution,
         kept=call.kept,
+        moved=call.moved,
     )
 
 
