@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
+from camkit.comparison.ranking import REFERENCES
 from camkit.demo.scenes import scene_paths
 from camkit.engine.heatmap import to_heatmap, weighted_sum
 from camkit.errors import MethodError
@@ -661,6 +662,13 @@ class TestOfTheUser:
 
     def test_a_method_is_found_as_itself(self) -> None:
         assert find_method(METHODS["layercam"]) is METHODS["layercam"]
+
+    @pytest.mark.parametrize("name", REFERENCES)
+    def test_the_names_of_the_maps_that_judge_compares_with_are_reserved(self, name: str) -> None:
+        for names in ((name,), ("a-new-method", name)):
+            with pytest.raises(MethodError, match=f"cannot be called '{name}', because judge"):
+                camkit.register_method(names[0], title=names[-1])(lambda activations, gradients: gradients)
+            assert names[0] not in camkit.METHODS
 
     def test_a_taken_name_must_be_replaced_on_purpose(self, registered: str) -> None:
         with pytest.raises(MethodError, match=r"already a method 'gradient-size'.*replace=True"):

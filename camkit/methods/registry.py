@@ -148,6 +148,10 @@ METHODS: dict[str, Method] = {}
 """Every method by its name, the user's own included."""
 
 
+_NAMES_OF_REFERENCES = frozenset({"random", "centre", "colour"})
+"""The rows that ``camkit.judge`` adds beside the methods; a test compares them with ``camkit.comparison.ranking``."""
+
+
 def register_method(
     name: str,
     *,
@@ -193,7 +197,7 @@ def register_method(
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
-        MethodError: the name is taken or has other characters, or ``needs`` is unknown.
+        MethodError: the name is taken, reserved, or has other characters, or ``needs`` is unknown.
 
     Examples:
         >>> import camkit
@@ -207,6 +211,10 @@ def register_method(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise MethodError(f"the name of a method consists of letters, digits, '+', '-', '_' and '.', not {name!r}")
+    if taken := {name, title} & _NAMES_OF_REFERENCES:
+        raise MethodError(
+            f"a method cannot be called {taken.pop()!r}, because judge has a row of that name; choose another name"
+        )
     if needs not in get_args(Needs):
         raise MethodError(f"method {name!r}: needs must be one of {', '.join(get_args(Needs))}, not {needs!r}")
     if name in METHODS and not replace:
