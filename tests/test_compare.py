@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import cv2
@@ -551,3 +552,13 @@ def test_the_command_writes_a_sheet_and_prints_the_figures(tmp_path: Path, capsy
     assert [entry["method"] for entry in row["maps"]] == ["gradcam", "eigencam"]
     assert main(["compare", "--model", "demo-fair"]) == 2
     assert "name at least one picture" in capsys.readouterr().err
+
+
+def test_a_layer_with_a_plus_in_its_name_is_found_by_every_metric_that_remakes_maps() -> None:
+    layer = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, 2, 1))
+    head = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 4))
+    model = torch.nn.Sequential(OrderedDict([("a+b", layer), ("head", head)])).eval()
+    picture = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
+    for metric in ("deletion", "coherency", "max-sensitivity"):
+        found = camkit.compare(model, picture, ["gradcam"], target_layer="a+b", metric=metric)
+        assert len(found.rows) == 1

@@ -188,7 +188,7 @@ def _remake_by(explanation: Explanation, explainer: Explainer, target: Target) -
     method = own if own is not None and own.name == explanation.method else METHODS.get(explanation.method)
     if method is None:
         return None
-    layers = tuple(explanation.layer.split("+")) if method.layer else None
+    layers = explanation.layer if method.layer else None
     return _ByMethod(explainer.using(method, layers, fuse=explanation.maps.fuse), target)
 
 
