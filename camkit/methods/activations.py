@@ -36,7 +36,8 @@ def first_component(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *one
     """Return each picture's first right singular vector of its maps (cells x channels), as weights of the channels.
 
     A singular vector has no sign of its own. It gets the sign with which the projection is positive on average, so that
-    the map shows where the maps are strong.
+    the map shows where the maps are strong. If that average is rounding error, as after an instance norm,
+    the sign of ``_skewness`` decides.
     """
     import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
 
@@ -47,9 +48,22 @@ def first_component(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *one
     else:
         left = torch.linalg.eigh(cells.mT @ cells).eigenvectors[:, :, -1]
         vectors = torch.nn.functional.normalize((cells @ left[:, :, None])[:, :, 0], dim=1)
-    sums = (vectors[:, None] @ cells).sum((1, 2))
+    projections = (vectors[:, None] @ cells)[:, 0]
+    sums, rounding = projections.sum(1), (vectors.abs()[:, None] @ cells.abs()).sum((1, 2))
+    precision = max(torch.finfo(kind).eps for kind in (maps.dtype, cells.dtype))
+    sums = torch.where(sums.abs() > precision * rounding, sums, _skewness(projections))
     signed: Tensor = vectors * torch.where(sums < 0, -1, 1)[:, None]
     return signed.reshape(*signed.shape, *[1] * (maps.dim() - 2))
+
+
+def _skewness(projections: Float[Tensor, "*n cells"]) -> Float[Tensor, "*n"]:
+    """Return a number with the sign of the projections' skewness: it is positive if few cells lie far above the others.
+
+    This gives a component a sign where the strength of the feature maps cannot, since a normalisation has made it equal
+    everywhere. An object that stands out usually covers fewer cells than the rest of the picture.
+    """
+    third: Tensor = (projections - projections.mean(-1, keepdim=True)).pow(3).sum(-1)
+    return third
 
 
 @register_method(
@@ -111,13 +125,16 @@ def kpcacam(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]
     """Project the cells on their first kernel principal component, with the kernel tanh(x y / C + 1).
 
     x and y are the channels of two cells, less their mean over all cells, and C is the number of channels. A component
-    has no sign of its own. It gets the sign with which it rises with the sum of a cell's channels.
+    has no sign of its own. It gets the sign with which it rises with the sum of a cell's channels. If that sum differs
+    between cells by rounding error only, as after a layer norm, the component gets the sign with which it is skewed to
+    positive values: few cells lie far above the others.
     """
     import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
 
     # In float32, rounding would hide the differences of small features; MPS has no float64.
     exact = activations.float() if activations.device.type == "mps" else activations.double()
-    maps = [_first_kernel_component(cells.mT) for cells in exact.flatten(2)]
+    precision = torch.finfo(activations.dtype).eps
+    maps = [_first_kernel_component(cells.mT, precision) for cells in exact.flatten(2)]
     return torch.stack(maps).reshape(len(maps), *activations.shape[2:]).float()
 
 
@@ -135,7 +152,7 @@ _SAME_COMPONENT = 1e-6
 """How far the component's eigenvalue may be off, as a share of itself: little more than the rounding of the kernel."""
 
 
-def _first_kernel_component(cells: Float[Tensor, "cells c"]) -> Float[Tensor, " cells"]:
+def _first_kernel_component(cells: Float[Tensor, "cells c"], precision: float) -> Float[Tensor, " cells"]:
     """Return the projection of each cell of one picture; NaN if a value is not finite, and there is no component."""
     import torch  # noqa: PLC0415 - as above
 
@@ -143,11 +160,14 @@ def _first_kernel_component(cells: Float[Tensor, "cells c"]) -> Float[Tensor, " 
         return torch.full_like(cells[:, 0], torch.nan)
     if bool((cells == cells[0]).all()):
         return torch.zeros_like(cells[:, 0])
+    sizes = cells.abs().sum(1)
     cells = cells - cells.mean(0)
     variance, vector = _decomposed(cells) if len(cells) <= _FEW_CELLS else _largest(cells)
     projection: Tensor = vector * math.sqrt(max(variance, 0.0))
-    falls = bool(projection @ cells.sum(1) < 0)
-    return -projection if falls else projection
+    rises = projection @ cells.sum(1)
+    if rises.abs() <= precision * (projection.abs() @ sizes):
+        rises = _skewness(projection)
+    return -projection if bool(rises < 0) else projection
 
 
 def _kernel(part: Float[Tensor, "some c"], cells: Float[Tensor, "cells c"]) -> Float[Tensor, "some cells"]:
