@@ -67,8 +67,8 @@ def gradcam_plus_plus(activations: Array | Tensor, gradients: Array | Tensor) ->
 
     w_k = sum_ij alpha_ij relu(dY/dA_ij), map = sum_k w_k A^k, with Y = exp(S), so dY/dA = exp(S) g; the factor exp(S)
     is common to all weights and left out. alpha is 0 where g is 0. A cell with negative g adds nothing whatever its
-    alpha, even where that alpha would divide by zero. A vanishing denominator under a positive g is a division by
-    zero here as it is in the paper.
+    alpha. In the paper A is a feature map after a ReLU, so sum_ab A_ab cannot be negative; for a layer with negative
+    values the sum is that of relu(A_ab), and the denominator is at least 2 g_ij^2.
     """
     a, g = as_float64(activations), as_float64(gradients)
     weights = []
@@ -80,7 +80,7 @@ def gradcam_plus_plus(activations: Array | Tensor, gradients: Array | Tensor) ->
                 continue
             third = 0.0
             for other in cells_of(a[k]):
-                third += float(a[k][other]) * g_ij**3
+                third += max(float(a[k][other]), 0.0) * g_ij**3
             weight += g_ij**2 / (2 * g_ij**2 + third) * g_ij
         weights.append(weight)
     return weighted_by_channel(a, weights)

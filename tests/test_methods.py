@@ -63,7 +63,7 @@ def make_cases() -> dict[str, tuple[Tensor, Tensor]]:
         return cases[name]
 
     add("after a ReLU", (3, 6, 5, 5), 1)
-    # The seeds of signed cases keep clear of the poles, sum(A) = 0 and 2 + g * sum(A) = 0, where float32 loses digits.
+    # The seeds of signed cases keep clear of XGrad-CAM's pole, sum(A) = 0, where float32 loses digits.
     add("signed", (3, 6, 5, 5), 332, relu=False)
     activations, _ = add("channels that are zero", (3, 6, 4, 4), 3)
     activations[0, 0] = 0
@@ -192,14 +192,14 @@ def test_half_precision_features_lose_nothing_more(name: str, dtype: torch.dtype
 
 @pytest.mark.parametrize("name", ["xgradcam", "gradcam++"])
 def test_a_channel_without_a_defined_weight_keeps_the_map_finite(name: str) -> None:
-    # The first channel sums to 0, and under the gradient 1 the second makes 2 + g * sum(A) zero: neither formula has a
-    # value there.
+    # The first channel sums to 0, where XGrad-CAM has no value. Under the gradient 1 the second makes 2 + g * sum(A)
+    # zero, where Grad-CAM++ would have none if it summed negative values.
     activations = torch.tensor([[[[1.0, -1.0]], [[-3.0, 1.0]], [[1.0, 2.0]]]])
     gradients = torch.tensor([[[[1.0, 2.0]], [[1.0, 0.5]], [[3.0, 1.0]]]])
     assert torch.isfinite(signed_map(name, activations, gradients)).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_a_channel_that_sums_to_rounding_does_not_drown_the_others(dtype: torch.dtype) -> None:
     # Instance normalisation makes every channel sum to 0 and the precision of the pass leaves a remainder; XGrad-CAM
     # would divide by that.
@@ -208,6 +208,58 @@ def test_a_channel_that_sums_to_rounding_does_not_drown_the_others(dtype: torch.
     activations = torch.cat([centred, activations[:, 3:].relu()], 1).to(dtype)
     found = signed_map("xgradcam", activations, gradients)
     assert_close_to(found, oracle_maps("xgradcam", activations[:, 3:], gradients[:, 3:]))
+
+
+def test_gradcam_plus_plus_does_not_jump_where_a_channel_sums_to_a_negative_value() -> None:
+    # On both sides of 2 + g * sum(A) = 0, the weight would be -1e3 and 1e3.
+    gradients = torch.ones(1, 1, 1, 2)
+    below, above = (
+        signed_map("gradcam++", torch.tensor([[[[-3.0, 1 + shift]]]]), gradients) for shift in (-1e-3, 1e-3)
+    )
+    assert torch.allclose(below, above, rtol=2e-3)
+    assert_close_to(below, oracle_maps("gradcam++", torch.tensor([[[[-3.0, 0.999]]]]), gradients))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(3))
+def test_hirescam_of_cells_that_only_a_layer_norm_reads_is_zero(dtype: torch.dtype, seed: int) -> None:
+    # A layer norm makes all cells of equal direction equal, so the gradient is orthogonal to each cell.
+    generator = torch.Generator().manual_seed(seed)
+    cells = torch.randn(2, 25, 48, generator=generator)
+    cells = (cells - cells.mean(-1, keepdim=True)).to(dtype).requires_grad_()
+    reader = torch.randn(25, 48, generator=generator).to(dtype)
+    (nn.functional.layer_norm(cells, (48,), eps=1e-6) * reader).tanh().sum().backward()
+    assert cells.grad is not None
+    maps, gradients = (given.detach().mT.reshape(2, 48, 5, 5) for given in (cells, cells.grad))
+    assert not signed_map("hirescam", maps, gradients).any()
+    other = maps.clone()
+    other[1, :, 2, 3] = gradients[1, :, 2, 3]  # this picture has a cell with evidence
+    found = signed_map("hirescam", other, gradients)
+    assert not found[0].any()
+    assert found[1].argmax() == 2 * 5 + 3
+
+
+def blob_on_noise(seed: int) -> Tensor:
+    """Return feature maps (1, 24, 8, 8) in float64: noise, and in 9 of the 64 cells one direction besides."""
+    generator = torch.Generator().manual_seed(seed)
+    maps = torch.randn(1, 24, 8, 8, generator=generator, dtype=torch.float64)
+    maps[:, :, 2:5, 3:6] += 3 * torch.randn(1, 24, 1, 1, generator=generator, dtype=torch.float64)
+    return maps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("name", "axes"), [("kpcacam", (1,)), ("eigencam", (2, 3))])
+def test_a_component_of_normalised_maps_is_positive_where_few_cells_stand_out(
+    name: str, axes: tuple[int, ...], seed: int, dtype: torch.dtype
+) -> None:
+    # A layer norm makes each cell's sum 0, and an instance norm each channel's, so the sums say nothing of the sign.
+    maps = blob_on_noise(seed).to(dtype)
+    maps = (maps - maps.mean(axes, keepdim=True)) / maps.std(axes, keepdim=True)
+    found = weighted_sum(METHODS[name].weights(maps), maps)[0]
+    inside = torch.zeros(8, 8, dtype=torch.bool)
+    inside[2:5, 3:6] = True
+    assert found[inside].mean() > 0 > found[~inside].mean()
 
 
 class TestScale:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from copy import deepcopy
@@ -25,6 +26,7 @@ from oracles import (
     heatmap_oracle,
     shapleycam,
 )
+from PIL import Image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from test_methods import SmallNet, small_picture
 from torch import Tensor, nn
@@ -611,14 +613,88 @@ def test_grad_cam_adds_an_epsilon_to_grad_cam_plus_plus_that_matters_if_gradient
     maps, gradients = as_float64(stem[0]), as_float64(torch.autograd.grad(score, stem)[0][0])
     square = gradients**2
 
-    def with_epsilon(epsilon: float) -> np.ndarray:
-        below = 2 * square + maps.sum((1, 2), keepdims=True) * gradients**3 + epsilon
+    def with_epsilon(epsilon: float, read: np.ndarray = maps) -> np.ndarray:
+        below = 2 * square + read.sum((1, 2), keepdims=True) * gradients**3 + epsilon
         shares = np.divide(square, below, out=np.zeros_like(square), where=square > 0)
         return ((np.maximum(gradients, 0) * shares).sum((1, 2), keepdims=True) * maps).sum(0)
 
     found = camkit.explain(model, picture, "stem", method="gradcam++", target=1)
-    assert_equal(found.raw, with_epsilon(0), 1e-4)
+    assert_equal(found.raw, with_epsilon(0, np.maximum(maps, 0)), 1e-4)  # grad-cam sums negative values too
     theirs = pytorch_grad_cam.GradCAMPlusPlus(model, [model.stem])(picture, [ClassifierOutputTarget(1)])[0].ravel()
     correlations = [np.corrcoef(theirs, np.maximum(with_epsilon(epsilon), 0).ravel())[0, 1] for epsilon in (1e-6, 0)]
     assert correlations[0] > 0.9999
     assert correlations[1] < 0.99
+
+
+# --- Noise
+
+
+STABLE = 0.95
+"""The least correlation that a map has with the map of the same picture with noise of 0.001 standard deviations."""
+
+UNSTABLE = {("xgradcam", "conv_head"), ("xgradcam", "blocks.5")}
+"""Where docs/methods.md says that a method is unstable: XGrad-CAM if a layer's channels sum to about 0."""
+
+
+def least_correlation_under_noise(model: nn.Module, picture: Tensor, layer: str, name: str) -> float:
+    """Return the least correlation over three draws of noise; 1 if both maps are constant, NaN if one is."""
+    target_layer = layer if METHODS[name].layer and not METHODS[name].stages else None
+    first = camkit.explain(model, picture, target_layer, method=name)
+    least = 1.0
+    for seed in range(3):
+        noise = 1e-3 * torch.randn(picture.shape, generator=torch.Generator().manual_seed(seed))
+        second = camkit.explain(model, picture + noise, target_layer, method=name, target=first.target)
+        if np.ptp(first.raw) or np.ptp(second.raw):
+            least = min(least, float(np.corrcoef(first.raw.ravel(), second.raw.ravel())[0, 1]))
+    return least
+
+
+def small_transformer() -> nn.Module:
+    torch.manual_seed(0)
+    transformer = timm.models.vision_transformer.VisionTransformer
+    return transformer(img_size=64, patch_size=8, embed_dim=32, depth=3, num_heads=4, num_classes=5).eval()
+
+
+@pytest.mark.parametrize("layer", ["blocks.0", "blocks.1", "blocks.2.norm1"])
+def test_noise_does_not_decide_a_map_of_a_transformer(layer: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    picture = nn.functional.interpolate(torch.randn(1, 3, 8, 8, generator=generator), (64, 64), mode="bicubic")[0]
+    model, measured = small_transformer(), 0
+    for name, method in METHODS.items():
+        if method.needs in {"head", "pictures", "parts", "guided"}:  # not for transformers, or slow
+            continue
+        assert least_correlation_under_noise(model, picture, layer, name) >= STABLE, name
+        measured += 1
+    assert measured >= 18
+
+
+@pytest.mark.parametrize("name", ["hirescam", "gradcam"])
+def test_hirescam_shows_no_evidence_where_only_a_layer_norm_reads_the_cells(name: str) -> None:
+    # The class token reads the patches of the last block but one through a layer norm alone.
+    picture = torch.randn(3, 64, 64, generator=torch.Generator().manual_seed(1))
+    found = camkit.explain(small_transformer(), picture, "blocks.1", method=name)
+    assert bool(found.raw.any()) == (name == "gradcam")
+    assert (found.status == "ok") == (name == "gradcam")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("network", "weights", "layers"),
+    [
+        ("mobilenet_v2", "mobilenet_v2-coral_qat", ("features", "features.13", "features.6")),
+        ("squeezenet1_1", "squeezenet1_1-winml_fp16", ("features", "features.7")),
+        ("timm:tf_efficientnet_lite0", "tf_efficientnet_lite0-tpu", ("blocks.5", "conv_head", "bn2")),
+    ],
+)
+def test_noise_does_not_decide_a_map_of_a_real_network(
+    test_data: Path, network: str, weights: str, layers: tuple[str, ...]
+) -> None:
+    model = camkit.load_model(network, str(test_data / "weights" / f"{weights}.pth"), "cpu")
+    assert model.preprocess is not None
+    for path in sorted((test_data / "open_photos").glob("*.jpg"))[:3]:
+        with Image.open(path) as photo:
+            picture = model.preprocess(photo.convert("RGB"))
+        for layer, (name, method) in itertools.product(layers, METHODS.items()):
+            if method.needs in {"head", "pictures", "scores", *ATTENTION} or (name, layer) in UNSTABLE:
+                continue
+            assert least_correlation_under_noise(model.module, picture, layer, name) >= STABLE, (name, layer)
