@@ -60,8 +60,7 @@ def component_weights(
 
     W is the matrix (cells x channels) of the weighted feature maps, whose sum over the channels is the plain map. The
     component is W V_1, with V_1 the first right singular vector. It gets the sign with which it agrees with the plain
-    map: their product is the square of the first singular value times the sum of V_1. If that sum is rounding error,
-    V_1 keeps the sign that ``first_component`` gives it.
+    map: their product is the square of the first singular value times the sum of V_1.
 
     Raises:
         MethodError: the method returns a map and no weights.
@@ -74,6 +73,4 @@ def component_weights(
         )
     weights = weights.float()
     vectors = first_component(weights * activations.float())
-    sums, rounding = vectors.sum(1, keepdim=True), vectors.abs().sum(1, keepdim=True)
-    falls = sums < -torch.finfo(activations.dtype).eps * vectors.shape[1] ** 0.5 * rounding
-    return weights * vectors * torch.where(falls, -1, 1)
+    return weights * vectors * torch.where(vectors.sum(1, keepdim=True) < 0, -1, 1)
