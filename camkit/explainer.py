@@ -416,7 +416,8 @@ class Explainer:
             return latest.record, latest.answers_alike
 
         (fixed,) = _of_pictures(request.targets, [prepared])
-        at_once = request.batch_size if memory.keeps_pictures_apart(picture[None]) else 1
+        at_once = request.batch_size
+        at_once = at_once if memory.keeps_pictures_apart(picture[None], at_once) else 1
         try:
             return PictureScores(self.model, picture, fixed, self._precision, at_once, current)
         except (RuntimeError, TypeError) as error:

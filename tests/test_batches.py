@@ -210,10 +210,11 @@ def expected(net: nn.Module, image: Tensor, maps: Tensor | None = None) -> tuple
     return kept[0].detach(), float(score.detach()), gradient
 
 
+@pytest.mark.parametrize("batch_size", [2, 3, 4])
 @pytest.mark.parametrize("kind", MIXING)
-def test_each_picture_of_a_list_gets_the_map_that_it_has_alone(kind: type[Apart]) -> None:
+def test_each_picture_of_a_list_gets_the_map_that_it_has_alone(kind: type[Apart], batch_size: int) -> None:
     net, images = kind().eval(), pictures()
-    found = camkit.explain(net, images, "act", method="hirescam", target=CLASS, batch_size=4)
+    found = camkit.explain(net, images, "act", method="hirescam", target=CLASS, batch_size=batch_size)
     for explanation, image in zip(found, images, strict=True):
         maps, score, gradient = expected(net, image)
         raw = (maps * gradient).sum(1)[0].numpy()
@@ -314,6 +315,13 @@ def test_what_was_found_out_is_remembered() -> None:
     sizes.clear()
     explainer.batch(pictures(8), CLASS, batch_size=4)
     assert sizes == [4, 4]
+
+
+def test_no_pass_has_more_pictures_than_the_caller_allows() -> None:
+    net = Apart().eval()
+    sizes = count_passes(net)
+    camkit.explain(net, pictures(5), "act", target=CLASS, batch_size=2)
+    assert max(sizes) == 2
 
 
 def test_networks_of_known_packages_are_not_tried() -> None:

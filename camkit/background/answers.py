@@ -33,7 +33,7 @@ def answer_batch(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) 
     plan.memory.refresh()
     inputs = inputs.to(memory_format=faster_format(module, inputs, precision, plan.memory.answers_alike))
     logits: list[Tensor] = []
-    for part in inputs.split(len(inputs) if plan.memory.keeps_pictures_apart(inputs[:1]) else 1):
+    for part in inputs.split(len(inputs) if plan.memory.keeps_pictures_apart(inputs, len(inputs)) else 1):
         with quiet_pass(module, device, precision, plan.memory.record), interruptible():
             logits.append(logits_of(module(part), len(part)).float().cpu())
     return answers_of(torch.cat(logits), classes)

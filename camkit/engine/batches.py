@@ -49,7 +49,11 @@ def versions(values: Float[Tensor, "1 *shape"]) -> list[Float[Tensor, "1 *shape"
 
 
 def keeps_pictures_apart(
-    model: nn.Module, image: Float[Tensor, "1 c *size"], layers: Mapping[LayerRef, nn.Module], record: ModelRecord
+    model: nn.Module,
+    image: Float[Tensor, "1 c *size"],
+    layers: Mapping[LayerRef, nn.Module],
+    record: ModelRecord,
+    at_once: int = len(_STEPS),
 ) -> bool:
     """Tell whether a picture has the same feature maps and output alone as in a batch, at each place.
 
@@ -60,10 +64,15 @@ def keeps_pictures_apart(
         image: one picture.
         layers: the layers whose feature maps are compared.
         record: the model's record.
+        at_once: how many pictures the model will get at once. If it gets two, it is tried with two, in both orders, as
+            more may not fit into memory.
     """
     if not record.runs_own_code and not any(map(_mixes, record.modules())):
         return True
-    pictures = versions(image)
+    pictures = versions(image)[: 2 if at_once == 2 else None]
+    count = len(pictures)
+    # A model that sorts may leave two in their places, but not three of four.
+    orders = [range(2), range(2)[::-1]] if count == 2 else [range(count)]
 
     def run(batch: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         with quiet_pass(model, image.device, "fp32", record), cut(layers, gradients=False) as tape, interruptible():
@@ -71,21 +80,23 @@ def keeps_pictures_apart(
         return [tape.layers[ref].output for ref in layers], list(tensors_in(output))
 
     try:
-        alone = [run(picture) for picture in pictures[:-1]]  # no order leaves three of four in their places
+        alone = [run(picture) for picture in pictures[:-1]]
     except Exception:  # a model made for batches of another size may raise anything
         return True
     try:
-        all_maps, all_outputs = run(torch.cat(pictures))
+        together = [run(torch.cat([pictures[number] for number in order])) for order in orders]
     except Exception as error:  # so may one made for single pictures
         return is_out_of_memory(error)
     tolerance = _SAME_16_BITS if record.dtype in (torch.float16, torch.bfloat16) else _SAME
-    for place, (maps, outputs) in enumerate(alone):
-        if not all(_is_at(place, *pair, tolerance) for pair in zip(maps, all_maps, strict=True)):
-            return False
-        # What a model returns need not have one row for each picture, such as a loss or a list of boxes.
-        pairs = [*zip(outputs, all_outputs, strict=False)] if len(outputs) == len(all_outputs) else []
-        if not all(_is_at(place, *pair, tolerance) for pair in pairs if _axis(*pair) is not None):
-            return False
+    for order, (all_maps, all_outputs) in zip(orders, together, strict=True):
+        for number, (maps, outputs) in enumerate(alone):
+            place = order.index(number)
+            if not all(_is_at(place, count, *pair, tolerance) for pair in zip(maps, all_maps, strict=True)):
+                return False
+            # What a model returns need not have one row for each picture, such as a loss or a list of boxes.
+            pairs = [*zip(outputs, all_outputs, strict=False)] if len(outputs) == len(all_outputs) else []
+            if not all(_is_at(place, count, *pair, tolerance) for pair in pairs if _axis(count, *pair) is not None):
+                return False
     return True
 
 
@@ -99,17 +110,17 @@ def _mixes(module: nn.Module) -> bool:
     return not kind.startswith(_PACKAGES)
 
 
-def _axis(alone: Tensor, together: Tensor) -> int | None:
-    """Return the axis along which the values of all versions are longer than those of one; None if there is none."""
+def _axis(count: int, alone: Tensor, together: Tensor) -> int | None:
+    """Return the axis along which the values of ``count`` pictures are longer than those of one, or None."""
     for axis, length in enumerate(alone.shape):
-        if together.shape == (*alone.shape[:axis], len(_STEPS) * length, *alone.shape[axis + 1 :]) and alone.numel():
+        if together.shape == (*alone.shape[:axis], count * length, *alone.shape[axis + 1 :]) and alone.numel():
             return axis
     return None
 
 
-def _is_at(place: int, alone: Tensor, together: Tensor, tolerance: float) -> bool:
-    """Tell whether one picture's values are at its place in those of all versions."""
-    axis = _axis(alone, together)
+def _is_at(place: int, count: int, alone: Tensor, together: Tensor, tolerance: float) -> bool:
+    """Tell whether one picture's values are at its place in those of ``count`` pictures."""
+    axis = _axis(count, alone, together)
     if axis is None:
         return False
     own = together.narrow(axis, place * alone.shape[axis], alone.shape[axis])

@@ -62,7 +62,7 @@ class ModelMemory:
         self.without_attention: set[InputKind] = set()
         self.checked_tokens: set[tuple[InputKind, Layout]] = set()
         self.overwrites = False
-        self._apart: dict[tuple[LayerRef, ...], bool] = {}
+        self._apart: dict[tuple[LayerRef, ...], tuple[int, bool]] = {}
         self._noted = False
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
@@ -153,13 +153,25 @@ class ModelMemory:
             self._noted = self.record.note_what_a_pass_changes()
 
     def keeps_pictures_apart(
-        self, image: Float[Tensor, "1 c *size"], layers: Mapping[LayerRef, nn.Module] = MappingProxyType({})
+        self,
+        inputs: Float[Tensor, "n c *size"],
+        at_once: int,
+        layers: Mapping[LayerRef, nn.Module] = MappingProxyType({}),
     ) -> bool:
-        """Tell whether a picture has the same maps and output in a batch as alone; the first call finds out."""
+        """Tell whether so many pictures have the same maps and output together as alone; the first call finds out.
+
+        Args:
+            inputs: the first of them is tried.
+            at_once: how many pictures the model will get at once.
+            layers: the layers whose maps are compared.
+        """
         model, refs = self.model, tuple(layers)
-        if refs not in self._apart and model is not None:
-            self._apart[refs] = keeps_pictures_apart(model, image, layers, self.record)
-        return self._apart.get(refs, True)
+        count = min(at_once, 3)  # what holds for three holds for more
+        tried, apart = self._apart.get(refs, (1, True))
+        if apart and tried < count and model is not None:
+            apart = keeps_pictures_apart(model, inputs[:1], layers, self.record, at_once)
+            self._apart[refs] = count, apart
+        return apart
 
     def known(self, ref: LayerRef, image: Float[Tensor, "n c *size"]) -> TargetLayer | None:
         """Return the remembered layer with this name, for inputs like this image; None if there is none."""

@@ -295,8 +295,8 @@ class LayerPasses:
         module, memory = self._module, self.memory
         modules = self.named() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
         method = self.method or find_method("gradcam")
-        single = len(inputs) == 1 and method.needs not in ONE_BY_ONE  # runs no batches
-        apart = single or memory.keeps_pictures_apart(inputs[:1], modules)
+        in_a_pass = at_once(inputs.device) if method.needs in ONE_BY_ONE else len(inputs)
+        apart = memory.keeps_pictures_apart(inputs, in_a_pass, modules)
         if not apart and len(inputs) > 1:
             raise OneByOneError
         many = method.needs == "pictures"
