@@ -979,8 +979,8 @@ def test_an_edit_of_several_layers_needs_only_one_of_them_to_run(enter: Any) -> 
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("aside", "no backward pass inside the block reached it"),
-        ("aside.weight", "no backward pass inside the block reached it"),
+        ("aside", "no backward pass reached it; call backward"),
+        ("aside.weight", "no backward pass reached it; call backward"),
         ("flat", "returns a view"),
     ],
 )
@@ -1305,7 +1305,11 @@ def test_no_hook_is_left_wherever_ctrl_c_comes() -> None:
 
 def test_a_graph_that_outlives_the_block_has_no_hooks() -> None:
     net, inputs = small(), torch.randn(5, 4)
-    with everything(net) as recording, edit_gradients(net, {"0": scale(0.0)}):
+    with (
+        pytest.raises(LayerError, match="'0' was not edited: no backward pass reached it"),
+        edit_gradients(net, {"0": scale(0.0)}),
+        record(net, "*", gradients=True) as recording,
+    ):
         output = net(inputs)
     output.sum().backward()
     plain = small()
@@ -1370,7 +1374,7 @@ def test_a_parameters_gradient_in_another_thread_is_left_alone() -> None:
     def train() -> None:
         net(inputs).sum().backward()
 
-    with edit_gradients(net, {"*.weight": scale(0.0)}):
+    with pytest.raises(LayerError, match="another thread"), edit_gradients(net, {"*.weight": scale(0.0)}):
         thread = threading.Thread(target=train)
         thread.start()
         thread.join()

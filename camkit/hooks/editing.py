@@ -117,7 +117,7 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
     except KeyboardInterrupt:  # it may have interrupted the removal
         planned.hooks.remove()
         raise
-    _check_applied(planned.due(), planned.scope)
+    _check_applied(planned.edits(), planned.scope)
 
 
 class _GradientEdits:
@@ -131,33 +131,28 @@ class _GradientEdits:
         self._parameters: list[tuple[_Edit, dict[str, nn.Parameter]]] = []
         for key, change in edits.items():
             if isinstance(key, str) and not chooses_layers(modules, key):
-                edit = _Edit(f"the gradient of parameter {key!r}", change, {}, _no_backward(), waits_for_backward=True)
+                edit = _Edit(f"the gradient of parameter {key!r}", change, {}, _no_backward())
                 self._parameters.append((edit, select_parameters(model, key)))
             else:
                 self._layers.append(_layer_edit(model, key, change))
         self._started: dict[nn.Module, int] = {}
-        self._backward_ran = False
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Set the hooks on the modules and parameters; those on tensors are removed with ``hooks``."""
         modules = {module for edit in self._layers for module in edit.layers.values()}
-        whole = getattr(self._model, "_orig_mod", self._model)
         with (
             noting_starts(modules) as self._started,
             _after(self._model, self._layers, self._hook_output, self.scope),
-            output_hooks([(whole, self._note_backward)], self.scope.any_run),
         ):
             for edit, parameters in self._parameters:
                 for name, parameter in parameters.items():
                     self.hooks.add(parameter, partial(self._change_parameter, edit, name))
             yield
 
-    def due(self) -> list[_Edit]:
-        """Return the edits that should have been applied: if no backward pass ran, not those that wait for one."""
-        edits = [*self._layers, *(edit for edit, _ in self._parameters)]
-        backward_ran = self._backward_ran or any(edit.applied for edit in edits)
-        return [edit for edit in edits if backward_ran or not edit.waits_for_backward]
+    def edits(self) -> list[_Edit]:
+        """Return all edits, those of layers first."""
+        return [*self._layers, *(edit for edit, _ in self._parameters)]
 
     def _hook_output(self, edit: _Edit, name: str, module: nn.Module, output: Any) -> Any:
         output = own_output(output, self._started.get(module, 0))
@@ -165,23 +160,15 @@ class _GradientEdits:
         for tensor in tensors:
             self.hooks.add(tensor, partial(_changed, edit, f"layer {name!r}"))
         edit.why_not = _no_backward(tensors) if tensors else f"it has no gradient: {why_no_gradient()}"
-        edit.waits_for_backward = bool(tensors)
         return output
 
     def _change_parameter(self, edit: _Edit, name: str, gradient: Tensor | None) -> Tensor | None:
         return _changed(edit, f"parameter {name!r}", gradient) if self.scope.any_run() else None
 
-    def _note_backward(self, output: Any) -> None:
-        for tensor in differentiable(output):
-            self.hooks.add(tensor, self._backward_began)
-
-    def _backward_began(self, _: Tensor) -> None:
-        self._backward_ran = True
-
 
 def _no_backward(tensors: Iterable[Tensor] = ()) -> str:
     view = any(tensor._is_view() and aliased_tensor(tensor) is None for tensor in tensors)
-    return f"no backward pass inside the block reached it{VIEW_HINT if view else ''}"
+    return f"no backward pass reached it; call backward() inside the block{VIEW_HINT if view else ''}"
 
 
 def _changed(edit: _Edit, what: str, gradient: Tensor | None) -> Tensor | None:
@@ -200,16 +187,12 @@ def _changed(edit: _Edit, what: str, gradient: Tensor | None) -> Tensor | None:
 
 @dataclass(eq=False)
 class _Edit:
-    """One entry of ``edits``, and whether it was applied in the block; if not, ``why_not`` says the likely reason.
-
-    ``waits_for_backward`` is True if only a backward pass is missing.
-    """
+    """One entry of ``edits``, and whether it was applied in the block; if not, ``why_not`` says the likely reason."""
 
     what: str
     change: Callable[[Any], Any]
     layers: dict[LayerRef, nn.Module]
     why_not: str
-    waits_for_backward: bool = False
     applied: bool = False
 
 
