@@ -490,6 +490,8 @@ POSES = {
     "3 keypoints of 3 numbers": (3, "0.3 0.45 2 0.5 0.5 1 0 0 0"),
     "4 keypoints of 2 numbers": (2, "0.3 0.45 0.5 0.5 0 0 0.7 0.55"),
     "1 keypoint of 2 numbers": (2, "0.3 0.45"),
+    "3 keypoints of 3 numbers and a confidence": (3, "0.3 0.45 2 0.5 0.5 1 0 0 0 0.9"),
+    "4 keypoints of 2 numbers and a confidence": (2, "0.3 0.45 0.5 0.5 0 0 0.7 0.55 0.9"),
 }
 
 
@@ -547,7 +549,20 @@ def test_yolo_boxes_and_polygons_in_one_file_and_classes_by_name(tmp_path: Path)
     assert (object_region([in_pixels(annotations.objects["a"][0], SIZE)], SIZE) == rectangle(10, 12, 30, 18)).all()
 
 
-@pytest.mark.parametrize("lines", ["0 20 15 20 6", "cat 0.93 10 12 30 18", "0 10 12 30 12 30 18 10 18"])
+KITTI = "Car 0.00 0 -1.57 0.00 12.00 30.00 18.00 1.57 1.65 4.14 3.00 1.60 20.10 -1.60"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "0 20 15 20 6",
+        "cat 0.93 10 12 30 18",
+        "0 10 12 30 12 30 18 10 18",
+        "0 0 0 1 1 30 18 10 18",
+        "0 0.5 0.5 0.5 0.2 0.93 7",
+        KITTI,
+    ],
+)
 def test_yolo_in_pixels_is_not_read_as_shares(tmp_path: Path, lines: str) -> None:
     annotations = yolo.read(yolo_folder(tmp_path, lines))
     assert annotations.problems == {"boxes in pixels, but YOLO needs shares of the picture (0 to 1)": ("a",)}
@@ -570,11 +585,12 @@ def test_lists_of_pictures_beside_yolo_are_no_annotations(tmp_path: Path, names:
 
 
 def test_yolo_counts_unknown_classes_and_invalid_boxes(tmp_path: Path) -> None:
-    lines = "0 .5 .5 .1 .1\n5 .5 .5 .1 .1\n0 .5 .5 -.1 .1\n0 20 30 4 4\n0 .95 .5 .3 .1"
+    lines = "0 .5 .5 .1 .1\n5 .5 .5 .1 .1\n0 .5 .5 -.1 .1\n0 20 30 4 4\n0 1.2 .5 .1 .1\n0 .95 .5 .3 .1"
     annotations = yolo.read(yolo_folder(tmp_path, lines, ("classes.txt", "cat\ndog")))
     assert {what: len(names) for what, names in annotations.problems.items()} == {
         "objects of a class that the file of class names does not list": 1,
         "boxes without an area": 1,
+        "boxes in pixels, but YOLO needs shares of the picture (0 to 1)": 1,
         "boxes outside their picture": 1,
         "boxes clipped to their picture": 1,
     }
@@ -1418,11 +1434,18 @@ UNREAD = {
     ),
     "Label Studio": ("export.json", json.dumps([{"data": {"image": "a.jpg"}, "result": {"rectanglelabels": ["cat"]}}])),
     "DOTA": ("cat/a.txt", "imagesource:x\ngsd:0.1\n1 1 9.5 1 9 9 1 9 cat 0\n"),
+    "text of CUB": ("bounding_boxes.txt", "a.jpg 1.0 1.0 8.0 8.0\nb.jpg 1.0 1.0 8.0 8.0\n"),
+    "text of boxes with commas": ("cat/a.txt", "0,0.5,0.5,0.5,0.2\n"),
+    "text of WIDER FACE": ("faces.txt", "cat/a.jpg\n1\n1 1 8 8 0 0 0 0 0 0\n"),
     "COCO": ("cat/deep/instances.json", json.dumps({"images": [], "annotations": [], "categories": []})),
     "CSV Kaggle boxes": ("train.csv", 'image_id,width,height,bbox,source\na,40,30,"[1, 1, 8, 8]",x\n'),
     "CSV Kaggle outlines": ("train.csv", "ImageId,EncodedPixels\na.jpg,1 3 10 5\n"),
     "CSV Kaggle predictions": ("train.csv", "ImageId,PredictionString\na.jpg,cat 1 1 9 9\n"),
     "CSV of other columns": ("boxes.csv", "img_file,x_min,y_min,x_max,y_max\na.jpg,1,1,9,9\n"),
+    "CSV of corners and sizes": ("train.csv", "patientId,x,y,width,height,Target\na,1,1,8,8,1\n"),
+    "CSV of centres": ("train.csv", "path,x_center,y_center,width,height\na.jpg,5,5,8,8\n"),
+    "CSV of GTSRB": ("train.csv", "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\na.jpg;9;9;1;1;8;8;0\n"),
+    "CSV with tabs": ("train.tsv", "path\txmin\tymin\txmax\tymax\na.jpg\t1\t1\t9\t9\n"),
     "CSV without a header": ("boxes.csv", "cat/a.jpg,1,1,9,9,cat\ncat/b.jpg,1,1,9,9,cat\n"),
     "JSON of another tool": ("a.json", json.dumps({"assets": [{"boundingBox": {"left": 1, "top": 1}}]})),
     "JSON lines": ("metadata.jsonl", json.dumps({"file_name": "a.jpg", "objects": {"bbox": [[1, 1, 8, 8]]}}) + "\n"),
@@ -1469,12 +1492,37 @@ def test_other_files_beside_the_pictures_are_no_annotations(tmp_path: Path) -> N
         "camera.csv": "a.jpg,2020-01-01\n",
         "junit.xml": "<testsuites><testsuite/></testsuites>",
         "notes.txt": "1 2 3 4\nwords",
+        "attributes.txt": "a.jpg -1 1 1 -1 1\n",
+        "places.csv": "path,x,y,altitude\na.jpg,1,2,3\n",
         "numbers.json": json.dumps({"shape": [1, 2], "points": 3}),
         "cat/report.json": json.dumps({"verdict": "PASS", "images": [{"name": "a", "hit": 1.0}], "classes": {}}),
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert find_unread(tmp_path) is None
+    assert not find_regions(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["annotations", "annotations/xmls", "xmls"])
+def test_voc_in_a_folder_where_it_is_not_sought_is_named(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", SIZE).save(tmp_path / "images" / "a.jpg")
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "a.xml").write_text(
+        "<annotation><object><name>cat</name><bndbox></bndbox></object></annotation>"
+    )
+    with pytest.raises(InputError, match=r"Pascal VOC file in a folder where .* pass it or its folder as regions="):
+        read_data(tmp_path / "images")
+
+
+def test_grey_pictures_of_a_class_named_mask_are_pictures_if_the_class_map_says_so(tmp_path: Path) -> None:
+    for name in ("mask", "no_mask"):
+        (tmp_path / name).mkdir()
+        levels = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
+        Image.fromarray(levels).save(tmp_path / name / "a.jpg")
+    assert read_data(tmp_path, only=["mask", "no_mask"]).classes == ("mask", "no_mask")
+    with pytest.raises(InputError, match="masks in other files than PNG"):
+        read_data(tmp_path)
 
 
 def test_masks_with_lossy_compression_are_named(tmp_path: Path) -> None:

@@ -93,9 +93,10 @@ def _read_data(
             "with the columns path and label"
         )
     root = data if data.is_dir() else data.parent
-    sources = read_regions(regions) if regions is not None else find_regions(root, _class_folders(root, only or ()))
+    of_classes = _class_folders(root, only or ())
+    sources = read_regions(regions) if regions is not None else find_regions(root, of_classes)
     # Beside a table, subfolders need not belong to the data.
-    if not sources and (unread := find_unread(root, deep=root == data)) is not None:
+    if not sources and (unread := find_unread(root, of_classes, deep=root == data)) is not None:
         raise InputError(f"{unread}, or move them away to check without regions")
     labelled = _label_pictures(data, sources, group, skip, only)
     if not labelled.items:
@@ -105,8 +106,8 @@ def _read_data(
         )
     labelled = _without_classes(labelled, without)
     classes = tuple(sorted({item.label for item in labelled.items}))
-    of_classes = f"{len(classes)} class{'' if len(classes) == 1 else 'es'}"
-    fact = f"{len(labelled.items)} pictures of {of_classes} ({labelled.rule})"
+    counted = f"{len(classes)} class{'' if len(classes) == 1 else 'es'}"
+    fact = f"{len(labelled.items)} pictures of {counted} ({labelled.rule})"
     dataset = Dataset(root, tuple(labelled.items), classes, (fact,), labelled.left_out)
     if not sources:
         return replace(dataset, facts=(fact, "no regions"))

@@ -14,6 +14,8 @@ from camkit.images.masks import MaskFile, is_photograph, understand_masks
 _FOLDERS = (
     "masks",
     "mask",
+    "Masks",
+    "Mask",
     "segmentations",
     "SegmentationClass",
     "SegmentationObject",

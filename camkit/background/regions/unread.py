@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import filterfalse
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from camkit.background.regions.masks import holds_photographs, mask_folders
 from camkit.errors import advice
 from camkit.images.files import files_in
 
-_FOLDERS = ("", "../annotations", "../Annotations", "../labels")
+_FOLDERS = ("", *(f"../{name}" for name in ("annotations", "Annotations", "labels", "ann", "json", "labelTxt", "xmls")))
 
-_PICTURE_FOLDERS = ("images", "jpegimages", "train", "val", "valid", "test")
+_PICTURE_FOLDERS = ("images", "img", "jpegimages", "train", "val", "valid", "test")
 """The annotations of such a folder may lie directly beside it."""
 
 _MOST_FILES = 50
@@ -23,7 +23,15 @@ _MOST_FILES = 50
 _MOST_CHARACTERS = 1 << 16
 """Characters of a file that are examined: formats show themselves in their first objects."""
 
-_TYPES = {".json": "JSON", ".jsonl": "JSON", ".ndjson": "JSON", ".xml": "XML", ".csv": "CSV", ".txt": "text"}
+_TYPES = {
+    ".json": "JSON",
+    ".jsonl": "JSON",
+    ".ndjson": "JSON",
+    ".xml": "XML",
+    ".csv": "CSV",
+    ".tsv": "CSV",
+    ".txt": "text",
+}
 
 _UNREAD_MASKS = (".jpg", ".jpeg", ".npy", ".npz", ".mat")
 
@@ -35,29 +43,35 @@ _FORMATS = (
     ("JSON", "CreateML", r'(?s)\A(?=.*"image(filename)?"\s*:)(?=.*"coordinates"\s*:\s*\{)', _ADVICE),
     ("JSON", "Label Studio", r'"(rectangle|polygon|brush)labels"', "export them as COCO from Label Studio"),
     ("XML", "CVAT", r"(?s)<annotations\b.*<(version|image|track)\b", "export the task as COCO 1.0 from CVAT"),
-    ("text", "DOTA", r"(?m)^(-?[\d.]+\s+){8}\S+\s+[012]\s*$", _ADVICE),
+    ("text", "DOTA", r"(?m)^(-?[\d.]+\s+){8}[^\d\s]\S*\s+[012]\s*$", _ADVICE),
     ("CSV", "VIA", r"\A.*\bregion_shape_attributes\b", "export them as COCO from VIA's menu"),
 )
 """For each format: the type of its files, its name, what these contain, and what the user can do."""
 
+_VOC = r"(?s)<annotation\b.*<bndbox>"
+
 _BOX = (
     r"bbox|bnd_?box|bounding_?box|box2d|polygon|exterior|segmentation|keypoints|encodedpixels|predictionstring"
-    r"|\brle\b|\bx_?min\b"
+    r"|\brle\b|\bx_?min\b|\broi\b"
 )
 """Usual names for a box or an outline."""
+
+_CENTRE = r"\bx_?cent(er|re)|cent(er|re)_?x|\bcx\b|\bx\W+y\W+w"
+"""Usual names of columns for a box that is given by its centre, or by its corner and size."""
 
 _OTHER_FORMATS = {
     "JSON": rf'(?i)"[^"\n]*({_BOX})[^"\n]*"\s*:',
     "XML": rf"(?i)<\w*({_BOX})",
-    "CSV": rf"(?i)\A.*({_BOX})|\A.*\.(jpe?g|png|bmp|tiff?|webp)\W(.*\b\d+\b){{4}}",
+    "CSV": rf"(?i)\A.*({_BOX}|{_CENTRE})|\A.*\.(jpe?g|png|bmp|tiff?|webp)\W(.*\b\d+\b){{4}}",
+    "text": r"(?m)^\S+([ \t,;]+\d+(\.\d+)?){4,}[ \t]*$",
 }
 """What annotations of each type contain in any other format; a CSV may have no header."""
 
 
-def find_unread(folder: Path, *, deep: bool = True) -> str | None:
+def find_unread(folder: Path, classes: Collection[str] = (), *, deep: bool = True) -> str | None:
     """Return a sentence about annotations in or beside a folder that camkit does not read; None if there are none.
 
-    ``deep`` includes its subfolders.
+    ``deep`` includes its subfolders. ``classes`` are folders that hold pictures of a class, whatever their names say.
     """
     for file in _files(folder, deep=deep):
         try:
@@ -68,7 +82,7 @@ def find_unread(folder: Path, *, deep: bool = True) -> str | None:
         if (sentence := _recognise(file, text)) is not None:
             return sentence
     for place in filterfalse(holds_photographs, mask_folders(folder)):
-        for file in files_in(place, _UNREAD_MASKS)[:1]:
+        for file in [] if place.parent == folder and place.name in classes else files_in(place, _UNREAD_MASKS)[:1]:
             return f"masks in other files than PNG found, such as {file}; camkit does not read them: save them as PNG"
     return None
 
@@ -84,8 +98,10 @@ def _files(folder: Path, *, deep: bool) -> Iterator[Path]:
 
 def _recognise(file: Path, text: str) -> str | None:
     kind = _TYPES[file.suffix.lower()]
-    if kind == "JSON" and looks_like_coco(file):
-        return f"{file} is a COCO file in a folder where camkit looks for none; pass it as " + advice(
+    usual = "COCO" if kind == "JSON" and looks_like_coco(file) else ""
+    usual = "Pascal VOC" if kind == "XML" and re.search(_VOC, text) else usual
+    if usual:
+        return f"{file} is a {usual} file in a folder where camkit looks for none; pass it or its folder as " + advice(
             "regions=...", "--regions"
         )
     for known, name, pattern, conversion in _FORMATS:

@@ -51,7 +51,7 @@ def _looks_like_yolo(file: Path) -> bool:
         rows = _read_rows(file)
     except (OSError, ValueError):
         return False
-    return bool(rows) and all(len(numbers) >= 4 for _, numbers in rows)
+    return bool(rows) and all(len(numbers) >= 4 and not has_picture_suffix(name) for name, numbers in rows)
 
 
 def _read_rows(file: Path) -> list[_Row]:
@@ -93,11 +93,13 @@ def read(folder: Path) -> Annotations:
     collector = AnnotationCollector()
     all_numbers = [numbers for rows in rows_of.values() for _, numbers in rows]
     is_pose = _pose_test(folder, all_numbers)
-    in_pixels = bool(all_numbers) and not any(max(numbers[:4], default=0.0) < LARGEST_SHARE for numbers in all_numbers)
     for file, rows in rows_of.items():
         picture = file.relative_to(folder).with_suffix("").as_posix()
         for name, numbers in rows:
-            _check_row(file, name, numbers, is_pose=is_pose(numbers))
+            pose = is_pose(numbers)
+            _check_row(file, name, numbers, is_pose=pose)
+            outline = len(numbers) > 5 and not pose
+            in_pixels = max(map(abs, numbers if outline else numbers[:4])) >= LARGEST_SHARE
             category = name
             if _is_number(name):
                 category = class_names.get(int(float(name)), "") if class_names else str(int(float(name)))
@@ -106,7 +108,7 @@ def read(folder: Path) -> Annotations:
             elif in_pixels:
                 collector.problems["boxes in pixels, but YOLO needs shares of the picture (0 to 1)"].append(picture)
             else:
-                _add_object(collector, picture, category, numbers, is_pose=is_pose(numbers))
+                _add_object(collector, picture, category, numbers, outline=outline)
     return collector.finish("YOLO", folder)
 
 
@@ -123,9 +125,9 @@ def _check_row(file: Path, name: str, numbers: list[float], *, is_pose: bool) ->
 
 
 def _add_object(
-    collector: AnnotationCollector, picture: str, category: str, numbers: list[float], *, is_pose: bool
+    collector: AnnotationCollector, picture: str, category: str, numbers: list[float], *, outline: bool
 ) -> None:
-    if len(numbers) > 5 and not is_pose:
+    if outline:
         across, down = numbers[::2], numbers[1::2]
         bounds = Box(min(across), min(down), max(across), max(down))
         collector.add(picture, category, bounds, [numbers], shares=True)
@@ -141,17 +143,21 @@ def _box_of(numbers: list[float]) -> Box:
 def _pose_test(folder: Path, rows: list[list[float]]) -> Callable[[list[float]], bool]:
     """Return a function that tells whether the numbers of a row are a box with keypoints.
 
-    ``kpt_shape`` beside the class names says how many keypoints there are, of 2 or 3 numbers each. Without it, the rows
-    are poses if every third number after the box is a visibility (0, 1 or 2) in all rows that are longer than a box.
-    Keypoints of two numbers could then not be told from a polygon.
+    ``kpt_shape`` beside the class names says how many keypoints there are, of 2 or 3 numbers each. A detector adds its
+    confidence to all of them. Without ``kpt_shape``, the rows are poses if every third number after the box is a
+    visibility (0, 1 or 2) in all rows that are longer than a box. Keypoints of two numbers could then not be told from
+    a polygon.
     """
+    longer = [numbers for numbers in rows if len(numbers) > 5]
     for file in (place / name for place in _places_of_names(folder) for name in _TABLES):
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
             table = yaml.load(file.read_text(encoding="utf-8-sig"), _WithoutAliases)
             if table.get("kpt_shape") is not None:
                 points = int(table["kpt_shape"][0])
-                return lambda numbers: len(numbers) in (4 + 2 * points, 4 + 3 * points)
-    longer = [numbers for numbers in rows if len(numbers) > 5]
+                lengths = {4 + 2 * points, 4 + 3 * points}
+                if len(used := {*map(len, longer)}) == 1:
+                    lengths |= used & {length + 1 for length in lengths}
+                return lambda numbers: len(numbers) in lengths
     visible = all(len(numbers) % 3 == 1 and {*numbers[6::3]} <= {0, 1, 2} for numbers in longer)
     poses = visible and any(number % 1 for numbers in longer for number in numbers)
     return lambda numbers: poses and len(numbers) > 5
