@@ -667,6 +667,7 @@ class TestCalls:
         [
             (1, torch.linspace(-3, 2, 8), "range from -3 to 2.*MSELoss"),
             (1, torch.arange(8), "range from 0 to 7"),
+            (5, torch.full((8,), -100), r"which are all -100 \(ignored\)"),
             (5, torch.linspace(-3, 2, 40).reshape(8, 5), "range from -3 to 2"),
             (5, torch.arange(8), "one is class 5"),
             (5, torch.zeros(8), "float32"),

@@ -564,6 +564,18 @@ def test_a_factory_in_a_module_of_the_current_folder(own, monkeypatch):
     assert isinstance(load_model("own:ready", pretrained=False).module, nn.Sequential)
 
 
+def test_files_of_the_current_folder_do_not_replace_what_an_installed_package_imports(tmp_path, monkeypatch):
+    for folder in ("installed", "stranger"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "installed" / "package_of_nets.py").write_text(
+        "try:\n    import dependency_of_nets\nexcept ImportError:\n    from torch.nn import Identity as make\n"
+    )
+    (tmp_path / "stranger" / "dependency_of_nets.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    monkeypatch.chdir(tmp_path / "stranger")
+    assert isinstance(load_model("package_of_nets:make", size=8, mean=0.5, std=0.5).module, nn.Identity)
+
+
 def test_a_module_without_preprocessing_asks_for_it_and_takes_it(own):
     name = f"{own / 'own.py'}:alone"
     with pytest.raises(InputError, match="how to prepare pictures"):

@@ -71,6 +71,8 @@ def _of_classes(logits: Tensor, labels: Tensor, scores: Tensor) -> Tensor:
     wrong = labels[(labels != _IGNORED) & ((labels < 0) | (labels >= logits.shape[1]))]
     if len(wrong):
         raise _unfit(scores, labels, f", of which one is class {int(wrong[0])},")
+    if bool((labels == _IGNORED).all()):
+        raise _unfit(scores, labels, f", which are all {_IGNORED} (ignored),")
     return functional.cross_entropy(logits, labels)
 
 

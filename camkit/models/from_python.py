@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,7 +116,9 @@ def _module(source: str) -> ModuleType:
 
 def _import(name: str) -> ModuleType:
     folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
-    sys.path.insert(0, folder)
+    # Beside an installed package the folder may be a stranger's, whose files must not replace what the package imports.
+    added = [folder] if PathFinder.find_spec(name.partition(".")[0], [folder]) else []
+    sys.path[:0] = added
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -125,7 +128,8 @@ def _import(name: str) -> ModuleType:
             f"there is no Python module {name!r} in this folder or among the installed packages"
         ) from error
     finally:
-        sys.path.remove(folder)
+        for path in added:
+            sys.path.remove(path)
 
 
 def _find(module: ModuleType, attribute: str, name: str) -> Any:
