@@ -381,8 +381,34 @@ def test_a_new_config_does_not_replace_the_data_it_describes(tmp_path, capsys):
 
     assert run("check", "init", data, "--file", data, "--overwrite") == 2
 
-    assert "is itself read as input" in capsys.readouterr().err
+    assert "name a file of its own for the config that ends in .toml" in capsys.readouterr().err
     assert data.read_text() == "path,label\nb.png,plane\n"
+
+
+def test_no_command_replaces_a_file_that_an_option_names(tmp_path, capsys):
+    for name in ("imgs/a.png", "imgs/diagnose.png", "data/plane/a.png", "data/ship/a.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(tmp_path / name), frames(1)[0])
+    labels, classes, config = tmp_path / "names.csv", tmp_path / "report.json", tmp_path / "own.toml"
+    labels.write_text("a\nb\nc\nd\n")
+    classes.write_text('{"plane": 0, "ship": 1}')
+    config.write_text("[explain]\nalpha = 0.2\n")
+    project = tmp_path / "pyproject.toml"
+    project.write_text("[project]\nname = 'own'\n")
+    data = tmp_path / "data"
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for call in (
+        [tmp_path / "imgs" / "a.png", "--labels", labels, "--table", labels, "--no-pictures", "--overwrite"],
+        ["diagnose", tmp_path / "imgs", "--out", tmp_path / "imgs"],
+        ["check", data, "--class-map", classes, "--out", tmp_path],
+        ["check", "init", data, "--config", config, "--file", config, "--overwrite"],
+        ["check", "init", data, "--file", project, "--overwrite"],
+        ["check", "init", data, "--file", data / "plane" / "a.png", "--overwrite"],
+    ):
+        assert run(*call) == 2, call
+        error = capsys.readouterr().err
+        assert "is itself read as input" in error or "name a file of its own for the config" in error
+        assert {file: file.read_bytes() for file in before} == before
 
 
 def test_a_video_has_one_target(tmp_path, capsys):

@@ -164,7 +164,9 @@ def explain(
         find_method(method)
     targets = targets or TargetOptions()
     targets.check()
-    refuse_input(out, [targets.mask, targets.similar_to])
+    for written in (out, table):
+        if written is not None:
+            refuse_input(written, [targets.mask, targets.similar_to, *source.files()])
     files = Pictures(pictures, skip=out, recursive=recursive)
     loaded = source.load()
     precision, precision_note = usable_precision(precision, device_of(loaded.module))

@@ -163,11 +163,11 @@ def check(
     """
     from camkit.background.cost import estimate_cost
     from camkit.background.journal import count_finished
+    from camkit.background.report import REPORTS, markdown
     from camkit.background.report import console as check_console
-    from camkit.background.report import markdown
     from camkit.background.run import JOURNAL, finish_check, plan_check
     from camkit.cli.text import wide
-    from camkit.images.files import check_folder, refuse_address
+    from camkit.images.files import check_folder, refuse_address, refuse_input
 
     common = common or Common()
     common.begin()
@@ -176,6 +176,8 @@ def check(
     settings = _settings(common.config, data, pictures, check=experiment, limits=limits, run=run)
     out, resume, tensorboard = settings.run.out or Path("camkit-check"), settings.run.resume, settings.run.tensorboard
     check_folder(out)
+    for name in REPORTS:
+        refuse_input(out / name, [settings.data.regions, settings.data.class_map, *source.files()])
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(_cluster(ray))
         plan = plan_check(source.load(), config=settings, skip=out)
@@ -297,15 +299,19 @@ def init(
     from camkit.background.classes import read_class_map, split_class_map
     from camkit.background.data import read_data
     from camkit.background.starter import starter_config
+    from camkit.config.files import PROJECT_FILE
     from camkit.images.files import refuse_input, write_file
 
     common = common or Common()
     common.begin()
+    if file.suffix != ".toml" or file.name == PROJECT_FILE:
+        raise InputError(f"{file}: name a file of its own for the config that ends in .toml, such as camkit.toml")
     if file.exists() and not overwrite:
         raise InputError(f"{file} exists already; name another file with --file, or pass --overwrite")
     model = {} if source is None else source.as_settings()
     settings = _settings(common.config, data, pictures, check=experiment, limits=limits, run=run, model=model)
-    refuse_input(file, [settings.data.path, settings.data.regions, settings.data.class_map, settings.model.labels])
+    data_files = [settings.data.path, settings.data.regions, settings.data.class_map, settings.model.labels]
+    refuse_input(file, [common.config, *data_files])
     if settings.data.path is None:
         raise InputError("name the pictures: camkit check init validation/ --model resnet50")
     table = settings.data.class_map

@@ -50,9 +50,12 @@ def diagnose(
     from camkit.diagnosis.report import REPORTS
     from camkit.diagnosis.report import console as report
     from camkit.diagnosis.report import json as json_report
+    from camkit.images.files import refuse_input
     from camkit.images.listing import find_pictures
 
     files = find_pictures(pictures, skip=out, recursive=recursive)
+    for name in REPORTS:
+        refuse_input(out / name, files)
     loaded = source.load(trainable=True)
     with events_into(tensorboard) as events:
         result = diagnose_files(loaded, files, out, training=train, precision=precision, limit=limit)

@@ -92,6 +92,10 @@ class _ModelOptions:
             "text": "+".join(self.text or ()),
         }
 
+    def files(self) -> list[Path | None]:
+        """Return the files that the options name."""
+        return [self.labels, None if self.weights is None else Path(self.weights)]
+
     def arguments(self) -> dict[str, Any]:
         """Return the options as ``camkit.load_model`` takes them, without the device."""
         from camkit.models import read_labels
