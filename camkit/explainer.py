@@ -9,6 +9,7 @@ from __future__ import annotations
 import cmath
 import copy
 import functools
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ from camkit.explanation import (
     sharing_scale,
     shown_pictures,
 )
-from camkit.images.ahead import MOST_BYTES, Batch, Reader, Unread, bytes_of_batch, leaves_room
+from camkit.images.ahead import MOST_BYTES, Batch, Reader, Unread, bytes_of_batch, in_rounds, leaves_room
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
 from camkit.layers.memory import ModelMemory
@@ -533,7 +534,8 @@ class Explainer:
         """Explain batches in order. The first one settles the layer; those after it may run several at once.
 
         The last digits depend on the number of cores of a pass. If the caller counts the passes, to continue at one of
-        them later, all passes get the same number of cores.
+        them later, all passes get the same number of cores. Otherwise the first pass gets all cores, and so do the last
+        ones if they could not keep all cores busy together.
         """
         at_once = self._passes_at_once(request)
         cores = cores_of_a_pass() if at_once > 1 else torch.get_num_threads()
@@ -546,14 +548,15 @@ class Explainer:
         else:
             return
 
-        def task(batch: Batch) -> Task[list[Any]]:
+        def task(batch: Batch, together: bool) -> Task[list[Any]]:
             rows = functools.partial(self._rows, request, batch)
             if isinstance(batch, Unread):
                 later = Later(str(batch.file), rows)
                 return Task(lambda: [later], in_thread=False)
-            return Task(rows, in_thread=leaves_room(batch), size=bytes_of_batch(batch))
+            return Task(rows, in_thread=together and leaves_room(batch), size=bytes_of_batch(batch))
 
-        tasks = map(task, batches)
+        together = in_rounds(batches, at_once) if request.on_pass is None else zip(batches, itertools.repeat(True))
+        tasks = itertools.starmap(task, together)
         yield from in_order(tasks, workers=at_once, ahead=at_once, prompt=True, most=MOST_BYTES, cores=cores)
 
     def _passes_at_once(self, request: _Request) -> int:

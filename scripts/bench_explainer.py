@@ -1,26 +1,30 @@
-"""Measure the cost of an Explainer for one picture at a time, relative to a plain inference pass in the same run.
+"""Measure the cost of an Explainer relative to a plain inference pass in the same run: one picture at a time, or many.
 
     python scripts/bench_explainer.py --rounds 40 --threads 1 2 --json explainer.json --markdown explainer.md
+    python scripts/bench_explainer.py --rounds 11 --threads 2 --networks resnet50 mobilenet_v2 --pictures 1 2 4 8 16 64
 
 Each round runs every variant once, in random order; the table shows the medians of the rounds' ratios. First calls are
 measured on fresh copies of the model. The networks have random weights, since the cost does not depend on
-them. torchcam is measured if it is installed (``pip install '.[bench]'``).
+them. torchcam is measured if it is installed (``pip install '.[bench]'``); ``--pictures`` needs it.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import copy
 import cProfile
+import functools
 import io
 import json
+import operator
 import platform
 import pstats
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +127,50 @@ def _torchcam(model: nn.Module, layer: str) -> Callable[[Tensor], Any] | None:
 
     def run(image: Tensor) -> Any:
         scores = model(image.clone().requires_grad_())
-        return extractor(int(scores.argmax()), scores)
+        return extractor(scores.argmax(1).tolist(), scores)
 
     return run
+
+
+def table_of_batches(networks: Sequence[str], counts: Sequence[int], rounds: int) -> str:
+    """Return a Markdown table of the cost of several pictures in one call."""
+    lines = [
+        "| | pictures | plain, ms | plain, channels last, ms | camkit, ms | camkit / better plain | torchcam, ms |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name in networks:
+        for count, seconds in measure_batches(name, counts, rounds).items():
+            ms = {variant: 1e3 * statistics.median(values) for variant, values in seconds.items()}
+            better = min(("plain", "channels last"), key=ms.__getitem__)
+            ratio = statistics.median(map(operator.truediv, seconds["camkit"], seconds[better]))
+            own = f"{ms['camkit']:.1f} | {ratio:.2f} | {ms['torchcam']:.1f}"
+            lines.append(f"| {name} | {count} | {ms['plain']:.1f} | {ms['channels last']:.1f} | {own} |")
+    return "\n".join(lines)
+
+
+def measure_batches(name: str, counts: Sequence[int], rounds: int) -> dict[int, dict[str, list[float]]]:
+    """Return the seconds of each variant for each number of pictures; all of them take turns in each round."""
+    model = torchvision.models.get_model(name).eval()
+    peer = _torchcam(copy.deepcopy(model), NETWORKS[name])
+    if peer is None:
+        sys.exit("--pictures compares camkit with torchcam, which is not installed: pip install '.[bench]'")
+    plain = torch.inference_mode()(model)
+    runs: dict[tuple[int, str], Callable[[], object]] = {}
+    for count in counts:
+        images = torch.randn(count, 3, 224, 224)
+        channels_last = images.contiguous(memory_format=torch.channels_last)
+        runs[count, "plain"] = functools.partial(plain, images)
+        runs[count, "channels last"] = functools.partial(plain, channels_last)
+        runs[count, "camkit"] = functools.partial(camkit.explain, model, images)
+        runs[count, "torchcam"] = functools.partial(peer, images)
+    seconds: dict[int, dict[str, list[float]]] = {count: collections.defaultdict(list) for count in counts}
+    shuffled = random.Random(0)
+    for number in range(-1, rounds):
+        for (count, variant), run in shuffled.sample(list(runs.items()), len(runs)):
+            spent = _timed(run)
+            if number >= 0:  # the round before the first is a warm-up
+                seconds[count][variant].append(spent)
+    return seconds
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -207,6 +252,7 @@ def main() -> None:
     parser.add_argument("--first-rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--pictures", type=int, nargs="+", help="measure calls with these numbers of pictures instead")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--profile", choices=list(NETWORKS), help="print a profile of this network's calls instead")
@@ -214,6 +260,10 @@ def main() -> None:
     if options.profile:
         torch.set_num_threads(options.threads[0])
         print(profile(options.profile))
+        return
+    if options.pictures:
+        torch.set_num_threads(options.threads[0])
+        print(table_of_batches(options.networks, options.pictures, options.rounds))
         return
     results: dict[str, dict[str, Any]] = {}
     for threads in options.threads:

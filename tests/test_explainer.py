@@ -607,12 +607,18 @@ def plain_net() -> nn.Sequential:
 
 
 def threads_of_passes(explainer: camkit.Explainer, images: Iterable[Any], **options: Any) -> set[int]:
-    """Explain pictures, and return the threads in which the model ran."""
-    threads: set[int] = set()
+    """Explain pictures, and return the threads in which the model ran.
+
+    If there are others than this one, the first two wait for each other, so that neither runs all passes.
+    """
+    threads = {threading.get_ident()}
+    both = threading.Barrier(2, timeout=60)
     run = explainer._explain_batch
 
     def noting(*arguments: Any) -> Any:
-        threads.add(threading.get_ident())
+        if threading.get_ident() not in threads:
+            threads.add(threading.get_ident())
+            both.wait()
         return run(*arguments)
 
     explainer._explain_batch = noting  # type: ignore[method-assign]
@@ -697,6 +703,38 @@ def test_all_passes_that_are_counted_have_the_same_number_of_cores() -> None:
     cores.clear()
     explainer.batch(pictures[:2])
     assert cores == [2]  # a single pass has all cores
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize(
+    ("count", "together", "after"),
+    [
+        (2, 0, []),
+        (8, 0, [4]),
+        (9, 0, [4, 1]),
+        (11, 0, [4, 3]),
+        (12, 2, []),
+        (16, 2, [4]),
+        (22, 4, [2]),
+        (28, 6, []),
+    ],
+)
+def test_the_last_pictures_get_all_cores_unless_both_workers_get_as_many(
+    count: int, together: int, after: list[int]
+) -> None:
+    passes: list[tuple[int, int]] = []
+    explainer = camkit.Explainer(plain_net())
+    run = explainer._explain_batch
+
+    def noting(request: Any, batch: list[Any]) -> Any:
+        passes.append((len(batch), torch.get_num_threads()))
+        return run(request, batch)
+
+    explainer._explain_batch = noting  # type: ignore[method-assign]
+    pictures = [picture(seed) for seed in range(count)]
+    rows = explainer.batch(torch.stack(pictures))
+    assert passes == [(min(count, 4), 2), *[(4, 1)] * together, *((size, 2) for size in after)]
+    assert [row.source for row in rows] == [f"picture {number}" for number in range(1, count + 1)]
 
 
 @pytest.mark.usefixtures("two_cores")

@@ -137,6 +137,22 @@ class Reader:
             return Failure(source_of(image, number), error)
 
 
+def in_rounds(batches: Iterable[Batch], workers: int) -> Iterator[tuple[Batch, bool]]:
+    """Yield the batches in rounds of one for each worker, and tell of each whether the workers run it.
+
+    They run all rounds except a last one that would leave some of them idle: one of fewer batches, or of batches of
+    different lengths.
+    """
+    held: list[Batch] = []
+    for batch in batches:
+        if len(held) == workers:
+            yield from ((held.pop(0), True) for _ in range(workers))
+        held.append(batch)
+    lengths = {len(batch) if isinstance(batch, list) else 0 for batch in held}
+    are_equal = len(held) == workers and len(lengths) == 1
+    yield from ((held.pop(0), are_equal) for _ in range(len(held)))
+
+
 def leaves_room(batch: Batch) -> bool:
     """Tell whether a batch leaves room in memory for others; a batch that does not is a single photo."""
     return bytes_of_batch(batch) <= _MOST_BYTES_PER_BATCH
