@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -142,10 +143,15 @@ class _Head:
         self._maps = maps.detach()
         self._cells = to_grid(self._maps, layout)
 
+    @functools.cached_property
+    def _unchanged(self) -> Any:
+        """What the head returns for the picture's own cells."""
+        return self._run(self._cells)
+
     def share(self) -> tuple[float | None, bool]:
         """Return the share of the score that the cells carry, and whether they carry all that the model returns."""
         with torch.no_grad():
-            own, (other, cells) = self._score(self._run(self._cells)), self._of_another_picture()
+            own, (other, cells) = self._score(self._unchanged), self._of_another_picture()
             change = (other - own).norm()
             if not change > self._rounding(own.norm()):  # "not >" holds for NaN
                 return None, False
@@ -166,7 +172,7 @@ class _Head:
         with torch.no_grad():
             noise = torch.randn((_STEPS, *self._cells.shape), generator=generator).to(self._cells)
             steps = _STEP * noise * self._cells
-            own = self._scalar(self._run(self._cells))
+            own = self._scalar(self._unchanged)
             changes = torch.stack([self._scalar(self._run(self._cells + step)) - own for step in steps])
             predicted = (gradient * steps).flatten(1).sum(1)
             largest = torch.maximum(changes.norm(), predicted.norm())
