@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from camkit.errors import InputError
+from camkit.errors import brief
 from camkit.explanation import Explanation, LayerMaps
-from camkit.types import Box, Failure
+from camkit.types import Box, Failure, Smoothing, Status
 
 Kind: TypeAlias = Literal["text", "whole", "real", "reals", "wholes", "halves"]
 """What a column holds: text, a whole number, a real number, or lists of these; halves are real numbers in 16 bits."""
@@ -89,8 +88,8 @@ def row_of_failure(failure: Failure) -> Row:
     return {**empty, "path": text_of(failure.source), "status": ERROR, "error": text_of(str(failure.error))}
 
 
-def explanation_of(row: Mapping[str, Any], folder: Path = Path()) -> Explanation:
-    """Return the Explanation of a row.
+def explanation_of(row: Row, folder: Path = Path()) -> Explanation:
+    """Return the Explanation of a row without faults.
 
     Its map has the precision of 16 bits. If several layers were fused, its heatmap is drawn from their fused map. The
     picture is read from its file when it is first drawn.
@@ -98,37 +97,73 @@ def explanation_of(row: Mapping[str, Any], folder: Path = Path()) -> Explanation
     Args:
         row: a row whose status is not "error".
         folder: what a relative path in the row is relative to.
-
-    Raises:
-        InputError: the row lacks a column or holds something else.
     """
-    try:
-        shares_of_scale = np.asarray(row["raw"], np.float16).reshape(row["shape"])
-        raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"])
-        shares = list(row["extent"] or ())
-        extent = tuple(zip(shares[::2], shares[1::2], strict=True))
-        box, detection = (None if row[name] is None else Box(*row[name]) for name in ("box", "detection"))
-        return Explanation(
-            maps=LayerMaps((torch.from_numpy(raw),), (extent,), "mean", tuple(row["input"])),
-            raw=raw,
-            target=row["target"],
-            label=row["label"],
-            score=math.nan if row["score"] is None else row["score"],
-            probability=row["probability"],
-            layer=row["layer"],
-            layer_reason=row["layer_reason"],
-            method=row["method"],
-            smooth=row["smooth"],
-            status=row["status"],
-            box=box,
-            shown=None if box is None else folder / row["path"],
-            source=row["path"],
-            detection=detection,
-            extent=extent,
-            quantity=row["quantity"],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the table's row for {row.get('path')} does not hold an explanation: {error}") from error
+    shares_of_scale = np.asarray(row["raw"], np.float16).reshape(row["shape"])
+    raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"])
+    shares = _extent(row).tolist()
+    extent = tuple(zip(shares[::2], shares[1::2], strict=True))
+    box, detection = (None if row[name] is None else Box(*map(float, row[name])) for name in ("box", "detection"))
+    return Explanation(
+        maps=LayerMaps((torch.from_numpy(raw),), (extent,), "mean", tuple(map(int, row["input"]))),
+        raw=raw,
+        target=row["target"],
+        label=row["label"],
+        score=math.nan if row["score"] is None else row["score"],
+        probability=row["probability"],
+        layer=row["layer"],
+        layer_reason=row["layer_reason"],
+        method=row["method"],
+        smooth=row["smooth"],
+        status=row["status"],
+        box=box,
+        shown=None if box is None else folder / row["path"],
+        source=row["path"],
+        detection=detection,
+        extent=extent,
+        quantity=row["quantity"],
+    )
+
+
+def _extent(row: Row) -> Float[np.ndarray, " shares"]:
+    return np.asarray([] if row["extent"] is None else row["extent"], np.float64)  # a CSV has no empty lists
+
+
+_GIVEN = ("path", "layer", "layer_reason", "method", "quantity", "raw_scale", "shape", "input", "raw")
+"""The columns in which the row of every explanation holds something."""
+
+_MOST_PIXELS = 2**28
+"""The most pixels of a model's input, of 4 bytes each. Tables have no larger input, and so large a map can be drawn."""
+
+
+@np.errstate(all="ignore")  # of numbers that no table holds; NaN is in no range
+def fault_of(row: Row) -> str:  # noqa: PLR0911 - a return for each column
+    """Return why the row of an explanation cannot be read, as a clause; "" if it can."""
+    missing = [name for name in _GIVEN if row[name] is None]
+    if missing:
+        return f"{missing[0]} is missing"
+    for name, choices in (("status", get_args(Status)), ("smooth", (None, *get_args(Smoothing)))):
+        if row[name] not in choices:
+            return f"{name} is {brief(row[name])}"
+    for name in ("box", "detection"):
+        corners = np.asarray((0, 0, 1, 1) if row[name] is None else row[name], np.float32)
+        if len(corners) != 4 or not (np.isfinite(corners).all() and (corners[:2] < corners[2:]).all()):
+            return f"{name} is {brief(row[name])}"
+    shape, size, raw = (np.asarray(row[name]) for name in ("shape", "input", "raw"))
+    extent = _extent(row)
+    if not (1 <= len(shape) == len(size) <= 3 and (size >= 1).all() and (shape >= 1).all()) or len(raw) != shape.prod():
+        return f"an input of size {brief(row['input'])} has no map of shape {brief(row['shape'])} with {len(raw)} cells"
+    finite = np.isfinite(raw)
+    if not (np.abs(raw[finite]) <= 1).all() or not (finite.all() or row["status"] == "non_finite"):
+        return "raw holds what is not between -1 and 1"
+    if not 0 < row["raw_scale"] <= np.finfo(np.float32).max:
+        return f"raw_scale is {row['raw_scale']}"
+    starts, ends = (extent[::2], extent[1::2]) if len(extent) else (0 * size, 0 * size + 1)
+    if len(starts) == len(ends) == len(size):
+        pixel = (ends - starts) / size
+        covered = np.minimum(ends, 1) - np.maximum(starts, 0)
+        if (covered >= pixel).all() and (pixel > 0).all() and min(pixel.prod(), 1 / size.prod()) >= 1 / _MOST_PIXELS:
+            return ""
+    return f"a map with the extent {brief(extent)} does not fit an input of size {brief(row['input'])}"
 
 
 def text_of(name: str | Path) -> str:

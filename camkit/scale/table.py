@@ -25,11 +25,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from camkit.errors import InputError, OutputError, advice, as_cell, brief, from_cell
+from camkit.errors import InputError, OutputError, advice, as_cell, brief, from_cell, refuse_pipe
 from camkit.explanation import Explanations, sharing_scale
 from camkit.images.files import why_unwritable, write_file
 from camkit.scale.fingerprint import Fingerprint, differences
-from camkit.scale.schema import COLUMNS, ERROR, Kind, Row, explanation_of, text_of
+from camkit.scale.schema import COLUMNS, ERROR, Kind, Row, explanation_of, fault_of, text_of
 
 try:
     import fcntl
@@ -64,16 +64,30 @@ def read(path: str | Path) -> Explanations:
     Raises:
         InputError: there is no such table, or it is damaged, or it needs pyarrow.
     """
+    refuse_pipe(Path(path))
     form = _Parquet(Path(path)) if Path(path).is_dir() else _form_of(Path(path))
     if not form.exists():
         raise InputError(f"there is no table {path}")
     folder = Path(form.about().get("folder", ""))
     rows = Explanations()
     for part in form.parts():
-        explained = (row for row in form.rows(part) if row["status"] != ERROR)
+        explained = _without_faults(part, form.rows(part))
         for _, group in itertools.groupby(explained, key=lambda row: [row[name] for name in _TOGETHER]):
             rows.extend(sharing_scale([explanation_of(row, folder) for row in group]))
     return rows
+
+
+def _without_faults(part: Path, rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield the rows of explanations.
+
+    Raises:
+        InputError: a row holds something that is not an explanation's.
+    """
+    for row in rows:
+        if row["status"] != ERROR:
+            if fault := fault_of(row):
+                raise InputError(f"{part} cannot be read: in the row of {brief(row['path'])}, {fault}")
+            yield row
 
 
 class Table:
@@ -388,6 +402,17 @@ class _Form(ABC):
         """Add a part, completely or not at all."""
 
 
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""The errors of reading what a table was started with, if it is damaged."""
+
+
+def _about_of(data: bytes) -> dict[str, Any]:
+    about = json.loads(data)
+    text_of(os.fspath(about["folder"]))
+    "".join(about["fingerprint"].values())
+    return dict(about)
+
+
 def _form_of(path: Path) -> _Form:
     if path.suffix.lower() == ".csv":
         return _Csv(path)
@@ -424,6 +449,67 @@ def arrow_table(rows: Sequence[Row], schema: Any) -> Any:
 
     columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+_IN_EVERY_ROW = ("path", "status")
+
+
+def _values_of(name: str, column: Any) -> Iterable[Any]:
+    """Return the values of a column of Parquet: texts, numbers, or arrays of numbers.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
+
+    expected, texts = cluster_schema().field(name).type, []
+    if expected == "string":
+        for chunk in column.dictionary_encode().chunks:
+            words = chunk.dictionary.cast(expected).to_pylist()
+            texts += [None if index is None else words[index] for index in chunk.indices.to_pylist()]
+        if name in _IN_EVERY_ROW and not all(texts):
+            raise ValueError(f"the column {name!r} has empty cells")
+        return texts
+    try:
+        column = column.cast(expected)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(f"the column {name!r} holds {column.type}, not {expected}") from error
+    if pa.types.is_list(expected):
+        return (None if cell.values is None else cell.values.to_numpy(zero_copy_only=False) for cell in column)
+    return (cell.as_py() for cell in column)
+
+
+_UNPACKED = 256
+"""The most bytes that a byte of a part unpacks to; so small a file as 1 MiB counts as that. Maps without evidence, of
+zeros alone, are all that is packed as well."""
+
+_ROW = 4096
+"""The bytes of an Explanation, besides its map."""
+
+
+def _check_part(file: Any, size: int, columns: Sequence[str]) -> None:
+    """Refuse a part that lacks columns, has texts in others than those of texts, or unpacks to far more than its size.
+
+    Raises:
+        ValueError: it is such a part.
+    """
+    schema, expected, footer = file.schema_arrow, cluster_schema(), file.metadata
+    for name in columns:
+        if schema.names.count(name) != 1:
+            raise ValueError(f"it has {schema.names.count(name)} columns {name!r}, not 1")
+    leaves = [leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path.split(".")[0] in columns]
+    for leaf in map(footer.schema.column, leaves):
+        name, *within = leaf.path.split(".")
+        held, wanted, has_text = schema.field(name).type, expected.field(name).type, leaf.physical_type == "BYTE_ARRAY"
+        if held != "null" and (has_text != (wanted == "string") or (has_text and within)):
+            raise ValueError(f"the column {name!r} holds {held}, not {wanted}")
+    unpacked = 0
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        chunks = map(group.column, leaves)
+        unpacked += sum(max(chunk.total_uncompressed_size, 4 * chunk.num_values) for chunk in chunks)
+        unpacked += _ROW * group.num_rows
+    if unpacked > _UNPACKED * max(size, 2**20):
+        raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,}, more than a table of camkit does")
 
 
 class _Parquet(_Form):
@@ -466,11 +552,11 @@ class _Parquet(_Form):
 
     def about(self) -> dict[str, Any]:
         """Return what the table was started with, from its own file or from the metadata of a part."""
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return dict(json.loads((self._path / self._ABOUT).read_bytes()))
+        with contextlib.suppress(*_DAMAGED):
+            return _about_of((self._path / self._ABOUT).read_bytes())
         for part in self.parts():
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                return dict(json.loads(self._pq.read_metadata(part).metadata[self._METADATA]))
+            with contextlib.suppress(*_DAMAGED):
+                return _about_of(self._pq.read_metadata(part).metadata[self._METADATA])
         return {}
 
     def repair(self) -> None:
@@ -478,7 +564,7 @@ class _Parquet(_Form):
             unfinished.unlink()
         for part in self.parts():
             try:
-                self._read(part, list(COLUMNS))
+                self._read(part, tuple(COLUMNS))
             except InputError:
                 aside = part.with_name(f"_damaged-{part.name}")
                 part.replace(aside)
@@ -495,17 +581,21 @@ class _Parquet(_Form):
         return sorted(self._path.glob("part-*.parquet"))
 
     def values(self, part: Path, *columns: str) -> Iterable[tuple[Any, ...]]:
-        table = self._read(part, list(columns))
-        return zip(*(table.column(name).to_pylist() for name in columns), strict=True)
+        return zip(*self._read(part, columns), strict=True)
 
     def rows(self, part: Path) -> Iterator[Row]:
-        table = self._read(part, None)
-        for batch in table.to_batches(max_chunksize=_ROWS):
-            yield from batch.to_pylist()
+        for values in self.values(part, *COLUMNS):
+            yield dict(zip(COLUMNS, values, strict=True))
 
-    def _read(self, part: Path, columns: list[str] | None) -> Any:
+    def _read(self, part: Path, columns: Sequence[str]) -> list[Iterable[Any]]:
+        """Return the values of some columns. A text of several rows is in memory once."""
+        texts = [name for name in columns if cluster_schema().field(name).type == "string"]
         try:
-            return self._pq.read_table(part, columns=columns, page_checksum_verification=True, partitioning=None)
+            with self._pq.ParquetFile(part) as file:
+                _check_part(file, part.stat().st_size, columns)
+            with self._pq.ParquetFile(part, read_dictionary=texts, page_checksum_verification=True) as file:
+                table = file.read(list(columns))
+            return [_values_of(name, table.column(name)) for name in columns]
         except Exception as error:  # pyarrow has errors of several kinds for damaged files
             raise InputError(f"{part} cannot be read: {brief(error)}") from error
 
@@ -556,9 +646,9 @@ class _Csv(_Form):
         self._about = dict(about)
 
     def about(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            about = dict(json.loads(self.beside.read_bytes()))
-            return about if isinstance(about.get("bytes"), int) else {}
+        with contextlib.suppress(*_DAMAGED):
+            about = _about_of(self.beside.read_bytes())
+            return about if int(about["bytes"]) > 0 else {}
         return {}
 
     def repair(self) -> None:
@@ -594,8 +684,11 @@ class _Csv(_Form):
             with part.open("rb") as file:
                 reader = csv.DictReader(_lines_of(file, self.about().get("bytes", math.inf)), strict=True)
                 while (row := _next_row(reader)) is not None:
-                    if None in row.values() or row.keys() != COLUMNS.keys():
-                        raise InputError(f"{part} cannot be read: it has other columns than a table of camkit")
+                    is_other = row.keys() != COLUMNS.keys() or len(reader.fieldnames or ()) != len(COLUMNS)
+                    if is_other or None in row.values() or not row["path"]:
+                        raise InputError(
+                            f"{part} cannot be read: it has other columns than a table of camkit, or no path"
+                        )
                     yield {name: from_cell(text) for name, text in row.items()}
         except (csv.Error, OSError, UnicodeError) as error:
             raise InputError(f"{part} cannot be read: {brief(error)}") from error
@@ -622,7 +715,7 @@ def _lines_of(file: BinaryIO, most: float | int) -> Iterator[str]:
     """Yield the lines of the first ``most`` bytes of a file.
 
     Raises:
-        csv.Error: these bytes end within a line, so another program changed the file.
+        csv.Error: these bytes end within a line, or the file ends before them, so another program changed the file.
     """
     for line in file:
         if most <= 0:
@@ -631,6 +724,8 @@ def _lines_of(file: BinaryIO, most: float | int) -> Iterator[str]:
         if most < 0:
             raise csv.Error("another program changed its lines")
         yield line.decode()
+    if 0 < most < math.inf:
+        raise csv.Error("its end is missing")
 
 
 def _csv_line(cells: Iterable[Any]) -> bytes:
