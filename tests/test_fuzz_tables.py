@@ -31,7 +31,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 SIDE = 16
 STEP, SEEDS = 4, 12
-"""Every fourth alteration, and this many of the random ones, are tried: a few seconds. With 1 and 400, all are tried."""
+"""Every fourth alteration, and this many of the random ones: a few seconds. With 1 and 400, more are tried."""
 
 
 def prepare(picture: Image.Image) -> torch.Tensor:

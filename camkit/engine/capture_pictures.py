@@ -83,7 +83,12 @@ def capture_with_pictures(
     features: list[Features] = []
     for explained in maps or [Features(image, ())]:
         pictures = Pictures(model, image, fixed, options, each_pass, explained.extent)
-        rows = iter(weigh(explained.activations, pictures).split(1) if fixed else ())
+        by_target = weigh(explained.activations, pictures).split(1) if fixed else ()
+        if len(by_target) != len(fixed):
+            raise MethodError(
+                f"the method must return a row of weights for each of {len(fixed)} targets, not {len(by_target)} rows"
+            )
+        rows = iter(by_target)
         none = torch.zeros_like(explained.activations)
         weights = tuple(none if is_absent(scored) else next(rows) for scored in scores)
         features.append(replace(explained, by_target=weights))

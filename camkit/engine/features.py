@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from camkit.engine.nested import mapped
+from camkit.errors import MethodError
 from camkit.methods.registry import Method
+from camkit.targets.outputs import describe
 from camkit.targets.scores import Scores
 from camkit.types import Extent, Layout
 
@@ -41,7 +44,14 @@ class Capture:
 
 
 def weigh(method: Method, *given: Any) -> Tensor:
-    """Return the weights of a method. A function of the user's gets copies, since it may work in place."""
-    if method.users:
-        given = mapped(given, lambda value: value.clone() if isinstance(value, Tensor) else value)
-    return method.weights(*given)
+    """Return the weights of a method. A function of the user's gets copies, since it may work in place.
+
+    Raises:
+        MethodError: it returns no dense tensor. Each pass checks the shape.
+    """
+    if not method.users:
+        return method.weights(*given)
+    weights = method.weights(*mapped(given, lambda value: value.clone() if isinstance(value, Tensor) else value))
+    if not isinstance(weights, Tensor) or weights.layout is not torch.strided or not weights.dim():
+        raise MethodError(f"method {method.name!r} must return a dense tensor of weights, not {describe(weights)}")
+    return weights.detach()

@@ -23,6 +23,7 @@ from camkit.metrics.heat import Heat, as_heat, real_values
 from camkit.metrics.reference_maps import reference_maps
 from camkit.metrics.registry import Metric, find_metric
 from camkit.metrics.values import Table, UndefinedError, Value, Values
+from camkit.targets.outputs import describe
 from camkit.types import ImageLike
 
 if TYPE_CHECKING:
@@ -203,9 +204,13 @@ class Evaluator:
         try:
             if heat.problem is not None:
                 raise heat.problem
-            number = float(metric.measure(*(self._copied(heat) if metric.users else (self, heat))))
+            measured = metric.measure(*(self._copied(heat) if metric.users else (self, heat)))
         except UndefinedError as error:
             return Value(metric.name, None, error.status, str(error), fill)
+        try:
+            number = float(measured)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # NumPy and PyTorch raise several
+            raise InputError(f"metric {metric.name!r} must return a number, not {describe(measured)}") from error
         if not math.isfinite(number):
             return Value(metric.name, None, "non_finite", f"{metric.title} is {number} for this map", fill)
         return Value(metric.name, number, fill=fill)

@@ -15,9 +15,9 @@ from camkit.errors import TargetError, advice
 from camkit.targets.boxes import best_box, boxes_of_class
 from camkit.targets.maps import SegmentTarget, class_by_area, class_on_map
 from camkit.targets.names import check_index, class_of, label_of, whole_number
-from camkit.targets.outputs import describe, detections_of, logits_of, maps_of
+from camkit.targets.outputs import detections_of, logits_of, maps_of
 from camkit.targets.probabilities import PLURAL, final_activation, given_probabilities, kind_of, logits_behind
-from camkit.targets.scores import Expands, OfPictures, Scores, Target, copied
+from camkit.targets.scores import Expands, OfPictures, Scores, Target, check_values, copied
 from camkit.types import Activation
 
 FINER_WEIGHT, FINER_NEAREST = 0.6, 3
@@ -416,11 +416,7 @@ class FunctionTarget(Target):
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the function's scores; there must be one per image."""
         values = self.function(copied(output))
-        if not isinstance(values, Tensor) or values.shape != (batch,) or not values.is_floating_point():
-            raise TargetError(
-                f"the target function returned {describe(values)}; it must return a floating-point tensor of shape "
-                f"({batch},), one score per image"
-            )
+        check_values(values, batch, "the target function")
         return Scores(
             values=values,
             description=getattr(self.function, "__name__", None) or repr(self.function),

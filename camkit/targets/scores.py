@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from camkit.errors import TargetError
+from camkit.targets.outputs import describe
 from camkit.types import Activation
 
 
@@ -52,10 +55,30 @@ def copied(output: Any) -> Any:
     return tree_map_only(Tensor, Tensor.clone, output)
 
 
+def check_values(values: Any, batch: int, who: str) -> None:
+    """Refuse what cannot be the scores of a batch, from a target or a function of the user's.
+
+    Raises:
+        TargetError: it is not a dense floating-point tensor (N,).
+    """
+    is_dense = isinstance(values, Tensor) and values.layout is torch.strided and not values.is_meta
+    if not is_dense or values.shape != (batch,) or not values.is_floating_point():
+        kind = f" of {values.dtype}" if isinstance(values, Tensor) else ""
+        raise TargetError(
+            f"{who} returned {describe(values)}{kind}; it must return a floating-point tensor of shape ({batch},), one "
+            "score per image"
+        )
+
+
 def _of_copies(call: Callable[..., Scores]) -> Callable[..., Scores]:
     @functools.wraps(call)
     def called(target: Target, output: Any, batch: int) -> Scores:
-        return call(target, copied(output), batch)
+        scored: Any = call(target, copied(output), batch)
+        if not isinstance(scored, Scores):
+            name = type(target).__name__
+            raise TargetError(f"the target {name} returned {describe(scored)}; it must return camkit.targets.Scores")
+        check_values(scored.values, batch, f"the target {type(target).__name__}")
+        return scored
 
     return called
 

@@ -1,0 +1,119 @@
+"""Wrong returns of the user's own methods, metrics and targets end in one sentence; their own errors pass through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import camkit
+from camkit import metrics
+from camkit.errors import InputError, MethodError, TargetError
+from camkit.methods import METHODS
+from camkit.targets import Scores, Target
+
+PICTURE = camkit.scenes.scene_paths()["plane-sky"]
+NEEDS = ("gradients", "curvature", "activations", "scores", "pictures", "guided")
+
+
+class MineError(Exception):
+    pass
+
+
+def fails(*_: Any) -> Any:
+    raise MineError
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    METHODS.pop("own", None)
+    metrics.METRICS.pop("own", None)
+
+
+def explained(needs: Any, returned: Any) -> Any:
+    camkit.register_method("own", needs=needs, replace=True)(lambda activations, *_: returned(activations))
+    return camkit.explain("demo-fair", PICTURE, method="own")
+
+
+@pytest.mark.parametrize("needs", NEEDS)
+def test_what_is_not_a_tensor_of_weights_is_named(needs: str) -> None:
+    for returned, said in [
+        (lambda _: None, "method 'own' must return a dense tensor of weights, not a NoneType"),
+        (lambda _: np.ones(3), "not a ndarray"),
+        (lambda activations: activations.to_sparse(), "must return a dense tensor of weights"),
+        (lambda activations: activations.mean(), r"not a tensor of shape \(\)"),
+        (lambda activations: activations.to("meta"), "method 'own' must return floating-point weights on cpu"),
+    ]:
+        with pytest.raises(MethodError, match=said):
+            explained(needs, returned)
+
+
+@pytest.mark.parametrize("needs", NEEDS)
+def test_weights_with_a_gradient_are_taken_as_values(needs: str) -> None:
+    assert np.isfinite(explained(needs, lambda activations: activations.clone().requires_grad_()).raw).all()
+
+
+def test_a_method_that_lacks_rows_for_targets_says_so() -> None:
+    camkit.register_method("own", needs="pictures")(lambda activations, _: activations[:1])
+    with pytest.raises(MethodError, match="must return a row of weights for each of 2 targets, not 1 rows"):
+        camkit.explain("demo-fair", PICTURE, method="own", target=camkit.targets.top(2))
+
+
+@pytest.mark.parametrize(
+    "returned", [None, "x", 1j, 10**400, np.ones(3), torch.ones(3), torch.ones((), device="meta")], ids=repr
+)
+def test_what_is_not_a_number_is_named(returned: Any) -> None:
+    metrics.register_metric("own")(lambda *_: returned)
+    with pytest.raises(InputError, match="metric 'own' must return a number, not a "):
+        metrics.Evaluator("demo-fair", PICTURE)(np.eye(8), "own")
+
+
+@pytest.mark.parametrize("returned", [3, True, np.float32(2), torch.ones(1), torch.ones((), requires_grad=True)])
+def test_numbers_of_other_types_are_taken(returned: Any) -> None:
+    metrics.register_metric("own")(lambda *_: returned)
+    assert metrics.Evaluator("demo-fair", PICTURE)(np.eye(8), "own")["own"].number == float(returned)
+
+
+class Own(Target):
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def __call__(self, output: Any, batch: int) -> Scores:  # noqa: ARG002
+        returned: Scores = self.returned(output[:, 0])
+        return returned
+
+
+@pytest.mark.parametrize("method", ["gradcam", "eigencam", "scorecam"])
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda _: None, "a NoneType"),
+        (lambda scores: [float(score) for score in scores], "a list"),
+        (lambda scores: scores[:, None], r"a tensor of shape \(1, 1\)"),
+        (lambda scores: scores.long(), r"a tensor of shape \(1,\) of torch.int64"),
+        (lambda scores: scores.to("meta"), "a tensor"),
+        (lambda scores: scores.detach().to_sparse(), "a tensor"),
+    ],
+)
+def test_what_is_not_a_score_for_each_image_is_named(returned: Any, said: str, method: str) -> None:
+    expected = rf"the target (function|Own) returned {said}.*; it must return a floating-point tensor of shape \(1,\)"
+    for target in (lambda output: returned(output[:, 0]), Own(lambda scores: Scores(returned(scores)))):
+        with pytest.raises(TargetError, match=expected):
+            camkit.explain("demo-fair", PICTURE, target, method=method)
+    with pytest.raises(TargetError, match=r"the target Own returned .*; it must return camkit.targets.Scores"):
+        camkit.explain("demo-fair", PICTURE, Own(returned), method=method)
+
+
+def test_errors_of_the_users_own_code_pass_through() -> None:
+    metrics.register_metric("own")(fails)
+    for call in (
+        lambda: explained("gradients", fails),
+        lambda: camkit.explain("demo-fair", PICTURE, fails),
+        lambda: metrics.Evaluator("demo-fair", PICTURE)(np.eye(8), "own"),
+    ):
+        with pytest.raises(MineError):
+            call()
