@@ -208,7 +208,7 @@ class Evaluator:
         except UndefinedError as error:
             return Value(metric.name, None, error.status, str(error), fill)
         try:
-            number = float(measured)
+            number = float(measured.detach() if isinstance(measured, Tensor) else measured)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # NumPy and PyTorch raise several
             raise InputError(f"metric {metric.name!r} must return a number, not {describe(measured)}") from error
         if not math.isfinite(number):
