@@ -722,6 +722,13 @@ class TestOfTheUser:
                 camkit.register_method(names[0], title=names[-1])(lambda activations, gradients: gradients)
             assert names[0] not in camkit.METHODS
 
+        def own(activations: Tensor, gradients: Tensor) -> Tensor:
+            return gradients
+
+        own.__name__ = name
+        with pytest.raises(MethodError, match=f"cannot be called '{name}', because judge"):
+            camkit.judge("demo-fair", camkit.scenes.scene_paths()["plane-sky"].parent, own)
+
     def test_a_taken_name_must_be_replaced_on_purpose(self, registered: str) -> None:
         with pytest.raises(MethodError, match=r"already a method 'gradient-size'.*replace=True"):
             camkit.register_method(registered)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from camkit.comparison.ranking import REFERENCES
 from camkit.errors import InputError, MethodError
 from camkit.explainer import Explainer
 from camkit.layers.names import Layers, find_layers, named_layers
@@ -47,6 +48,10 @@ def chosen_methods(methods: MethodLike | Iterable[MethodLike] | None, usual: Seq
         method = find_method(given)
         if method in chosen:
             continue
+        if method.name in REFERENCES:
+            raise MethodError(
+                f"a method cannot be called {method.name!r}, because judge has a row of that name; give it another name"
+            )
         if any(other.name == method.name for other in chosen):
             raise MethodError(
                 f"two different methods are named {method.name!r}; give one of them another name with "

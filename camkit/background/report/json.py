@@ -25,7 +25,7 @@ DIGITS = 6
 def render(result: CheckResult) -> str:
     """Return the report."""
     report = _rounded(as_dict(result))
-    return json.dumps({**report, "checksum": checksum(report)}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps({**report, "checksum": checksum(report)}, indent=1, allow_nan=False) + "\n"
 
 
 def as_dict(result: CheckResult) -> dict[str, Any]:
