@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from camkit.comparison.ranking import REFERENCES
 from camkit.errors import InputError, MethodError
 from camkit.explainer import Explainer
 from camkit.layers.names import Layers, find_layers, named_layers
 from camkit.methods import METHODS, Method, find_method
+from camkit.methods.registry import NAMES_OF_REFERENCES
 
 if TYPE_CHECKING:
     from camkit.explainer import MethodLike
@@ -48,7 +48,7 @@ def chosen_methods(methods: MethodLike | Iterable[MethodLike] | None, usual: Seq
         method = find_method(given)
         if method in chosen:
             continue
-        if method.name in REFERENCES:
+        if method.name in NAMES_OF_REFERENCES:
             raise MethodError(
                 f"a method cannot be called {method.name!r}, because judge has a row of that name; give it another name"
             )

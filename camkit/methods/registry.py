@@ -148,7 +148,7 @@ METHODS: dict[str, Method] = {}
 """Every method by its name, the user's own included."""
 
 
-_NAMES_OF_REFERENCES = frozenset({"random", "centre", "colour"})
+NAMES_OF_REFERENCES = frozenset({"random", "centre", "colour"})
 """The rows that ``camkit.judge`` adds beside the methods; a test compares them with ``camkit.comparison.ranking``."""
 
 
@@ -211,7 +211,7 @@ def register_method(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise MethodError(f"the name of a method consists of letters, digits, '+', '-', '_' and '.', not {name!r}")
-    if taken := {name, title} & _NAMES_OF_REFERENCES:
+    if taken := {name, title} & NAMES_OF_REFERENCES:
         raise MethodError(
             f"a method cannot be called {taken.pop()!r}, because judge has a row of that name; choose another name"
         )
