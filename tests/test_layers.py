@@ -1548,6 +1548,27 @@ def test_video_networks_are_explained_at_their_last_grid(name, layer, grid):
     assert (chosen.name, chosen.layout.grid) == (layer, grid)
 
 
+class Pieces(nn.Module):
+    """Runs its first convolution on each patch alone, as TNT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Conv2d(3, 4, 3, 2, 1)
+        self.outer = nn.Linear(4 * 16, 16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = functional.unfold(x, 8, stride=8).mT.reshape(-1, 3, 8, 8)
+        cells = self.outer(self.inner(patches).reshape(len(x), -1, 64))
+        return self.head(cells.relu().mean(1))
+
+
+def test_convolutions_of_each_patch_alone_say_nothing_of_the_picture():
+    explanation = camkit.explain(Pieces().eval(), torch.rand(3, 64, 64))
+    assert (explanation.layer, explanation.raw.shape) == ("outer", (8, 8))
+
+
 # --- clips whose second axis is time ----------------------------------------------------------------------------------
 
 

@@ -14,7 +14,8 @@ from camkit.layers.choose import choose
 from camkit.layers.graph import Graph, Operation, contains
 from camkit.layers.influence import ELSEWHERE, measure_influence
 from camkit.layers.layouts import read_layouts
-from camkit.layers.location import _are_in_order, locate
+from camkit.layers.location import _are_in_order, _is_shown, locate
+from camkit.layers.trace import Followed
 from camkit.types import Layout
 
 EXPECTED = {
@@ -205,3 +206,8 @@ def test_cells_that_were_moved_are_not_in_order(side: int) -> None:
         assert _are_in_order(at_the_edge, layout)
     for name, moved in reordered(cells).items():
         assert _are_in_order(moved, layout) is False, name
+
+
+def test_channels_without_a_place_do_not_move_a_cell() -> None:
+    cells, layout = even_cells(4), Layout("channels_first", (4, 4))
+    assert _is_shown(layout, Followed({"channels_first": 0.6 * cells}, True))  # 60% of the channels are known

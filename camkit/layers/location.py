@@ -220,8 +220,10 @@ def _has_no_place(layout: Layout, followed: Followed) -> bool:
 
 
 def _cells(places: Profiles, layout: Layout) -> Float[Tensor, "coordinates *grid"]:
+    """Return the share of each cell's channels with a known place, and the mean of these places."""
     cells = places[layout.kind].flatten(1)[:, layout.prefix : layout.prefix + math.prod(layout.grid)]
-    return cells.reshape(-1, *layout.grid)
+    known = cells[:1]
+    return torch.cat([known, cells[1:] / known.where(known > 0, 1)]).reshape(-1, *layout.grid)
 
 
 def _are_in_order(cells: Float[Tensor, "coordinates *grid"], layout: Layout) -> bool | None:
@@ -277,7 +279,7 @@ def _input_extent(
     not the edges that a convolution adds to fit its kernel. The correlation is low if the model moves its input in any
     other way.
     """
-    if call is None or call.convolution is None or call.key not in changes or len(call.shape) != len(size) + 2:
+    if call is None or call.convolution is None or call.key not in changes or not call.convolution.size:
         return (), 1.0
     geometry = call.convolution
     first, second = (profile["channels_first"] for profile in changes[call.key])

@@ -66,7 +66,8 @@ class Convolution:
         kernel: the kernel's size along each axis, in cells.
         stride: the stride along each axis, in cells.
         padded: True if it pads its input.
-        size: the size of its input, (H, W), (L,) or (D, H, W); empty if it has other axes than the model's input.
+        size: the size of its input, (H, W), (L,) or (D, H, W); empty if it has other axes than the model's input, or
+            if it is a batch of parts of a picture.
     """
 
     kernel: tuple[int, ...]
@@ -443,7 +444,7 @@ def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | Non
             running.pop()
         call = running.pop()
         call.finished, call.kept, call.arguments = next(clock), watch.kept, arguments
-        call.convolution, call.returned = _geometry(module, arguments, leaf.dim()), Returned.of(output)
+        call.convolution, call.returned = _geometry(module, arguments, leaf), Returned.of(output)
         if isinstance(module, CONVOLUTIONS) and arguments:
             convolved.append(arguments[0])
         maps, resized = feature_tensor(output), resized_input(output)
@@ -545,11 +546,12 @@ def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecor
     )
 
 
-def _geometry(module: nn.Module, arguments: list[Tensor], dimensions: int) -> Convolution | None:
+def _geometry(module: nn.Module, arguments: list[Tensor], picture: Tensor) -> Convolution | None:
     """Return the geometry of a convolution; None for any other module."""
     if not isinstance(module, CONVOLUTIONS) or not arguments:
         return None
-    size = tuple(arguments[0].shape[2:]) if arguments[0].dim() == dimensions else ()
+    own = arguments[0]
+    size = tuple(own.shape[2:]) if own.dim() == picture.dim() and len(own) == len(picture) else ()
     padded = isinstance(module.padding, str) or any(module.padding)
     return Convolution(module.kernel_size, module.stride, padded, size)
 
