@@ -185,6 +185,19 @@ class LeftSorted(Apart):
         return self.scores(images[images.mean((1, 2, 3)).argsort(descending=True)])
 
 
+class Exit(Apart):
+    """Leaves out the last step if all pictures are bright enough; the first one is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Conv2d(6, 6, 1)
+
+    def scores(self, images: Tensor) -> Tensor:
+        maps = self.act(self.conv(images))
+        early: Tensor = self.fc(maps.mean((2, 3)))
+        return early if (images.mean((1, 2, 3)) > 0.493).all() else self.fc(self.last(maps).mean((2, 3)))
+
+
 MIXING = [
     Loop, ByTwos, OnePicture, MinusBatchMean, BatchSoftmax, FirstOnly, Largest, Running, ByPlace, StatisticsAfter,
     StatisticsBefore, Turned, Sorted, LeftSorted, EvensFirst, Exchanged, Pairs, MoreThanTwo,
@@ -211,7 +224,7 @@ def expected(net: nn.Module, image: Tensor, maps: Tensor | None = None) -> tuple
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, 4])
-@pytest.mark.parametrize("kind", MIXING)
+@pytest.mark.parametrize("kind", [*MIXING, Exit])
 def test_each_picture_of_a_list_gets_the_map_that_it_has_alone(kind: type[Apart], batch_size: int) -> None:
     net, images = kind().eval(), pictures()
     found = camkit.explain(net, images, "act", method="hirescam", target=CLASS, batch_size=batch_size)
@@ -341,6 +354,13 @@ def test_pytorchs_own_modules_that_mix_pictures_are_found(mixing: nn.Module) -> 
     layers = {LayerRef("1"): net[1]}
     apart = keeps_pictures_apart(net, pictures(1)[0][None], layers, ModelRecord.of_model(net))
     assert apart == isinstance(mixing, nn.Softmax2d)
+
+
+def test_pytorchs_attention_across_the_batch_is_found() -> None:
+    torch.manual_seed(0)
+    attention = nn.TransformerEncoderLayer(64, 2, 8, dropout=0.0)  # reads (N, C, L) as N tokens of C sequences
+    net = nn.Sequential(nn.Conv2d(3, 6, 4, 4), nn.Flatten(2), attention, nn.Flatten(), nn.Linear(6 * 64, 4)).eval()
+    assert not keeps_pictures_apart(net, pictures(1)[0][None], {}, ModelRecord.of_model(net))
 
 
 def test_a_black_picture_shows_mixing_too() -> None:

@@ -106,7 +106,8 @@ def _mixes(module: nn.Module) -> bool:
     if isinstance(module, _BatchNorm):
         return module.running_mean is None
     if kind.startswith("torch.nn.modules."):
-        return any(getattr(module, name, 1) not in _AXES for name in ("dim", "start_dim"))
+        axes = [getattr(module, name, 1) for name in ("dim", "start_dim")]
+        return not getattr(module, "batch_first", True) or any(axis not in _AXES for axis in axes)
     return not kind.startswith(_PACKAGES)
 
 

@@ -22,7 +22,7 @@ from camkit.engine.restore import is_in_use
 from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
 from camkit.layers.names import select_layers
-from camkit.layers.operations import PlaceWatch
+from camkit.layers.operations import OperationWatch
 from camkit.targets.classes import FunctionTarget
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, Precision, TargetLayer
@@ -222,12 +222,13 @@ def kind_of(image: Float[Tensor, "n c *size"]) -> InputKind:
 
 
 @contextmanager
-def watching_places(model: nn.Module, modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, bool]]:
+def watching_places(model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor) -> Iterator[dict[nn.Module, bool]]:
     """Record for each module that runs in the block whether all operations before its end leave cells in their places.
 
-    So a layer of an ordinary convolutional network needs no extra passes that locate its cells.
+    So a layer of an ordinary convolutional network needs no extra passes that locate its cells. All are False if the
+    model looks at the values of the batch to choose its way, since one picture alone may take another.
     """
-    watch = PlaceWatch()
+    watch = OperationWatch(inputs)
     kept: dict[nn.Module, bool] = {}
 
     def begin(_: nn.Module) -> None:
@@ -236,5 +237,10 @@ def watching_places(model: nn.Module, modules: Iterable[nn.Module]) -> Iterator[
     def end(module: nn.Module, _: list[Tensor], __: object) -> None:
         kept[module] = kept.get(module, True) and watch.kept
 
-    with undisturbed(), starts([model], begin), forward_hooks(dict.fromkeys(modules, end)), watch:
+    def end_model(*_: object) -> None:
+        if "picture" in watch.reads:
+            kept.update(dict.fromkeys(kept, False))
+
+    ends = {**dict.fromkeys(modules, end), model: end_model}
+    with undisturbed(), starts([model], begin), forward_hooks(ends), watch:
         yield kept

@@ -221,7 +221,7 @@ class LayerPasses:
         """
         unknown = tuple(TargetLayer(ref.name, ref.call, reason=_AS_NAMED) for ref in modules)
         try:
-            with watching_places(self._module, modules.values()) as kept:
+            with watching_places(self._module, modules.values(), inputs) as kept:
                 captured = run(unknown, read_layout=_plain_or_not)
         except _NotPlainError:
             return None
