@@ -38,6 +38,7 @@ from camkit.engine.signed_maps import SignedMaps, signed_maps
 from camkit.engine.smoothing import CHANGES, averages, changed, check_mirrors
 from camkit.engine.streams import Task, in_order, using_cores
 from camkit.errors import (
+    CamkitError,
     ImageError,
     InputError,
     LayerError,
@@ -626,8 +627,8 @@ class Explainer:
             except OneTargetError:
                 parts = [*(replace(part, targets=(target,)) for target in part.targets), *parts]
                 continue
-            except (RuntimeError, TypeError) as error:
-                if is_out_of_memory(error):
+            except (RuntimeError, TypeError, ValueError) as error:
+                if is_out_of_memory(error) or isinstance(error, CamkitError):
                     raise
                 sentence = _in_a_sentence(module, inputs, error)
                 if sentence is None:

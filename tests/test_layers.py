@@ -1581,7 +1581,9 @@ class Clips(nn.Module):
         self.head = nn.Linear(8, 4)
 
     def forward(self, clip: Tensor) -> Tensor:
-        return self.head(self.body(clip.transpose(1, 2) if self.frames_first else clip).mean((2, 3, 4)))
+        clip = clip.transpose(1, 2) if self.frames_first else clip
+        colours = (clip - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1, 1)) / 0.2
+        return self.head(self.body(colours).mean((2, 3, 4)))
 
 
 @pytest.mark.parametrize("frames", [3, 8])
@@ -1592,6 +1594,26 @@ def test_clips_with_their_frames_first_are_refused(frames, method):
     assert_one_sentence(refusal.value)
     colours_first = camkit.explain(Clips(False).eval(), torch.rand(3, frames, 32, 32), method=method)
     assert colours_first.heatmap.shape == (frames, 32, 32)
+
+
+class EachFrame(nn.Module):
+    """Runs a network of pictures on each frame, as TimeSformer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        clip, frames, _, _, _ = clips.shape
+        return self.head(self.body(clips.flatten(0, 1)).mean((2, 3)).unflatten(0, (clip, frames)).mean(1))
+
+
+@pytest.mark.parametrize("clip", [torch.rand(8, 3, 32, 32), torch.rand(1, 8, 3, 32, 32)])
+@pytest.mark.parametrize("method", ["gradcam", "rise"])
+def test_clips_for_networks_of_pictures_are_refused(clip, method):
+    with pytest.raises(InputError, match="Conv3d") as refusal:
+        camkit.explain(EachFrame().eval(), clip, method=method)
+    assert_one_sentence(refusal.value)
 
 
 # --- places that depend on the picture --------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torchvision.transforms._presets import ImageClassification
 from camkit.errors import ImageError, advice
 from camkit.images.crop import CropBoxes
 from camkit.images.read import from_array, open_draft, open_picture, upright
+from camkit.models.modules import CLIPS
 from camkit.types import Box, ImageLike, Preprocess
 
 
@@ -153,6 +154,7 @@ def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
         raise ImageError(
             f"a tensor must be a normalised image (C, {axes}) or a batch (N, C, {axes}) of floating-point numbers, "
             f"not {tensor.dtype} of shape {tuple(tensor.shape)}"
+            + f"; {CLIPS}" * (rank == 2 and tensor.dim() == 5)
         )
     if tensor.layout is not torch.strided or tensor.is_meta:
         raise ImageError(

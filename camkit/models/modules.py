@@ -86,6 +86,9 @@ _INSIDE_FUNC = ("BatchedTensorImpl", "TensorWrapper", "backward through the grap
 """Words of PyTorch's errors about tensors that belong to torch.func, or to a backward pass inside the forward pass."""
 
 
+CLIPS = "camkit explains clips only with models whose first convolution is a Conv3d"
+
+
 def about_failure(module: nn.Module, error: Exception) -> str | None:
     """Return a sentence about a failed pass if the reason is known but unclear in PyTorch's own error; else None."""
     if "use_reentrant" in str(error):
@@ -105,6 +108,8 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
             "the model runs layers inside torch.func, such as vmap or grad, where their outputs cannot be saved; name "
             "a layer outside of it, or use 'rise', which needs none"
         )
+    if "unpack (expected 5, got 4)" in str(error):
+        return f"the model takes clips, with five axes, and got pictures (N, C, H, W); {CLIPS}"
     sparse = next((name for name, tensor in module.named_parameters() if tensor.layout is not torch.strided), None)
     if sparse is not None:
         return (
