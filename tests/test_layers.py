@@ -1642,6 +1642,8 @@ class Sampled(nn.Module):
             x = functional.grid_sample(x, grid, align_corners=False)
         elif self.way == "deformable":
             x = torchvision.ops.deform_conv2d(x, self.offsets(x), self.kernel, padding=1)
+        elif self.way == "mirror":
+            x = torch.where(x.mean((1, 2, 3), keepdim=True) > 0, x, x.flip(3))
         elif self.way == "crop":
             at = int(x.mean(1)[0].amax(0).argmax()) % 32
             x = x[..., at : at + 32]
@@ -1649,7 +1651,8 @@ class Sampled(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("way", "sure"), [("constant grid", True), ("grid", False), ("deformable", False), ("crop", False)]
+    ("way", "sure"),
+    [("constant grid", True), ("grid", False), ("deformable", False), ("mirror", False), ("crop", False)],
 )
 def test_places_that_depend_on_the_picture_are_unsure(way, sure):
     for layer in (None, "body"):

@@ -153,8 +153,7 @@ def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
         axes = {1: "L", 2: "H, W", 3: "D, H, W"}[rank]
         raise ImageError(
             f"a tensor must be a normalised image (C, {axes}) or a batch (N, C, {axes}) of floating-point numbers, "
-            f"not {tensor.dtype} of shape {tuple(tensor.shape)}"
-            + f"; {CLIPS}" * (rank == 2 and tensor.dim() == 5)
+            f"not {tensor.dtype} of shape {tuple(tensor.shape)}" + f"; {CLIPS}" * (rank == 2 and tensor.dim() == 5)
         )
     if tensor.layout is not torch.strided or tensor.is_meta:
         raise ImageError(

@@ -120,8 +120,14 @@ class OperationWatch(PlaceWatch):
         """Tell whether values computed from the picture decide where an operation takes its elements from."""
         if name in _SAMPLING:
             return args[0] in self._derived and any(place in self._derived for place in tensors_of(*args[1:]))
+        if name == "where":
+            return args[0] in self._derived and any(map(_is_shifted, tensors_of(*args[1:])))
         shifts = name in _SHIFTING and "picture" in self.reads and args[0].is_floating_point()
         return shifts and (name != "slice" or results.shape != args[0].shape)
+
+
+def _is_shifted(tensor: Tensor) -> bool:
+    return type(tensor.grad_fn).__name__ in ("FlipBackward0", "RollBackward0", "Rot90Backward0")
 
 
 def _widens(weight: Tensor, _: Any, __: Any, padding: Sequence[int], dilation: Sequence[int], transposed: bool) -> bool:
