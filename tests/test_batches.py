@@ -363,6 +363,19 @@ def test_pytorchs_attention_across_the_batch_is_found() -> None:
     assert not keeps_pictures_apart(net, pictures(1)[0][None], {}, ModelRecord.of_model(net))
 
 
+class First(Apart):
+    """Leaves out all pictures but the first."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scores(images[:1])
+
+
+def test_a_model_that_reads_the_first_picture_gets_one_at_a_time() -> None:
+    (image,) = pictures(1)
+    found, wanted = (camkit.explain(kind().eval(), image, method="rise", target=CLASS) for kind in (First, Apart))
+    np.testing.assert_allclose(found.raw, wanted.raw, atol=1e-5)
+
+
 def test_a_black_picture_shows_mixing_too() -> None:
     net = MinusBatchMean().eval()
     black = torch.zeros(1, 3, SIZE, SIZE)

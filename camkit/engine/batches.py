@@ -93,9 +93,10 @@ def keeps_pictures_apart(
             place = order.index(number)
             if not all(_is_at(place, count, *pair, tolerance) for pair in zip(maps, all_maps, strict=True)):
                 return False
-            # What a model returns need not have one row for each picture, such as a loss or a list of boxes.
+            # Some of what a model returns need not have one row for each picture, such as a loss.
             pairs = [*zip(outputs, all_outputs, strict=False)] if len(outputs) == len(all_outputs) else []
-            if not all(_is_at(place, count, *pair, tolerance) for pair in pairs if _axis(count, *pair) is not None):
+            rows = [pair for pair in pairs if _axis(count, *pair) is not None]
+            if (pairs and not rows) or not all(_is_at(place, count, *pair, tolerance) for pair in rows):
                 return False
     return True
 
