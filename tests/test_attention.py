@@ -926,3 +926,20 @@ def test_other_tokens_may_stand_anywhere_or_are_refused(
     else:
         assert at not in (3, 8)
         assert_same(found.raw, expected_of(method, registers, averages=at is None))
+
+
+class Columns(Plain):
+    """Lists the patches column by column."""
+
+    def embed(self, x: Tensor) -> Tensor:
+        patches = self.patches(x).mT.flatten(2).mT
+        return torch.cat([self.token.expand(len(x), -1, -1), patches], 1) + self.places
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_tokens_in_another_order_than_a_grids_are_refused(method: str) -> None:
+    torch.manual_seed(2)
+    model = Columns(OneHead(), OneHead())
+    model.places = nn.Parameter(torch.zeros(1, 65, 16))
+    with pytest.raises(MethodError, match="tokens that form a grid"):
+        camkit.explain(alive(model), torch.rand(3, 64, 64), method=method, target=3)

@@ -130,7 +130,8 @@ class LayerPasses:
         if method.needs not in ATTENTION:
             return run(()), (WHOLE_MODEL,)
         try:
-            captured, _ = self._captured_at_layers({}, inputs, (), run)  # the layer says how the tokens form a grid
+            # The layer says how the tokens form a grid.
+            captured, (tokens,) = self._captured_at_layers({}, inputs, (), run)
         except LayerError as error:
             raise MethodError(
                 f"{method.name!r} needs tokens that form a grid, and camkit finds none in this model; use "
@@ -140,7 +141,8 @@ class LayerPasses:
         if (kind, layout) not in self.memory.checked_tokens:
             check_cells(self._module, inputs[:1], layout, method, self.memory.record)
             self.memory.checked_tokens.add((kind, layout))
-        return captured, (WHOLE_MODEL,)
+        doubt = "" if tokens.sure else UNSURE
+        return captured, (replace(WHOLE_MODEL, reason=WHOLE_MODEL.reason + doubt, sure=tokens.sure),)
 
     def _captured_at_layers(
         self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, targets: tuple[Target, ...], run: _Run
