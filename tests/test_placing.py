@@ -780,3 +780,25 @@ def test_a_shift_of_some_channels_by_a_pixel_leaves_cells_where_they_are(side: i
     layer = decide(model, torch.randn(1, 3, side, side)).chosen()
     assert layer.name == "1"
     assert layer.sure
+
+
+class Unfolded(nn.Module):
+    """Cuts its picture into patches without a convolution."""
+
+    def __init__(self, padding: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cut = nn.Unfold(8, padding=padding, stride=8)
+        self.embed, self.head = nn.Linear(3 * 64, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embed(self.cut(x).mT).relu().mean(1))
+
+
+@pytest.mark.parametrize("layer", [None, "embed"])
+@pytest.mark.parametrize("padding", [0, 8])
+def test_a_grid_with_unknown_padding_is_unsure(padding, layer):
+    explainer = camkit.Explainer(Unfolded(padding).eval(), layer, method="hirescam")
+    explainer(torch.rand(3, 64, 64))
+    assert explainer.layer.layout.grid == ((64 + 2 * padding) // 8,) * 2
+    assert explainer.layer.sure is (padding == 0)

@@ -193,6 +193,9 @@ def _compared(
     in_order = _is_shown(layout, followed)
     if in_order is False and followed is not None and followed.certain:
         return replace(reading, layout=None, elsewhere=True, unsure=False)
+    is_plain = followed is not None and followed.certain and layout.kind in followed.places and not reading.certain
+    if is_plain and followed is not None and _lie_aside(_cells(followed.places, layout), layout):
+        return replace(reading, unsure=True)
     if in_order:
         return reading
     reading = replace(reading, measured=True)
@@ -251,6 +254,24 @@ def _are_in_order(cells: Float[Tensor, "coordinates *grid"], layout: Layout) -> 
             return False
         shows &= abs(float(own.mean()) - 1) < _ABOUT_A_CELL
     return True if shows else None
+
+
+def _lie_aside(cells: Float[Tensor, "coordinates *grid"], layout: Layout) -> bool:
+    """Tell whether cells inside a grid lie more than a part of a cell from where the grid has them.
+
+    So they do if the model cuts its picture into patches without a convolution, and padded it or left out an edge.
+    """
+    inside = tuple(slice(1, -1) if side > 2 else slice(None) for side in layout.grid)
+    known = cells[0][inside] > _MOSTLY_KNOWN
+    extent = layout.extent or ((0.0, 1.0),) * len(layout.grid)
+    for axis, (side, (start, end)) in enumerate(zip(layout.grid, extent, strict=True)):
+        places = (cells[1 + axis] + 1) / 2 * (end - start) + start
+        numbers = (torch.arange(side) + 0.5).reshape([-1 if axis == other else 1 for other in range(len(layout.grid))])
+        steps = places[inside].diff(dim=axis)[known.narrow(axis, 1, known.shape[axis] - 1)] * side
+        together = bool(steps.numel()) and float(steps.mean()) < 1 - _ABOUT_A_CELL
+        if not together and bool(((places * side - numbers)[inside].abs() > _ASIDE)[known].any()):
+            return True
+    return False
 
 
 def _are_even(places: Float[Tensor, "*grid"], known: Bool[Tensor, "*grid"], axis: int) -> bool:
