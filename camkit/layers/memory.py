@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType, MappingProxyType
 from typing import Any, TypeAlias, cast
@@ -241,6 +241,6 @@ def watching_places(model: nn.Module, modules: Iterable[nn.Module], inputs: Tens
         if "picture" in watch.reads:
             kept.update(dict.fromkeys(kept, False))
 
-    ends = {**dict.fromkeys(modules, end), model: end_model}
+    ends: dict[nn.Module, Callable[..., None]] = {**dict.fromkeys(modules, end), model: end_model}
     with undisturbed(), starts([model], begin), forward_hooks(ends), watch:
         yield kept
