@@ -89,6 +89,7 @@ from camkit.types import (
     Preprocess,
     Progress,
     Smoothing,
+    Spread,
     TargetLayer,
 )
 
@@ -152,6 +153,8 @@ class Explainer:
         smooth: "augment" averages the maps of one class over the picture and its mirror image, each at 0.9, 1 and 1.1
             times its normalised values, in six passes; "eigen" keeps the first principal component of the weighted
             feature maps; "augment+eigen" does both. None leaves the maps as they are.
+        spread: how a map's cells are spread over the picture: "even" (None), as in other toolkits; "centres" draws each
+            at the centre of the kernels that it is computed with.
         config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` names a model, and says how to load a
             model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion and smoothing
             if they are None here.
@@ -180,6 +183,7 @@ class Explainer:
         precision: Precision | None = None,
         fuse: Fusion | None = None,
         smooth: Smoothing | None = None,
+        spread: Spread | None = None,
         config: Config | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -191,7 +195,8 @@ class Explainer:
             usual = {name: getattr(settings.explain, name) for name in options}
             options = usual | {name: value for name, value in options.items() if value is not None}
         loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
-        self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), target_layer, progress=progress, **options)
+        options |= {"spread": spread, "progress": progress}
+        self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), target_layer, **options)
 
     @classmethod
     def _sharing(cls, memory: ModelMemory, boxes: CropBoxes, loaded: LoadedModel, *arguments: Any) -> Explainer:
@@ -210,6 +215,7 @@ class Explainer:
         precision: Precision | None,
         fuse: Fusion | None,
         smooth: Smoothing | None = None,
+        spread: Spread | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._method = None if method is None else find_method(method)
@@ -221,11 +227,14 @@ class Explainer:
             raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}")
         if smooth is not None and smooth not in get_args(Smoothing):
             raise InputError(f"smooth must be one of {', '.join(get_args(Smoothing))}, not {smooth!r}")
+        if spread is not None and spread not in get_args(Spread):
+            raise InputError(f"spread must be one of {', '.join(get_args(Spread))}, not {spread!r}")
         self._loaded = loaded
         self._memory = memory
         self._boxes = boxes
         self._fuse: Fusion = fuse
         self._smooth = smooth
+        self._spread: Spread = spread or "even"
         self._progress = progress
         self._precision, note = usable_precision(precision, device_of(loaded.module))
         if note:
@@ -233,7 +242,8 @@ class Explainer:
         if target_layer is not None and self._method is not None and not self._method.layer:
             rest = advice("pass no target_layer", "leave out --layer")
             raise MethodError(f"method {self._method.name!r} reads the whole model and no layer; {rest}")
-        self._runs = LayerPasses(loaded.module, memory, target_layer, self._method, self._precision, progress)
+        options = (self._precision, self._spread, progress)
+        self._runs = LayerPasses(loaded.module, memory, target_layer, self._method, *options)
         self._used: tuple[TargetLayer, ...] = ()
         self._rank = spatial_rank(loaded.module)
 
@@ -383,7 +393,7 @@ class Explainer:
         layers = self._runs.selectors if target_layer is None and reads_layer else target_layer
         # Whether bf16 can be used was decided when this Explainer was made.
         precision: Precision = "bf16-forced" if self._precision == "bf16" else self._precision
-        options = (chosen, precision, fuse or self._fuse, self._smooth, self._progress)
+        options = (chosen, precision, fuse or self._fuse, self._smooth, self._spread, self._progress)
         return Explainer._sharing(memory, self._boxes, loaded, layers, *options)
 
     def scores_of(
@@ -665,6 +675,7 @@ class Explainer:
             TargetError: a target is a box.
             LayerError: the layer's cells lie elsewhere in a mirrored picture, or camkit chooses another layer for it.
         """
+        size = tuple(inputs.shape[2:])
         check_mirrors(captured.features)
         versions = [maps]
         targets = _of_pictures(request.targets, batch)
@@ -686,7 +697,8 @@ class Explainer:
                     "layer"
                 )
             of_version = signed_maps(version, method, self._smooth)
-            versions.append([signed.mirrored() if mirrored else signed for signed in of_version])
+            placements = [features.placement for features in version.features]
+            versions.append([signed.mirrored(placements, size) if mirrored else signed for signed in of_version])
         return [SignedMaps.averaged(of_target) for of_target in zip(*versions, strict=True)]
 
     def _explain_finite(
@@ -800,6 +812,7 @@ class Options(TypedDict, total=False):
     batch_size: int | None
     fuse: Fusion
     smooth: Smoothing | None
+    spread: Spread | None
     config: Config | None
     progress: Progress | None
 
@@ -836,6 +849,7 @@ class _Shell:
             options.get("precision"),
             options.get("fuse"),
             options.get("smooth"),
+            options.get("spread"),
             options.get("progress"),
         )
 
@@ -902,10 +916,10 @@ def explain(
         img: a path, a PIL picture, an array (H, W, 3) of uint8 or 0..1, a normalised tensor (C, H, W) or (N, C, H, W),
             or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
         target_layer: None (camkit chooses it), a name, a pattern, a type, a module or a TargetLayer; several are fused.
-        **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``smooth``, ``config``
-            and ``progress`` as for ``Explainer``; ``target`` and ``batch_size`` as for ``Explainer.batch``: ``target``
-            is None for each picture's best class, a class index, a label's text, a function ``output -> (N,)``, one of
-            ``camkit.targets``, or a list of these.
+        **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``smooth``, ``spread``,
+            ``config`` and ``progress`` as for ``Explainer``; ``target`` and ``batch_size`` as for ``Explainer.batch``:
+            ``target`` is None for each picture's best class, a class index, a label's text, a function
+            ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
 
     Returns:
         One Explanation for one picture and one target; otherwise a list, ``Explanations``, picture by picture, target

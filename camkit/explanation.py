@@ -31,12 +31,14 @@ from camkit.layers.choose import UNSURE
 from camkit.methods import METHODS, WEIGHTED
 from camkit.targets.scores import Scores
 from camkit.types import (
+    EVEN,
     WHOLE_MODEL,
     Box,
     Extent,
     Failure,
     Fusion,
     Pixels,
+    Placement,
     Scale,
     Smoothing,
     Status,
@@ -82,35 +84,35 @@ class LayerMaps:
 
     Attributes:
         raws: a map (h, w) for each layer.
-        extents: the part of each layer's grid that lies on the input.
+        placements: where the cells of each layer's grid lie on the input.
         fuse: how the maps of several layers are combined.
         size: the size of the model's input.
     """
 
     raws: tuple[Tensor, ...]
-    extents: tuple[Extent, ...]
+    placements: tuple[Placement, ...]
     fuse: Fusion
     size: tuple[int, ...]
 
     def heatmap(self) -> Float[np.ndarray, "*size"]:
         """Return the heatmap at the size of the model's input."""
         raws = [raw[None] for raw in self.raws]
-        return np.asarray(heat.fuse_heatmaps(raws, self.size, self.fuse, self.extents)[0].numpy())
+        return np.asarray(heat.fuse_heatmaps(raws, self.size, self.fuse, self.placements)[0].numpy())
 
     @functools.cached_property
     def maxima(self) -> tuple[float, ...]:
         """The largest value of each layer's map at the size of the input, in the map's units; 0 if it is empty."""
-        pairs = zip(self.raws, self.extents or [()] * len(self.raws), strict=True)
-        return tuple(float(heat.positive(raw[None], self.size, extent).max()) for raw, extent in pairs)
+        pairs = zip(self.raws, self.placements, strict=True)
+        return tuple(float(heat.positive(raw[None], self.size, placement).max()) for raw, placement in pairs)
 
     def on_scale(self, limits: Sequence[float]) -> Float[np.ndarray, "*size"]:
         """Return the heatmap in which 1 stands for the given value of each layer's map."""
         raws = [raw[None] for raw in self.raws]
-        return np.asarray(heat.on_scale(raws, self.size, limits, self.fuse, self.extents)[0].numpy())
+        return np.asarray(heat.on_scale(raws, self.size, limits, self.fuse, self.placements)[0].numpy())
 
     def has_evidence(self) -> bool:
         """Tell whether the heatmap has a positive value."""
-        if len(self.raws) == 1 and not self.extents[0]:
+        if len(self.raws) == 1 and not self.placements[0].extent:
             return bool(self.raws[0].numpy().max() > 0)
         return bool(self.heatmap().any())
 
@@ -177,8 +179,7 @@ class Explanation:
             ``picture`` is drawn from it.
         source: the file's name; without one, for example "picture 3" for the third picture of the call.
         detection: for a detector, the explained box, in pixels of ``picture``.
-        extent: where the input starts and ends along each axis of ``raw``, as shares of the axis; empty if the input
-            covers the whole map.
+        placement: where the cells of ``raw`` lie on the model's input; ``positions`` has the same in pixels.
         quantity: what ``score`` is, as a phrase such as "logit".
         together: the maps of all targets that were explained for the picture, which share one scale when they are
             drawn; empty if there is one target.
@@ -200,11 +201,21 @@ class Explanation:
     shown: Image.Image | Tensor | Path | None = field(repr=False)
     source: str
     detection: Box | None = None
-    extent: Extent = ()
+    placement: Placement = EVEN
     quantity: str = "score"
     smooth: Smoothing | None = None
     together: tuple[LayerMaps, ...] = field(default=(), repr=False)
     reduction: float = 1.0
+
+    @property
+    def positions(self) -> tuple[Float[np.ndarray, " cells"], ...]:
+        """Where each cell of ``raw`` is drawn, along each axis: 0 is the middle of the input's first pixel."""
+        return tuple(map(np.asarray, self.placement.centres(self.raw.shape, self.maps.size)))
+
+    @property
+    def extent(self) -> Extent:
+        """Where the input starts and ends along each axis of ``raw``, as shares; empty if it covers the whole map."""
+        return self.placement.extent
 
     @functools.cached_property
     def heatmap(self) -> Float[np.ndarray, "*size"]:
@@ -652,11 +663,11 @@ def explanations(
         For each picture, an explanation for each target; a Failure for one that does not exist in the picture.
     """
     size = tuple(pictures[0].tensor.shape[1:])
-    extents = tuple(maps.extent for maps in captured.features)
+    placements = tuple(maps.placement for maps in captured.features)
     names = "+".join(map(str, layers))
     reason = max((layer.reason for layer in layers), key=len)
     pairs = zip(maps_by_target, captured.scores, strict=True)
-    by_target = [_FusedMaps.of(maps, fuse, scores) for maps, scores in pairs]
+    by_target = [_FusedMaps.of(maps, fuse, scores, placements) for maps, scores in pairs]
     rows: list[list[Explanation | Failure]] = []
     for place, picture in enumerate(pictures):
         of_picture: list[Explanation | Failure] = []
@@ -668,7 +679,7 @@ def explanations(
             index = None if scores.indices is None else scores.indices[place]
             _check_labels(labels, scores, index)
             raw = of_target.fused[place].copy()
-            maps = LayerMaps(tuple(part[place].clone() for part in of_target.raws), extents, fuse, size)
+            maps = LayerMaps(tuple(part[place].clone() for part in of_target.raws), placements, fuse, size)
             explanation = Explanation(
                 maps=maps,
                 raw=raw,
@@ -685,7 +696,7 @@ def explanations(
                 shown=shown[place],
                 source=picture.source,
                 detection=_detection(scores, place, picture, size),
-                extent=extents[0] if len(extents) == 1 else (),
+                placement=placements[heat.finest([part.shape[1:] for part in of_target.raws])],
                 quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
                 smooth=smooth,
             )
@@ -712,9 +723,9 @@ class _FusedMaps:
     scores: list[float]
 
     @classmethod
-    def of(cls, maps: SignedMaps, fuse: Fusion, scores: Scores) -> _FusedMaps:
+    def of(cls, maps: SignedMaps, fuse: Fusion, scores: Scores, placements: Sequence[Placement]) -> _FusedMaps:
         """Fuse the maps of the layers."""
-        fused = heat.fuse(maps.raws, fuse).cpu().numpy()
+        fused = heat.fuse(maps.raws, fuse, placements).cpu().numpy()
         raws = tuple(raw.cpu() for raw in maps.raws)
         return cls(maps.method, raws, fused, maps.influenced.tolist(), scores.values.tolist())
 

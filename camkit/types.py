@@ -6,7 +6,7 @@ All docstrings write shapes the same way: N images, C channels, H x W pixels, h 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -28,6 +28,10 @@ Smoothing: TypeAlias = Literal["augment", "eigen", "augment+eigen"]
 Extent: TypeAlias = tuple[tuple[float, float], ...]
 """Where the input starts and ends along each axis of a grid, as shares of the axis; empty if it covers the whole
 grid."""
+Positions: TypeAlias = tuple[tuple[float, ...], ...]
+"""For each axis of a grid, the place of each cell on the input, in pixels: 0 is the middle of the first pixel."""
+Spread: TypeAlias = Literal["even", "centres"]
+"""How a grid is spread over the picture: evenly, or each cell at the centre of the kernels that it comes from."""
 Style: TypeAlias = Literal["overlay", "side-by-side", "heatmap", "figure"]
 Scale: TypeAlias = Literal["shared", "each"]
 """Whether maps are drawn on one scale, or each on its own."""
@@ -43,13 +47,42 @@ class Box(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Where the cells of a grid lie on the input.
+
+    Attributes:
+        extent: the part of the grid that lies on the input.
+        positions: where each cell looks, along each axis; empty if that is not known, or not wanted. The cells are then
+            spread evenly over the extent.
+    """
+
+    extent: Extent = ()
+    positions: Positions = ()
+
+    def centres(self, grid: tuple[int, ...], size: tuple[int, ...]) -> Positions:
+        """Return the place of each cell of a grid along each axis of an input, in pixels."""
+        if self.positions:
+            return self.positions
+        extent = self.extent or ((0.0, 1.0),) * len(size)
+        wholes = [side / (end - start) for side, (start, end) in zip(size, extent, strict=True)]
+        return tuple(
+            tuple(((cell + 0.5) / cells - start) * whole - 0.5 for cell in range(cells))
+            for cells, whole, (start, _) in zip(grid, wholes, extent, strict=True)
+        )
+
+
+EVEN = Placement()
+
+
+@dataclass(frozen=True)
 class Layout:
     r"""The meaning of the axes of a layer's output.
 
     ``kind`` is "channels_first" (N, C, \*grid), "channels_last" (N, \*grid, C), "tokens" (N, L, C), "tokens_last"
     (N, C, L) or "sequence_first" (L, N, C); ``prefix`` counts the tokens before the grid (class, distillation,
     registers). ``assumed`` is True if the last two axes could also be read the other way round and nothing shows
-    which is right. ``extent`` is the part of the grid that lies on the input.
+    which is right. ``extent`` is the part of the grid that lies on the input, and ``positions`` say where each cell
+    looks if that is known.
     """
 
     kind: Literal["channels_first", "channels_last", "tokens", "tokens_last", "sequence_first"]
@@ -57,6 +90,7 @@ class Layout:
     prefix: int = 0
     assumed: bool = False
     extent: Extent = ()
+    positions: Positions = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         """Return, for example, ``"channels_first 7x7"`` or ``"tokens 14x14 after 1"``."""

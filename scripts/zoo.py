@@ -69,7 +69,10 @@ EARLY = {
 
 
 class Claim(NamedTuple):
-    """What camkit claims of a model: the layer, the layout of its output, the map's grid, and whether it is blank."""
+    """What camkit claims of a model: the layer, the layout of its output, the map's grid, and whether it is blank.
+
+    ``positions`` are the pixels at which its rows and columns look.
+    """
 
     layer: str
     kind: str
@@ -77,6 +80,7 @@ class Claim(NamedTuple):
     layout: Grid
     grid: Grid
     blank: bool
+    positions: tuple[np.ndarray, ...]
 
 
 @dataclass
@@ -125,7 +129,9 @@ def claim(model: nn.Module, images: Tensor, target: Any = None) -> Claim:
     layout = decide(model, images).chosen().layout
     assert layout is not None
     blank = not np.abs(explanation.raw).max() > 0
-    return Claim(explanation.layer, layout.kind, layout.prefix, layout.grid, explanation.raw.shape, blank)
+    return Claim(
+        explanation.layer, layout.kind, layout.prefix, layout.grid, explanation.raw.shape, blank, explanation.positions
+    )
 
 
 def _feature_maps(output: Any) -> Tensor | None:
@@ -184,9 +190,12 @@ def _repeated(rounds: Sequence[Tensor]) -> bool:
     return float(torch.corrcoef(torch.stack(list(rounds)).flatten(1))[0, 1]) > LEAST_REPEATED
 
 
-def place(cells_of: Callable[[Tensor], Tensor], images: Tensor) -> tuple[float, float] | None:
+def place(
+    cells_of: Callable[[Tensor], Tensor], images: Tensor, positions: Sequence[np.ndarray]
+) -> tuple[float, float] | None:
     """Return how well cells (C, h, w) lie where they are drawn: the axes' smallest correlation and largest offset.
 
+    The offset is the mean distance, in cells, between the strips and the positions of the cells that change.
     A strip of the picture, as wide as a cell, is replaced with noise. In a random network every cell changes with every
     strip, so the cells that count change more than they do for the other strips. Returns None if two replacements of a
     strip disagree, as after attention that random weights leave uniform. If the channels agree instead of the cells,
@@ -198,6 +207,7 @@ def place(cells_of: Callable[[Tensor], Tensor], images: Tensor) -> tuple[float, 
     for axis, side in enumerate(cells.shape[1:]):
         step = images.shape[axis + 2] / side
         strips = torch.linspace(0, side - 1, min(STRIPS, side)).round()
+        middles = torch.tensor([(round(strip * step) + round((strip + 1) * step) - 1) / 2 for strip in strips.tolist()])
         if side < 2:
             continue
         by_cell, by_channel = [], []
@@ -217,10 +227,9 @@ def place(cells_of: Callable[[Tensor], Tensor], images: Tensor) -> tuple[float, 
                 return 0.0, 0.0
             return None
         profile = torch.stack(by_cell).mean(0).sum(2 - axis).clamp(min=0)
-        centres = (profile * torch.arange(side)).sum(1) / profile.sum(1)
-        by_axis.append(
-            (float(torch.corrcoef(torch.stack([centres, strips]))[0, 1]), float((centres - strips).mean().abs()))
-        )
+        centres = (profile * torch.from_numpy(positions[axis])).sum(1) / profile.sum(1)
+        offset = float((centres - middles).mean().abs()) / step
+        by_axis.append((float(torch.corrcoef(torch.stack([centres.float(), middles]))[0, 1]), offset))
     if not by_axis:
         return None
     correlations, offsets = zip(*by_axis, strict=True)
@@ -254,7 +263,11 @@ def judge(
         seen.said = f"the layer's output does not have this layout: {error}"
         return seen
     if not placed or not claimed.kind.startswith("channels"):
-        placed_at = place(lambda part: as_cells(capture(model, part, claimed.layer, whole=False)[0], claimed), images)
+        placed_at = place(
+            lambda part: as_cells(capture(model, part, claimed.layer, whole=False)[0], claimed),
+            images,
+            claimed.positions,
+        )
         seen.place, seen.offset = placed_at or (None, None)
     if claimed.blank:
         seen.said = "a blank map"

@@ -410,10 +410,13 @@ def multiplicative_updates(cells: Array, strengths: Array, vectors: Array, updat
     return h, w
 
 
-def mean_over_versions(signed_map: Callable[[Tensor], Array], image: Tensor) -> Array:
+def mean_over_versions(
+    signed_map: Callable[[Tensor], Array], image: Tensor, columns: Sequence[float] | None = None
+) -> Array:
     """Test-time augmentation: the mean of the maps of a picture and its mirror image, each times 0.9, 1 and 1.1.
 
-    ``signed_map(image)`` returns the map of one picture (c, \\*size). The maps of mirror images are mirrored back.
+    ``signed_map(image)`` returns the map of one picture (c, \\*size). The maps of mirror images are mirrored back. If
+    it is known at which pixels the columns of a map look, its values between them are interpolated.
     """
     total: Array | None = None
     for factor in (0.9, 1.0, 1.1):
@@ -421,6 +424,9 @@ def mean_over_versions(signed_map: Callable[[Tensor], Array], image: Tensor) -> 
             version = torch.flip(image, [-1]) if mirrored else image
             found = signed_map(version * factor)
             found = found[..., ::-1] if mirrored else found
+            if mirrored and columns is not None:
+                places = [image.shape[-1] - 1 - place for place in reversed(columns)]
+                found = np.apply_along_axis(lambda row: np.interp(columns, places, row), -1, found)  # noqa: B023
             total = found.copy() if total is None else total + found
     assert total is not None
     return total / 6

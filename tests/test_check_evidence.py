@@ -19,7 +19,7 @@ from camkit.background.run import plan_check
 from camkit.background.trial import Loader, list_edits, partners_of
 from camkit.background.values import Item, ObjectAnnotation
 from camkit.engine.heatmap import to_heatmap
-from camkit.types import Box
+from camkit.types import Box, Placement
 
 
 def disc(size, centre, radius):
@@ -27,17 +27,24 @@ def disc(size, centre, radius):
     return (rows - centre[0]) ** 2 + (columns - centre[1]) ** 2 < radius**2
 
 
-@pytest.mark.parametrize("extent", [(), ((0.125, 0.875), (0.0, 0.75))])
-def test_energy_and_shuffled_baseline_equal_those_of_the_upsampled_maps(extent):
+@pytest.mark.parametrize(
+    "placement",
+    [
+        Placement(),
+        Placement(((0.125, 0.875), (0.0, 0.75))),
+        Placement(positions=((0.0, 13.0, 26.0, 39.0, 52.5), tuple(12.0 * cell for cell in range(7)))),
+    ],
+)
+def test_energy_and_shuffled_baseline_equal_those_of_the_upsampled_maps(placement):
     torch.manual_seed(0)
     size, grid = (60, 84), (5, 7)
     raws = torch.randn(6, *grid)
     regions = [disc(size, torch.rand(2) * torch.tensor(size), 12 + 4 * n) for n in range(6)]
-    maps = to_heatmap(raws, size, extent).double()
+    maps = to_heatmap(raws, size, placement).double()
     table = torch.stack([torch.stack([heat[region].sum() / heat.sum() for heat in maps]) for region in regions])
 
-    within = np.stack([heat_in_cells(region, grid, extent) for region in regions])
-    everywhere = heat_in_cells(torch.ones(size, dtype=torch.bool), grid, extent)
+    within = np.stack([heat_in_cells(region, grid, placement) for region in regions])
+    everywhere = heat_in_cells(torch.ones(size, dtype=torch.bool), grid, placement)
     own, shuffled = energies(raws.relu().flatten(1).double().numpy(), within, everywhere)
 
     np.testing.assert_allclose(own, table.diagonal(), atol=1e-6)
@@ -210,10 +217,12 @@ def test_there_are_no_blocks_if_the_region_is_too_small():
 def test_headroom_is_the_gain_of_perfect_maps_in_their_own_region():
     apart = [disc((48, 48), centre, 9) for centre in ((12, 12), (12, 36), (36, 12), (36, 36))]
     alike = [disc((48, 48), (24, 24 + shift), 9) for shift in (0, 1, -1, 0)]
-    everywhere = heat_in_cells(torch.ones(48, 48, dtype=torch.bool), (6, 6), ())
+    everywhere = heat_in_cells(torch.ones(48, 48, dtype=torch.bool), (6, 6), Placement())
 
     def mean_headroom(regions):
-        return float(headroom(np.stack([heat_in_cells(region, (6, 6), ()) for region in regions]), everywhere).mean())
+        return float(
+            headroom(np.stack([heat_in_cells(region, (6, 6), Placement()) for region in regions]), everywhere).mean()
+        )
 
     assert mean_headroom(apart) > 0.4
     assert mean_headroom(alike) < 0.05

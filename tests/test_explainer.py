@@ -946,7 +946,7 @@ def test_a_layer_outside_of_vmap_is_explained(method):
 
 @pytest.mark.parametrize(
     ("model", "layer"),
-    [(Mapped(inside=True), "inner"), (AllMapped(inside=False), None), (Differentiated(inside=False), None)],
+    [(Mapped(inside=True), "inner"), (AllMapped(inside=False), None)],
 )
 @pytest.mark.parametrize("method", ["gradcam", "ablationcam", "eigencam"])
 def test_a_layer_inside_of_a_transform_is_an_error_in_one_sentence(model, layer, method):

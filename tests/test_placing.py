@@ -527,7 +527,7 @@ def test_a_model_that_fails_on_noise_is_explained_with_a_doubt():
             raise ValueError("not the picture")
         return images
 
-    inner = nn.Sequential(nn.Flatten(2), nn.AdaptiveAvgPool1d(64))
+    inner = nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten(2))
 
     class Strict(nn.Module):
         def __init__(self) -> None:

@@ -75,11 +75,13 @@ def _patch_behind(explanation: Explanation, row: int, column: int) -> Float[np.n
     assert picture is not None
     box = explanation.box or Box(0, 0, picture.shape[1], picture.shape[0])
     sides = ((box.top, box.bottom), (box.left, box.right))
-    extent = explanation.extent or ((0.0, 1.0), (0.0, 1.0))
     slices = []
-    for axis, (cell, cells) in enumerate(zip((row, column), explanation.raw.shape, strict=True)):
-        (first, last), (start, end), length = sides[axis], extent[axis], picture.shape[axis]
-        low, high = (first + (last - first) * (edge / cells - start) / (end - start) for edge in (cell, cell + 1))
+    for axis, cell in enumerate((row, column)):
+        (first, last), length, side = sides[axis], picture.shape[axis], explanation.maps.size[axis]
+        places = explanation.positions[axis]
+        step = (places[-1] - places[0]) / (len(places) - 1) if len(places) > 1 else side
+        edges = (places[cell] + 0.5 - step / 2, places[cell] + 0.5 + step / 2)
+        low, high = (first + (last - first) * edge / side for edge in edges)
         begin = min(max(0, round(low)), length - 1)
         slices.append(slice(begin, min(length, max(begin + 1, round(high)))))
     patch = picture[slices[0], slices[1]].astype(np.float32) / 255

@@ -29,6 +29,7 @@ from camkit.background.journal import Row, unpacked
 from camkit.background.measures import ImageRow
 from camkit.background.plan import Plan
 from camkit.background.values import Item
+from camkit.types import Placement
 
 _MARGIN_DIGITS = 3
 """Digits kept of a change of margin: the last digits of logits differ with the number of threads and the batch size."""
@@ -60,16 +61,17 @@ def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -
 
 
 def _energies(plan: Plan, heat: Mapping[str, Row]) -> dict[str, _Energy]:
-    """Compare each map with the regions of all pictures whose map has the same grid, size and extent."""
-    by_geometry: dict[tuple[Any, Any, Any], list[str]] = defaultdict(list)
+    """Compare each map with the regions of all pictures whose map has the same grid, size and placement."""
+    by_geometry: dict[tuple[Any, Any, Placement], list[str]] = defaultdict(list)
     for item in plan.data.items:
         row = heat.get(item.name, {})
         if "cells" in row:
-            by_geometry[tuple(row["grid"]), tuple(row["size"]), tuple(map(tuple, row["extent"]))].append(item.name)
+            placement = Placement(*(tuple(map(tuple, part)) for part in row["placement"]))
+            by_geometry[tuple(row["grid"]), tuple(row["size"]), placement].append(item.name)
     energies: dict[str, _Energy] = {}
-    for (grid, size, extent), names in by_geometry.items():
+    for (grid, size, placement), names in by_geometry.items():
         maps, within = (np.stack([unpacked(heat[name][part]) for name in names]) for part in ("cells", "within"))
-        everywhere = evidence.heat_in_cells(torch.ones(size, dtype=torch.bool), grid, extent)
+        everywhere = evidence.heat_in_cells(torch.ones(size, dtype=torch.bool), grid, placement)
         own, shuffled = evidence.energies(maps, within, everywhere)
         headroom = evidence.headroom(within, everywhere)
         columns = zip(own.tolist(), shuffled.tolist(), headroom.tolist(), strict=True)

@@ -86,7 +86,7 @@ class Concepts:
             InputError: there is no such picture.
         """
         row = self._row(picture)
-        return np.asarray(enlarge(torch.from_numpy(self.maps[picture]), row.maps.size, row.maps.extents[0]).numpy())
+        return np.asarray(enlarge(torch.from_numpy(self.maps[picture]), row.maps.size, row.maps.placements[0]).numpy())
 
     def overlay(self, picture: int = 0, *, alpha: float = 0.65) -> Pixels:
         """Draw a picture with the concepts as coloured regions, each with its number where it is strongest.

@@ -23,14 +23,14 @@ from camkit.engine.resizing import resizing
 from camkit.errors import LayerError, MethodError, TargetError, listing_layers
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Expands, Scores, Target
-from camkit.types import Extent, LayerRef, Layout, Precision, Progress
+from camkit.types import Extent, LayerRef, Layout, Placement, Precision, Progress
 
 _SAME_FP32, _SAME_AUTOCAST = 1e-4, 2e-2
 """How far a linear layer's input may differ from the mean of the feature maps, as a share of the largest mean: several
 times the rounding of a sum over the cells in fp32, and in bf16, the coarsest type of autocast."""
 
-ReadLayout: TypeAlias = Callable[[tuple[int, ...], int, tuple[int, ...]], "Layout | None"]
-"""``read(shape, batch, size)`` returns the layout of an output of this shape, or None if it has no grid."""
+ReadLayout: TypeAlias = Callable[[LayerRef, tuple[int, ...], int, tuple[int, ...]], "Layout | None"]
+"""``read(layer, shape, batch, size)`` returns the layout of an output of this shape, or None if it has no grid."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Pass:
         modules: the module of each layer to save.
         layouts: the layouts of the layers' outputs, None for an output without a grid. ``read_layout`` reads the layout
             of any other layer from the shape of its output.
-        read_layout: reads a layout from a shape.
+        read_layout: reads the layout of a layer from a shape.
         precision: "bf16" and "fp16" run under autocast.
         memory_format: the memory format in which the model receives the inputs.
         record: the model's record, if it is already prepared.
@@ -178,7 +178,7 @@ def read_layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -
         shape = tuple(tape.layers[ref].output.shape)
         layout = options.layouts.get(ref)
         if ref not in options.layouts and options.read_layout is not None:
-            layout = options.read_layout(shape, batch, size)
+            layout = options.read_layout(ref, shape, batch, size)
         if layout is None:
             raise LayerError(
                 f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "
@@ -191,7 +191,8 @@ def read_layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -
 def features_of(saved: Saved, layout: Layout, extent: Extent = ()) -> Features:
     """Return a layer's saved maps and gradients as grids."""
     gradients = tuple(to_grid(gradient, layout) for gradient in saved.gradients)
-    return Features(to_grid(saved.output.detach(), layout), gradients, extent or layout.extent)
+    placement = Placement(extent or layout.extent, layout.positions)
+    return Features(to_grid(saved.output.detach(), layout), gradients, placement)
 
 
 def capture_for_cam(
@@ -297,7 +298,7 @@ def _cam_features(
         for positive_part in (maps, maps.relu()):
             if _same(pooled, positive_part.mean(cells)):
                 weights = tuple(_class_weights(linear, scored) for scored in scores)
-                return Features(positive_part, weights, features.extent)
+                return Features(positive_part, weights, features.placement)
     raise MethodError(
         "cam needs a head of global average pooling and one linear layer, and this model has no such head after layer "
         f"{str(ref)!r}; use 'gradcam' or 'hirescam', which work with any head"

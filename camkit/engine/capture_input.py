@@ -26,7 +26,7 @@ from camkit.engine.resizing import resizing
 from camkit.errors import LayerError, MethodError
 from camkit.targets.probabilities import passing_through
 from camkit.targets.scores import Scores, Target
-from camkit.types import GuidedGradients, LayerRef, PartsOfScore
+from camkit.types import GuidedGradients, LayerRef, PartsOfScore, Placement
 
 Weigh: TypeAlias = Callable[..., Tensor]
 """``weigh(activations, parts or guided gradients)`` returns a map (N, *size)."""
@@ -121,7 +121,7 @@ def capture_guided(
     features: list[Features] = []
     for ref, layout in layouts.items():
         maps = features_of(ordinary[ref], layout, resized.extent)
-        to_size = functools.partial(enlarge, size=size, extent=maps.extent)
+        to_size = functools.partial(enlarge, size=size, placement=Placement(maps.placement.extent))
         pairs = zip(guided, maps.by_target, strict=True)
         weights = tuple(weigh(maps.activations, GuidedGradients(*pair, to_size)) for pair in pairs)
         features.append(Features(inputs, weights))

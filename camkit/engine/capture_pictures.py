@@ -31,7 +31,7 @@ from camkit.engine.resizing import resizing
 from camkit.errors import MethodError
 from camkit.targets.confidence import ConfidenceTarget, fixed_target, given_by
 from camkit.targets.scores import Scores, Target
-from camkit.types import Extent, PicturesOf
+from camkit.types import PicturesOf, Placement
 
 Weigh: TypeAlias = Callable[..., Tensor]
 """``weigh(activations, scores)`` returns a row of weights for each target."""
@@ -82,7 +82,7 @@ def capture_with_pictures(
     maps = [features_of(tape.layers[ref], layout, resized.extent) for ref, layout in layouts.items()]
     features: list[Features] = []
     for explained in maps or [Features(image, ())]:
-        pictures = Pictures(model, image, fixed, options, each_pass, explained.extent)
+        pictures = Pictures(model, image, fixed, options, each_pass, Placement(explained.placement.extent))
         by_target = weigh(explained.activations, pictures).split(1) if fixed else ()
         if len(by_target) != len(fixed):
             raise MethodError(
@@ -118,7 +118,7 @@ class Pictures:
         options: how the passes are run.
         each_pass: returns the context in which one pass is run. Each pass has one of its own, so that each finds the
             model as the first one did.
-        extent: the part of the layer's grid that lies on the picture.
+        placement: where the cells of the layer's grid lie when maps are enlarged.
     """
 
     def __init__(
@@ -128,16 +128,16 @@ class Pictures:
         targets: Sequence[ConfidenceTarget],
         options: Pass,
         each_pass: Callable[[], AbstractContextManager[None]],
-        extent: Extent,
+        placement: Placement,
     ) -> None:
         self.image = image.detach()
         self._model, self._targets, self._options = model, targets, options
-        self._each_pass, self._extent = each_pass, extent
+        self._each_pass, self._placement = each_pass, placement
         self._at_once = at_once(image.device) if options.apart else 1
 
     def enlarge(self, maps: Float[Tensor, "m *grid"], size: tuple[int, ...] | None = None) -> Float[Tensor, "m *size"]:
         """Interpolate maps to another size; None stands for the picture's."""
-        return enlarge(maps, tuple(self.image.shape[2:]), self._extent) if size is None else upsample(maps, size)
+        return enlarge(maps, tuple(self.image.shape[2:]), self._placement) if size is None else upsample(maps, size)
 
     def __call__(self, count: int, pictures: PicturesOf, *, probabilities: bool = False) -> Float[Tensor, "t m"]:
         """Return the scores of changed pictures, or their probabilities where the targets have any."""

@@ -14,7 +14,7 @@ from camkit.errors import MethodError
 from camkit.methods.registry import Method
 from camkit.targets.outputs import describe
 from camkit.targets.scores import Scores
-from camkit.types import Extent, Layout
+from camkit.types import EVEN, Layout, Placement
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,12 +22,12 @@ class Features:
     r"""One layer's feature maps (N, C, \*grid), and for each target the tensor that weights them.
 
     ``by_target`` holds the gradients (N, C, \*grid), the class weights (N, C) of a linear head, or the finished weights
-    of a method that was called during the pass. ``extent`` is the part of the grid that lies on the input.
+    of a method that was called during the pass. ``placement`` says where the cells lie on the input.
     """
 
     activations: Float[Tensor, "n c *grid"]
     by_target: tuple[Tensor, ...]
-    extent: Extent = ()
+    placement: Placement = EVEN
 
 
 @dataclass(frozen=True, eq=False)

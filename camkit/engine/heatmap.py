@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 from camkit.engine.grid import margins
-from camkit.types import Extent, Fusion
+from camkit.types import EVEN, Fusion, Placement
 
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -41,51 +44,119 @@ def scale(maps: Float[Tensor, "n *size"]) -> Float[Tensor, "n *size"]:
     return maps / torch.where(largest > 0, largest, 1)
 
 
-def to_heatmap(raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
+def to_heatmap(
+    raw: Float[Tensor, "n *grid"], size: Sequence[int], placement: Placement = EVEN
+) -> Float[Tensor, "n *size"]:
     """Turn signed maps on the grid into heatmaps 0..1 at the size of the input.
 
     ReLU comes before the upsampling, the division by the maximum after it. A map with a non-finite value becomes zero,
-    since nothing true can be drawn. ``extent`` is the part of the grid that lies on the input.
+    since nothing true can be drawn.
     """
-    return scale(positive(raw, size, extent))
+    return scale(positive(raw, size, placement))
 
 
-def positive(raw: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
+def positive(
+    raw: Float[Tensor, "n *grid"], size: Sequence[int], placement: Placement = EVEN
+) -> Float[Tensor, "n *size"]:
     """Return the positive part of signed maps at the size of the input, in their own units.
 
     A map with a non-finite value becomes zero.
     """
     finite = torch.isfinite(raw).flatten(1).all(1).reshape(-1, *[1] * (raw.dim() - 1))
-    return enlarge(torch.where(finite, raw, 0).relu(), size, extent)
+    return enlarge(torch.where(finite, raw, 0).relu(), size, placement)
 
 
-def enlarge(cells: Float[Tensor, "n *grid"], size: Sequence[int], extent: Extent = ()) -> Float[Tensor, "n *size"]:
-    """Interpolate the part of a grid that lies on the input to the input's size. The result is linear in the cells."""
-    beside = margins(size, extent or ((0.0, 1.0),) * len(size))
+def enlarge(
+    cells: Float[Tensor, "n *grid"], size: Sequence[int], placement: Placement = EVEN
+) -> Float[Tensor, "n *size"]:
+    """Interpolate a grid to the input's size, linearly between its cells; beyond the outermost cell it is constant.
+
+    If it is not known where each cell looks, the cells are spread evenly. The result is linear in the cells.
+    """
+    if placement.positions:
+        for axis, side in reversed(list(enumerate(size))):
+            cells = resample(cells, axis + 1, placement.positions[axis], tuple(map(float, range(side))))
+        return cells
+    beside = margins(size, placement.extent or ((0.0, 1.0),) * len(size))
     whole = [side + before + after for side, before, after in zip(size, beside[-2::-2], beside[::-2], strict=True)]
     return functional.pad(upsample(cells, whole), [-amount for amount in beside])
 
 
-def fuse(raws: Sequence[Float[Tensor, "n *_"]], how: Fusion = "mean") -> Float[Tensor, "n *grid"]:
+def resample(
+    cells: Float[Tensor, "n *grid"], axis: int, places: tuple[float, ...], wanted: tuple[float, ...]
+) -> Float[Tensor, "n *_"]:
+    """Interpolate cells along an axis from the places where they lie to other places.
+
+    Cells that lie at the same place count as their mean there.
+    """
+    means, low, high, share = _between(places, wanted, cells.device, cells.dtype)
+    if means is not None:
+        cells = (cells.movedim(axis, -1) @ means).movedim(-1, axis)
+    share = share.reshape([-1 if place == axis else 1 for place in range(cells.dim())])
+    return torch.lerp(cells.index_select(axis, low), cells.index_select(axis, high), share)
+
+
+@functools.lru_cache(maxsize=256)
+def _between(
+    places: tuple[float, ...], wanted: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """Return, for each wanted place, the cells before and after it, and how far it lies between them.
+
+    The first tensor is None, or a matrix that averages the cells of each place where several lie.
+    """
+    distinct, groups, counts = np.unique(places, return_inverse=True, return_counts=True)
+    low = np.clip(np.searchsorted(distinct, wanted, side="right") - 1, 0, len(distinct) - 1)
+    high = np.minimum(low + 1, len(distinct) - 1)
+    share = (np.asarray(wanted) - distinct[low]) / np.where(high > low, distinct[high] - distinct[low], 1)
+    with torch.inference_mode(mode=False):  # the tensors are kept, and another caller may need gradients
+        means = None
+        if len(distinct) < len(places):
+            means = torch.from_numpy(np.eye(len(distinct))[groups] / counts).to(device, dtype)
+        first, second = (torch.from_numpy(ends).to(device) for ends in (low, high))
+        return means, first, second, torch.from_numpy(share.clip(0, 1)).to(device, dtype)
+
+
+def finest(grids: Sequence[Sequence[int]]) -> int:
+    """Return the number of the grid with the most cells, the first one of several."""
+    return max(range(len(grids)), key=lambda number: math.prod(grids[number]))
+
+
+def fuse(
+    raws: Sequence[Float[Tensor, "n *_"]], how: Fusion = "mean", placements: Sequence[Placement] = ()
+) -> Float[Tensor, "n *grid"]:
     """Fuse the signed maps of several layers, each scaled by its own largest absolute value first.
 
     Args:
         raws: a map on its own grid for each layer. A single layer's map is returned unchanged.
         how: "mean"; "max", if one layer's evidence is enough; "product", if all layers must agree.
+        placements: where the cells of each grid lie on the input.
 
     Returns:
         The fused map on the finest of the grids. A product is of the maps' positive parts.
     """
     if len(raws) == 1:
         return raws[0]
-    finest = max((raw.shape[1:] for raw in raws), key=lambda grid: grid.numel())
     signed = [torch.copysign(scale(raw.abs()), raw) for raw in raws]
-    grids = torch.stack([upsample(raw, finest) for raw in signed])
+    goal = finest([raw.shape[1:] for raw in raws])
+    if placements and all(placement.positions for placement in placements):
+        moved = [_moved(raw, own, placements[goal]) for raw, own in zip(signed, placements, strict=True)]
+    else:
+        moved = [upsample(raw, raws[goal].shape[1:]) for raw in signed]
+    grids = torch.stack(moved)
     return _fused(grids.relu() if how == "product" else grids, how)
 
 
+def _moved(cells: Tensor, own: Placement, wanted: Placement) -> Tensor:
+    for axis, (places, others) in enumerate(zip(own.positions, wanted.positions, strict=True), start=1):
+        cells = resample(cells, axis, places, others)
+    return cells
+
+
 def fuse_heatmaps(
-    raws: Sequence[Float[Tensor, "n *_"]], size: Sequence[int], how: Fusion = "mean", extents: Sequence[Extent] = ()
+    raws: Sequence[Float[Tensor, "n *_"]],
+    size: Sequence[int],
+    how: Fusion = "mean",
+    placements: Sequence[Placement] = (),
 ) -> Float[Tensor, "n *size"]:
     """Fuse the heatmaps of several layers and scale the result; zero if a layer's map is not finite.
 
@@ -93,10 +164,10 @@ def fuse_heatmaps(
         raws: a signed map on its own grid for each layer.
         size: the size of the input.
         how: as for ``fuse``.
-        extents: the part of each grid that lies on the input.
+        placements: where the cells of each grid lie on the input.
     """
-    extents = extents or [()] * len(raws)
-    heatmaps = [to_heatmap(raw, size, extent) for raw, extent in zip(raws, extents, strict=True)]
+    placements = placements or [EVEN] * len(raws)
+    heatmaps = [to_heatmap(raw, size, placement) for raw, placement in zip(raws, placements, strict=True)]
     if len(heatmaps) == 1:
         return heatmaps[0]
     finite = torch.stack([torch.isfinite(raw).flatten(1).all(1) for raw in raws]).all(0)
@@ -108,18 +179,18 @@ def on_scale(
     size: Sequence[int],
     limits: Sequence[float],
     how: Fusion = "mean",
-    extents: Sequence[Extent] = (),
+    placements: Sequence[Placement] = (),
 ) -> Float[Tensor, "n *size"]:
     """Return heatmaps in which 1 stands for a given value of each layer's map, and not for its own maximum.
 
     Args:
-        raws, size, how, extents: as for ``fuse_heatmaps``.
+        raws, size, how, placements: as for ``fuse_heatmaps``.
         limits: for each layer the value that becomes 1, in the units of its map; larger values become 1 as well.
     """
-    extents = extents or [()] * len(raws)
+    placements = placements or [EVEN] * len(raws)
     heatmaps = [
-        (positive(raw, size, extent) / (limit or 1)).clamp(max=1)
-        for raw, extent, limit in zip(raws, extents, limits, strict=True)
+        (positive(raw, size, placement) / (limit or 1)).clamp(max=1)
+        for raw, placement, limit in zip(raws, placements, limits, strict=True)
     ]
     return heatmaps[0] if len(heatmaps) == 1 else _fused(torch.stack(heatmaps), how)
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from camkit.engine.features import Capture, Features, weigh
-from camkit.engine.heatmap import weighted_sum
+from camkit.engine.heatmap import resample, weighted_sum
 from camkit.engine.smoothing import component_weights, takes_component
 from camkit.methods import WEIGHED_IN_PASS, Method, check_weights, find_method
 from camkit.targets.scores import Scores
-from camkit.types import Smoothing
+from camkit.types import Placement, Smoothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +31,19 @@ class SignedMaps:
     raws: tuple[Tensor, ...]
     influenced: Tensor
 
-    def mirrored(self) -> SignedMaps:
-        """Return the maps mirrored along their last axis."""
-        return replace(self, raws=tuple(raw.flip(-1) for raw in self.raws))
+    def mirrored(self, placements: Sequence[Placement], size: tuple[int, ...]) -> SignedMaps:
+        """Return the maps of mirrored pictures as maps of the pictures themselves.
+
+        Where a cell looks at one side of its part of the picture, its mirror image looks at the other side.
+        """
+        raws: list[Tensor] = []
+        for raw, placement in zip(self.raws, placements, strict=True):
+            turned = raw.flip(-1)
+            if placement.positions:
+                places = placement.positions[-1]
+                turned = resample(turned, raw.dim() - 1, tuple(size[-1] - 1 - place for place in places[::-1]), places)
+            raws.append(turned)
+        return replace(self, raws=tuple(raws))
 
     @classmethod
     def averaged(cls, versions: Sequence[SignedMaps]) -> SignedMaps:

@@ -45,7 +45,8 @@ def check_mirrors(features: Sequence[Features]) -> None:
         LayerError: such a grid.
     """
     for maps in features:
-        if maps.extent and abs(sum(maps.extent[-1]) - 1) > _SAME_SHARE:
+        extent = () if maps.placement.positions else maps.placement.extent
+        if extent and abs(sum(extent[-1]) - 1) > _SAME_SHARE:
             instead = advice("smooth='eigen'", "--smooth eigen")
             raise LayerError(
                 "the model pads the picture on one side only, so the cells of its mirror image lie elsewhere; use "

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -29,8 +30,8 @@ from torch.nn import functional
 from camkit.engine.grid import margins
 from camkit.layers.layouts import EXACT, STRIDES, Reading, Readings, is_whole, plain_layout
 from camkit.layers.layouts import readings as other_readings
-from camkit.layers.trace import Call, Changes, Followed, Key, Places, Profiles, Trace
-from camkit.types import Extent, Layout
+from camkit.layers.trace import Call, Changes, Followed, Key, Places, Profiles, Trace, by_cell
+from camkit.types import Extent, Layout, Positions
 
 _PARTS = {
     1: torch.tensor([1, 1, 1, 0, 0, 1, 0, 0]),
@@ -97,6 +98,9 @@ _MOSTLY_KNOWN = 0.5
 _ROUNDED = 1e-3
 """Differences between places that are smaller than this share of a cell are rounding."""
 
+_DECIMALS = 3
+"""The decimals of a position in pixels: finer than any drawing shows, and coarser than float32's rounding."""
+
 _ASIDE, _ASIDE_AT_EDGES = 0.5, 2.0
 """How far a cell may lie from its place in an even grid, in cells: inside the grid, and at its edges, where paddings
 draw the mean place of a cell aside. Where NASNet shifts half of the channels by a pixel, they reach 0.23 and 1.9."""
@@ -136,6 +140,11 @@ def locate(
         changes: measures how outputs change; called at most once.
         places: follows cells from the input; called at most once.
     """
+    found = _located(trace, readings, changes, places)
+    return _placed(trace, found, places)
+
+
+def _located(trace: Trace, readings: Readings, changes: Changes, places: Places) -> Readings:
     if any(call.padded for call in trace.calls):
         return readings
     unknown = [
@@ -169,6 +178,60 @@ def locate(
             # The measurement is of one picture, and another one may have its cells elsewhere.
             located.append(replace(compared, unsure=compared.unsure or call.moved))
     return tuple(located)
+
+
+def _placed(trace: Trace, readings: Readings, places: Places) -> Readings:
+    """Add to each layout where its cells look, if that was followed and they are in order."""
+    pairs = list(zip(trace.calls, readings, strict=True))
+    followed = places([call.key for call, reading in pairs if reading.layout is not None])
+    by_output: dict[tuple[int | None, Layout], Layout] = {}
+    found: list[Reading] = []
+    for call, reading in pairs:
+        layout, where = reading.layout, followed.get(call.key)
+        if layout is not None and where is not None and (call.kept or call.padded or _is_shown(layout, where)):
+            key = call.output, layout  # several modules may return the same tensor
+            if key not in by_output:
+                by_output[key] = _with_positions(layout, where.places, trace.size)
+            layout = by_output[key]
+        found.append(replace(reading, layout=layout))
+    return tuple(found)
+
+
+def placed(layout: Layout, positions: Tensor | None, size: tuple[int, ...]) -> Layout:
+    """Return a layout with the places of its cells, from the positions of an output's elements."""
+    return layout if positions is None else _with_positions(layout, dict(by_cell(positions, len(size))), size)
+
+
+def _with_positions(layout: Layout, places: Profiles, size: tuple[int, ...]) -> Layout:
+    return replace(layout, positions=positions_of(_cells(places, layout), size)) if layout.kind in places else layout
+
+
+def positions_of(cells: Float[Tensor, "coordinates *grid"], size: tuple[int, ...]) -> Positions:
+    """Return where the cells of a grid look along each axis, in pixels; empty if that does not show.
+
+    Cells whose place is not known, such as those of padding, continue the row of the others.
+    """
+    weights, *coordinates = cells.double().cpu().numpy()
+    known = weights > _MOSTLY_KNOWN
+    positions: list[tuple[float, ...]] = []
+    for axis, (side, places) in enumerate(zip(size, coordinates, strict=True)):
+        others = tuple(other for other in range(len(size)) if other != axis)
+        counts = known.sum(others)
+        seen = np.flatnonzero(counts)
+        if len(seen) < min(2, len(counts)):
+            return ()
+        means = np.where(known, places, 0).sum(others)[seen] / counts[seen]
+        numbers = np.arange(len(counts))
+        along = np.interp(numbers, seen, means)
+        for end, inner in ((seen[0], seen[1]), (seen[-1], seen[-2])) if len(seen) > 1 else ():
+            beyond = (numbers - end) * (end - inner) > 0
+            step = (along[end] - along[inner]) / (end - inner)
+            along[beyond] = along[end] + (numbers[beyond] - end) * step
+        if (np.diff(along) < -_ROUNDED / side).any():
+            return ()
+        pixels = np.round((along + 1) / 2 * side - 0.5, _DECIMALS)
+        positions.append(tuple(np.maximum.accumulate(pixels).tolist()))
+    return tuple(positions)
 
 
 def _as_followed(shape: tuple[int, ...], reading: Reading, followed: Followed | None, size: tuple[int, ...]) -> Reading:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType, MappingProxyType
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from camkit.engine.attach import forward_hooks, starts
 from camkit.engine.batches import keeps_pictures_apart
 from camkit.engine.interrupts import undisturbed
+from camkit.engine.nested import feature_tensor
 from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.restore import is_in_use
 from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
 from camkit.layers.names import select_layers
 from camkit.layers.operations import OperationWatch
+from camkit.layers.positions import Positions
 from camkit.targets.classes import FunctionTarget
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, Precision, TargetLayer
@@ -221,26 +223,42 @@ def kind_of(image: Float[Tensor, "n c *size"]) -> InputKind:
     return tuple(image.shape[1:]), image.dtype, torch.get_default_dtype()
 
 
-@contextmanager
-def watching_places(model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor) -> Iterator[dict[nn.Module, bool]]:
-    """Record for each module that runs in the block whether all operations before its end leave cells in their places.
+class Seen(NamedTuple):
+    """What was seen of a layer in a pass.
 
-    So a layer of an ordinary convolutional network needs no extra passes that locate its cells. All are False if the
-    model looks at the values of the batch to choose its way, since one picture alone may take another.
+    Attributes:
+        kept: True if all operations before its end leave cells in their places.
+        positions: where the elements of its output come from; None if that could not be followed.
+    """
+
+    kept: bool = False
+    positions: Positions | None = None
+
+
+@contextmanager
+def watching_places(
+    model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor, seen: dict[nn.Module, Seen]
+) -> Iterator[None]:
+    """Record where the cells of each module that runs in the block lie.
+
+
+    So a layer of an ordinary convolutional network needs no extra passes that locate its cells. Nothing is recorded if
+    the model looks at the values of the batch to choose its way, since one picture alone may take another.
     """
     watch = OperationWatch(inputs)
-    kept: dict[nn.Module, bool] = {}
 
     def begin(_: nn.Module) -> None:
         watch.kept = True
 
-    def end(module: nn.Module, _: list[Tensor], __: object) -> None:
-        kept[module] = kept.get(module, True) and watch.kept
+    def end(module: nn.Module, _: list[Tensor], output: object) -> None:
+        before, maps = seen.get(module, Seen(kept=True)), feature_tensor(output)
+        positions = None if maps is None else watch.follower.positions(maps[1])
+        seen[module] = Seen(before.kept and watch.kept, positions)
 
     def end_model(*_: object) -> None:
         if "picture" in watch.reads:
-            kept.update(dict.fromkeys(kept, False))
+            seen.clear()
 
     ends: dict[nn.Module, Callable[..., None]] = {**dict.fromkeys(modules, end), model: end_model}
     with undisturbed(), starts([model], begin), forward_hooks(ends), watch:
-        yield kept
+        yield

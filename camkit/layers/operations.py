@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from camkit.layers.positions import MemoryNotes, tensors_of
+from camkit.layers.positions import Follower, MemoryNotes, tensors_of
 
 _KEEPING = frozenset(
     [
@@ -43,51 +43,32 @@ _SHIFTING = frozenset(["flip", "roll", "rot90", "slice"])
 """Operations that move, mirror or crop by numbers that Python gives them."""
 
 
-class PlaceWatch(TorchDispatchMode):
-    """Notes whether the operations of a pass leave all cells in their places.
+class OperationWatch(TorchDispatchMode):
+    """Notes what the operations of a pass do to the places of cells, and whether values decide about them.
+
+    Args:
+        image: the input of the model, or a tensor that it is copied from.
 
     Attributes:
         kept: False after the first operation that may move cells.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.kept = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise PyTorch imports its compiler at the first operation, which takes seconds
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the operation."""
-        self._note(func._overloadpacket.__name__, args)
-        return func(*args, **(kwargs or {}))
-
-    def _note(self, name: str, args: tuple[Any, ...]) -> None:
-        if name not in _KEEPING or (name == "convolution" and _widens(*args[1:7])):
-            self.kept = False
-
-
-class OperationWatch(PlaceWatch):
-    """Also notes whether values decide which way a pass takes through the model.
-
-    Args:
-        image: the input of the model.
-
-    Attributes:
+        follower: tells where the elements of a tensor come from.
         reads: "picture" if Python read values that were computed from the input, so that another picture may take
             another way through the model; "weights" if it read other values, or if these chose among cells.
         detached: True if an operation used values that were computed from the input but have no gradient.
     """
 
     def __init__(self, image: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept = True
+        self.follower = Follower(image)
         self.reads: set[str] = set()
         self.detached = False
         self._derived = MemoryNotes()
         self._derived.set(image, False)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise PyTorch imports its compiler at the first operation, which takes seconds
 
     def is_moved(self, tensor: Tensor) -> bool:
         """Tell whether the values of the picture decided from which places a tensor's cells come."""
@@ -98,7 +79,7 @@ class OperationWatch(PlaceWatch):
     ) -> Any:
         """Run the operation."""
         name = func._overloadpacket.__name__
-        self._note(name, args)
+        self.kept &= name in _KEEPING and not (name == "convolution" and _widens(*args[1:7]))
         operands = list(tensors_of(*args, *(kwargs or {}).values()))
         derived = any(operand in self._derived for operand in operands)
         if name in _READING:
@@ -106,6 +87,7 @@ class OperationWatch(PlaceWatch):
         elif derived and name in _CHOOSING and not all(operand in self._derived for operand in operands):
             self.reads.add("weights")
         results = func(*args, **(kwargs or {}))
+        self.follower.follow(func, args, kwargs or {}, results)
         if derived and not name.startswith("new_") and not name.endswith("_like"):  # these take the shape alone
             self.detached |= torch.is_grad_enabled() and any(
                 operand in self._derived and operand.is_floating_point() and not operand.requires_grad

@@ -21,18 +21,23 @@ from camkit.engine.passes import faster_format
 from camkit.errors import LayerError, MethodError
 from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
-from camkit.layers.memory import ModelMemory, kind_of, watching_places
+from camkit.layers.location import placed
+from camkit.layers.memory import ModelMemory, Seen, kind_of, watching_places
 from camkit.layers.names import Layers
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import ATTENTION, ONE_BY_ONE, Method, find_method
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
-from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, TargetLayer
+from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, Spread, TargetLayer
 
 _AS_NAMED = "as named"
 
 _Run: TypeAlias = Callable[..., Capture]
 """Runs the model with some layers, ``run(layers)``; ``read_layout`` reads the layout of those that have none yet."""
+
+
+def _by_shape(_: LayerRef, *where: Any) -> Layout | None:
+    return infer_layout(*where)
 
 
 class OneByOneError(Exception):
@@ -56,6 +61,7 @@ class LayerPasses:
         target_layer: None lets camkit choose the layer.
         method: None if each target has its own default.
         precision: of the passes.
+        spread: whether cells are drawn where they look.
         progress: called while a method runs the model on many pictures.
 
     Raises:
@@ -72,6 +78,7 @@ class LayerPasses:
         target_layer: Layers | None,
         method: Method | None,
         precision: Precision,
+        spread: Spread,
         progress: Progress | None,
     ) -> None:
         self.memory = memory
@@ -79,6 +86,7 @@ class LayerPasses:
         self.selectors = None if target_layer is None else _selectors(target_layer)
         self._module = module
         self._precision: Precision = precision
+        self._spread = spread
         self._progress = progress
         self._given = {layer.ref: layer for layer in self.selectors or () if isinstance(layer, TargetLayer)}
         self._modules: Mapping[LayerRef, nn.Module] = {}
@@ -222,16 +230,23 @@ class LayerPasses:
         cells in their places.
         """
         unknown = tuple(TargetLayer(ref.name, ref.call, reason=_AS_NAMED) for ref in modules)
+        seen: dict[nn.Module, Seen] = {}
+        layouts: dict[LayerRef, Layout] = {}
+
+        def read_layout(ref: LayerRef, *where: Any) -> Layout | None:
+            layout, of_layer = plain_layout(*where), seen.get(modules[ref], Seen())
+            if layout is None or not of_layer.kept:
+                raise _NotPlainError
+            layouts[ref] = placed(layout, of_layer.positions, size)
+            return self._spread_of(layouts[ref])
+
+        size = tuple(inputs.shape[2:])
         try:
-            with watching_places(self._module, modules.values(), inputs) as kept:
-                captured = run(unknown, read_layout=_plain_or_not)
+            with watching_places(self._module, modules.values(), inputs, seen):
+                captured = run(unknown, read_layout=read_layout)
         except _NotPlainError:
             return None
-        if not all(kept.get(module, False) for module in modules.values()):
-            return None
-        size = tuple(inputs.shape[2:])
-        both = zip(unknown, captured.layouts, strict=True)
-        layers = tuple(replace(layer, layout=layout, size=size) for layer, layout in both)
+        layers = tuple(replace(layer, layout=layouts[layer.ref], size=size) for layer in unknown)
         for layer in layers:
             self.memory.remember(layer, inputs)
         return captured, layers
@@ -278,6 +293,10 @@ class LayerPasses:
             raise OneByOneError
         return decision
 
+    def _spread_of(self, layout: Layout | None) -> Layout | None:
+        """Return a layout without the places of its cells if they are to be spread evenly."""
+        return replace(layout, positions=()) if layout is not None and self._spread == "even" else layout
+
     def _check_clip(self, inputs: Tensor) -> None:
         """Refuse clips whose second axis is time; the methods that read no layer would take it for channels."""
         try:
@@ -292,7 +311,7 @@ class LayerPasses:
         targets: tuple[Target, ...],
         inputs: Tensor,
         layers: Sequence[TargetLayer],
-        read_layout: Any = infer_layout,
+        read_layout: Any = _by_shape,
     ) -> Capture:
         module, memory = self._module, self.memory
         modules = self.named() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
@@ -305,7 +324,7 @@ class LayerPasses:
         batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if many else inputs
         options = Pass(
             modules,
-            {layer.ref: layer.layout for layer in layers if layer.size},
+            {layer.ref: self._spread_of(layer.layout) for layer in layers if layer.size},
             read_layout,
             self._precision,
             faster_format(module, batch, self._precision, memory.answers_alike),
@@ -343,13 +362,6 @@ def _selectors(target_layer: Layers) -> tuple[Any, ...]:
     if not selectors:
         raise LayerError("the list of target layers is empty; pass None to let camkit choose the layer")
     return selectors
-
-
-def _plain_or_not(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout:
-    layout = plain_layout(shape, batch, size)
-    if layout is None:
-        raise _NotPlainError
-    return layout
 
 
 def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:

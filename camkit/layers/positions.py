@@ -1,16 +1,19 @@
 """Where in the picture the elements of each tensor of a pass come from.
 
-A ``Follower`` watches PyTorch's operations while a model runs, and repeats on positions what each operation does to
-cells: it moves, joins, averages or drops them. So an exact answer needs no pass of its own, however
-few cells a grid has and however wide the receptive fields are. It ends at operations that it does not know.
+A ``Follower`` is told of each of PyTorch's operations while a model runs, and does to positions what the operation does
+to cells: it moves, joins, averages or drops them. A convolution's cell lies at the centre of its kernel. So the answer
+is exact however few cells a grid has and however wide the receptive fields are. It ends at operations that the
+follower does not know.
 
-Positions are kept for each piece of memory and not for each tensor. So views need no attention, and what is written
-into a part of a tensor is found in the whole.
+The positions of a tensor have the tensor's shape, but along axes on which they do not change, such as the channels,
+they are expanded from one element (stride 0). So following costs little beside the pass itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
@@ -19,7 +22,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 Positions: TypeAlias = Float[Tensor, "coordinates ..."]
@@ -31,15 +33,11 @@ LOST: Final = None
 
 _COPYING = frozenset(
     [
-        "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_reshape_copy", "_to_copy", "_upsample_bicubic2d_aa",
-        "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-        "_upsample_nearest_exact3d", "adaptive_avg_pool1d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "cat",
-        "channel_shuffle", "clone", "col2im", "contiguous", "copy_", "cumsum", "flip", "gather",
-        "grid_sampler_2d", "grid_sampler_3d", "im2col", "index", "index_add", "index_copy", "index_copy_",
-        "index_put", "index_put_", "index_select", "mean", "native_channel_shuffle", "pixel_shuffle",
-        "pixel_unshuffle", "repeat", "roll", "rot90", "scatter", "scatter_", "select_scatter", "slice_scatter",
-        "stack", "sum", "take", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
-        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_trilinear3d",
+        "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d", "channel_shuffle", "col2im", "cumsum",
+        "flip", "gather", "grid_sampler_2d", "grid_sampler_3d", "im2col", "index", "index_add", "index_copy",
+        "index_copy_", "index_put", "index_put_", "index_select", "mean", "native_channel_shuffle", "pixel_shuffle",
+        "pixel_unshuffle", "repeat", "roll", "rot90", "scatter", "scatter_", "select_scatter", "slice_scatter", "stack",
+        "sum", "take",
     ]
 )  # fmt: skip
 """Operations that copy or average elements, so they do the same to weighted positions."""
@@ -47,15 +45,18 @@ _COPYING = frozenset(
 _KEEPING = frozenset(
     [
         "_fused_rms_norm", "_log_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
-        "_safe_softmax", "_softmax", "cudnn_batch_norm", "log_softmax", "masked_fill", "masked_fill_",
-        "native_batch_norm", "native_dropout", "native_group_norm", "native_layer_norm", "softmax", "tril",
-        "triu",
+        "_safe_softmax", "_softmax", "_to_copy", "clone", "contiguous", "cudnn_batch_norm", "log_softmax",
+        "masked_fill", "masked_fill_", "native_batch_norm", "native_dropout", "native_group_norm",
+        "native_layer_norm", "softmax", "tril", "triu",
     ]
 )  # fmt: skip
 """Operations besides the pointwise ones that leave every element in its place."""
 
 _AVERAGED: Mapping[str, Any] = {"amax": torch.ops.aten.mean.dim, "amin": torch.ops.aten.mean.dim}
 """Operations that choose among elements, and those that average the same elements."""
+
+_RESHAPING = frozenset(["view", "_unsafe_view", "_reshape_alias", "_reshape_copy", "reshape"])
+"""Operations that divide the same elements into axes of other lengths."""
 
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 """Matrix products, and which of their arguments are the two matrices."""
@@ -68,31 +69,46 @@ _COUNTS = 0.5
 queries and keys lie equally far apart, and the queries come first; a product of values and weights, or of maps and a
 gate, has one operand whose positions are all alike."""
 
+_LEAST_WEIGHT = 1e-3
+"""A position is known only if elements with a known position have at least this share in it: a smaller one is what
+interpolation leaves at an edge."""
+
 
 class MemoryNotes:
     """Notes on pieces of memory, which all tensors that share them have."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, tuple[StorageWeakRef, Any]] = {}
+        self._notes: dict[int | None, tuple[StorageWeakRef, Any]] = {}
         self._most = _MANY
 
     def __contains__(self, tensor: Tensor) -> bool:
         """Tell whether there is a note on a tensor's memory."""
-        return tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._notes
+        return address(tensor) in self._notes
 
     def get(self, tensor: Tensor) -> Any:
         """Return the note on a tensor's memory; None if there is none."""
-        return self._notes[tensor.untyped_storage()._cdata][1] if tensor in self else None
+        return self._notes.get(address(tensor), (None, None))[1]
 
     def set(self, tensor: Tensor, note: Any) -> None:
         """Replace the note on a tensor's memory."""
-        if tensor.layout is not torch.strided:
+        place = address(tensor)
+        if place is None:
             return
-        storage = tensor.untyped_storage()
-        self._notes[storage._cdata] = StorageWeakRef(storage), note  # while it is held, the address is not used again
+        # While the reference is held, the address is not used again.
+        self._notes[place] = StorageWeakRef(tensor.untyped_storage()), note
         if len(self._notes) > self._most:
             self._notes = {key: pair for key, pair in self._notes.items() if not pair[0].expired()}
             self._most = 2 * len(self._notes) + _MANY
+
+
+def address(tensor: Tensor) -> int | None:
+    """Return what tells a tensor's memory from others'; None if it has none, as in ``torch.func.vmap``."""
+    if tensor.layout is not torch.strided:
+        return None
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:
+        return None
 
 
 def tensors_of(*values: Any) -> Iterator[Tensor]:
@@ -104,29 +120,20 @@ def tensors_of(*values: Any) -> Iterator[Tensor]:
             yield from tensors_of(*value)
 
 
-class Follower(TorchDispatchMode):
-    """Follows the elements of a pass's tensors while it is active.
+class Follower:
+    """Follows the elements of a pass's tensors from one operation to the next.
 
     Args:
-        image: the input (N, C, *size), or a tensor that it is copied from. The pass must not build a graph.
+        image: the input (N, C, *size), or a tensor that it is copied from.
     """
 
     def __init__(self, image: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         size = image.shape[2:]
         axes = torch.meshgrid(*((2 * torch.arange(side) + 1) / side - 1 for side in size), indexing="ij")
-        self._input = torch.stack([torch.ones(size), *axes]).to(image.device)
-        self._coordinates = len(self._input)
-        self.begin(image)
-
-    def begin(self, image: Tensor) -> None:
-        """Start again with this input, and forget all else."""
+        self._coordinates = 1 + len(size)
         self._notes, self._vague = MemoryNotes(), MemoryNotes()
-        self._write(image, self._input[:, None, None].expand(-1, *image.shape))
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise PyTorch imports its compiler at the first operation, which takes seconds
+        pixels = torch.stack([torch.ones(size), *axes]).to(image.device)
+        self._write(image, pixels[:, None, None].expand(-1, *image.shape))
 
     def is_certain(self, tensor: Tensor) -> bool:
         """Tell whether a tensor's positions are certain; False if they come from attention alone.
@@ -137,61 +144,78 @@ class Follower(TorchDispatchMode):
         return not self._vague.get(tensor)
 
     def positions(self, tensor: Tensor) -> Positions | None:
-        """Return the positions of a tensor's elements, which share memory; None if they are not known."""
-        note: Positions | None = self._notes.get(tensor)
-        if note is None or note.shape[1] * tensor.element_size() != tensor.untyped_storage().nbytes():
-            return None
-        strides = (note.shape[1], *tensor.stride())
-        return note.as_strided((len(note), *tensor.shape), strides, tensor.storage_offset())
+        """Return the positions of a tensor's elements; None if they are not known."""
+        note = self._notes.get(tensor)
+        if isinstance(note, Tensor):  # for each element of the memory
+            strides = (note.shape[1], *tensor.stride())
+            return note.as_strided((len(note), *tensor.shape), strides, tensor.storage_offset())
+        found: Positions | None = None if note is LOST else note.get(_geometry(tensor))
+        return found
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
+        """Find the positions of an operation's results, after it ran."""
+        derived = [tensor for tensor in tensors_of(*args, *kwargs.values()) if tensor in self._notes]
+        changes = func._schema.is_mutable
+        if not derived:
+            return
+        found = list(tensors_of(results))
+        memory = {address(tensor) for tensor in tensors_of(*args, *kwargs.values())} - {None}
+        name = func._overloadpacket.__name__
+        if not changes and found and all(address(result) in memory for result in found):
+            self._view(func, name, args, kwargs, found)
+            return
+        content = any(not tensor.is_floating_point() for tensor in derived)
+        followed = [tensor for tensor in derived if self.positions(tensor) is not None]
+        attends = name.startswith("_scaled_dot_product") or (name in _PRODUCTS and len(followed) > 1)
+        vague = attends or (bool(followed) and all(self._vague.get(tensor) for tensor in followed))
+        for number, result in enumerate(found):
+            positions = None
+            if number == 0 and not content and result.is_floating_point() and not name.endswith("_backward"):
+                with suppress(Exception):  # a shape or an argument that is not expected here: not known
+                    positions = self._result(name, func, args, kwargs, result)
+            self._write(result, None if positions is None else positions.expand(-1, *result.shape))
+            self._vague.set(result, vague)
+
+    def _view(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Tensor]) -> None:
+        """Give the views of a tensor their part of its positions."""
+        note, positions = self._notes.get(args[0]), self.positions(args[0])
+        if not isinstance(note, dict) or positions is None:
+            return
+        with suppress(Exception):  # an operation on the memory itself, such as as_strided: not known
+            if name in _RESHAPING:
+                views = [_reshaped(positions, results[0].shape)]
+            else:
+                by_coordinate = [list(tensors_of(func(part, *args[1:], **kwargs))) for part in positions]
+                views = [_stacked(parts) for parts in zip(*by_coordinate, strict=True)]
+            for result, view in zip(results, views, strict=True):
+                note[_geometry(result)] = view
 
     def _write(self, tensor: Tensor, positions: Positions | None) -> None:
         """Set the positions of a tensor's elements."""
         if positions is None or not tensor.is_floating_point():
             self._notes.set(tensor, LOST)
             return
-        if self.positions(tensor) is None:
-            elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-            self._notes.set(tensor, torch.zeros(self._coordinates, elements, device=tensor.device))
+        note, before = self._notes.get(tensor), self.positions(tensor)
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        if before is not None and _are_equal(before, positions):
+            return
+        if tensor.numel() == elements and (note is LOST or (isinstance(note, dict) and len(note) == 1)):
+            self._notes.set(tensor, {_geometry(tensor): positions})
+            return
+        if not isinstance(note, Tensor):  # other views of the memory have positions too
+            self._notes.set(tensor, self._of_memory(tensor, note or {}, elements))
         target = self.positions(tensor)
-        if target is not None:
-            target.copy_(positions)
+        assert target is not None
+        target.copy_(positions)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the operation, and find the positions of its results."""
-        kwargs = kwargs or {}
-        derived = [tensor for tensor in tensors_of(*args, *kwargs.values()) if tensor in self._notes]
-        results = func(*args, **kwargs)
-        if derived:
-            self._follow(func, args, kwargs, derived, list(tensors_of(results)))
-        elif func._schema.is_mutable and args and isinstance(args[0], Tensor) and args[0] in self._notes:
-            self._write(args[0], torch.zeros(self._coordinates, *args[0].shape, device=args[0].device))
-        return results
-
-    def _follow(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], derived: list[Tensor], results: list[Tensor]
-    ) -> None:
-        memory = {tensor.untyped_storage()._cdata for tensor in tensors_of(*args, *kwargs.values())}
-        name = func._overloadpacket.__name__
-        changes = func._schema.is_mutable
-        if (
-            not changes
-            and results
-            and all(result.layout is torch.strided and result.untyped_storage()._cdata in memory for result in results)
-        ):
-            return  # views
-        content = any(not tensor.is_floating_point() for tensor in derived)
-        followed = [tensor for tensor in derived if self.positions(tensor) is not None]
-        attends = name.startswith("_scaled_dot_product") or (name in _PRODUCTS and len(followed) > 1)
-        vague = attends or (bool(followed) and all(self._vague.get(tensor) for tensor in followed))
-        for number, result in enumerate(results):
-            positions = None
-            if number == 0 and not content and result.is_floating_point():
-                with suppress(Exception):  # a shape or an argument that is not expected here: not known
-                    positions = self._result(name, func, args, kwargs, result)
-            self._write(result, None if positions is None else _normalised(positions))
-            self._vague.set(result, vague)
+    def _of_memory(self, tensor: Tensor, note: dict[Any, Positions], elements: int) -> Positions:
+        """Return the positions of each element of the memory that a tensor shares with others."""
+        flat = torch.zeros(self._coordinates, elements, device=tensor.device)
+        for (offset, shape, strides), positions in note.items():
+            if math.prod(shape) == elements:
+                flat.as_strided((len(flat), *shape), (elements, *strides), offset).copy_(positions)
+                break
+        return flat
 
     def _result(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
@@ -200,11 +224,11 @@ class Follower(TorchDispatchMode):
         first = self.positions(args[0]) if isinstance(args[0], Tensor) else None
         found = None
         if name in ("fill_", "zero_"):
-            found = torch.zeros(self._coordinates, *result.shape, device=result.device)
+            found = torch.zeros(self._coordinates, *[1] * result.dim(), device=result.device)
         elif name == "copy_":
-            found = self._of(args[1])
-            found = found.reshape(len(found), *[1] * (result.dim() - args[1].dim()), *found.shape[1:])
-            found = found.expand(-1, *result.shape)
+            found = _broadcast(self._of(args[1]), result.dim())
+        elif name == "cat":
+            found = self._joined(args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0))
         elif name in _COPYING or name in _AVERAGED:
             found = self._copied(_AVERAGED.get(name, func), args, kwargs)
         elif name in _PRODUCTS:
@@ -212,39 +236,52 @@ class Follower(TorchDispatchMode):
             found = _product(matrices[0], matrices[1], result.shape)
         elif name in _KEEPING or torch.Tag.pointwise in func.tags:
             found = self._combined(args, result)
-        elif first is None:
-            found = None
-        elif name.startswith("_scaled_dot_product"):
-            found = first.mean(-1, keepdim=True).expand(-1, *result.shape)
-        elif name == "convolution":
-            found = _convolved(first, args[1], *args[3:8], channels=result.shape[1])
-        elif name == "constant_pad_nd" or name.startswith(("reflection_pad", "replication_pad")):
-            found = functional.pad(first, list(args[1]))
-        elif name.startswith("max_pool") and name.endswith("with_indices"):
-            found = _pooled(first, *args[1:])
+        elif first is not None:
+            found = _of_first(name, first, args, result.shape)
         return found
 
     def _of(self, tensor: Tensor) -> Positions:
         """Return the positions of a tensor's elements; weights of 0 if they are not known."""
         positions = self.positions(tensor)
-        return torch.zeros(self._coordinates, *tensor.shape, device=tensor.device) if positions is None else positions
+        if positions is not None:
+            return positions
+        nowhere = torch.zeros(self._coordinates, *[1] * tensor.dim(), device=tensor.device)
+        return nowhere.expand(-1, *tensor.shape)
+
+    def _joined(self, tensors: Sequence[Tensor], axis: int) -> Positions:
+        """Return the positions of joined tensors."""
+        parts = [self._of(tensor) for tensor in tensors if tensor.shape != (0,)]
+        axis = axis % (parts[0].dim() - 1) + 1
+        alike = all(_are_equal(part.narrow(axis, 0, 1), parts[0].narrow(axis, 0, 1)) for part in parts)
+        if alike and all(_is_same(part, axis) for part in parts):
+            return parts[0].narrow(axis, 0, 1)
+        for other in range(1, parts[0].dim()):
+            if other != axis and all(_is_same(part, other) for part in parts):
+                parts = [part.narrow(other, 0, 1) for part in parts]
+        return _shrunk(torch.cat(parts, axis))
 
     def _copied(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Positions | None:
         """Do to the weights and to each coordinate what an operation does to the values."""
+        name = func._overloadpacket.__name__.strip("_")
         kwargs = {key: value for key, value in kwargs.items() if key not in ("dtype", "layout", "device", "pin_memory")}
-        if func._overloadpacket.__name__.startswith("grid_sampler"):
+        if name.startswith("grid_sampler"):
             args = (args[0], _Kept(args[1].float()), *args[2:])
+        axes: Sequence[int] | None = ()
+        if name.startswith("adaptive"):
+            axes = (1, 2)
+        elif name in ("mean", "sum", "amax", "amin"):
+            axes = None
         parts = [
-            func(*tree_map(lambda value, at=at: self._part(value, at), args), **kwargs)
+            func(*tree_map(lambda value, at=at: self._part(value, at, axes), args), **kwargs)
             for at in range(self._coordinates)
         ]
-        return torch.stack([part[0] if isinstance(part, (tuple, list)) else part for part in parts])
+        return _normalised(_shrunk(_stacked([part[0] if isinstance(part, (tuple, list)) else part for part in parts])))
 
-    def _part(self, value: Any, coordinate: int) -> Any:
+    def _part(self, value: Any, coordinate: int, axes: Sequence[int] | None) -> Any:
         if isinstance(value, _Kept):
             return value.tensor
         if isinstance(value, Tensor) and value.is_floating_point():
-            return self._of(value)[coordinate].clone()
+            return _compact(self._of(value), axes)[coordinate].clone()
         return value
 
     def _combined(self, args: tuple[Any, ...], result: Tensor) -> Positions | None:
@@ -255,13 +292,13 @@ class Follower(TorchDispatchMode):
         whole = [positions for positions in known if positions.shape[1:] == result.shape] or known
         if not whole:
             return None
-        if len(whole) > 1:  # an operand that is nearly the same everywhere, such as a gate, says nothing of positions
-            spreads = list(map(_spread, whole))
-            whole = [part for part, spread in zip(whole, spreads, strict=True) if spread >= _COUNTS * max(spreads)]
-        total = torch.zeros(self._coordinates, *result.shape, device=result.device)
-        for positions in whole:
-            total += positions.reshape(len(positions), *[1] * (total.dim() - positions.dim()), *positions.shape[1:])
-        return total
+        if all(_are_equal(part, whole[0]) for part in whole):
+            return _broadcast(whole[0], result.dim())
+        # An operand that is nearly the same everywhere, such as a gate, says nothing of positions.
+        spreads = list(map(_spread, whole))
+        whole = [part for part, spread in zip(whole, spreads, strict=True) if spread >= _COUNTS * max(spreads)]
+        parts = (_compact(_broadcast(part, result.dim())) for part in whole)
+        return _normalised(functools.reduce(torch.add, parts))
 
 
 class _Kept:
@@ -271,59 +308,173 @@ class _Kept:
         self.tensor = tensor
 
 
-_LEAST_WEIGHT = 1e-3
-"""A position is known only if elements with a known position have at least this share in it: a smaller one is what
-interpolation leaves at an edge."""
+def _geometry(tensor: Tensor) -> tuple[Any, torch.Size, tuple[int, ...]]:
+    """Return which elements of its memory a tensor shows, and how."""
+    return tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def _is_same(positions: Positions, axis: int) -> bool:
+    """Tell whether positions do not change along an axis."""
+    return positions.shape[axis] == 1 or positions.stride(axis) == 0
+
+
+def _compact(positions: Positions, axes: Sequence[int] | None = None) -> Positions:
+    """Return positions with a length of 1 along those of the axes along which they do not change."""
+    for axis in range(1, positions.dim()) if axes is None else axes:
+        if axis < positions.dim() and positions.stride(axis) == 0 and positions.shape[axis] > 1:
+            positions = positions.narrow(axis, 0, 1)
+    return positions
+
+
+def _shrunk(positions: Positions) -> Positions:
+    """Return positions that one element stands for along each axis along which all are equal."""
+    shape = positions.shape
+    for axis in range(1, positions.dim()):
+        first = positions.narrow(axis, 0, 1)
+        if positions.shape[axis] > 1 and (_is_same(positions, axis) or bool((positions == first).all())):
+            positions = first
+    return positions.expand(shape)
+
+
+def _stacked(parts: Sequence[Tensor]) -> Positions:
+    """Stack coordinates, and keep axes along which none changes."""
+    shape = parts[0].shape
+    axes = [axis for axis in range(len(shape)) if shape[axis] > 1 and all(part.stride(axis) == 0 for part in parts)]
+    for axis in axes:
+        parts = [part.narrow(axis, 0, 1) for part in parts]
+    return torch.stack(tuple(parts)).expand(-1, *shape)
+
+
+def _broadcast(positions: Positions, dimensions: int) -> Positions:
+    """Return positions with more axes, in front of the others."""
+    return positions[(slice(None), *[None] * (dimensions + 1 - positions.dim()))]
+
+
+def _are_equal(one: Positions, other: Positions) -> bool:
+    if one is other:
+        return True
+    return one.shape == other.shape and torch.equal(*torch.broadcast_tensors(_compact(one), _compact(other)))
 
 
 def _normalised(positions: Positions) -> Positions:
     """Return positions with weights of 0 and 1."""
+    shape, positions = positions.shape, _compact(positions)
     weights = positions[:1]
     known = weights > _LEAST_WEIGHT
-    return torch.where(known, positions / weights.where(known, 1), 0)
+    return torch.where(known, positions / weights.where(known, 1), 0).expand(shape)
+
+
+def _mean(positions: Positions, axis: int) -> Positions:
+    """Return the mean positions along an axis, which keeps a length of 1."""
+    if _is_same(positions, axis):
+        return positions.narrow(axis, 0, 1)
+    return _normalised(_compact(positions).mean(axis, keepdim=True))
+
+
+def _spread(positions: Positions) -> float:
+    """Return how far apart the known positions are."""
+    positions = _compact(positions)
+    known = positions[1:].flatten(1)[:, positions[0].flatten() > 0]
+    return float((known.amax(1) - known.amin(1)).amax()) if known.numel() else 0.0
+
+
+def _reshaped(positions: Positions, shape: Sequence[int]) -> Positions:
+    """Return positions with other axes; those along which nothing changes stay short if they do not join others."""
+    before, lengths = positions.shape[1:], list(shape)
+    small: list[int] = []
+    place = 0
+    for first, count, after in _groups(before, lengths):
+        same = all(_is_same(positions, axis + 1) for axis in range(first, first + count))
+        for axis in range(first, first + count):
+            positions = positions.narrow(axis + 1, 0, 1) if same else positions
+        small += [1] * after if same else lengths[place : place + after]
+        place += after
+    return positions.reshape(len(positions), *small).expand(-1, *shape)
+
+
+def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Divide two shapes into the shortest parts with equally many elements.
+
+    Yields:
+        The first axis before, and the number of axes before and after.
+    """
+    start = end = taken = 0
+    while start < len(before) or taken < len(after):
+        end = min(start + 1, len(before))
+        count = min(taken + 1, len(after))
+        while math.prod(before[start:end]) != math.prod(after[taken:count]):
+            if count < len(after) and math.prod(before[start:end]) > math.prod(after[taken:count]):
+                count += 1
+            elif end < len(before):
+                end += 1
+            else:
+                count += 1
+        yield start, end - start, count - taken
+        start, taken = end, count
+
+
+def _of_first(name: str, first: Positions, args: tuple[Any, ...], shape: torch.Size) -> Positions | None:
+    """Return the positions of a result of this shape that depend on the first argument's alone."""
+    if name in _RESHAPING:
+        return _reshaped(first, shape)
+    if name.startswith("_scaled_dot_product"):
+        return _mean(first, -1)
+    found = None
+    if name == "convolution":
+        found = _convolved(_mean(first, 2), args[1].shape[2:], *args[3:8], size=shape[2:])
+    elif "upsample" in name:
+        found = _resized(first, shape, aligned="nearest" not in name and args[2] is True)
+    elif name == "constant_pad_nd" or name.startswith(("reflection_pad", "replication_pad")):
+        found = _padded(first, list(args[1]))
+    elif name.startswith(("max_pool", "avg_pool")):
+        found = _pooled(first, *args[1:], dilated=name.startswith("max_pool"), size=shape)
+    return found
 
 
 def _product(first: Positions | None, second: Positions | None, shape: Sequence[int]) -> Positions | None:
     """Return the positions of a product of matrices: those of the first's rows, or of the second's columns."""
-    rows = None if first is None else _normalised(first.mean(-1, keepdim=True)).expand(-1, *shape)
-    columns = None if second is None else _normalised(second.mean(-2, keepdim=True)).expand(-1, *shape)
+    rows = None if first is None else _mean(first, -1).expand(-1, *shape)
+    columns = None if second is None else _mean(second, -2).expand(-1, *shape)
     if rows is None or columns is None:
         return columns if rows is None else rows
     return rows if _spread(rows) >= _COUNTS * _spread(columns) else columns
 
 
-def _spread(positions: Positions) -> float:
-    """Return how far apart the known positions are."""
-    known = positions[1:].flatten(1)[:, positions[0].flatten() > 0]
-    return float((known.amax(1) - known.amin(1)).amax()) if known.numel() else 0.0
-
-
 def _convolved(
     positions: Positions,
-    weight: Tensor,
+    kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
-    output_padding: Sequence[int],
+    _: Sequence[int],
     *,
-    channels: int,
+    size: Sequence[int],
 ) -> Positions:
-    """Return the positions of a convolution's results: those at the centre of the kernel.
+    """Return the positions of a convolution's results, from its channels' mean positions.
 
-    All of the kernel counts if kernels do not overlap. A transposed convolution leaves cells between the centres, so
-    all of its kernel counts too, the centre most.
+    A transposed convolution puts its results between the centres of its kernels.
     """
-    maps = positions.mean(2).flatten(0, 1)[:, None]
-    kernel = torch.ones(1, 1, *weight.shape[2:], device=maps.device)
-    for axis, side in enumerate(weight.shape[2:]):
-        distances = (torch.arange(side, device=maps.device) - (side - 1) / 2).abs()
-        line = (distances < 1).float() if stride[axis] < side else torch.ones(side, device=maps.device)
-        line = side / 2 - distances if transposed else line
-        kernel = kernel * line.reshape([-1 if place == axis else 1 for place in range(len(weight.shape) - 2)])
-    found = torch.convolution(maps, kernel, None, stride, padding, dilation, transposed, output_padding, 1)
-    found = found.reshape(*positions.shape[:2], 1, *found.shape[2:])
-    return found.expand(-1, -1, channels, *found.shape[3:])
+    positions = _compact(positions, (1, 2))
+    if not transposed:
+        return _windowed(positions, kernel, stride, padding, dilation, size)
+    for axis, cells in enumerate(size):
+        middle = dilation[axis] * (kernel[axis] - 1) / 2
+        positions = _at(positions, 3 + axis, (torch.arange(cells) + padding[axis] - middle) / stride[axis])
+    return positions
+
+
+def _resized(positions: Positions, shape: Sequence[int], *, aligned: bool) -> Positions:
+    """Return the positions of resized maps (N, C, *size).
+
+    ``aligned`` says that the middles of the outermost cells stay in place, instead of their edges.
+    """
+    positions = _compact(positions, (1, 2))
+    for axis, (before, after) in enumerate(zip(positions.shape[3:], shape[2:], strict=True), start=3):
+        numbers = torch.arange(after)
+        ends = numbers * (before - 1) / max(1, after - 1)
+        positions = _at(positions, axis, ends if aligned else (numbers + 0.5) * before / after - 0.5)
+    return positions
 
 
 def _pooled(
@@ -331,17 +482,57 @@ def _pooled(
     kernel: Sequence[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> Positions | None:
-    """Return the positions of the results of max pooling: the centres of the windows."""
-    if max(dilation, default=1) > 1:
-        return None
-    pools: dict[int, Callable[..., Tensor]] = {
-        1: functional.avg_pool1d,
-        2: functional.avg_pool2d,
-        3: functional.avg_pool3d,
-    }
-    maps = positions.flatten(0, positions.dim() - len(kernel) - 2)
-    found = pools[len(kernel)](maps, kernel, list(stride) or kernel, padding, ceil_mode=ceil_mode)
-    return found.reshape(*positions.shape[: positions.dim() - len(kernel)], *found.shape[-len(kernel) :])
+    dilation: Any = (1,),
+    *_: Any,
+    dilated: bool,
+    size: Sequence[int],
+) -> Positions:
+    """Return the positions of the results of pooling."""
+    steps = dilation if dilated else (1,)
+    return _windowed(_compact(positions, (1, 2)), kernel, stride or kernel, padding, steps, size[-len(kernel) :])
+
+
+def _windowed(
+    positions: Positions,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    size: Sequence[int],
+) -> Positions:
+    """Return the positions of windows along the last axes: those at their centres, or their means if none overlap."""
+    rank = len(kernel)
+    first = positions.dim() - rank
+    strides, paddings, dilations = (
+        tuple(part) * (rank if len(part) == 1 else 1) for part in (stride, padding, dilation)
+    )
+    whole = [(cells - 1) * step + side for cells, step, side in zip(size, strides, kernel, strict=True)]
+    fit = all(end <= length for end, length in zip(whole, positions.shape[first:], strict=True))
+    if fit and not any(paddings) and all(step >= side for step, side in zip(strides, kernel, strict=True)):
+        for axis, side in enumerate(kernel):
+            positions = positions.unfold(first + axis, side, strides[axis]).mean(-1)
+        return _normalised(positions)
+    for axis, cells in enumerate(size):
+        centres = torch.arange(cells) * strides[axis] - paddings[axis] + dilations[axis] * (kernel[axis] - 1) / 2
+        positions = _at(positions, first + axis, centres)
+    return positions
+
+
+def _at(positions: Positions, axis: int, places: Tensor) -> Positions:
+    """Interpolate positions along an axis; not known beside its ends and beside elements that are not known."""
+    side = positions.shape[axis]
+    if len(places) == side and bool((places == torch.arange(side)).all()):
+        return positions
+    places = places.to(positions.device)
+    before, after = places.floor(), places.ceil()
+    inside = ((before >= 0) & (after < side)).to(positions.dtype)
+    low, high = (positions.index_select(axis, ends.clamp(0, side - 1).long()) for ends in (before, after))
+    shape = [-1 if place == axis else 1 for place in range(positions.dim())]
+    known = low[:1] * high[:1] * inside.reshape(shape)
+    return torch.where(known > 0, torch.lerp(low, high, (places - before).reshape(shape)), 0)
+
+
+def _padded(positions: Positions, amounts: Sequence[int]) -> Positions:
+    """Return the positions of a padded tensor; those of the padding are not known."""
+    kept = positions.dim() - len(amounts) // 2
+    return functional.pad(_compact(positions, range(1, kept)), list(amounts))

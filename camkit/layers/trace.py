@@ -11,7 +11,7 @@ import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -32,7 +32,7 @@ from camkit.errors import ModelError
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.layers.operations import OperationWatch
-from camkit.layers.positions import Follower
+from camkit.layers.positions import Positions, address
 from camkit.targets.outputs import main_tensor, rivals
 from camkit.targets.probabilities import final_activation, passing_through
 from camkit.types import LayerRef
@@ -270,8 +270,8 @@ class LivePass:
     tensors: dict[int, Tensor] = field(default_factory=dict)
     returned: dict[Key, Returned] = field(default_factory=dict)
     target: Callable[[Any], Tensor] | None = None
+    positions: dict[Key, tuple[Positions, bool]] = field(default_factory=dict)
     _scores: dict[Score, Tensor | None] = field(default_factory=dict)
-    _followed: dict[Key, Followed] = field(default_factory=dict)
 
     def gradients(self, score: Score, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
         """Differentiate a score, as described at ``Gradients``."""
@@ -310,23 +310,12 @@ class LivePass:
         image = self.leaf.detach()
         halves: list[dict[Key, Profiles]] = []
         wanted = set(calls)
-        follower = Follower(image)
-        self._followed = {}
-
-        def read(key: Key, output: Tensor) -> Tensor:
-            positions = None if key in self._followed else follower.positions(output)
-            if positions is not None:
-                places = dict(_by_cell(positions, len(self.trace.size)))
-                self._followed[key] = Followed(places, follower.is_certain(output))
-            return output
-
         for part in parts:
             switch_off_training(self.model)  # the previous pass may have switched parts of the model to training
             changed = torch.where(part, noise, image)
-            follower.begin(changed)
             try:
-                with torch.no_grad(), follower if not halves else nullcontext():
-                    outputs = _outputs(self.model, changed, wanted, read)
+                with torch.no_grad():
+                    outputs = _outputs(self.model, changed, wanted)
             except Exception:  # noqa: BLE001 - a model may raise anything if it does not expect such an input
                 return None
             halves.append(
@@ -340,8 +329,13 @@ class LivePass:
         return {key: (first[key], second[key]) for key in calls if first.get(key) and second.get(key)}
 
     def places(self, calls: Sequence[Key]) -> dict[Key, Followed]:
-        """Return where the cells of outputs come from, as the last measurement of changes followed them."""
-        return {key: self._followed[key] for key in calls if key in self._followed}
+        """Return where the cells of outputs come from."""
+        found: dict[Key, Followed] = {}
+        for key in calls:
+            if key in self.positions:
+                positions, certain = self.positions[key]
+                found[key] = Followed(dict(by_cell(positions, len(self.trace.size))), certain)
+        return found
 
 
 _ROUNDING = 64
@@ -358,21 +352,26 @@ def _profiles(before: Tensor, after: Tensor, rank: int) -> Iterator[tuple[str, T
     change = (after.detach() - before.detach()).abs().float()
     rounding = min(_ROUNDING * torch.finfo(before.dtype).eps, _LEAST_CHANGE)
     if change.mean() > rounding * before.detach().float().abs().mean():  # false for NaN
-        for kind, cells in _by_cell(change[None], rank):
+        for kind, cells in by_cell(change[None], rank):
             yield kind, cells[0]
 
 
-def _by_cell(values: Tensor, rank: int) -> Iterator[tuple[str, Tensor]]:
+def by_cell(values: Tensor, rank: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the means over the channels of several values per element, for each way to read an output."""
     images, dimensions = values.shape[1], values.dim() - 1
     if images != 1:
-        yield "sequence_first", values.flatten(2).mean(2)
+        yield "sequence_first", _mean(_mean(values, -1), 2) if dimensions == 3 else values.flatten(2).mean(2)
     elif dimensions == rank + 2:
-        yield "channels_first", values[:, 0].mean(1)
-        yield "channels_last", values[:, 0].mean(-1)
+        yield "channels_first", _mean(values[:, 0], 1)
+        yield "channels_last", _mean(values[:, 0], -1)
     if images == 1 and dimensions == 3:
-        yield "tokens", values[:, 0].mean(-1)
-        yield "tokens_last", values[:, 0].mean(1)
+        yield "tokens", _mean(values[:, 0], -1)
+        yield "tokens_last", _mean(values[:, 0], 1)
+
+
+def _mean(values: Tensor, axis: int) -> Tensor:
+    """Return the mean along an axis, at no cost if values are expanded along it."""
+    return values.select(axis, 0) if values.stride(axis) == 0 else values.mean(axis)
 
 
 @contextmanager
@@ -422,6 +421,8 @@ class _OpenCall:
     kept: bool = False
     returned: Returned | None = None
     moved: bool = False
+    positions: Positions | None = None
+    certain: bool = True
 
 
 def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | None) -> LivePass:
@@ -431,6 +432,7 @@ def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | Non
     running: list[_OpenCall] = []
     finished: list[_OpenCall] = []
     convolved: list[Tensor] = []
+    hidden: list[Tensor] = []
     counts = dict.fromkeys(places, 0)
     clock = itertools.count()
     image = leaf.clone()
@@ -449,9 +451,13 @@ def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | Non
         if isinstance(module, CONVOLUTIONS) and arguments:
             convolved.append(arguments[0])
         maps, resized = feature_tensor(output), resized_input(output)
+        if maps is not None and address(maps[1]) is None:  # inside of torch.func, such as vmap
+            hidden.append(maps[1])
+            maps = None
         call.padded = () if resized is None else resized[0]
         if maps is not None:
             call.output, call.node, call.moved = maps[1], maps[1].grad_fn, watch.is_moved(maps[1])
+            call.positions, call.certain = watch.follower.positions(maps[1]), watch.follower.is_certain(maps[1])
             computed = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
             call.alone = len(computed) == 1
             if len({tensor.shape[2:] for tensor in computed if tensor.dim() == leaf.dim()}) > 1:
@@ -460,6 +466,8 @@ def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | Non
 
     with starts(places, begin), forward_hooks(dict.fromkeys(places, end)), watch, interruptible():
         output = model(image)
+    if hidden and all(call.output is None for call in finished):
+        hidden[0].untyped_storage()  # raises PyTorch's own error
     if convolved:
         _check_frames(convolved[0], image)
     live = _live(model, leaf, finished, output, frozenset(watch.reads), target)
@@ -523,7 +531,10 @@ def _live(
     detects = target is None and detections_in(output)
     trace = Trace(size, calls, recorder.graph(), detects, scored is not None, maps, reads, number_of_end)
     returned = {(call.name, call.number): call.returned for call in finished if call.returned is not None}
-    return LivePass(model, leaf, output, trace, tensors, returned, target)
+    positions = {
+        (call.name, call.number): (call.positions, call.certain) for call in finished if call.positions is not None
+    }
+    return LivePass(model, leaf, output, trace, tensors, returned, target, positions)
 
 
 def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecorder) -> Call:
@@ -565,10 +576,8 @@ def _geometry(module: nn.Module, arguments: list[Tensor], picture: Tensor) -> Co
     return Convolution(module.kernel_size, module.stride, padded, size)
 
 
-def _outputs(
-    model: nn.Module, image: Tensor, wanted: set[Key], read: Callable[[Key, Tensor], Tensor]
-) -> dict[Key, Tensor]:
-    """Run the model, and return what ``read`` returns for the outputs of some calls."""
+def _outputs(model: nn.Module, image: Tensor, wanted: set[Key]) -> dict[Key, Tensor]:
+    """Run the model, and return the outputs of some calls."""
     modules = modules_by_name(model)
     counts: dict[nn.Module, int] = {}
     names = {modules[name]: name for name, _ in wanted}
@@ -579,7 +588,7 @@ def _outputs(
         key = (names[module], counts[module])
         maps = feature_tensor(output) if key in wanted else None
         if maps is not None:
-            outputs[key] = read(key, maps[1])
+            outputs[key] = maps[1]
 
     with undisturbed(), forward_hooks(dict.fromkeys(names, end)), interruptible():
         model(image)

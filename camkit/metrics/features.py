@@ -124,7 +124,7 @@ def _measured(evaluator: Evaluator, heat: Heat, fill: str) -> tuple[Curve, Curve
         explanation = run(evaluator.scores.picture, evaluator.scores.confidence_target)
     except (MethodError, LayerError) as error:
         raise UndefinedError("undefined", str(error)) from error
-    if explanation.extent:
+    if explanation.placement.extent:
         raise UndefinedError("undefined", f"layer {explanation.layer!r} also covers what lies beside the picture")
     return changing.curves[0]
 

@@ -175,7 +175,9 @@ def _of_explanation(explanation: Explanation, explainer: Explainer, target: Targ
         problem = UndefinedError("non_finite", "the map contains NaN or infinity")
     elif explanation.status != "ok":
         problem = UndefinedError("empty_map", f"the map is empty ({explanation.status})")
-    single = len(explanation.maps.raws) == 1 and not explanation.extent and explanation.layer != str(WHOLE_MODEL)
+    single = (
+        len(explanation.maps.raws) == 1 and not explanation.placement.extent and explanation.layer != str(WHOLE_MODEL)
+    )
     cells = torch.from_numpy(np.maximum(explanation.raw, 0)) if single else None
     return Heat(
         values, explanation.method, cells, explanation.layer, _remake_by(explanation, explainer, target), problem

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from camkit.errors import brief
 from camkit.explanation import Explanation, LayerMaps
-from camkit.types import Box, Failure, Smoothing, Status
+from camkit.types import Box, Failure, Placement, Smoothing, Status
 
 Kind: TypeAlias = Literal["text", "whole", "real", "reals", "wholes", "halves"]
 """What a column holds: text, a whole number, a real number, or lists of these; halves are real numbers in 16 bits."""
@@ -74,7 +74,7 @@ def row_of(explanation: Explanation, drawing: Path | None = None) -> Row:
         "peak": explanation.in_file(explanation.peak),
         "input": list(explanation.maps.size),
         "shape": list(explanation.raw.shape),
-        "extent": [share for axis in explanation.extent for share in axis],
+        "extent": [share for axis in explanation.placement.extent for share in axis],
         "raw": raw,
         "raw_scale": scale,
         "drawing": None if drawing is None else text_of(drawing),
@@ -101,10 +101,10 @@ def explanation_of(row: Row, folder: Path = Path()) -> Explanation:
     shares_of_scale = np.asarray(row["raw"], np.float16).reshape(row["shape"])
     raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"])
     shares = _extent(row).tolist()
-    extent = tuple(zip(shares[::2], shares[1::2], strict=True))
+    placement = Placement(tuple(zip(shares[::2], shares[1::2], strict=True)))
     box, detection = (None if row[name] is None else Box(*map(float, row[name])) for name in ("box", "detection"))
     return Explanation(
-        maps=LayerMaps((torch.from_numpy(raw),), (extent,), "mean", tuple(map(int, row["input"]))),
+        maps=LayerMaps((torch.from_numpy(raw),), (placement,), "mean", tuple(map(int, row["input"]))),
         raw=raw,
         target=row["target"],
         label=row["label"],
@@ -119,7 +119,7 @@ def explanation_of(row: Row, folder: Path = Path()) -> Explanation:
         shown=None if box is None else folder / row["path"],
         source=row["path"],
         detection=detection,
-        extent=extent,
+        placement=placement,
         quantity=row["quantity"],
     )
 
