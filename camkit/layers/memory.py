@@ -241,7 +241,6 @@ def watching_places(
 ) -> Iterator[None]:
     """Record where the cells of each module that runs in the block lie.
 
-
     So a layer of an ordinary convolutional network needs no extra passes that locate its cells. Nothing is recorded if
     the model looks at the values of the batch to choose its way, since one picture alone may take another.
     """
