@@ -711,10 +711,11 @@ def test_all_passes_that_are_counted_have_the_same_number_of_cores() -> None:
     [
         (2, 0, []),
         (8, 0, [4]),
-        (9, 0, [4, 1]),
+        (9, 0, [3, 2]),
         (11, 0, [4, 3]),
         (12, 2, []),
         (16, 2, [4]),
+        (17, 2, [3, 2]),
         (22, 4, [2]),
         (28, 6, []),
     ],
@@ -735,6 +736,13 @@ def test_the_last_pictures_get_all_cores_unless_both_workers_get_as_many(
     rows = explainer.batch(torch.stack(pictures))
     assert passes == [(min(count, 4), 2), *[(4, 1)] * together, *((size, 2) for size in after)]
     assert [row.source for row in rows] == [f"picture {number}" for number in range(1, count + 1)]
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_last_picture_of_another_size_is_explained_alone() -> None:
+    pictures = [*map(picture, range(8)), picture(8, SIZE + 8)]
+    rows = camkit.Explainer(plain_net()).batch(pictures)
+    assert [row.heatmap.shape[0] for row in rows] == [SIZE] * 8 + [SIZE + 8]
 
 
 @pytest.mark.usefixtures("two_cores")

@@ -141,13 +141,16 @@ def in_rounds(batches: Iterable[Batch], workers: int) -> Iterator[tuple[Batch, b
     """Yield the batches in rounds of one for each worker, and tell of each whether the workers run it.
 
     They run all rounds except a last one that would leave some of them idle: one of fewer batches, or of batches of
-    different lengths.
+    different lengths. A last picture alone, whose memory format would be slower, gets one from the batch before.
     """
     held: list[Batch] = []
     for batch in batches:
         if len(held) == workers:
             yield from ((held.pop(0), True) for _ in range(workers))
         held.append(batch)
+    match held:
+        case [*_, [_, _, _, *_] as before, [_] as last] if before[-1].tensor.shape == last[0].tensor.shape:
+            last.insert(0, before.pop())
     lengths = {len(batch) if isinstance(batch, list) else 0 for batch in held}
     are_equal = len(held) == workers and len(lengths) == 1
     yield from ((held.pop(0), are_equal) for _ in range(len(held)))
