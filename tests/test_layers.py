@@ -1188,6 +1188,21 @@ def test_the_share_is_how_far_the_score_moves_with_the_cells_of_another_picture(
     assert layer.sure
 
 
+@pytest.mark.parametrize(("std", "passes"), [(0.3, LOCATED + 6), (0.0, LOCATED)])
+def test_the_share_takes_no_pass_after_a_head_of_zeros(std, passes):
+    net, runs = TinyVit(registers=0, pooled=False).eval(), Tally()
+    nn.init.normal_(net.head.weight, std=std)
+
+    def count(*_: Any) -> None:
+        runs.count += 1
+
+    net.register_forward_pre_hook(count)
+    layer = decide(net, torch.randn(1, 3, 64, 64)).chosen()
+
+    assert (runs.count, str(layer)) == (passes, "blocks.1")
+    assert (layer.share is None) == (std == 0)
+
+
 def test_a_layer_that_carries_next_to_nothing_is_unsure_if_the_graph_shows_no_other():
     layer = chosen(TwoScales(1e-4, detached=True))
 

@@ -239,7 +239,9 @@ def choose_in(live: LivePass, *, every: bool = False) -> Decision:
     def carries(call: Call) -> Carried:
         layout, ref = by_call[call].layout, _outermost(call, trace)
         named = next(other for other in trace.by_output[call.output] if trace.refs[other] == ref)
-        return carried(live, named, layout) if influence.measured and layout is not None else Carried()
+        if layout is None or not influence.measured:
+            return Carried()
+        return carried(live, named, layout, constant=bool(influence.note))
 
     decision = choose(trace, readings, influence, carries, everywhere)
     decision = replace(decision, holds_for=_holds_for(trace, readings, influence, decision.holds_for))

@@ -86,7 +86,7 @@ class Carried:
         return share + _NOT_DIFFERENTIABLE * (not self.differentiable)
 
 
-def carried(live: LivePass, call: Call, layout: Layout) -> Carried:
+def carried(live: LivePass, call: Call, layout: Layout, *, constant: bool = False) -> Carried:
     """Find out how much of the score a layer's cells carry, and whether their gradients can be trusted.
 
     The share says how far the score moves if the layer's cells are those of another picture, while everything that was
@@ -94,10 +94,12 @@ def carried(live: LivePass, call: Call, layout: Layout) -> Carried:
     ``|f(x, cells of x') - f(x)| / |f(x') - f(x)|``, where ``f`` is all class scores, or the score of one target. The
     other picture x' is noise in the range of this one. So biases cancel, and the maps are maps that a picture has,
     unlike zeros. The share is 1 if all paths from the picture to the score lead through the cells. In most networks
-    the graph shows that, and nothing is measured.
+    the graph shows that, and nothing is measured. Nor is it if the score is ``constant``, as after a head of zeros.
     """
     if _is_on_all_paths(live.trace, call, to_grid(live.tensors[_number(call)].detach(), layout)):
         return Carried(1.0, _returns_one_tensor(live))
+    if constant:
+        return Carried()
     head = _Head(live, call, layout)
     try:
         share, everything = head.share()
