@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torchvision
+from torch import nn
 
 import camkit
 from camkit import metrics
+from camkit.cli import main
 from camkit.errors import InputError, MethodError, TargetError
 from camkit.methods import METHODS
+from camkit.models import load_model
+from camkit.scale.folder import Drawing, explain_files
 from camkit.targets import Scores, Target
 
 PICTURE = camkit.scenes.scene_paths()["plane-sky"]
-NEEDS = ("gradients", "curvature", "activations", "scores", "pictures", "guided")
+NEEDS = ("gradients", "curvature", "head", "activations", "scores", "pictures", "guided")
+ATTENTION = ("attention", "attention-gradients", "attention-by-layer")
 
 
 class MineError(Exception):
@@ -35,32 +42,76 @@ def forgotten() -> Iterator[None]:
 
 
 def explained(needs: Any, returned: Any) -> Any:
+    if needs in ATTENTION:
+        camkit.register_method("own", needs=needs, layer=False, replace=True)(
+            lambda maps, *_: returned(maps[0].mean((1, 2)))
+        )
+        model = torchvision.models.VisionTransformer(32, 8, 1, 2, hidden_dim=16, mlp_dim=16, num_classes=3).eval()
+        return camkit.explain(model, torch.ones(1, 3, 32, 32), method="own")
     camkit.register_method("own", needs=needs, replace=True)(lambda activations, *_: returned(activations))
     return camkit.explain("demo-fair", PICTURE, method="own")
 
 
-@pytest.mark.parametrize("needs", NEEDS)
+@pytest.mark.parametrize("needs", NEEDS + ATTENTION)
 def test_what_is_not_a_tensor_of_weights_is_named(needs: str) -> None:
     for returned, said in [
-        (lambda _: None, "method 'own' must return a dense tensor of weights, not a NoneType"),
+        (lambda _: None, "method 'own' must return a dense floating-point tensor of weights, not a NoneType"),
         (lambda _: np.ones(3), "not a ndarray"),
-        (lambda activations: activations.to_sparse(), "must return a dense tensor of weights"),
+        (lambda activations: activations.to_sparse(), "must return a dense floating-point tensor of weights"),
         (lambda activations: activations.mean(), r"not a tensor of shape \(\)"),
+        (lambda activations: activations.long(), r"'own' must return .*, not a tensor of shape .* of torch.int64"),
+        (lambda activations: torch.nested.nested_tensor([activations], layout=torch.jagged), "not a nested tensor"),
         (lambda activations: activations.to("meta"), "method 'own' must return floating-point weights on cpu"),
     ]:
         with pytest.raises(MethodError, match=said):
             explained(needs, returned)
+    with pytest.raises(MineError):
+        explained(needs, fails)
 
 
-@pytest.mark.parametrize("needs", NEEDS[:-1])
+@pytest.mark.parametrize("needs", NEEDS[:-1] + ATTENTION)
 def test_weights_with_a_gradient_are_taken_as_values(needs: str) -> None:
     assert np.isfinite(explained(needs, lambda activations: activations.clone().requires_grad_()).raw).all()
 
 
 def test_a_method_that_lacks_rows_for_targets_says_so() -> None:
     camkit.register_method("own", needs="pictures")(lambda activations, _: activations[:1])
-    with pytest.raises(MethodError, match="must return a row of weights for each of 2 targets, not 1 rows"):
+    with pytest.raises(MethodError, match="method 'own' must return one row of weights for each target: 2, not 1"):
         camkit.explain("demo-fair", PICTURE, method="own", target=camkit.targets.top(2))
+
+
+TINY = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+SCENES = list(camkit.scenes.scene_paths().values())
+
+DOORS: dict[str, Callable[[Path], Any]] = {
+    "stream": lambda _: list(camkit.Explainer("demo-fair", method="own").stream(SCENES, batch_size=4)),
+    "folder": lambda out: list(explain_files(load_model("demo-fair"), SCENES, out, Drawing(), method="own")),
+    "compare": lambda _: camkit.compare("demo-fair", PICTURE, ["own"]),
+    "judge": lambda _: camkit.judge(TINY, SCENES, ["own"], preprocess=lambda _: torch.rand(3, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_names_the_method(door: str, tmp_path: Path) -> None:
+    camkit.register_method("own", replace=True)(lambda activations, _: activations[:, 1:])
+    with pytest.raises(MethodError, match="method 'own' returned weights of shape"):
+        DOORS[door](tmp_path)
+    camkit.register_method("own", replace=True)(fails)
+    with pytest.raises(MineError):
+        DOORS[door](tmp_path)
+
+
+def test_commands_name_the_method_and_the_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    camkit.register_method("own")(lambda activations, _: None)
+    metrics.register_metric("own")(lambda *_: None)
+    sheet = ["--out", str(tmp_path / "sheet.png")]
+    for arguments, said in (
+        ([PICTURE, "--method", "own"], "camkit: method 'own' must return a dense"),
+        (["compare", PICTURE, "--method", "own", *sheet], "method 'own' must return a dense"),
+        (["compare", PICTURE, "--method", "gradcam", "--metric", "own", *sheet], "camkit: metric 'own' must return"),
+    ):
+        assert main([*map(str, arguments), "--model", "demo-fair"]) == InputError.exit_code
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -98,7 +149,7 @@ class Own(Target):
         (lambda scores: scores[:, None], r"a tensor of shape \(1, 1\)"),
         (lambda scores: scores.long(), r"a tensor of shape \(1,\) of torch.int64"),
         (lambda scores: scores.to("meta"), "a tensor"),
-        (lambda scores: scores.detach().to_sparse(), "a tensor"),
+        (lambda scores: scores.detach().to_sparse(), "a sparse tensor"),
     ],
 )
 def test_what_is_not_a_score_for_each_image_is_named(returned: Any, said: str, method: str) -> None:
@@ -117,7 +168,6 @@ def test_scores_elsewhere_are_refused() -> None:
 def test_errors_of_the_users_own_code_pass_through() -> None:
     metrics.register_metric("own")(fails)
     for call in (
-        lambda: explained("gradients", fails),
         lambda: camkit.explain("demo-fair", PICTURE, target=fails),
         lambda: metrics.Evaluator("demo-fair", PICTURE)(np.eye(8), "own"),
     ):

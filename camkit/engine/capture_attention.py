@@ -240,15 +240,14 @@ def _checked(attention: AttentionRecorder, tokens: int, method: Method) -> list[
     return attention.maps
 
 
-def _on_grid(relevance: Any, run: _Run) -> Float[Tensor, "n *grid"]:
+def _on_grid(relevance: Tensor, run: _Run) -> Float[Tensor, "n *grid"]:
     """Return the values of the tokens that are cells of the grid.
 
     Raises:
         MethodError: the method did not return one number for each token.
     """
-    expected = (run.pictures, run.tokens)
-    if not isinstance(relevance, Tensor) or relevance.shape != expected or not relevance.is_floating_point():
-        given = tuple(relevance.shape) if isinstance(relevance, Tensor) else type(relevance).__name__
+    expected, given = (run.pictures, run.tokens), tuple(relevance.shape)
+    if given != expected:
         raise MethodError(f"method {run.method.name!r} must return a number for each token, {expected}, not {given}")
     cells = relevance[:, run.layout.prefix :][:, : math.prod(run.layout.grid)]
     return cells.reshape(run.pictures, *run.layout.grid)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,18 +23,16 @@ from camkit.engine.capture import (
     whole_graph,
 )
 from camkit.engine.cut import cut
-from camkit.engine.features import Capture, Features
+from camkit.engine.features import Capture, Features, weigh
 from camkit.engine.heatmap import enlarge, upsample
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import in_parts, quiet_pass
 from camkit.engine.resizing import resizing
 from camkit.errors import MethodError
+from camkit.methods.registry import Method
 from camkit.targets.confidence import ConfidenceTarget, fixed_target, given_by
 from camkit.targets.scores import Scores, Target
 from camkit.types import PicturesOf, Placement
-
-Weigh: TypeAlias = Callable[..., Tensor]
-"""``weigh(activations, scores)`` returns a row of weights for each target."""
 
 _AT_ONCE_CPU, _AT_ONCE = 16, 64
 """Changed pictures per pass on a CPU and elsewhere; halved if memory runs out. On two cores, MobileNetV2 and ResNet-18
@@ -47,15 +45,15 @@ def at_once(device: torch.device) -> int:
 
 
 def capture_with_pictures(
-    model: nn.Module, image: Float[Tensor, "1 c *size"], targets: Sequence[Target], options: Pass, weigh: Weigh
+    model: nn.Module, image: Float[Tensor, "1 c *size"], targets: Sequence[Target], options: Pass, method: Method
 ) -> Capture:
-    """Run the model once for one picture, and then on the changed pictures that ``weigh`` makes.
+    """Run the model once for one picture, and then on the changed pictures that the method makes.
 
-    Without layers, ``weigh`` gets the picture in place of feature maps.
+    Without layers, the method gets the picture in place of feature maps.
 
     Raises:
         LayerError, TargetError: as for ``capture``.
-        MethodError: a target is a box, which changed pictures would move.
+        MethodError: a target is a box, which changed pictures would move, or a row of weights is missing.
     """
     each_pass = functools.partial(
         quiet_pass, model, image.device, options.precision, options.record, users_code=options.users_code
@@ -83,10 +81,11 @@ def capture_with_pictures(
     features: list[Features] = []
     for explained in maps or [Features(image, ())]:
         pictures = Pictures(model, image, fixed, options, each_pass, Placement(explained.placement.extent))
-        by_target = weigh(explained.activations, pictures).split(1) if fixed else ()
+        by_target = weigh(method, explained.activations, pictures).split(1) if fixed else ()
         if len(by_target) != len(fixed):
             raise MethodError(
-                f"the method must return a row of weights for each of {len(fixed)} targets, not {len(by_target)} rows"
+                f"method {method.name!r} must return one row of weights for each target: {len(fixed)}, not "
+                f"{len(by_target)}"
             )
         rows = iter(by_target)
         none = torch.zeros_like(explained.activations)

@@ -34,9 +34,7 @@ CAPTURES: Mapping[Needs, Capturing] = {
     "attention": capture_attention,
     "attention-gradients": capture_attention,
     "attention-by-layer": capture_attention,
-    "pictures": lambda model, inputs, targets, options, method: capture_with_pictures(
-        model, inputs, targets, options, functools.partial(weigh, method)
-    ),
+    "pictures": capture_with_pictures,
     "parts": lambda model, inputs, targets, options, method: capture_parts(
         model, inputs, targets, options, functools.partial(weigh, method)
     ),

@@ -47,11 +47,13 @@ def weigh(method: Method, *given: Any) -> Tensor:
     """Return the weights of a method. A function of the user's gets copies, since it may work in place.
 
     Raises:
-        MethodError: it returns no dense tensor. Each pass checks the shape.
+        MethodError: it returns no dense floating-point tensor. Each pass checks the shape.
     """
     if not method.users:
         return method.weights(*given)
     weights = method.weights(*mapped(given, lambda value: value.clone() if isinstance(value, Tensor) else value))
-    if not isinstance(weights, Tensor) or weights.layout is not torch.strided or not weights.dim():
-        raise MethodError(f"method {method.name!r} must return a dense tensor of weights, not {describe(weights)}")
+    is_dense = isinstance(weights, Tensor) and weights.layout is torch.strided and not weights.is_nested
+    if not is_dense or not weights.is_floating_point() or not weights.dim():
+        kind = describe(weights) + (f" of {weights.dtype}" if isinstance(weights, Tensor) else "")
+        raise MethodError(f"method {method.name!r} must return a dense floating-point tensor of weights, not {kind}")
     return weights.detach()

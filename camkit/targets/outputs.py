@@ -17,6 +17,8 @@ def describe(output: Any) -> str:
     >>> describe({"out": torch.zeros(2, 21, 8, 8), "aux": None})
     "a dict with 'out': a tensor of shape (2, 21, 8, 8), 'aux': a NoneType"
     """
+    if isinstance(output, Tensor) and (output.is_nested or output.is_sparse):
+        return f"a {'nested' if output.is_nested else 'sparse'} tensor"
     if isinstance(output, Tensor):
         return f"a tensor of shape {tuple(output.shape)}"
     if isinstance(output, dict):
