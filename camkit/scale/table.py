@@ -503,11 +503,18 @@ def _check_part(file: Any, size: int, columns: Sequence[str]) -> None:
         held, wanted, has_text = schema.field(name).type, expected.field(name).type, leaf.physical_type == "BYTE_ARRAY"
         if held != "null" and (has_text != (wanted == "string") or (has_text and within)):
             raise ValueError(f"the column {name!r} holds {held}, not {wanted}")
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    _check_unpacked(sum(group.total_byte_size for group in groups), size)
+    file.scan_contents(list(columns))  # raises an error for damaged chunks, where column() ends the process
     unpacked = 0
-    for group in map(footer.row_group, range(footer.num_row_groups)):
+    for group in groups:
         chunks = map(group.column, leaves)
         unpacked += sum(max(chunk.total_uncompressed_size, 4 * chunk.num_values) for chunk in chunks)
         unpacked += _ROW * group.num_rows
+    _check_unpacked(unpacked, size)
+
+
+def _check_unpacked(unpacked: int, size: int) -> None:
     if unpacked > _UNPACKED * max(size, 2**20):
         raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,}, more than a table of camkit does")
 
