@@ -255,11 +255,11 @@ def printable(text: str) -> str:
 
 _FORMULA = re.compile("[=+@\\-\t\r\n\uff0b\uff0d\uff1d\uff20]")
 _NUMBER_ALONE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-"""What starts a formula in spreadsheet programs, also in full width; a number is none."""
+"""What starts a formula in spreadsheet programs, also in full width. A number on its own is not a formula."""
 
 
 def as_cell(text: str) -> str:
-    """Return text for a cell of a CSV: after an apostrophe if a spreadsheet program could run it as a formula.
+    """Return text for a cell of a CSV, with an apostrophe before it if a spreadsheet program could run it as a formula.
 
     >>> as_cell("=1+1"), as_cell("-a.jpg"), as_cell("-0.5"), as_cell("a=b"), from_cell(as_cell("'=1"))
     ("'=1+1", "'-a.jpg", '-0.5', 'a=b', "'=1")
@@ -268,12 +268,12 @@ def as_cell(text: str) -> str:
 
 
 def from_cell(text: str) -> str:
-    """Return the text that ``as_cell`` made a cell of."""
+    """Return the text that was passed to ``as_cell``."""
     return text[1:] if text.startswith("'") and _is_formula(text) else text
 
 
 def _is_formula(text: str) -> bool:
-    """Return whether text is a formula after any apostrophes, so that one more can be taken away again."""
+    """Return whether text without leading apostrophes is a formula, so that ``from_cell`` removes only added ones."""
     rest = text.lstrip("'")
     return _FORMULA.match(rest) is not None and _NUMBER_ALONE.fullmatch(rest) is None
 

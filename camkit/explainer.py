@@ -154,7 +154,7 @@ class Explainer:
             times its normalised values, in six passes; "eigen" keeps the first principal component of the weighted
             feature maps; "augment+eigen" does both. None leaves the maps as they are.
         spread: how a map's cells are spread over the picture: "even" (None), as in other toolkits; "centres" draws each
-            at the centre of the kernels that it is computed with.
+            cell at the centre of the kernels that compute it.
         config: a ``camkit.toml``, or its tables as a mapping. Its table ``model`` names a model, and says how to load a
             model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion and smoothing
             if they are None here.
@@ -693,8 +693,8 @@ class Explainer:
                 others = ()
             if [layer.ref for layer in others] != [layer.ref for layer in layers]:
                 raise LayerError(
-                    f"camkit explains another layer than {layers[0]} for a changed version of the picture; name the "
-                    "layer"
+                    f"camkit chose layer {layers[0]} for the picture but another one for a changed version of it; "
+                    "name the layer"
                 )
             of_version = signed_maps(version, method, self._smooth)
             placements = [features.placement for features in version.features]

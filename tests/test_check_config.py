@@ -485,7 +485,7 @@ def test_a_config_that_was_only_found_runs_no_code(
     for command in commands:
         assert main(command) == 2, command
         said = capsys.readouterr().err
-        assert said.startswith(f"camkit: {file} in this folder names Python code as the model ("), command
+        assert said.startswith(f"camkit: the model in {file} is Python code ("), command
         assert said.endswith(f"if you trust this code, pass --config {file}\n"), command
         assert not (project / "ran").exists(), command
 

@@ -651,7 +651,7 @@ def test_the_order_of_classes_is_asked_about_if_another_one_fits(order: list[int
         assert asked is None
         return
     assert asked is not None
-    assert f"accuracy is {table.trace() / table.sum():.0%}, but {best / table.sum():.0%} if" in asked
+    assert f"accuracy is {table.trace() / table.sum():.0%}, but would be {best / table.sum():.0%} if" in asked
     moved = [(name, output) for name, place, output in zip("abcde", range(5), order, strict=True) if place != output]
     for name, output in moved[:5]:
         assert re.search(rf"'{name}' (were the model's|its) class {output} \(label {output}\)", asked)
@@ -673,12 +673,12 @@ def test_wrong_answers_alone_raise_no_question(table: list[list[int]]) -> None:
 
 def test_the_question_names_outputs_that_no_class_has_and_counts_missing_answers() -> None:
     assert question([[0, 0, 40, 0], [0, 0, 0, 40]]) == (
-        "accuracy is 0%, but 100% if 'a' were the model's class 2 (label 2) and 'b' its class 3 (label 3): are the "
-        "labels in the model's order?"
+        "accuracy is 0%, but would be 100% if 'a' were the model's class 2 (label 2) and 'b' its class 3 (label 3): "
+        "are the labels in the model's order?"
     )
     asked = question_order([*"aaaaabbbbb"], [1] * 5 + [0] * 4 + [-1], {"a": (0, 7), "b": (1,)}, None)
     assert asked is not None
-    assert "accuracy is 0%, but 90% if 'a' were the model's class 1 and 'b' its class 0: are" in asked
+    assert "accuracy is 0%, but would be 90% if 'a' were the model's class 1 and 'b' its class 0: are" in asked
     assert question_order([*"aaaaa"], [-1] * 5, {"a": (0,)}, None) is None
 
 

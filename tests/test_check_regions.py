@@ -169,7 +169,7 @@ def test_coco_objects_in_the_wrong_unit_are_left_out_and_said(tmp_path: Path) ->
     annotations = coco.read(file)
     assert (drawn(annotations) == rectangle(5, 4, 25, 20)).all()
     assert annotations.problems == {
-        "boxes in the corner pixel, probably shares among pixels": ("a.jpg",),
+        "boxes inside the corner pixel, probably given as shares instead of pixels": ("a.jpg",),
         "boxes in other units than their outlines": ("a.jpg",),
     }
 
@@ -421,7 +421,7 @@ def test_voc_boxes_in_shares_are_recognised_from_all_files_together(tmp_path: Pa
     (tmp_path / "b.xml").write_text(text)
     both = voc.read(tmp_path)
     assert (drawn(both, "b.jpg") == rectangle(2, 3, 12, 20)).all()
-    assert both.problems == {"boxes in the corner pixel, probably shares among pixels": ("a.jpg",)}
+    assert both.problems == {"boxes inside the corner pixel, probably given as shares instead of pixels": ("a.jpg",)}
 
 
 @pytest.mark.parametrize(
@@ -1511,7 +1511,7 @@ def test_voc_in_a_folder_where_it_is_not_sought_is_named(tmp_path: Path, folder:
     (tmp_path / folder / "a.xml").write_text(
         "<annotation><object><name>cat</name><bndbox></bndbox></object></annotation>"
     )
-    with pytest.raises(InputError, match=r"Pascal VOC file in a folder where .* pass it or its folder as regions="):
+    with pytest.raises(InputError, match=r"Pascal VOC file in a folder that .* pass it or its folder as regions="):
         read_data(tmp_path / "images")
 
 
@@ -1521,7 +1521,7 @@ def test_grey_pictures_of_a_class_named_mask_are_pictures_if_the_class_map_says_
         levels = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
         Image.fromarray(levels).save(tmp_path / name / "a.jpg")
     assert read_data(tmp_path, only=["mask", "no_mask"]).classes == ("mask", "no_mask")
-    with pytest.raises(InputError, match="masks in other files than PNG"):
+    with pytest.raises(InputError, match="masks found, such as"):
         read_data(tmp_path)
 
 
@@ -1533,7 +1533,7 @@ def test_masks_with_lossy_compression_are_named(tmp_path: Path) -> None:
         )
     (tmp_path / "masks").mkdir()
     Image.fromarray(np.uint8(INSIDE * 255)).save(tmp_path / "masks" / "a.jpg")
-    with pytest.raises(InputError, match=r"other files than PNG found, such as .*a\.jpg; .*: save them as PNG"):
+    with pytest.raises(InputError, match=r"masks found, such as .*a\.jpg, in a format .*: save them as PNG"):
         read_data(tmp_path)
 
 

@@ -667,13 +667,13 @@ class TestCalls:
         [
             (1, torch.linspace(-3, 2, 8), "range from -3 to 2.*MSELoss"),
             (1, torch.arange(8), "range from 0 to 7"),
-            (5, torch.full((8,), -100), r"which are all -100 \(ignored\)"),
+            (5, torch.full((8,), -100), "all are -100, so they are ignored"),
             (5, torch.linspace(-3, 2, 40).reshape(8, 5), "range from -3 to 2"),
             (5, torch.arange(8), "one is class 5"),
             (5, torch.zeros(8), "float32"),
             (5, torch.zeros(8, 4), r"\(8, 5\).*\(8, 4\)"),
             (5, torch.zeros(7, dtype=torch.int64), r"\(7,\)"),
-            (5, {"boxes": torch.zeros(8, 4)}, "labels are a dict"),
+            (5, {"boxes": torch.zeros(8, 4)}, "labels of the type dict"),
         ],
     )
     def test_labels_that_fit_no_usual_loss_are_one_sentence(self, outputs: int, labels: Any, said: str) -> None:

@@ -886,7 +886,7 @@ class OfThirty(nn.Module):
 @pytest.mark.parametrize("method", ["gradcam", "rise", "chefer"])
 def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, listed, passed, method):
     sentence = (
-        f"the model's forward also needs {listed}, but camkit passes it the picture alone; wrap the model in a module "
+        f"the model's forward also needs {listed}, but camkit passes only the picture; wrap the model in a module "
         f"whose forward(self, picture) returns self.model(picture, {passed})"
     )
     with pytest.raises(ModelError) as caught:

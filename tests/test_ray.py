@@ -260,7 +260,7 @@ def test_a_table_does_not_replace_the_files_it_is_made_from(nodes, tmp_path, mod
     part = tmp_path / "in" / "part-00000.parquet"  # a name that camkit gives to parts of its own tables
     pq.write_table(pa.table({"bytes": [file.read_bytes() for file in files]}), part)
     before = part.read_bytes()
-    with pytest.raises(OutputError, match="is itself read as input"):
+    with pytest.raises(OutputError, match="is also an input"):
         scaled(model, parquet_pictures(part), tmp_path / "in", overwrite=True)
     assert part.read_bytes() == before
 

@@ -354,7 +354,7 @@ def test_no_command_replaces_what_it_reads(tmp_path, capsys, command, how):
 
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert said[0] == f"camkit: {out} is itself read as input ({read}), so it is not replaced; write to another name"
+    assert said[0] == f"camkit: {out} is also an input ({read}), so camkit does not replace it; write to another file"
     assert read.read_bytes() == out.read_bytes() == before
 
 
@@ -381,7 +381,7 @@ def test_a_new_config_does_not_replace_the_data_it_describes(tmp_path, capsys):
 
     assert run("check", "init", data, "--file", data, "--overwrite") == 2
 
-    assert "name a file of its own for the config that ends in .toml" in capsys.readouterr().err
+    assert "the config cannot be written to" in capsys.readouterr().err
     assert data.read_text() == "path,label\nb.png,plane\n"
 
 
@@ -407,7 +407,7 @@ def test_no_command_replaces_a_file_that_an_option_names(tmp_path, capsys):
     ):
         assert run(*call) == 2, call
         error = capsys.readouterr().err
-        assert "is itself read as input" in error or "name a file of its own for the config" in error
+        assert "is also an input" in error or "the config cannot be written to" in error
         assert {file: file.read_bytes() for file in before} == before
 
 

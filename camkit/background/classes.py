@@ -170,13 +170,13 @@ def _look_up(
 def question_order(
     labels: Sequence[str], answers: Sequence[int], outputs: Mapping[str, Sequence[int]], names: Sequence[str] | None
 ) -> str | None:
-    """Ask whether the classes are in the model's order, if the answers fit another order much better.
+    """Return a question about the order of the classes if another order fits the answers much better; else None.
 
-    That is so if, of the pictures of the classes whose place would change, significantly more than half get the answer
-    of the new place. The best order maximises the accuracy (Kuhn 1955, 10.1002/nav.3800020109).
+    It does if, among the pictures whose class would move, significantly more than half get the answer of the new place.
+    The best order maximises the accuracy (Kuhn 1955, 10.1002/nav.3800020109).
 
     Args:
-        labels, answers: the class of each picture, and the output that the model named; below 0 if none.
+        labels, answers: the class of each picture, and the output that the model named; below 0 if it named none.
         outputs: the model's outputs for each class.
         names: the model's labels.
     """
@@ -200,11 +200,11 @@ def question_order(
         for place, verb in zip(clear, verbs, strict=False)
     ]
     if len(clear) > _MOST_NAMES:
-        shown.append(f"{len(clear) - _MOST_NAMES} more were others")
+        shown.append(f"{len(clear) - _MOST_NAMES} more classes moved")
     listed = " and ".join(", ".join(shown).rsplit(", ", 1))
     return (
-        f"accuracy is {counts.trace() / len(labels):.0%}, but {hits.sum() / len(labels):.0%} if {listed}: are "
-        "the labels in the model's order?"
+        f"accuracy is {counts.trace() / len(labels):.0%}, but would be {hits.sum() / len(labels):.0%} if {listed}: "
+        "are the labels in the model's order?"
     )
 
 

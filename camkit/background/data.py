@@ -97,7 +97,7 @@ def _read_data(
     sources = read_regions(regions) if regions is not None else find_regions(root, of_classes)
     # Beside a table, subfolders need not belong to the data.
     if not sources and (unread := find_unread(root, of_classes, deep=root == data)) is not None:
-        raise InputError(f"{unread}, or move them away to check without regions")
+        raise InputError(f"{unread}, or move such files away to check without regions")
     labelled = _label_pictures(data, sources, group, skip, only)
     if not labelled.items:
         raise InputError(
@@ -168,10 +168,10 @@ def _no_region_of_class(items: Sequence[Item], indexes: Sequence[_AnnotationInde
         annotations = [annotation for index in indexes for annotation in index.objects_in(item.name)]
         if annotations:
             others = sorted({annotation.category for annotation in annotations if not annotation.crowd})
-            found = _listed(others) if others else "only crowds"
+            regions = _listed(others) if others else "only crowds"
             return (
                 f"no picture has a region of its own class: {item.name!r} has the class {item.label!r}, but its "
-                f"regions are {found}; give classes and categories the same names, or allow further categories in "
+                f"regions are {regions}; give classes and categories the same names, or allow further categories in "
                 "the config (expect)"
             )
     return None
@@ -283,9 +283,10 @@ def _label_pictures(
 
 
 def _class_folders(data: Path, classes: Collection[str]) -> set[str]:
-    """Return the folders that hold pictures of a class although they are named like folders of regions.
+    """Return the folders that hold pictures of a class, although their names are usual for folders of regions.
 
-    The class map says so, or their pictures are photographs: "mask" may be a class of people who wear masks.
+    A folder counts if the class map names it or its pictures are photographs: "mask" may be a class of people who wear
+    masks.
     """
     folders = [folder for folder in data.iterdir() if folder.name.lower() in _REGION_FOLDERS and folder.is_dir()]
     return {folder.name for folder in folders if folder.name in classes or holds_photographs(folder)}
@@ -416,15 +417,15 @@ def _label_by_largest(
 
 def _no_class(pictures: Sequence[str], indexes: Sequence[_AnnotationIndex], only: Collection[str] | None) -> str:
     """Say why no picture gets a class from its objects."""
-    found = [annotation for name in pictures for index in indexes for annotation in index.objects_in(name)]
-    if not found:
+    annotations = [annotation for name in pictures for index in indexes for annotation in index.objects_in(name)]
+    if not annotations:
         return _no_match(pictures, indexes)
-    categories = {annotation.category for annotation in found} - {""}
+    categories = {annotation.category for annotation in annotations} - {""}
     if not categories:
         return "the regions name no classes; sort the pictures into a folder per class, or list them in a CSV"
     if only is not None and not categories & set(only):
         return f"the class map has no entry for the categories of the regions ({_listed(categories)})"
-    return f"no picture has a region that labels it: its regions are only crowds of {_listed(categories)}"
+    return f"no region can name the class of a picture, because all regions are crowds ({_listed(categories)})"
 
 
 def _is_in_region_folder(name: str) -> bool:
@@ -465,8 +466,8 @@ class _AnnotationIndex:
                     self._objects.setdefault(picture_names[shared].pop(), objects)
                 else:
                     several.append((annotated_names[shared], picture_names[shared]))
-        self.ambiguous = [(names, found) for names, found in several if not self._objects.keys() & found]
-        """Names in the source that may mean several pictures, or several names of one picture."""
+        self.ambiguous = [(names, matches) for names, matches in several if not self._objects.keys() & matches]
+        """Names in the source, and the pictures that they could mean, if there are several of either."""
 
     def objects_in(self, picture: str) -> tuple[ObjectAnnotation, ...]:
         """Return the objects of a picture; none if the source has none, or if the name is ambiguous."""

@@ -36,8 +36,8 @@ class Effect:
         overruled: whether the effect only warns, although it is significant: it is a sufficiency, and no other effect
             of all classes together is estimated above its limit with every fill. Such a model knows backgrounds, but
             uses them little while it sees the object.
-        least_groups: if the effect could not be significant whatever the answers, because it rests on too few groups
-            of pictures, how many it needs; otherwise the fewest for which there is an interval.
+        least_groups: how many groups of pictures the effect needs to be significant, if it has too few for that
+            whatever the answers; otherwise the fewest groups that give an interval.
     """
 
     name: EffectName
@@ -60,15 +60,15 @@ class Effect:
 
     @property
     def groups(self) -> int:
-        """The groups of pictures behind the fill with the fewest."""
+        """The number of groups of pictures, for the fill that has the fewest."""
         return min((measured.effect.groups for measured in self.by_fill.values()), default=0)
 
     @property
     def lacks_groups(self) -> bool:
-        """Whether too few groups keep the effect from being tested.
+        """Whether the effect has too few groups to be tested.
 
-        That is so for a gap without an interval. With a few more groups an effect can be excluded, but not proven: it
-        would at most warn. A sufficiency at most warns in any case.
+        A gap has too few if they give no interval. With a few more, an effect can be excluded but never significant, so
+        it counts as untested if it warns. A sufficiency alone never does more than warn.
         """
         if not self.by_fill or self.groups >= self.least_groups:
             return False
@@ -234,8 +234,8 @@ VERDICTS = (
     ),
     VerdictRule(
         "INCONCLUSIVE",
-        "something kept a class, or all classes together, from being tested, for example because an effect that would "
-        "warn comes from so few groups that it could never be significant",
+        "a class, or all classes together, could not be tested, for example because an effect that would warn has too "
+        "few groups to ever be significant",
         lambda findings: findings.untested,
     ),
     VerdictRule(

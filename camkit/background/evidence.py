@@ -28,8 +28,8 @@ class HeatMeasures:
             several tie.
         centre_hit: whether the picture's centre does.
         rank: for a region of n pixels, the share of the n hottest pixels that lies in the region (relevance rank
-            accuracy; Arras et al. 2022, arXiv:2003.07258). If equal pixels compete for the last places among the n,
-            it is the mean over all choices.
+            accuracy; Arras et al. 2022, arXiv:2003.07258). If pixels of equal heat compete for the last
+            places among the n, it is the mean over all choices.
         area: the region's share of the pixels that the model saw.
     """
 

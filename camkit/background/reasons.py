@@ -58,7 +58,7 @@ def reason_of(effect: Effect) -> Reason:
 
 
 def reason_of_few_groups(effect: Effect) -> Reason:
-    """Say that an effect cannot be significant, and how many groups that takes."""
+    """Say that an effect has too few groups to be significant, and how many it needs."""
     kind = f"the pictures come from too few groups for {WITH_ARTICLE[effect.name]} to be significant"
     groups = f"the pictures come from {effect.groups} groups, too few for {WITH_ARTICLE[effect.name]} to be significant"
     return Reason(kind, f"{groups}; the check needs {effect.least_groups}")

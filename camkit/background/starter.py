@@ -47,7 +47,7 @@ def starter_config(
 # classes: {names}
 
 [model]
-# as for camkit --model: a name in torchvision, timm:NAME, hf:NAME or file.py:factory, which needs camkit --config FILE
+# as for camkit --model: a name in torchvision, timm:NAME, hf:NAME or, with camkit --config FILE, file.py:factory
 {model_lines("name", "resnet50")}
 {model_lines("weights", "model.pth")}
 {model_lines("labels", "labels.txt", "the names of the outputs, one per line")}

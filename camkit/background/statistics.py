@@ -194,7 +194,7 @@ def p_above(draws: Float[np.ndarray, " b"], limit: float, groups: int) -> float:
 
 
 def smallest_p(groups: int) -> float:
-    """Return the smallest p-value that so many groups allow: that of a sign test in which all are above the limit.
+    """Return the smallest p-value that this many groups can give: that of a sign test with all above the limit.
 
     With fewer than MIN_GROUPS groups it is 1.
     """

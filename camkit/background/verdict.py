@@ -191,7 +191,7 @@ def _corrected(p_values: Sequence[float]) -> list[float]:
 
 
 def _least_groups(tests: int, alpha: float) -> int:
-    """Return the fewest groups with which each effect of a family of so many tests could be significant."""
+    """Return the fewest groups with which every effect of a family of this many tests could be significant."""
     return next(
         groups for groups in itertools.count(MIN_GROUPS) if _corrected([smallest_p(groups)] * tests)[0] <= alpha
     )
@@ -355,7 +355,7 @@ def _obstacles(
     *,
     with_regions: bool,
 ) -> list[Reason]:
-    """Return what kept a class, or all classes together, from being tested."""
+    """Return why a class, or all classes together, could not be tested."""
     if not measures.pictures:
         return [Reason("no picture could be used", "no picture could be used")]
     reasons = [reason_of_few_groups(effect) for effect in effects if effect.lacks_groups]
@@ -380,7 +380,7 @@ def _obstacles(
 
 
 def _accuracy_obstacles(measures: Measures, limits: LimitsSection, chance: float) -> list[Reason]:
-    """Return whether there are too few right answers for a gap to be measurable."""
+    """Return an obstacle if there are too few right answers for a gap to be measurable."""
     if not measures.gap:
         return []
     reasons = []

@@ -285,7 +285,7 @@ def compare(
     Args:
         pictures: Files, folders or quoted glob patterns.
         source: The model.
-        target: The class to explain, by label, or by index if no label is this number. Default: each picture's best
+        target: The class to explain: its label, or its index if no label is that number. Default: each picture's best
             class.
         method: A method; repeat the option for several. "camkit methods" lists all. Default: about a dozen of them.
         layer: A layer; repeat the option for several, each of which gets a row. Default: camkit chooses.
@@ -341,7 +341,7 @@ def judge(
     Args:
         data: A folder of pictures.
         source: The model.
-        target: The class to explain, by label, or by index if no label is this number. Default: each picture's best
+        target: The class to explain: its label, or its index if no label is that number. Default: each picture's best
             class.
         method: A method; repeat the option for several. "camkit methods" lists all. Default: about a dozen of them.
         layer: A layer; repeat the option for several. Default: camkit chooses.

@@ -305,7 +305,9 @@ def init(
     common = common or Common()
     common.begin()
     if file.suffix != ".toml" or file.name == PROJECT_FILE:
-        raise InputError(f"{file}: name a file of its own for the config that ends in .toml, such as camkit.toml")
+        raise InputError(
+            f"the config cannot be written to {file}; name another file that ends in .toml, such as camkit.toml"
+        )
     if file.exists() and not overwrite:
         raise InputError(f"{file} exists already; name another file with --file, or pass --overwrite")
     model = {} if source is None else source.as_settings()

@@ -72,8 +72,8 @@ def _refuse_code(model: str | None, file: Path) -> None:
 
     if runs_code(model):
         raise InputError(
-            f"{file} in this folder names Python code as the model ({model}), and camkit runs no code that you did not "
-            f"name; if you trust this code, pass --config {file}"
+            f"the model in {file} is Python code ({model}), and camkit does not run code from a config that you did "
+            f"not name; if you trust this code, pass --config {file}"
         )
 
 

@@ -168,7 +168,7 @@ class Common:
 
     Attributes:
         config: A camkit.toml. Without it, camkit uses the camkit.toml in this folder, or [tool.camkit] in its
-            pyproject.toml, but runs no Python code that these name.
+            pyproject.toml, but does not run Python code that they name.
         quiet: Print only errors and the results that you ask for: no notes, no progress, no summary.
         verbose: Print more about the model and the work, every error, and where the program failed.
     """
@@ -214,10 +214,10 @@ def _is_writer(failed: threading.ExceptHookArgs) -> bool:
 
 
 def refuse_fractions(_: App, __: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Refuse a fraction where an option takes a whole number; cyclopts would round it, and calls this before.
+    """Refuse a fraction if the option takes a whole number. cyclopts calls this before it would round the fraction.
 
     Raises:
-        InputError: an option has one.
+        InputError: an option for a whole number has a fraction.
     """
     for argument in arguments:
         if int not in (argument.hint, *get_args(argument.hint)):
@@ -230,7 +230,7 @@ def refuse_fractions(_: App, __: tuple[str, ...], arguments: ArgumentCollection)
 def _is_fraction(text: str) -> bool:
     try:
         return not float(text).is_integer()
-    except ValueError:  # no number, which cyclopts refuses
+    except ValueError:  # not a number; cyclopts refuses it
         return False
 
 

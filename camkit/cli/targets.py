@@ -33,7 +33,7 @@ class TargetOptions:
     """What to explain; without any option, each picture's best class.
 
     Attributes:
-        target: The class to explain, by label, or by index if no label is this number; repeat the option for several.
+        target: The class to explain: its label, or its index if no label is that number; repeat the option for several.
             Default: the best class.
         top_k: Explain the K best classes, or boxes, of each picture.
         above: Explain every class of a multi-label model whose probability (sigmoid) is above this.

@@ -77,7 +77,7 @@ def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> Score:
     maps of scores, the mean over their cells too.
 
     Raises:
-        InputError: the loss is no function, or the labels are no numbers.
+        InputError: the loss is not a function, or the labels are not numbers.
     """
     if isinstance(loss, type):
         raise InputError(f"loss is the class {loss.__name__}; make a loss of it: {loss.__name__}()")

@@ -1,4 +1,4 @@
-"""The usual loss for labels of a certain shape and values, if a diagnosis has no loss function."""
+"""The usual loss for labels of a certain shape and certain values, if the caller of a diagnosis passed no loss."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _IGNORED = -100
 def usual_loss(output: Any, labels: Any) -> tuple[Tensor, str]:
     """Return the loss of a model's output, and its name.
 
-    It is the cross entropy for the indices of classes (N, *cells) and for shares of the classes (N, K, *cells), and the
-    binary cross entropy for labels from 0 to 1 of a single output, or of several outputs that exclude nothing. An axis
-    of one class may be left out. An output that a softmax or sigmoid gave is read as probabilities.
+    Labels that are class indices (N, *cells), or shares of the classes that sum to 1 (N, K, *cells), give the cross
+    entropy. Labels of a single output, and other labels from 0 to 1 (N, K, *cells), give the binary cross entropy. The
+    labels may have an axis of length 1 for the classes. The output of a softmax or sigmoid is read as probabilities.
 
     Raises:
         TargetError: no loss fits the output and the labels.
@@ -29,8 +29,8 @@ def usual_loss(output: Any, labels: Any) -> tuple[Tensor, str]:
     scores = main_tensor(output)
     if not (isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim() and isinstance(labels, Tensor)):
         raise TargetError(
-            f"the model returned {describe(output)} and the labels are a {type(labels).__name__}, for which camkit has "
-            "no loss; pass loss=, a function of output and labels"
+            f"camkit has no usual loss for a model that returns {describe(output)} and labels of the type "
+            f"{type(labels).__name__}; pass loss=, a function of output and labels"
         )
     logits = _logits(scores if scores.dim() > 1 else scores[:, None])
     if logits.dim() > 2 and logits.shape[2:].numel() == 1:
@@ -63,16 +63,16 @@ def _logits(scores: Tensor) -> Tensor:
 def _binary(logits: Tensor, labels: Tensor, scores: Tensor) -> tuple[Tensor, str]:
     labels = labels.to(logits.dtype)
     if not bool(((labels >= 0) & (labels <= 1)).all()):
-        raise _unfit(scores, labels, f", which range from {float(labels.min()):g} to {float(labels.max()):g},")
+        raise _unfit(scores, labels, f" (they range from {float(labels.min()):g} to {float(labels.max()):g})")
     return functional.binary_cross_entropy_with_logits(logits, labels), "binary cross entropy"
 
 
 def _of_classes(logits: Tensor, labels: Tensor, scores: Tensor) -> Tensor:
     wrong = labels[(labels != _IGNORED) & ((labels < 0) | (labels >= logits.shape[1]))]
     if len(wrong):
-        raise _unfit(scores, labels, f", of which one is class {int(wrong[0])},")
+        raise _unfit(scores, labels, f" (one is class {int(wrong[0])})")
     if bool((labels == _IGNORED).all()):
-        raise _unfit(scores, labels, f", which are all {_IGNORED} (ignored),")
+        raise _unfit(scores, labels, f" (all are {_IGNORED}, so they are ignored)")
     return functional.cross_entropy(logits, labels)
 
 
@@ -80,6 +80,6 @@ def _unfit(scores: Tensor, labels: Tensor, values: str) -> TargetError:
     example = ", such as torch.nn.MSELoss()" if labels.is_floating_point() else ""
     return TargetError(
         f"neither the cross entropy nor the binary cross entropy fits an output of shape {tuple(scores.shape)} and "
-        f"labels of shape {tuple(labels.shape)}{values} in {str(labels.dtype).removeprefix('torch.')}; pass loss=, a "
+        f"{str(labels.dtype).removeprefix('torch.')} labels of shape {tuple(labels.shape)}{values}; pass loss=, a "
         f"function of output and labels{example}"
     )

@@ -25,7 +25,8 @@ from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.types import Precision
 
 Score: TypeAlias = Callable[[Any], "tuple[Tensor | None, str]"]
-"""A function from a model's output to the number to differentiate, None if the output has no gradient, and its name."""
+"""A function from a model's output to the number to differentiate, or None if the output has no gradient, and the
+number's name."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,10 +43,10 @@ def diagnose(
         model: as for ``camkit.explain``; None is the config's model.
         batch: a tensor (N, C, H, W), paths or other pictures, or a pair of such a batch and its labels. It takes
             eight or more pictures to tell a dead channel from one that does not respond to these pictures.
-        loss: a function ``output -> number``, or with labels ``(output, labels) -> number``, to differentiate. None
-            means the cross entropy for the indices of classes (N, *cells) or shares that sum to 1 (N, K, *cells), the
-            binary cross entropy for a single output or other labels from 0 to 1, and without labels the mean of the
-            best class's score. ``loss_name`` of the result says which it was.
+        loss: a function ``output -> number``, or with labels ``(output, labels) -> number``, to differentiate. If None,
+            labels that are class indices (N, *cells) or shares that sum to 1 (N, K, *cells) give the cross entropy, and
+            a single output or other labels from 0 to 1 the binary cross entropy. Without labels, it is the mean of the
+            best class's score. The result's ``loss_name`` says which was used.
         training: run the model as in a training step, after ``model.train()``: dropout on, normalisation by the batch.
             None is the config's, or else it runs in evaluation mode.
         precision: "fp32", or "bf16" or "fp16" under autocast, to find what overflows in mixed precision. None is the

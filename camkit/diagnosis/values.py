@@ -239,7 +239,7 @@ class Diagnosis:
 
     @property
     def loss_text(self) -> str:
-        """The loss and its name as printed after a list; empty if there is none."""
+        """The loss and its name, as reports append them to a line; empty if there is no loss."""
         name = f" ({self.loss_name})" if self.loss_name else ""
         return "" if self.loss is None else f", loss {self.loss:.3g}{name}"
 

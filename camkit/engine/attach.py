@@ -222,7 +222,7 @@ def noting_starts(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, int]
 
 
 def own_output(output: Any, started: int) -> Any:
-    """Return a layer's output with an alias in place of each tensor that other code uses too.
+    """Return a layer's output in which an alias stands for each tensor that other code uses too.
 
     The gradient of a tensor is that of all its uses. A layer may return a tensor that existed before the call, as
     ``nn.Identity`` does, or one tensor twice. An alias has the same memory, so in-place changes show in both, but only
@@ -255,7 +255,7 @@ def own_output(output: Any, started: int) -> Any:
 def differentiable(output: Any) -> list[Tensor]:
     """Return the tensors in a layer's output whose gradient is the layer's.
 
-    While gradients are off, all that require gradients come from elsewhere.
+    While gradients are off, there are none: the tensors that require gradients come from elsewhere.
     """
     return [tensor for tensor in tensors_in(output) if tensor.requires_grad] if torch.is_grad_enabled() else []
 
@@ -292,8 +292,8 @@ class State:
 def hook_gradient(tensor: Tensor, hook: GradientHook) -> list[torch.utils.hooks.RemovableHandle]:
     """Have a hook called with the gradient of a tensor in its present state, before later in-place changes.
 
-    If a view is changed in place later, PyTorch returns only the gradients of its uses before the change. For an alias
-    the hook then gets the gradient of the tensor that it is an alias of, which includes the change.
+    If a view is changed in place later, PyTorch returns only the gradients of its uses before the change. If the view
+    is an alias, the hook then gets the gradient of the original tensor instead, because that includes the change.
     """
     original = aliased_tensor(tensor)
     if original is None:

@@ -37,14 +37,14 @@ sort its pictures by brightness."""
 
 
 def unlike(values: Float[Tensor, "*shape"], steps: int = 1) -> Float[Tensor, "*shape"]:
-    """Return other values of the same size: to those given, steps of a ramp over all elements are added."""
+    """Return the values plus a ramp over all elements, from 0 to ``steps`` times the largest absolute value."""
     largest = values.detach().abs().amax()
     ramp = torch.linspace(0, steps, values.numel(), device=values.device).view(values.shape).to(values)
     return values + ramp * torch.where(largest > 0, largest, 1)
 
 
 def versions(values: Float[Tensor, "1 *shape"]) -> list[Float[Tensor, "1 *shape"]]:
-    """Return four different versions of a picture or of its feature maps, the unchanged one among them."""
+    """Return four different versions of a picture or of its feature maps; one of them is unchanged."""
     return [unlike(values, steps) for steps in _STEPS]
 
 
@@ -55,17 +55,18 @@ def keeps_pictures_apart(
     record: ModelRecord,
     at_once: int = len(_STEPS),
 ) -> bool:
-    """Tell whether a picture has the same feature maps and output alone as in a batch, at each place.
+    """Tell whether a picture has the same feature maps and output alone as in a batch, wherever it is in the batch.
 
-    Four passes over seven pictures find out, unless all modules are of packages that are known to keep pictures apart.
+    This runs at most four passes over seven pictures, and none if all modules are of packages that are known to keep
+    pictures apart.
 
     Args:
         model: the model; it is restored exactly.
         image: one picture.
         layers: the layers whose feature maps are compared.
         record: the model's record.
-        at_once: how many pictures the model will get at once. If it gets two, it is tried with two, in both orders, as
-            more may not fit into memory.
+        at_once: how many pictures the model will get at once. If it is two, the trial batch has two as well, in both
+            orders, because more may not fit into memory.
     """
     if not record.runs_own_code and not any(map(_mixes, record.modules())):
         return True

@@ -46,9 +46,9 @@ class _Call:
 
 
 def is_spectral(tensor: Tensor, others: set[Node | None]) -> bool:
-    """Tell whether a tensor comes from a Fourier transform, and not through its inverse.
+    """Tell whether a tensor is computed from a Fourier transform without the inverse transform.
 
-    ``others`` has operations of which this is known to be false; all that are visited are added.
+    ``others`` holds operations that are known not to be; this call adds those that it visits.
     """
     waiting: list[Any] = [tensor.grad_fn]
     while waiting:

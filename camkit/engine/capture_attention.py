@@ -172,10 +172,10 @@ def check_cells(
 ) -> None:
     """Check that all tokens of a grid depend on the picture before the first attention mixes them.
 
-    Otherwise a class token, or tokens that only fill up a sequence, lie among them. Two passes find out.
+    Otherwise a class token or padding is among them. This runs two passes.
 
     Raises:
-        MethodError: some token does not.
+        MethodError: a token does not depend on it.
     """
     before, after = (_tokens_before_attention(model, each, layout, record) for each in (image, unlike(image)))
     if before is None or after is None or before.shape != after.shape:
@@ -185,15 +185,15 @@ def check_cells(
     cells = changes[layout.prefix :][: math.prod(layout.grid)]
     if bool((cells <= _UNCHANGED * changes.amax()).any()):
         raise MethodError(
-            f"{method.name!r} needs to know which tokens are the picture's, and in this model a class token or padding "
-            f"lies among those that camkit takes for them; {_OTHERS} at the layer that makes the patches"
+            f"{method.name!r} needs the picture's tokens, but in this model camkit cannot tell them from a class token "
+            f"or padding; {_OTHERS} at the layer that makes the patches"
         )
 
 
 def _tokens_before_attention(
     model: nn.Module, image: Tensor, layout: Layout, record: ModelRecord
 ) -> Float[Tensor, "_ _ _"] | None:
-    """Return what the last module takes before the first attention, of what has all tokens; None if none has."""
+    """Return the last input of a module before the first attention that has all tokens; None if there is none."""
     given: list[Tensor] = []
     owner = threading.get_ident()
 

@@ -54,7 +54,7 @@ def capture_parts(
     def note(output: Tensor, bias: Tensor) -> None:
         if _as_grid(output, inputs) is not None and is_spectral(output, others):
             raise MethodError(
-                "the model has biases between a Fourier transform and its inverse, where cells have no place in the "
+                "the model has biases between a Fourier transform and its inverse, and these have no place in the "
                 "picture; use 'hirescam' or 'layercam'"
             )
         shape_only = output.detach().new_zeros(()).expand(output.shape)
@@ -185,7 +185,7 @@ def _check_reached(tape: Tape) -> None:
         if ref == _INPUT:
             raise MethodError(
                 "the score does not depend on the picture in a differentiable way, so there is no gradient at the "
-                "picture; use 'rise', which needs none, or a gradient method such as 'gradcam'"
+                "picture; use 'rise', or a gradient method such as 'gradcam'"
             )
         raise LayerError(
             f"the score does not depend on layer {str(ref)!r} in a differentiable way; choose another layer"
@@ -236,7 +236,7 @@ def _relus(last: Node | None) -> Iterator[Node]:
 
 
 def _product(gradient: Tensor, bias: Tensor) -> Tensor:
-    """Return how far each value of a bias changes the score; the gradients of complex values are their conjugates."""
+    """Return how far each value of a bias changes the score; PyTorch returns the conjugates of complex gradients."""
     return (gradient.conj() * bias).real if gradient.is_complex() else precise(gradient) * bias
 
 

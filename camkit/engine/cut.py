@@ -76,7 +76,7 @@ class Saved:
         return saved
 
     def settle(self) -> None:
-        """Differentiate an alias that the model changed in place where its original was before the change."""
+        """If the model changed the saved alias in place, differentiate the original as it was before the change."""
         if self._original is not None and self._original[0].changed():
             self.end = self._original[1]
 

@@ -47,7 +47,7 @@ def weigh(method: Method, *given: Any) -> Tensor:
     """Return the weights of a method. A function of the user's gets copies, since it may work in place.
 
     Raises:
-        MethodError: it returns no dense floating-point tensor. Each pass checks the shape.
+        MethodError: it does not return a dense floating-point tensor. Each pass checks the shape.
     """
     if not method.users:
         return method.weights(*given)

@@ -97,7 +97,7 @@ class Head:
         layout: the layout of the layer's output.
         image: the picture (1, c, *size).
         recorded: the recording of a plain pass of this picture.
-        score: the score to compute; or several, and then the head returns as many.
+        score: the score to compute; if it has several values, the head returns all of them.
         expected: the model's own score of the picture, or its K scores.
         each_pass: returns the context in which one pass is run, such as ``quiet_pass``. Each pass has one of its own,
             so that each finds the model as the first one did.

@@ -102,7 +102,7 @@ def _between(
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """Return, for each wanted place, the cells before and after it, and how far it lies between them.
 
-    The first tensor is None, or a matrix that averages the cells of each place where several lie.
+    The first tensor is None, or a matrix that averages the cells that lie at the same place.
     """
     distinct, groups, counts = np.unique(places, return_inverse=True, return_counts=True)
     low = np.clip(np.searchsorted(distinct, wanted, side="right") - 1, 0, len(distinct) - 1)
@@ -117,7 +117,7 @@ def _between(
 
 
 def finest(grids: Sequence[Sequence[int]]) -> int:
-    """Return the number of the grid with the most cells, the first one of several."""
+    """Return the number of the grid with the most cells; the first such grid if there are several."""
     return max(range(len(grids)), key=lambda number: math.prod(grids[number]))
 
 

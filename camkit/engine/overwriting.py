@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def differentiated(run: Callable[[], T]) -> T:
-    """Return the result of passes that are differentiated; they run again if they need overwritten tensors."""
+    """Return what ``run`` returns. If a backward pass in it needs overwritten tensors, run it again with copies."""
     try:
         return run()
     except RuntimeError as error:

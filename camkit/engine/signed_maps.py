@@ -34,7 +34,7 @@ class SignedMaps:
     def mirrored(self, placements: Sequence[Placement], size: tuple[int, ...]) -> SignedMaps:
         """Return the maps of mirrored pictures as maps of the pictures themselves.
 
-        Where a cell looks at one side of its part of the picture, its mirror image looks at the other side.
+        If a cell looks at one side of its part of the picture, its mirror image looks at the other side.
         """
         raws: list[Tensor] = []
         for raw, placement in zip(self.raws, placements, strict=True):

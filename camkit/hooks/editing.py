@@ -187,7 +187,7 @@ def _changed(edit: _Edit, what: str, gradient: Tensor | None) -> Tensor | None:
 
 @dataclass(eq=False)
 class _Edit:
-    """One entry of ``edits``, and whether it was applied in the block; if not, ``why_not`` says the likely reason."""
+    """One entry of ``edits``, and whether it was applied in the block; if not, ``why_not`` gives the likely reason."""
 
     what: str
     change: Callable[[Any], Any]
@@ -205,7 +205,7 @@ _DID_NOT_RUN = (
 def _layer_edit(model: nn.Module, selector: Selector, change: Callable[[Any], Any]) -> _Edit:
     layers = select_layers(model, selector)
     first, *others = [str(ref) or WHOLE_MODEL for ref in layers]
-    more = f" and of {len(others)} more" if others else ""
+    more = f" (and {len(others)} more)" if others else ""
     return _Edit(f"layer {first!r}{more}", change, layers, _DID_NOT_RUN)
 
 

@@ -116,14 +116,14 @@ def _refuse_unreadable(error: OSError) -> None:
 
 
 def refuse_input(out: Path, inputs: Iterable[Path | None]) -> None:
-    """Refuse a path to write to that is also read, under whatever name or link.
+    """Refuse to write to a file that is also read, even through a link or under another name.
 
     Raises:
-        OutputError: it is one of them.
+        OutputError: ``out`` is one of the inputs.
     """
     for given in inputs:
         if given is not None and _is_same(out, given):
-            raise OutputError(f"{out} is itself read as input ({given}), so it is not replaced; write to another name")
+            raise OutputError(f"{out} is also an input ({given}), so camkit does not replace it; write to another file")
 
 
 def _is_same(path: Path, other: Path) -> bool:

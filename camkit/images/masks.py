@@ -379,7 +379,7 @@ def _count_colours(values: Integer[np.ndarray, "h w"]) -> int:
 
 
 def is_photograph(file: Path) -> bool:
-    """Return whether a file is a picture with more colours than a mask could have; a grey picture never is."""
+    """Return whether a file is a picture with more colours than a mask could have; a grey picture does not count."""
     try:
         stored = _Stored(file)
     except ImageError:

@@ -200,7 +200,7 @@ def turned(picture: Image.Image) -> Image.Image:
     if transposition is None:
         return picture
     upright = picture.transpose(transposition)
-    for key in _WITH_ORIENTATION:  # or whoever reads the orientation again would turn the picture twice
+    for key in _WITH_ORIENTATION:  # otherwise whoever reads it again would turn the picture twice
         upright.info.pop(key, None)
     return upright
 

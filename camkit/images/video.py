@@ -22,7 +22,8 @@ from camkit.images.read import VIDEO_SUFFIXES, as_rgb, is_animated, shortened
 from camkit.types import Pixels
 
 _READER = cv2.CAP_FFMPEG if cv2.videoio_registry.hasBackend(cv2.CAP_FFMPEG) else cv2.CAP_ANY
-"""What OpenCV reads videos with. Its own reader of AVI files, which it tries next, prints bytes of damaged files."""
+"""OpenCV's way to read videos. If it may choose, it also tries its own AVI reader, and that prints bytes of damaged
+files."""
 _USUAL_RATE = 25.0
 """Frames per second of a video that does not say how many it has."""
 _RATES = (0.1, 1000.0)

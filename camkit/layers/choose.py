@@ -295,11 +295,11 @@ def choose(
     carries: Callable[[Call], Carried] = lambda _: Carried(),
     every: Callable[[], Influence] | None = None,
 ) -> Decision:
-    """Choose the deepest layer whose cells lie where its layout says, and influence and carry the score.
+    """Choose the deepest layer whose cells lie where its layout says, influence the score, and carry enough of it.
 
     Args:
         trace, readings, influence: the results of the stages before.
-        carries: measures what the cells of a layer carry; nothing is known without it.
+        carries: measures what the cells of a layer carry; by default, nothing is known.
         every: measures the influence of every layer; called if the deepest one carries next to nothing.
     """
     layouts = {call: reading.layout for call, reading in zip(trace.calls, readings, strict=True)}
@@ -326,9 +326,9 @@ def choose(
         equals = tuple(row for row in rows if row.ref in names)
         return Decision(rows, None, equals, lasting, holds_for)
     chosen = common or best
-    what = carries(chosen)
-    layer = _described(chosen, trace, readings, fit, named, influence, what)
-    return Decision(rows, layer, lasting=lasting, holds_for=holds_for, any_target=what.everything)
+    of_chosen = carries(chosen)
+    layer = _described(chosen, trace, readings, fit, named, influence, of_chosen)
+    return Decision(rows, layer, lasting=lasting, holds_for=holds_for, any_target=of_chosen.everything)
 
 
 def _usable(trace: Trace, layouts: Mapping[Call, Layout | None], influence: Influence) -> tuple[list[Call], list[Call]]:
@@ -344,10 +344,10 @@ def _deepest_carrying(
     deepest: Call,
     carries: Callable[[Call], Carried],
 ) -> tuple[Call, list[Call]]:
-    """Return the deepest layer that carries the score, and the deeper ones, which carry too little beside it.
+    """Return the deepest layer that carries the score, and the deeper ones that carry too little beside it.
 
-    Each next layer has a path to the score that passes none of those before. If no layer carries the score, the deepest
-    one is returned after all.
+    Each layer that is tried has a path to the score that avoids all layers tried before. If no layer carries the score,
+    the deepest one is returned.
     """
     passed = [deepest]
     for _ in range(_MOST_WEAK if carries(deepest).is_weak else 1):
@@ -355,8 +355,8 @@ def _deepest_carrying(
         best = _deepest(trace, layouts, [call for call in usable if call.is_among(beside)])
         if best is None:
             break
-        what = carries(best)
-        if not what.is_weak and all(carries(call).is_negligible_beside(what) for call in passed):
+        candidate = carries(best)
+        if not candidate.is_weak and all(carries(call).is_negligible_beside(candidate) for call in passed):
             return best, passed
         passed.append(best)
     return deepest, []
@@ -453,7 +453,7 @@ def _described(
     fit: Sequence[Call],
     wide: Sequence[Call],
     influence: Influence,
-    what: Carried,
+    of_best: Carried,
 ) -> TargetLayer:
     """Return the chosen layer with its layout, its reason and the runners-up."""
     by_call = dict(zip(trace.calls, readings, strict=True))
@@ -475,8 +475,8 @@ def _described(
         chosen.call,
         _layout_of(chosen, trace, readings),
         trace.size,
-        f"the deepest {grid} grid {evidence}{influence.note}{what.remark}{doubt}{beside}",
+        f"the deepest {grid} grid {evidence}{influence.note}{of_best.remark}{doubt}{beside}",
         tuple(_apart(named, chosen)),
-        sure=not reading.unsure and what.is_sound,
-        share=what.share,
+        sure=not reading.unsure and of_best.is_sound,
+        share=of_best.share,
     )

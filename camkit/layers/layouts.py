@@ -35,7 +35,7 @@ _MOST_DISTORTION = 2.0
 """The largest ratio between the sides of a cell: at more than twice, the output is only an edge of a grid."""
 
 _UNEVEN = 1.5
-"""The ratio between the sides of a cell from which its axes have different strides: half of a stride of 2."""
+"""Above this ratio between the sides of a cell, its axes have different strides: halfway from equal to double."""
 
 NO_GRID: tuple[int, ...] = ()
 """Marks a source without a certain position in the picture, such as latent vectors or tokens that were selected or
@@ -81,9 +81,9 @@ def _fits(grid: tuple[int, ...], size: tuple[int, ...]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _shrinks(before: tuple[int, ...], after: tuple[int, ...], most: int) -> bool:
-    """Tell whether a grid follows from a finer one if each axis has its own stride, of at most so many cells.
+    """Tell whether a grid follows from a finer one by a stride of its own, of at most ``most`` cells, along each axis.
 
-    Few cells merge into a single one only if they are as few as two: more are a pooled axis, not a stride.
+    An axis may shrink to a single cell only from one or two: with more cells, it was pooled and has no stride.
     """
     return (
         len(before) == len(after)

@@ -140,8 +140,8 @@ def locate(
         changes: measures how outputs change; called at most once.
         places: follows cells from the input; called at most once.
     """
-    found = _located(trace, readings, changes, places)
-    return _placed(trace, found, places)
+    located = _located(trace, readings, changes, places)
+    return _placed(trace, located, places)
 
 
 def _located(trace: Trace, readings: Readings, changes: Changes, places: Places) -> Readings:
@@ -181,11 +181,11 @@ def _located(trace: Trace, readings: Readings, changes: Changes, places: Places)
 
 
 def _placed(trace: Trace, readings: Readings, places: Places) -> Readings:
-    """Add to each layout where its cells look, if that was followed and they are in order."""
+    """Add to each layout where its cells look, if they could be followed and are in order."""
     pairs = list(zip(trace.calls, readings, strict=True))
     followed = places([call.key for call, reading in pairs if reading.layout is not None])
     by_output: dict[tuple[int | None, Layout], Layout] = {}
-    found: list[Reading] = []
+    with_places: list[Reading] = []
     for call, reading in pairs:
         layout, where = reading.layout, followed.get(call.key)
         if layout is not None and where is not None and (call.kept or call.padded or _is_shown(layout, where)):
@@ -193,8 +193,8 @@ def _placed(trace: Trace, readings: Readings, places: Places) -> Readings:
             if key not in by_output:
                 by_output[key] = _with_positions(layout, where.places, trace.size)
             layout = by_output[key]
-        found.append(replace(reading, layout=layout))
-    return tuple(found)
+        with_places.append(replace(reading, layout=layout))
+    return tuple(with_places)
 
 
 def placed(layout: Layout, positions: Tensor | None, size: tuple[int, ...]) -> Layout:
@@ -207,7 +207,7 @@ def _with_positions(layout: Layout, places: Profiles, size: tuple[int, ...]) -> 
 
 
 def positions_of(cells: Float[Tensor, "coordinates *grid"], size: tuple[int, ...]) -> Positions:
-    """Return where the cells of a grid look along each axis, in pixels; empty if that does not show.
+    """Return where the cells of a grid look along each axis, in pixels; empty if that cannot be told.
 
     Cells whose place is not known, such as those of padding, continue the row of the others.
     """
@@ -217,13 +217,13 @@ def positions_of(cells: Float[Tensor, "coordinates *grid"], size: tuple[int, ...
     for axis, (side, places) in enumerate(zip(size, coordinates, strict=True)):
         others = tuple(other for other in range(len(size)) if other != axis)
         counts = known.sum(others)
-        seen = np.flatnonzero(counts)
-        if len(seen) < min(2, len(counts)):
+        certain = np.flatnonzero(counts)
+        if len(certain) < min(2, len(counts)):
             return ()
-        means = np.where(known, places, 0).sum(others)[seen] / counts[seen]
+        means = np.where(known, places, 0).sum(others)[certain] / counts[certain]
         numbers = np.arange(len(counts))
-        along = np.interp(numbers, seen, means)
-        for end, inner in ((seen[0], seen[1]), (seen[-1], seen[-2])) if len(seen) > 1 else ():
+        along = np.interp(numbers, certain, means)
+        for end, inner in ((certain[0], certain[1]), (certain[-1], certain[-2])) if len(certain) > 1 else ():
             beyond = (numbers - end) * (end - inner) > 0
             step = (along[end] - along[inner]) / (end - inner)
             along[beyond] = along[end] + (numbers[beyond] - end) * step
@@ -320,9 +320,10 @@ def _are_in_order(cells: Float[Tensor, "coordinates *grid"], layout: Layout) -> 
 
 
 def _lie_aside(cells: Float[Tensor, "coordinates *grid"], layout: Layout) -> bool:
-    """Tell whether cells inside a grid lie more than a part of a cell from where the grid has them.
+    """Tell whether a cell inside a grid lies more than ``_ASIDE`` cells from its place in an even grid.
 
-    So they do if the model cuts its picture into patches without a convolution, and padded it or left out an edge.
+    This happens if the model pads its picture or leaves out an edge, and then cuts it into patches without a
+    convolution.
     """
     inside = tuple(slice(1, -1) if side > 2 else slice(None) for side in layout.grid)
     known = cells[0][inside] > _MOSTLY_KNOWN

@@ -48,7 +48,7 @@ class ModelMemory:
         answers_alike: for each precision, whether the model gives the same results in both memory formats.
         may_resize: whether the model may resize its input itself.
         without_attention: the kinds of inputs for which a pass showed no attention.
-        checked_tokens: the kinds of inputs and the layouts for which the tokens of the grid lie side by side.
+        checked_tokens: the kinds of inputs and the layouts for which all tokens of the grid are the picture's.
         overwrites: whether the model overwrites tensors that its backward pass needs.
         record: the model's record.
     """
@@ -108,19 +108,19 @@ class ModelMemory:
     def decision(self, image: Float[Tensor, "1 c *size"], target: Target | None = None) -> Decision:
         """Return the decision for inputs like this image; the first call makes it.
 
-        Classes share one decision. A target of the user's, which may read any output, has its own, unless all outputs
-        are computed from the layer.
+        Classes share one decision. A target of the user's has its own, because it may read any output, unless all
+        outputs are computed from the layer.
         """
         decision = self._decided(image, None, None)
         if target is None or decision.any_target or not _is_the_users(target):
             return decision
         try:
             return self._decided(image, target, _identity(target))
-        except Exception:  # noqa: BLE001 - a target may raise anything, also because it is made for a larger batch
+        except Exception:  # noqa: BLE001 - a target may raise anything, for example if it is made for a larger batch
             return decision
 
     def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
-        """Return a decision for one target of this very image, which is not remembered."""
+        """Return a decision for one target of this very image, without remembering it."""
         return self._decided(image, target, None)
 
     def _decided(self, image: Tensor, target: Target | None, identity: Hashable) -> Decision:
@@ -160,10 +160,10 @@ class ModelMemory:
         at_once: int,
         layers: Mapping[LayerRef, nn.Module] = MappingProxyType({}),
     ) -> bool:
-        """Tell whether so many pictures have the same maps and output together as alone; the first call finds out.
+        """Tell whether this many pictures have the same maps and output together as alone; the first call tries it.
 
         Args:
-            inputs: the first of them is tried.
+            inputs: a batch; the trial uses its first picture.
             at_once: how many pictures the model will get at once.
             layers: the layers whose maps are compared.
         """
@@ -197,11 +197,11 @@ def _is_the_users(target: Target) -> bool:
 
 
 def _identity(target: Target) -> Hashable:
-    """Return what two equal targets of the user's share; None if that cannot be told.
+    """Return a key that equal targets of the user's share; None if a target has none.
 
-    Functions written at one place of a program are equal if they hold the same plain values, and tensors of the same
-    shapes, so that a ``lambda`` in a loop is decided once. Others are told apart by a weak reference, since they may
-    hold the model.
+    Functions from the same place in a program are equal if they hold the same plain values and tensors of the same
+    shapes, so a ``lambda`` in a loop is decided once. Any other target equals only itself. Its key is a weak reference,
+    because the target may hold the model.
     """
     own = getattr(target, "function", target)
     if isinstance(own, FunctionType):
@@ -223,8 +223,8 @@ def kind_of(image: Float[Tensor, "n c *size"]) -> InputKind:
     return tuple(image.shape[1:]), image.dtype, torch.get_default_dtype()
 
 
-class Seen(NamedTuple):
-    """What was seen of a layer in a pass.
+class CellPlaces(NamedTuple):
+    """What a pass shows about the places of a layer's cells.
 
     Attributes:
         kept: True if all operations before its end leave cells in their places.
@@ -237,12 +237,12 @@ class Seen(NamedTuple):
 
 @contextmanager
 def watching_places(
-    model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor, seen: dict[nn.Module, Seen]
+    model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor, by_module: dict[nn.Module, CellPlaces]
 ) -> Iterator[None]:
-    """Record where the cells of each module that runs in the block lie.
+    """Record in ``by_module`` where the cells of each module that runs in the block lie.
 
     So a layer of an ordinary convolutional network needs no extra passes that locate its cells. Nothing is recorded if
-    the model looks at the values of the batch to choose its way, since one picture alone may take another.
+    the model looks at the values of the batch to choose its way, since one picture alone may take another way.
     """
     watch = OperationWatch(inputs)
 
@@ -250,13 +250,13 @@ def watching_places(
         watch.kept = True
 
     def end(module: nn.Module, _: list[Tensor], output: object) -> None:
-        before, maps = seen.get(module, Seen(kept=True)), feature_tensor(output)
+        before, maps = by_module.get(module, CellPlaces(kept=True)), feature_tensor(output)
         positions = None if maps is None else watch.follower.positions(maps[1])
-        seen[module] = Seen(before.kept and watch.kept, positions)
+        by_module[module] = CellPlaces(before.kept and watch.kept, positions)
 
     def end_model(*_: object) -> None:
         if "picture" in watch.reads:
-            seen.clear()
+            by_module.clear()
 
     ends: dict[nn.Module, Callable[..., None]] = {**dict.fromkeys(modules, end), model: end_model}
     with undisturbed(), starts([model], begin), forward_hooks(ends), watch:

@@ -67,7 +67,7 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[LayerRef, nn.Module]
 
 
 def named_layers(model: nn.Module, layers: Layers) -> Layers:
-    """Return layers that are not chosen by name as their names, joined by ``+``: two modules may print the same."""
+    """Return the names of layers that were chosen otherwise, joined by ``+``, since two modules may print the same."""
     if isinstance(layers, (str, LayerRef, TargetLayer)):
         return layers
     return "+".join(str(ref) or WHOLE_MODEL for ref in find_layers(model, layers))
@@ -126,7 +126,7 @@ def chooses_layers(modules: dict[str, nn.Module], text: str) -> bool:
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return every parameter under its name in each module that has it; a module with two names has its first."""
+    """Return every parameter under its name in each module that has it; if a module has two names, the first counts."""
     return {
         plain_name(f"{module_name}.{name}" if module_name else name): parameter
         for module_name, module in model.named_modules()
@@ -135,7 +135,7 @@ def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def select_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters with this name or matching this pattern, each under its first name that does.
+    """Return the trainable parameters with this name or matching this pattern, each under its first name that matches.
 
     Raises:
         LayerError: no layer or parameter matches, or none of the matching parameters requires gradients.

@@ -44,7 +44,7 @@ _SHIFTING = frozenset(["flip", "roll", "rot90", "slice"])
 
 
 class OperationWatch(TorchDispatchMode):
-    """Notes what the operations of a pass do to the places of cells, and whether values decide about them.
+    """Notes what the operations of a pass do to the places of cells, and whether values decide it.
 
     Args:
         image: the input of the model, or a tensor that it is copied from.
@@ -88,7 +88,7 @@ class OperationWatch(TorchDispatchMode):
             self.reads.add("weights")
         results = func(*args, **(kwargs or {}))
         self.follower.follow(func, args, kwargs or {}, results)
-        if derived and not name.startswith("new_") and not name.endswith("_like"):  # these take the shape alone
+        if derived and not name.startswith("new_") and not name.endswith("_like"):  # these use only the shape
             self.detached |= torch.is_grad_enabled() and any(
                 operand in self._derived and operand.is_floating_point() and not operand.requires_grad
                 for operand in operands

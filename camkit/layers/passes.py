@@ -22,7 +22,7 @@ from camkit.errors import LayerError, MethodError
 from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.location import placed
-from camkit.layers.memory import ModelMemory, Seen, kind_of, watching_places
+from camkit.layers.memory import CellPlaces, ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import ATTENTION, ONE_BY_ONE, Method, find_method
@@ -61,7 +61,7 @@ class LayerPasses:
         target_layer: None lets camkit choose the layer.
         method: None if each target has its own default.
         precision: of the passes.
-        spread: whether cells are drawn where they look.
+        spread: how the cells are spread over the picture.
         progress: called while a method runs the model on many pictures.
 
     Raises:
@@ -178,7 +178,7 @@ class LayerPasses:
         return captured, layers
 
     def _may_miss(self, captured: Capture, layers: Sequence[TargetLayer]) -> bool:
-        """Tell whether a score does not depend on the layer, and the layer is known not to carry all scores."""
+        """Tell whether the layer is known to carry only a part of the score, and some score does not depend on it."""
         is_partial = any(layer.share not in (None, 1.0) for layer in layers)
         if not is_partial or (self.method is not None and self.method.needs != "gradients"):
             return False
@@ -193,7 +193,7 @@ class LayerPasses:
         captured: Capture,
         layers: tuple[TargetLayer, ...],
     ) -> tuple[Capture, tuple[TargetLayer, ...]]:
-        """Choose the layer for this picture and this target, as where the best of several scales decides.
+        """Choose the layer for this picture and this target, for example if the best of several scales decides.
 
         Raises:
             OneByOneError, OneTargetError: there are several pictures or targets.
@@ -230,11 +230,11 @@ class LayerPasses:
         cells in their places.
         """
         unknown = tuple(TargetLayer(ref.name, ref.call, reason=_AS_NAMED) for ref in modules)
-        seen: dict[nn.Module, Seen] = {}
+        cell_places: dict[nn.Module, CellPlaces] = {}
         layouts: dict[LayerRef, Layout] = {}
 
         def read_layout(ref: LayerRef, *where: Any) -> Layout | None:
-            layout, of_layer = plain_layout(*where), seen.get(modules[ref], Seen())
+            layout, of_layer = plain_layout(*where), cell_places.get(modules[ref], CellPlaces())
             if layout is None or not of_layer.kept:
                 raise _NotPlainError
             layouts[ref] = placed(layout, of_layer.positions, size)
@@ -242,7 +242,7 @@ class LayerPasses:
 
         size = tuple(inputs.shape[2:])
         try:
-            with watching_places(self._module, modules.values(), inputs, seen):
+            with watching_places(self._module, modules.values(), inputs, cell_places):
                 captured = run(unknown, read_layout=read_layout)
         except _NotPlainError:
             return None

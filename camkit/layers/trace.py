@@ -236,7 +236,7 @@ that could not be followed."""
 
 @dataclass(frozen=True)
 class Returned:
-    """All that one call of a module returned; ``versions`` shows whether it was changed in place afterwards."""
+    """What one call of a module returned; ``versions`` shows whether it was changed in place afterwards."""
 
     value: Any
     versions: tuple[int, ...]
@@ -330,12 +330,12 @@ class LivePass:
 
     def places(self, calls: Sequence[Key]) -> dict[Key, Followed]:
         """Return where the cells of outputs come from."""
-        found: dict[Key, Followed] = {}
+        followed: dict[Key, Followed] = {}
         for key in calls:
             if key in self.positions:
                 positions, certain = self.positions[key]
-                found[key] = Followed(dict(by_cell(positions, len(self.trace.size))), certain)
-        return found
+                followed[key] = Followed(dict(by_cell(positions, len(self.trace.size))), certain)
+        return followed
 
 
 _ROUNDING = 64
@@ -477,7 +477,7 @@ def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | Non
 
 
 def _check_frames(convolution: Tensor, clip: Tensor) -> None:
-    """Refuse a clip (N, T, C, H, W), by what the model's first convolution gets of it.
+    """Refuse a clip (N, T, C, H, W); the input of the model's first convolution shows the order of the axes.
 
     Raises:
         FramesFirstError: the convolution gets the clip's second axis as time and its third as channels.
@@ -604,7 +604,7 @@ def detections_in(output: Any) -> bool:
 def scored_tensor(output: Any) -> Tensor | None:
     """Return the tensor that holds an output's scores, else its first tensor; None if none has a gradient.
 
-    If several tensors could hold the scores, they are concatenated. In a pass without gradients, none is needed.
+    If several tensors could hold the scores, they are concatenated. In a pass without gradients, tensors need none.
     """
 
     def counts(value: Any) -> bool:

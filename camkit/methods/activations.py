@@ -36,8 +36,8 @@ def first_component(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *one
     """Return each picture's first right singular vector of its maps (cells x channels), as weights of the channels.
 
     A singular vector has no sign of its own. It gets the sign with which the projection is positive on average, so that
-    the map shows where the maps are strong. If that average is rounding error, as after an instance norm,
-    the sign of ``_skewness`` decides.
+    the map shows where the maps are strong. If that average is only rounding error, as after an instance norm, the sign
+    of ``_skewness`` decides.
     """
     import torch  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
 
@@ -59,8 +59,8 @@ def first_component(maps: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *one
 def _skewness(projections: Float[Tensor, "*n cells"]) -> Float[Tensor, "*n"]:
     """Return a number with the sign of the projections' skewness: it is positive if few cells lie far above the others.
 
-    This gives a component a sign where the strength of the feature maps cannot, since a normalisation has made it equal
-    everywhere. An object that stands out usually covers fewer cells than the rest of the picture.
+    It gives a component its sign if a normalisation has made the feature maps equally strong everywhere. An object that
+    stands out usually covers fewer cells than the rest of the picture.
     """
     third: Tensor = (projections - projections.mean(-1, keepdim=True)).pow(3).sum(-1)
     return third

@@ -79,9 +79,9 @@ def hirescam(
 ) -> Float[Tensor, "n c *grid"]:
     """Weight each cell of channel k by its own gradient G_kij.
 
-    If only a layer norm reads the cells, as in the last block of a ViT, the score does not change with a cell's length:
-    the sum of G A over the channels is 0. What is left of it is rounding error and the
-    norm's own epsilon. If no cell of a picture keeps more than a share ``_CANCELLED`` of its terms, the weights are 0.
+    If only a layer norm reads the cells, as after the last block but one of a ViT that reads its class token, the score
+    does not change with a cell's length: the sum of G A over the channels is 0, apart from rounding and the norm's
+    epsilon. If no cell of a picture keeps more than a share ``_CANCELLED`` of its terms, the weights are 0.
     """
     from torch import finfo  # noqa: PLC0415 - keeps PyTorch out of `camkit methods`
 

@@ -116,7 +116,7 @@ def _module(source: str) -> ModuleType:
 
 def _import(name: str) -> ModuleType:
     folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
-    # Beside an installed package the folder may be a stranger's, whose files must not replace what the package imports.
+    # If the package is installed, the folder may be a stranger's. Its files must not replace what the package imports.
     added = [folder] if PathFinder.find_spec(name.partition(".")[0], [folder]) else []
     sys.path[:0] = added
     try:

@@ -32,6 +32,6 @@ class LoadedModel:
     weights: str | None = None
 
     def __repr__(self) -> str:
-        """Return one line: the module's own text has one for each of its layers."""
+        """Return one line; the module's own text has a line for each layer."""
         classes = "" if self.labels is None else f", {len(self.labels)} labels"
         return f"<LoadedModel {self.name!r}: {type(self.module).__name__}{classes}>"

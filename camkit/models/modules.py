@@ -86,7 +86,7 @@ _INSIDE_FUNC = ("BatchedTensorImpl", "TensorWrapper", "backward through the grap
 """Words of PyTorch's errors about tensors that belong to torch.func, or to a backward pass inside the forward pass."""
 
 
-CLIPS = "camkit explains clips only with models whose first convolution is a Conv3d"
+CLIPS = "camkit explains clips only if the model's first convolution is a Conv3d"
 
 
 def about_failure(module: nn.Module, error: Exception) -> str | None:
@@ -99,14 +99,14 @@ def about_failure(module: nn.Module, error: Exception) -> str | None:
     others = _other_inputs(module) if isinstance(error, TypeError) else []
     if others:
         return (
-            f"the model's forward also needs {' and '.join(map(repr, others))}, but camkit passes it the picture "
-            f"alone; wrap the model in a module whose forward(self, picture) returns "
+            f"the model's forward also needs {' and '.join(map(repr, others))}, but camkit passes only the "
+            f"picture; wrap the model in a module whose forward(self, picture) returns "
             f"self.model(picture, {', '.join(f'{name}=...' for name in others)})"
         )
     if any(words in str(error) for words in _INSIDE_FUNC):
         return (
-            "the model runs layers inside torch.func, such as vmap or grad, where their outputs cannot be saved; name "
-            "a layer outside of it, or use 'rise', which needs none"
+            "the model runs layers inside torch.func, such as vmap or grad, and their outputs cannot be saved; name a "
+            "layer outside torch.func, or use 'rise', a method that reads no layer"
         )
     if "unpack (expected 5, got 4)" in str(error):
         return f"the model takes clips, with five axes, and got pictures (N, C, H, W); {CLIPS}"

@@ -35,7 +35,7 @@ _BY_EXTENSION = {".json": "coco", ".xml": "voc", ".csv": "boxes"}
 def find_regions(folder: Path, classes: Collection[str] = ()) -> list[Annotations]:
     """Read all regions that are in a folder of pictures or beside it.
 
-    ``classes`` are folders that hold pictures of a class, whatever their names say.
+    ``classes`` are folders that hold pictures of a class, even if their names are usual for regions.
     """
     files = [(known.read, file) for known in FORMATS.values() for file in known.find(folder)]
     return [read(file) for read, file in files if file.parent != folder or file.name not in classes]

@@ -39,7 +39,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def looks_like_coco(file: Path) -> bool:
-    """Return whether a JSON file is COCO, or broken with a usual name."""
+    """Return whether a JSON file is COCO; a broken file counts if it has a usual name."""
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):

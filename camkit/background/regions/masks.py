@@ -27,7 +27,7 @@ _MASK_EXTENSIONS = (".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _PICTURE_EXTENSIONS = (".jpg", ".jpeg", *_MASK_EXTENSIONS)
 
 _MOST_EXAMINED = 5
-"""The most pictures that are examined to tell photographs from masks."""
+"""At most this many pictures are examined to tell photographs from masks."""
 
 _KINDS = {
     "alpha": "masks with transparency",
@@ -64,9 +64,9 @@ def mask_folders(folder: Path) -> list[Path]:
 
 
 def holds_photographs(folder: Path) -> bool:
-    """Return whether a folder that is named like one of masks holds photographs, as that of a class "mask" does.
+    """Return whether a folder with a usual name for masks holds photographs, as the folder of a class "mask" does.
 
-    That most of its pictures are is enough, because photographs may be grey.
+    Most of its pictures must be photographs in colour; the others may be grey.
     """
     pictures = [file for file in files_in(folder, _PICTURE_EXTENSIONS) if not file.name.startswith(".")]
     examined = pictures[:_MOST_EXAMINED]

@@ -55,7 +55,7 @@ class AnnotationCollector:
         shares: bool = False,
         crowd: bool = False,
     ) -> None:
-        """Add an object, or record a problem if its box has no area, lies outside its picture or has another unit.
+        """Add an object, or record a problem if its box has no area, lies outside its picture or is in another unit.
 
         Raises:
             ValueError: no picture is named, or a side of the box is not finite.
@@ -70,7 +70,7 @@ class AnnotationCollector:
             self.problems["boxes without an area" if empty else "boxes outside their picture"].append(picture)
             return
         if clipped is not None and not shares and are_shares([clipped]):
-            self.problems["boxes in the corner pixel, probably shares among pixels"].append(picture)
+            self.problems["boxes inside the corner pixel, probably given as shares instead of pixels"].append(picture)
             return
         if clipped is not None and clipped != box:
             self.problems["boxes clipped to their picture"].append(picture)
@@ -98,8 +98,8 @@ def shorten(value: Any) -> str:
 
 
 LARGEST_SHARE = 1.5
-"""If all sides of the boxes of a source are below this, they are shares of the picture: as pixels, all boxes would lie
-in its corner."""
+"""If all sides of all boxes of a source are below this, they count as shares of the picture. In pixels, all boxes would
+be in its corner."""
 
 
 def are_shares(boxes: Iterable[Box]) -> bool:

@@ -18,10 +18,10 @@ _PICTURE_FOLDERS = ("images", "img", "jpegimages", "train", "val", "valid", "tes
 """The annotations of such a folder may lie directly beside it."""
 
 _MOST_FILES = 50
-"""At most this many files of each type are examined: other files may lie beside the pictures by the thousand."""
+"""At most this many files of each type are examined, because thousands of other files may be beside the pictures."""
 
 _MOST_CHARACTERS = 1 << 16
-"""Characters of a file that are examined: formats show themselves in their first objects."""
+"""How many characters of a file are examined: its first objects show the format."""
 
 _TYPES = {
     ".json": "JSON",
@@ -69,9 +69,10 @@ _OTHER_FORMATS = {
 
 
 def find_unread(folder: Path, classes: Collection[str] = (), *, deep: bool = True) -> str | None:
-    """Return a sentence about annotations in or beside a folder that camkit does not read; None if there are none.
+    """Return a sentence about annotations that camkit does not read, in or beside a folder; None if there are none.
 
-    ``deep`` includes its subfolders. ``classes`` are folders that hold pictures of a class, whatever their names say.
+    ``deep`` includes its subfolders. ``classes`` are folders that hold pictures of a class, even if their names are
+    usual for regions.
     """
     for file in _files(folder, deep=deep):
         try:
@@ -83,7 +84,7 @@ def find_unread(folder: Path, classes: Collection[str] = (), *, deep: bool = Tru
             return sentence
     for place in filterfalse(holds_photographs, mask_folders(folder)):
         for file in [] if place.parent == folder and place.name in classes else files_in(place, _UNREAD_MASKS)[:1]:
-            return f"masks in other files than PNG found, such as {file}; camkit does not read them: save them as PNG"
+            return f"masks found, such as {file}, in a format that camkit does not read: save them as PNG"
     return None
 
 
@@ -101,7 +102,7 @@ def _recognise(file: Path, text: str) -> str | None:
     usual = "COCO" if kind == "JSON" and looks_like_coco(file) else ""
     usual = "Pascal VOC" if kind == "XML" and re.search(_VOC, text) else usual
     if usual:
-        return f"{file} is a {usual} file in a folder where camkit looks for none; pass it or its folder as " + advice(
+        return f"{file} is a {usual} file in a folder that camkit does not search; pass it or its folder as " + advice(
             "regions=...", "--regions"
         )
     for known, name, pattern, conversion in _FORMATS:

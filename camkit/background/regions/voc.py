@@ -55,7 +55,7 @@ def parse_xml(file: Path) -> ElementTree.Element:
 def read(source: Path) -> Annotations:
     """Read one XML file, or all XML files of annotations in a folder.
 
-    The boxes are all in pixels, or all in shares of the picture.
+    Either all boxes are in pixels, or all are in shares of the picture.
 
     Raises:
         InputError: a file is not a valid VOC annotation.

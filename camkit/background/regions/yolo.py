@@ -78,7 +78,7 @@ def _is_number(word: str) -> bool:
 def read(folder: Path) -> Annotations:
     """Read all text files in a folder; ``classes.txt`` or ``data.yaml`` in or above it names the classes.
 
-    A class may also be a name. Of a pose only the box is used.
+    A class may also be a name. Only the box of a pose is used.
 
     Raises:
         InputError: a line is not a class and a box, polygon or pose.
@@ -131,7 +131,7 @@ def _add_object(
         across, down = numbers[::2], numbers[1::2]
         bounds = Box(min(across), min(down), max(across), max(down))
         collector.add(picture, category, bounds, [numbers], shares=True)
-    else:  # behind the box stand a detector's confidence or keypoints
+    else:  # a detector's confidence or keypoints may follow the box
         collector.add(picture, category, _box_of(numbers), shares=True)
 
 
@@ -143,10 +143,10 @@ def _box_of(numbers: list[float]) -> Box:
 def _pose_test(folder: Path, rows: list[list[float]]) -> Callable[[list[float]], bool]:
     """Return a function that tells whether the numbers of a row are a box with keypoints.
 
-    ``kpt_shape`` beside the class names says how many keypoints there are, of 2 or 3 numbers each. A detector adds its
-    confidence to all of them. Without ``kpt_shape``, the rows are poses if every third number after the box is a
-    visibility (0, 1 or 2) in all rows that are longer than a box. Keypoints of two numbers could then not be told from
-    a polygon.
+    ``kpt_shape``, in the file of class names, says how many keypoints there are; each has 2 or 3 numbers. A detector
+    adds its confidence to every row. Without ``kpt_shape``, the rows are poses if, in all rows that are longer than a
+    box, every third number after the box is a visibility (0, 1 or 2). Keypoints of two numbers need ``kpt_shape``,
+    because they look like a polygon.
     """
     longer = [numbers for numbers in rows if len(numbers) > 5]
     for file in (place / name for place in _places_of_names(folder) for name in _TABLES):
