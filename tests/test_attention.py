@@ -856,7 +856,7 @@ def test_legrad_agrees_with_torchcam() -> None:
 
 
 class Arranged(nn.Module):
-    """A transformer whose class token, registers and padding stand where one likes; attention does not care.
+    """A transformer whose class token, registers and padding can be anywhere in the sequence.
 
     Args:
         at: how many patches stand before the class token; None for no class token, and a head that averages.
@@ -903,7 +903,7 @@ def arranged(*arguments: Any, **named: Any) -> nn.Module:
 
 @functools.cache
 def expected_of(method: str, registers: int, *, averages: bool) -> np.ndarray:
-    """Return the map of the usual order: the class token first, and nothing that only fills up the sequence."""
+    """Return the map of the usual order: the class token first, and no padding."""
     found = camkit.explain(arranged(None if averages else 0, registers), pictures(1)[0], method=method, target=3)
     return found.raw
 

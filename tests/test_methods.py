@@ -253,7 +253,7 @@ def blob_on_noise(seed: int) -> Tensor:
 def test_a_component_of_normalised_maps_is_positive_where_few_cells_stand_out(
     name: str, axes: tuple[int, ...], seed: int, dtype: torch.dtype
 ) -> None:
-    # A layer norm makes each cell's sum 0, and an instance norm each channel's, so the sums say nothing of the sign.
+    # A layer norm makes each cell's sum 0, and an instance norm each channel's, so the sums do not show the sign.
     maps = blob_on_noise(seed).to(dtype)
     maps = (maps - maps.mean(axes, keepdim=True)) / maps.std(axes, keepdim=True)
     found = weighted_sum(METHODS[name].weights(maps), maps)[0]

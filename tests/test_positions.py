@@ -1,4 +1,4 @@
-"""Where in the picture the centres of the kernels of a map's cells lie, and that the heat can be drawn there.
+"""The centres of the kernels behind a map's cells, and heat drawn there.
 
 The truth is the gradient of one cell at the picture, in networks whose weights are all equal: its centre of mass is the
 middle of what the cell reads.

@@ -200,7 +200,7 @@ def question_order(
         for place, verb in zip(clear, verbs, strict=False)
     ]
     if len(clear) > _MOST_NAMES:
-        shown.append(f"{len(clear) - _MOST_NAMES} more classes moved")
+        shown.append(f"{len(clear) - _MOST_NAMES} more changed places")
     listed = " and ".join(", ".join(shown).rsplit(", ", 1))
     return (
         f"accuracy is {counts.trace() / len(labels):.0%}, but would be {hits.sum() / len(labels):.0%} if {listed}: "

@@ -68,7 +68,7 @@ class Effect:
         """Whether the effect has too few groups to be tested.
 
         A gap has too few if they give no interval. With a few more, an effect can be excluded but never significant, so
-        it counts as untested if it warns. A sufficiency alone never does more than warn.
+        it counts as untested if it warns. The warning of a sufficiency counts in any case.
         """
         if not self.by_fill or self.groups >= self.least_groups:
             return False

@@ -46,30 +46,30 @@ def run(
     if out.exists() and not overwrite:
         raise OutputError(f"{out} exists already; name another file with --out, or pass --overwrite")
     tell(f"pictures to compare: {len(files)}")
-    found = compared(
+    comparison = compared(
         source.load(), files, methods, target_layer=layers, target=target, precision=precision, metric=metric
     )
     if json:
-        emit(plain_json.dumps(found.to_dict(), allow_nan=False))
+        emit(plain_json.dumps(comparison.to_dict(), allow_nan=False))
     else:
-        _print(found)
-    found.save(out, colormap=colormap, alpha=alpha)
-    _print_errors(found.unreadable.values())
+        _print(comparison)
+    comparison.save(out, colormap=colormap, alpha=alpha)
+    _print_errors(comparison.unreadable.values())
     say(f"wrote {out}")
-    return InputError.exit_code if found.unreadable else 0
+    return InputError.exit_code if comparison.unreadable else 0
 
 
-def _print(found: Comparison) -> None:
+def _print(comparison: Comparison) -> None:
     """Print a line for each map: the metric's value, or why there is none."""
-    for row in found.rows:
+    for row in comparison.rows:
         probability = "" if row.probability is None else f" {percent(row.probability)}"
         answer = f" (the model's answer: {row.answers})" if row.answer else ""
         layer = f", layer {row.layer}" if row.layer else ""
         emit(printable(f"{row.source}: {row.label}{probability}{answer}{layer}"))
         for compared_map in row.maps:
-            emit(printable(f"  {compared_map.method:<22}{words_of(found.metric, compared_map)}"))
+            emit(printable(f"  {compared_map.method:<22}{words_of(comparison.metric, compared_map)}"))
         for name, value in row.by_chance.items():
-            emit(printable(f"  {f'({REFERENCES[name]})':<22}{value_words(found.metric, value)}"))
+            emit(printable(f"  {f'({REFERENCES[name]})':<22}{value_words(comparison.metric, value)}"))
 
 
 def run_judge(
@@ -93,7 +93,7 @@ def run_judge(
     loaded = source.load()
     pictures, seed = sample
     with stages() as progress:
-        found = judge(
+        judgement = judge(
             loaded,
             data,
             methods,
@@ -105,18 +105,18 @@ def run_judge(
             progress=lambda done, of: progress("judging", done, of),
         )
     set_aside(out, REPORTS)
-    page = found.save(out)
+    page = judgement.save(out)
     if json:
-        emit(plain_json.dumps(found.to_dict(), allow_nan=False))
+        emit(plain_json.dumps(judgement.to_dict(), allow_nan=False))
     else:
-        table = text.judgement(found)
+        table = text.judgement(judgement)
         console = printer()
         text.wide(table, console).print(table)
-        for line in (text.JUDGEMENT_MARKS, *words.notes(found), found.recommendation.sentence):
+        for line in (text.JUDGEMENT_MARKS, *words.notes(judgement), judgement.recommendation.sentence):
             console.print(printable(line), markup=False)
-    _print_errors(words.left_out(found))
+    _print_errors(words.left_out(judgement))
     say(f"wrote {page}")
-    return InputError.exit_code if found.unreadable else 0
+    return InputError.exit_code if judgement.unreadable else 0
 
 
 def _print_errors(sentences: Iterable[str]) -> None:

@@ -185,7 +185,7 @@ def _check_reached(tape: Tape) -> None:
         if ref == _INPUT:
             raise MethodError(
                 "the score does not depend on the picture in a differentiable way, so there is no gradient at the "
-                "picture; use 'rise', or a gradient method such as 'gradcam'"
+                "picture; use 'rise', a method without gradients, or a gradient method such as 'gradcam'"
             )
         raise LayerError(
             f"the score does not depend on layer {str(ref)!r} in a differentiable way; choose another layer"

@@ -140,15 +140,15 @@ class Pictures:
 
     def __call__(self, count: int, pictures: PicturesOf, *, probabilities: bool = False) -> Float[Tensor, "t m"]:
         """Return the scores of changed pictures, or their probabilities where the targets have any."""
-        found = [self.image.new_zeros(len(self._targets), 0, dtype=torch.float32)]
+        scores = [self.image.new_zeros(len(self._targets), 0, dtype=torch.float32)]
 
         def run(part: range) -> None:
             self._tell(part.start, count)
-            found.append(self._run(pictures(part), probabilities=probabilities))
+            scores.append(self._run(pictures(part), probabilities=probabilities))
 
         self._at_once = in_parts(count, self._at_once, run)
         self._tell(count, count)
-        return torch.cat(found, 1)
+        return torch.cat(scores, 1)
 
     def _tell(self, done: int, count: int) -> None:
         if self._options.progress is not None:

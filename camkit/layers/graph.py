@@ -98,7 +98,7 @@ class Graph:
 
     @functools.cached_property
     def has_own_gradients(self) -> bool:
-        """True if a function of the user's or a hook computes a gradient: PyTorch's own functions end in a number."""
+        """True if a function of the user's or a hook computes a gradient: names of PyTorch's own end in a number."""
         return any(operation.kind.endswith("Backward") for operation in self.operations)
 
     @functools.cached_property

@@ -67,7 +67,7 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[LayerRef, nn.Module]
 
 
 def named_layers(model: nn.Module, layers: Layers) -> Layers:
-    """Return the names of layers that were chosen otherwise, joined by ``+``, since two modules may print the same."""
+    """Return the names of layers, joined by ``+``, if they were not chosen by name: two modules may print the same."""
     if isinstance(layers, (str, LayerRef, TargetLayer)):
         return layers
     return "+".join(str(ref) or WHOLE_MODEL for ref in find_layers(model, layers))
