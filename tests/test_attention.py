@@ -920,9 +920,7 @@ def test_other_tokens_may_stand_anywhere_or_are_refused(
         found = camkit.explain(model, image, method=method, target=3)
     except MethodError as error:
         assert at not in (0, 16) or padding or registers, "the usual orders are not refused"
-        assert any(
-            words in str(error) for words in ("needs the picture's tokens", "a chain of blocks", "form a grid")
-        )
+        assert any(words in str(error) for words in ("needs the picture's tokens", "a chain of blocks", "form a grid"))
     else:
         assert at not in (3, 8)
         assert_same(found.raw, expected_of(method, registers, averages=at is None))

@@ -940,6 +940,7 @@ NOT_RUN = {
     "linear": "did not run.*only its weights are used",
     "relu#3": "layer 'relu' ran fewer than 3 times in a pass",
     "*.out_proj": "layer 'attention.out_proj' was not edited",
+    "[fl]*r*": r"^layer '\w+' \(and 1 more\) was not edited: it did not run",
 }
 
 
