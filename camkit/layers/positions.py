@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -120,6 +121,37 @@ def tensors_of(*values: Any) -> Iterator[Tensor]:
             yield from tensors_of(*value)
 
 
+@dataclass(eq=False)
+class _Note:
+    """What is known of the tensors that share a piece of memory.
+
+    Attributes:
+        places: the positions of each of these tensors, by which elements it shows; or of each element of the memory; or
+            LOST.
+        vague: True if they come from attention alone.
+    """
+
+    places: dict[Any, Positions] | Positions | None
+    vague: bool = False
+
+
+def _positions_in(note: _Note, tensor: Tensor) -> Positions | None:
+    """Return the positions of a tensor's elements; None if they are not known."""
+    if isinstance(note.places, dict):
+        return note.places.get(_geometry(tensor))
+    if note.places is LOST:
+        return None
+    strides = (note.places.shape[1], *tensor.stride())
+    return note.places.as_strided((len(note.places), *tensor.shape), strides, tensor.storage_offset())
+
+
+@functools.cache
+def _kind_of(func: Any) -> tuple[str, bool, bool]:
+    """Return an operation's name, whether it changes its operands, and whether it leaves each element in its place."""
+    name = func._overloadpacket.__name__
+    return name, func._schema.is_mutable, name in _KEEPING or torch.Tag.pointwise in func.tags
+
+
 class Follower:
     """Follows the elements of a pass's tensors from one operation to the next.
 
@@ -131,7 +163,7 @@ class Follower:
         size = image.shape[2:]
         axes = torch.meshgrid(*((2 * torch.arange(side) + 1) / side - 1 for side in size), indexing="ij")
         self._coordinates = 1 + len(size)
-        self._notes, self._vague = MemoryNotes(), MemoryNotes()
+        self._notes = MemoryNotes()
         pixels = torch.stack([torch.ones(size), *axes]).to(image.device)
         self._write(image, pixels[:, None, None].expand(-1, *image.shape))
 
@@ -141,45 +173,52 @@ class Follower:
         The results of attention have the positions of the queries, unless these come from another place than the
         values.
         """
-        return not self._vague.get(tensor)
+        note = self._notes.get(tensor)
+        return note is None or not note.vague
 
     def positions(self, tensor: Tensor) -> Positions | None:
         """Return the positions of a tensor's elements; None if they are not known."""
         note = self._notes.get(tensor)
-        if isinstance(note, Tensor):  # for each element of the memory
-            strides = (note.shape[1], *tensor.stride())
-            return note.as_strided((len(note), *tensor.shape), strides, tensor.storage_offset())
-        found: Positions | None = None if note is LOST else note.get(_geometry(tensor))
-        return found
+        return None if note is None else _positions_in(note, tensor)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
         """Find the positions of an operation's results, after it ran."""
-        derived = [tensor for tensor in tensors_of(*args, *kwargs.values()) if tensor in self._notes]
-        changes = func._schema.is_mutable
-        if not derived:
+        operands = list(tensors_of(*args, *kwargs.values()))
+        noted = [(tensor, note) for tensor in operands if (note := self._notes.get(tensor)) is not None]
+        if not noted:
             return
-        found = list(tensors_of(results))
-        memory = {address(tensor) for tensor in tensors_of(*args, *kwargs.values())} - {None}
-        name = func._overloadpacket.__name__
+        found, (name, changes, keeps) = list(tensors_of(results)), _kind_of(func)
+        if keeps and len(noted) == 1 and found and found[0].shape == noted[0][0].shape and not changes:
+            self._keep(*noted[0], found)
+            return
+        memory = {address(tensor) for tensor in operands} - {None}
         if not changes and found and all(address(result) in memory for result in found):
             self._view(func, name, args, kwargs, found)
             return
-        content = any(not tensor.is_floating_point() for tensor in derived)
-        followed = [tensor for tensor in derived if self.positions(tensor) is not None]
+        content = any(not tensor.is_floating_point() for tensor, _ in noted)
+        followed = [note for tensor, note in noted if _positions_in(note, tensor) is not None]
         attends = name.startswith("_scaled_dot_product") or (name in _PRODUCTS and len(followed) > 1)
-        vague = attends or (bool(followed) and all(self._vague.get(tensor) for tensor in followed))
+        vague = attends or (bool(followed) and all(note.vague for note in followed))
         for number, result in enumerate(found):
             positions = None
             if number == 0 and not content and result.is_floating_point() and not name.endswith("_backward"):
                 with suppress(Exception):  # a shape or an argument that is not expected here: not known
                     positions = self._result(name, func, args, kwargs, result)
-            self._write(result, None if positions is None else positions.expand(-1, *result.shape))
-            self._vague.set(result, vague)
+            self._write(result, None if positions is None else positions.expand(-1, *result.shape), vague=vague)
+
+    def _keep(self, tensor: Tensor, note: _Note, results: list[Tensor]) -> None:
+        """Give the first result the positions of the only operand."""
+        positions = _positions_in(note, tensor)
+        known = positions is not None and tensor.is_floating_point() and results[0].is_floating_point()
+        self._notes.set(results[0], _Note({_geometry(results[0]): positions} if known else LOST, note.vague))
+        for result in results[1:]:
+            self._notes.set(result, _Note(LOST, note.vague))
 
     def _view(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Tensor]) -> None:
         """Give the views of a tensor their part of its positions."""
-        note, positions = self._notes.get(args[0]), self.positions(args[0])
-        if not isinstance(note, dict) or positions is None:
+        note = self._notes.get(args[0])
+        positions = None if note is None else _positions_in(note, args[0])
+        if note is None or not isinstance(note.places, dict) or positions is None:
             return
         with suppress(Exception):  # an operation on the memory itself, such as as_strided: not known
             if name in _RESHAPING:
@@ -188,23 +227,27 @@ class Follower:
                 by_coordinate = [list(tensors_of(func(part, *args[1:], **kwargs))) for part in positions]
                 views = [_stacked(parts) for parts in zip(*by_coordinate, strict=True)]
             for result, view in zip(results, views, strict=True):
-                note[_geometry(result)] = view
+                note.places[_geometry(result)] = view
 
-    def _write(self, tensor: Tensor, positions: Positions | None) -> None:
+    def _write(self, tensor: Tensor, positions: Positions | None, *, vague: bool = False) -> None:
         """Set the positions of a tensor's elements."""
         if positions is None or not tensor.is_floating_point():
-            self._notes.set(tensor, LOST)
+            self._notes.set(tensor, _Note(LOST, vague))
             return
-        note, before = self._notes.get(tensor), self.positions(tensor)
-        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        note = self._notes.get(tensor) or _Note(LOST, vague)
+        before, note.vague = _positions_in(note, tensor), vague
         if before is not None and _are_equal(before, positions):
             return
-        if tensor.numel() == elements and (note is LOST or (isinstance(note, dict) and len(note) == 1)):
-            self._notes.set(tensor, {_geometry(tensor): positions})
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        if tensor.numel() == elements and (
+            note.places is LOST or (isinstance(note.places, dict) and len(note.places) == 1)
+        ):
+            self._notes.set(tensor, _Note({_geometry(tensor): positions}, vague))
             return
-        if not isinstance(note, Tensor):  # other views of the memory have positions too
-            self._notes.set(tensor, self._of_memory(tensor, note or {}, elements))
-        target = self.positions(tensor)
+        if not isinstance(note.places, Tensor):  # other views of the memory have positions too
+            note.places = self._of_memory(tensor, note.places or {}, elements)
+            self._notes.set(tensor, note)
+        target = _positions_in(note, tensor)
         assert target is not None
         target.copy_(positions)
 
@@ -234,7 +277,7 @@ class Follower:
         elif name in _PRODUCTS:
             matrices = [self.positions(args[place]) for place in _PRODUCTS[name]]
             found = _product(matrices[0], matrices[1], result.shape)
-        elif name in _KEEPING or torch.Tag.pointwise in func.tags:
+        elif _kind_of(func)[2]:
             found = self._combined(args, result)
         elif first is not None:
             found = _of_first(name, first, args, result.shape)
@@ -286,9 +329,9 @@ class Follower:
 
     def _combined(self, args: tuple[Any, ...], result: Tensor) -> Positions | None:
         """Return the mean positions of the operands of a pointwise operation that have as many elements."""
-        operands = [value for value in tensors_of(*args) if self.positions(value) is not None]
-        clear = [value for value in operands if not self._vague.get(value)]
-        known = [positions for value in clear or operands if (positions := self.positions(value)) is not None]
+        noted = [(note, value) for value in tensors_of(*args) if (note := self._notes.get(value)) is not None]
+        operands = [(note, positions) for note, value in noted if (positions := _positions_in(note, value)) is not None]
+        known = [positions for note, positions in operands if not note.vague] or [part for _, part in operands]
         whole = [positions for positions in known if positions.shape[1:] == result.shape] or known
         if not whole:
             return None
@@ -459,8 +502,8 @@ def _convolved(
     if not transposed:
         return _windowed(positions, kernel, stride, padding, dilation, size)
     for axis, cells in enumerate(size):
-        middle = dilation[axis] * (kernel[axis] - 1) / 2
-        positions = _at(positions, 3 + axis, (torch.arange(cells) + padding[axis] - middle) / stride[axis])
+        start = padding[axis] - dilation[axis] * (kernel[axis] - 1) / 2
+        positions = _at(positions, 3 + axis, start / stride[axis], 1 / stride[axis], cells)
     return positions
 
 
@@ -471,9 +514,8 @@ def _resized(positions: Positions, shape: Sequence[int], *, aligned: bool) -> Po
     """
     positions = _compact(positions, (1, 2))
     for axis, (before, after) in enumerate(zip(positions.shape[3:], shape[2:], strict=True), start=3):
-        numbers = torch.arange(after)
-        ends = numbers * (before - 1) / max(1, after - 1)
-        positions = _at(positions, axis, ends if aligned else (numbers + 0.5) * before / after - 0.5)
+        step = (before - 1) / max(1, after - 1) if aligned else before / after
+        positions = _at(positions, axis, 0 if aligned else step / 2 - 0.5, step, after)
     return positions
 
 
@@ -513,17 +555,20 @@ def _windowed(
             positions = positions.unfold(first + axis, side, strides[axis]).mean(-1)
         return _normalised(positions)
     for axis, cells in enumerate(size):
-        centres = torch.arange(cells) * strides[axis] - paddings[axis] + dilations[axis] * (kernel[axis] - 1) / 2
-        positions = _at(positions, first + axis, centres)
+        start = dilations[axis] * (kernel[axis] - 1) / 2 - paddings[axis]
+        positions = _at(positions, first + axis, start, strides[axis], cells)
     return positions
 
 
-def _at(positions: Positions, axis: int, places: Tensor) -> Positions:
-    """Interpolate positions along an axis; not known beside its ends and beside elements that are not known."""
+def _at(positions: Positions, axis: int, start: float, step: float, cells: int) -> Positions:
+    """Interpolate positions along an axis at evenly spaced places.
+
+    The result is not known beside the ends, and beside elements that are not known.
+    """
     side = positions.shape[axis]
-    if len(places) == side and bool((places == torch.arange(side)).all()):
+    if (start, step, cells) == (0, 1, side):
         return positions
-    places = places.to(positions.device)
+    places = start + step * torch.arange(cells, device=positions.device)
     before, after = places.floor(), places.ceil()
     inside = ((before >= 0) & (after < side)).to(positions.dtype)
     low, high = (positions.index_select(axis, ends.clamp(0, side - 1).long()) for ends in (before, after))
