@@ -36,6 +36,7 @@ class AtTheEnd(nn.Module):
         convolution.padding = (0, 0)
 
     def forward(self, maps: Tensor) -> Tensor:
+        """Pad and convolve feature maps (N, C, H, W)."""
         amounts: list[int] = []
         sizes = zip(maps.shape[:1:-1], self.convolution.kernel_size[::-1], self.convolution.stride[::-1], strict=True)
         for side, kernel, stride in sizes:
@@ -76,7 +77,7 @@ def likenesses(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     middle = first[:, start:end].ravel()
     shifts = range(-MOST, MOST + 1)
     found = [np.corrcoef(middle, second[:, start + by : end + by].ravel())[0, 1] for by in shifts]
-    return np.nan_to_num(np.array(found))
+    return np.asarray(np.nan_to_num(np.array(found)))
 
 
 def shift_of(model: nn.Module, images: list[Tensor], axis: int) -> int:
@@ -84,9 +85,9 @@ def shift_of(model: nn.Module, images: list[Tensor], axis: int) -> int:
     total = np.zeros(2 * MOST + 1)
     for image in images:
         target = int(model(image[None]).argmax())
-        maps = [camkit.explain(model, version, target=target).heatmap for version in (image, image.flip(1 + axis))]
-        pair = [maps[0], np.flip(maps[1], axis)]
-        total += likenesses(*(np.moveaxis(part, axis, 1) for part in pair))
+        explainer = camkit.Explainer(model)
+        first, second = (explainer(version, target).heatmap for version in (image, image.flip(1 + axis)))
+        total += likenesses(np.moveaxis(first, axis, 1), np.moveaxis(np.flip(second, axis), axis, 1))
     return int(total.argmax()) - MOST
 
 

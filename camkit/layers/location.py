@@ -30,7 +30,7 @@ from torch.nn import functional
 from camkit.engine.grid import margins
 from camkit.layers.layouts import EXACT, STRIDES, Reading, Readings, is_whole, plain_layout
 from camkit.layers.layouts import readings as other_readings
-from camkit.layers.trace import Call, Changes, Followed, Key, Places, Profiles, Trace, by_cell
+from camkit.layers.trace import Call, Changes, Followed, Key, Places, Profiles, Trace
 from camkit.types import Extent, Layout, Positions
 
 _PARTS = {
@@ -140,11 +140,6 @@ def locate(
         changes: measures how outputs change; called at most once.
         places: follows cells from the input; called at most once.
     """
-    located = _located(trace, readings, changes, places)
-    return _placed(trace, located, places)
-
-
-def _located(trace: Trace, readings: Readings, changes: Changes, places: Places) -> Readings:
     if any(call.padded for call in trace.calls):
         return readings
     unknown = [
@@ -180,33 +175,15 @@ def _located(trace: Trace, readings: Readings, changes: Changes, places: Places)
     return tuple(located)
 
 
-def _placed(trace: Trace, readings: Readings, places: Places) -> Readings:
-    """Add to each layout where its cells look, if they could be followed and are in order."""
-    pairs = list(zip(trace.calls, readings, strict=True))
-    followed = places([call.key for call, reading in pairs if reading.layout is not None])
-    by_output: dict[tuple[int | None, Layout], Layout] = {}
-    with_places: list[Reading] = []
-    for call, reading in pairs:
-        layout, where = reading.layout, followed.get(call.key)
-        if layout is not None and where is not None and (call.kept or call.padded or _is_shown(layout, where)):
-            key = call.output, layout  # several modules may return the same tensor
-            if key not in by_output:
-                by_output[key] = _with_positions(layout, where.places, trace.size)
-            layout = by_output[key]
-        with_places.append(replace(reading, layout=layout))
-    return tuple(with_places)
+def placed(layout: Layout, places: Profiles, size: tuple[int, ...]) -> Layout:
+    """Return a layout with the places of its cells, if they are in order."""
+    cells = _cells(places, layout) if layout.kind in places else None
+    if cells is None or _are_in_order(cells, layout) is False:
+        return layout
+    return replace(layout, positions=_positions_of(cells, size))
 
 
-def placed(layout: Layout, positions: Tensor | None, size: tuple[int, ...]) -> Layout:
-    """Return a layout with the places of its cells, from the positions of an output's elements."""
-    return layout if positions is None else _with_positions(layout, dict(by_cell(positions, len(size))), size)
-
-
-def _with_positions(layout: Layout, places: Profiles, size: tuple[int, ...]) -> Layout:
-    return replace(layout, positions=positions_of(_cells(places, layout), size)) if layout.kind in places else layout
-
-
-def positions_of(cells: Float[Tensor, "coordinates *grid"], size: tuple[int, ...]) -> Positions:
+def _positions_of(cells: Float[Tensor, "coordinates *grid"], size: tuple[int, ...]) -> Positions:
     """Return where the cells of a grid look along each axis, in pixels; empty if that cannot be told.
 
     Cells whose place is not known, such as those of padding, continue the row of the others.

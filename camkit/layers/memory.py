@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType, MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from camkit.engine.attach import forward_hooks, starts
 from camkit.engine.batches import keeps_pictures_apart
 from camkit.engine.interrupts import undisturbed
-from camkit.engine.nested import feature_tensor
 from camkit.engine.record import ModelRecord, WeightMarks
 from camkit.engine.restore import is_in_use
 from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
+from camkit.layers.location import placed
 from camkit.layers.names import select_layers
 from camkit.layers.operations import OperationWatch
-from camkit.layers.positions import Positions
+from camkit.layers.trace import followed
 from camkit.targets.classes import FunctionTarget
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, Precision, TargetLayer
@@ -69,6 +69,7 @@ class ModelMemory:
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
+        self._centred: dict[tuple[InputKind, LayerRef, Layout], Layout] = {}
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
     @property
@@ -118,6 +119,19 @@ class ModelMemory:
             return self._decided(image, target, _identity(target))
         except Exception:  # noqa: BLE001 - a target may raise anything, for example if it is made for a larger batch
             return decision
+
+    def centred(self, layer: TargetLayer, image: Float[Tensor, "1 c *size"]) -> Layout | None:
+        """Return a layer's layout with the centres of its cells' kernels, if they can be followed; it runs one pass."""
+        model = self.model
+        if layer.layout is None or model is None:
+            return layer.layout
+        key = kind_of(image), layer.ref, layer.layout
+        if key not in self._centred:
+            places = followed(model, image, (layer.name, layer.call or 1), self.record)
+            self._centred[key] = (
+                layer.layout if places is None else placed(layer.layout, places, tuple(image.shape[2:]))
+            )
+        return self._centred[key]
 
     def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
         """Return a decision for one target of this very image, without remembering it."""
@@ -223,23 +237,11 @@ def kind_of(image: Float[Tensor, "n c *size"]) -> InputKind:
     return tuple(image.shape[1:]), image.dtype, torch.get_default_dtype()
 
 
-class CellPlaces(NamedTuple):
-    """What a pass shows about the places of a layer's cells.
-
-    Attributes:
-        kept: True if all operations before its end leave cells in their places.
-        positions: where the elements of its output come from; None if that could not be followed.
-    """
-
-    kept: bool = False
-    positions: Positions | None = None
-
-
 @contextmanager
 def watching_places(
-    model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor, by_module: dict[nn.Module, CellPlaces]
+    model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor, kept: dict[nn.Module, bool]
 ) -> Iterator[None]:
-    """Record in ``by_module`` where the cells of each module that runs in the block lie.
+    """Record for each module that runs in the block whether all operations before its end leave cells in their places.
 
     So a layer of an ordinary convolutional network needs no extra passes that locate its cells. Nothing is recorded if
     the model looks at the values of the batch to choose its way, since one picture alone may take another way.
@@ -249,14 +251,12 @@ def watching_places(
     def begin(_: nn.Module) -> None:
         watch.kept = True
 
-    def end(module: nn.Module, _: list[Tensor], output: object) -> None:
-        before, maps = by_module.get(module, CellPlaces(kept=True)), feature_tensor(output)
-        positions = None if maps is None else watch.follower.positions(maps[1])
-        by_module[module] = CellPlaces(before.kept and watch.kept, positions)
+    def end(module: nn.Module, _: list[Tensor], __: object) -> None:
+        kept[module] = kept.get(module, True) and watch.kept
 
     def end_model(*_: object) -> None:
         if "picture" in watch.reads:
-            by_module.clear()
+            kept.clear()
 
     ends: dict[nn.Module, Callable[..., None]] = {**dict.fromkeys(modules, end), model: end_model}
     with undisturbed(), starts([model], begin), forward_hooks(ends), watch:

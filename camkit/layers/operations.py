@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from camkit.layers.positions import Follower, MemoryNotes, tensors_of
+from camkit.layers.positions import MemoryNotes, tensors_of
 
 _KEEPING = frozenset(
     [
@@ -51,7 +51,6 @@ class OperationWatch(TorchDispatchMode):
 
     Attributes:
         kept: False after the first operation that may move cells.
-        follower: tells where the elements of a tensor come from.
         reads: "picture" if Python read values that were computed from the input, so that another picture may take
             another way through the model; "weights" if it read other values, or if these chose among cells.
         detached: True if an operation used values that were computed from the input but have no gradient.
@@ -60,7 +59,6 @@ class OperationWatch(TorchDispatchMode):
     def __init__(self, image: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kept = True
-        self.follower = Follower(image)
         self.reads: set[str] = set()
         self.detached = False
         self._derived = MemoryNotes()
@@ -87,7 +85,6 @@ class OperationWatch(TorchDispatchMode):
         elif derived and name in _CHOOSING and not all(operand in self._derived for operand in operands):
             self.reads.add("weights")
         results = func(*args, **(kwargs or {}))
-        self.follower.follow(func, args, kwargs or {}, results)
         if derived and not name.startswith("new_") and not name.endswith("_like"):  # these use only the shape
             self.detached |= torch.is_grad_enabled() and any(
                 operand in self._derived and operand.is_floating_point() and not operand.requires_grad

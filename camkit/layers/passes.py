@@ -21,8 +21,7 @@ from camkit.engine.passes import faster_format
 from camkit.errors import LayerError, MethodError
 from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
-from camkit.layers.location import placed
-from camkit.layers.memory import CellPlaces, ModelMemory, kind_of, watching_places
+from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import ATTENTION, ONE_BY_ONE, Method, find_method
@@ -157,7 +156,8 @@ class LayerPasses:
     ) -> tuple[Capture, tuple[TargetLayer, ...]]:
         """Run the model with the layers that the caller named, or else with the layer that camkit chooses."""
         layers = self._known(modules, inputs) if modules else None
-        if layers is None and modules and not self.memory.has_decided(inputs):
+        is_even = self._spread == "even"
+        if layers is None and modules and is_even and not self.memory.has_decided(inputs):
             first = self._first_look(modules, inputs, run)
             if first is not None:
                 return first
@@ -230,23 +230,22 @@ class LayerPasses:
         cells in their places.
         """
         unknown = tuple(TargetLayer(ref.name, ref.call, reason=_AS_NAMED) for ref in modules)
-        cell_places: dict[nn.Module, CellPlaces] = {}
-        layouts: dict[LayerRef, Layout] = {}
+        kept: dict[nn.Module, bool] = {}
 
-        def read_layout(ref: LayerRef, *where: Any) -> Layout | None:
-            layout, of_layer = plain_layout(*where), cell_places.get(modules[ref], CellPlaces())
-            if layout is None or not of_layer.kept:
+        def read_layout(ref: LayerRef, *where: Any) -> Layout:
+            layout = plain_layout(*where)
+            if layout is None or not kept.get(modules[ref], False):
                 raise _NotPlainError
-            layouts[ref] = placed(layout, of_layer.positions, size)
-            return self._spread_of(layouts[ref])
+            return layout
 
         size = tuple(inputs.shape[2:])
         try:
-            with watching_places(self._module, modules.values(), inputs, cell_places):
+            with watching_places(self._module, modules.values(), inputs, kept):
                 captured = run(unknown, read_layout=read_layout)
         except _NotPlainError:
             return None
-        layers = tuple(replace(layer, layout=layouts[layer.ref], size=size) for layer in unknown)
+        both = zip(unknown, captured.layouts, strict=True)
+        layers = tuple(replace(layer, layout=layout, size=size) for layer, layout in both)
         for layer in layers:
             self.memory.remember(layer, inputs)
         return captured, layers
@@ -293,10 +292,6 @@ class LayerPasses:
             raise OneByOneError
         return decision
 
-    def _spread_of(self, layout: Layout | None) -> Layout | None:
-        """Return a layout without the places of its cells if they are to be spread evenly."""
-        return replace(layout, positions=()) if layout is not None and self._spread == "even" else layout
-
     def _check_clip(self, inputs: Tensor) -> None:
         """Refuse clips whose second axis is time; the methods that read no layer would take it for channels."""
         try:
@@ -321,10 +316,13 @@ class LayerPasses:
         if not apart and len(inputs) > 1:
             raise OneByOneError
         many = method.needs == "pictures"
+        layouts = {layer.ref: layer.layout for layer in layers if layer.size}
+        if self._spread == "centres":
+            layouts = {layer.ref: memory.centred(layer, inputs[:1]) for layer in layers if layer.size}
         batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if many else inputs
         options = Pass(
             modules,
-            {layer.ref: self._spread_of(layer.layout) for layer in layers if layer.size},
+            layouts,
             read_layout,
             self._precision,
             faster_format(module, batch, self._precision, memory.answers_alike),

@@ -1,7 +1,7 @@
 """Where in the picture the elements of each tensor of a pass come from.
 
-A ``Follower`` is told of each of PyTorch's operations while a model runs, and does to positions what the operation does
-to cells: it moves, joins, averages or drops them. A convolution's cell lies at the centre of its kernel. So the answer
+A ``Follower`` watches PyTorch's operations while a model runs, and does to positions what each operation does to cells:
+ it moves, joins, averages or drops them. A convolution's cell lies at the centre of its kernel. So the answer
 is exact however few cells a grid has and however wide the receptive fields are. It ends at operations that the
 follower does not know.
 
@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 Positions: TypeAlias = Float[Tensor, "coordinates ..."]
@@ -152,20 +153,33 @@ def _kind_of(func: Any) -> tuple[str, bool, bool]:
     return name, func._schema.is_mutable, name in _KEEPING or torch.Tag.pointwise in func.tags
 
 
-class Follower:
-    """Follows the elements of a pass's tensors from one operation to the next.
+class Follower(TorchDispatchMode):
+    """Follows the elements of a pass's tensors while it is active.
 
     Args:
-        image: the input (N, C, *size), or a tensor that it is copied from.
+        image: the input (N, C, *size), or a tensor that it is copied from. The pass must not build a graph.
     """
 
     def __init__(self, image: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         size = image.shape[2:]
         axes = torch.meshgrid(*((2 * torch.arange(side) + 1) / side - 1 for side in size), indexing="ij")
         self._coordinates = 1 + len(size)
         self._notes = MemoryNotes()
         pixels = torch.stack([torch.ones(size), *axes]).to(image.device)
         self._write(image, pixels[:, None, None].expand(-1, *image.shape))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise PyTorch imports its compiler at the first operation, which takes seconds
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and find the positions of its results."""
+        results = func(*args, **(kwargs or {}))
+        self._follow(func, args, kwargs or {}, results)
+        return results
 
     def is_certain(self, tensor: Tensor) -> bool:
         """Tell whether a tensor's positions are certain; False if they come from attention alone.
@@ -181,8 +195,7 @@ class Follower:
         note = self._notes.get(tensor)
         return None if note is None else _positions_in(note, tensor)
 
-    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
-        """Find the positions of an operation's results, after it ran."""
+    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
         operands = list(tensors_of(*args, *kwargs.values()))
         noted = [(tensor, note) for tensor in operands if (note := self._notes.get(tensor)) is not None]
         if not noted:
@@ -209,8 +222,10 @@ class Follower:
     def _keep(self, tensor: Tensor, note: _Note, results: list[Tensor]) -> None:
         """Give the first result the positions of the only operand."""
         positions = _positions_in(note, tensor)
-        known = positions is not None and tensor.is_floating_point() and results[0].is_floating_point()
-        self._notes.set(results[0], _Note({_geometry(results[0]): positions} if known else LOST, note.vague))
+        if positions is None or not (tensor.is_floating_point() and results[0].is_floating_point()):
+            self._notes.set(results[0], _Note(LOST, note.vague))
+        else:
+            self._notes.set(results[0], _Note({_geometry(results[0]): positions}, note.vague))
         for result in results[1:]:
             self._notes.set(result, _Note(LOST, note.vague))
 
@@ -293,7 +308,7 @@ class Follower:
 
     def _joined(self, tensors: Sequence[Tensor], axis: int) -> Positions:
         """Return the positions of joined tensors."""
-        parts = [self._of(tensor) for tensor in tensors if tensor.shape != (0,)]
+        parts = [self._of(tensor) for tensor in tensors if tensor.numel()]
         axis = axis % (parts[0].dim() - 1) + 1
         alike = all(_are_equal(part.narrow(axis, 0, 1), parts[0].narrow(axis, 0, 1)) for part in parts)
         if alike and all(_is_same(part, axis) for part in parts):
@@ -515,7 +530,7 @@ def _resized(positions: Positions, shape: Sequence[int], *, aligned: bool) -> Po
     positions = _compact(positions, (1, 2))
     for axis, (before, after) in enumerate(zip(positions.shape[3:], shape[2:], strict=True), start=3):
         step = (before - 1) / max(1, after - 1) if aligned else before / after
-        positions = _at(positions, axis, 0 if aligned else step / 2 - 0.5, step, after)
+        positions = _at(positions, axis, 0.0 if aligned else step / 2 - 0.5, step, after)
     return positions
 
 
@@ -556,7 +571,7 @@ def _windowed(
         return _normalised(positions)
     for axis, cells in enumerate(size):
         start = dilations[axis] * (kernel[axis] - 1) / 2 - paddings[axis]
-        positions = _at(positions, first + axis, start, strides[axis], cells)
+        positions = _at(positions, first + axis, float(start), float(strides[axis]), cells)
     return positions
 
 

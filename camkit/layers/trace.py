@@ -32,7 +32,7 @@ from camkit.errors import ModelError
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.layers.operations import OperationWatch
-from camkit.layers.positions import Positions, address
+from camkit.layers.positions import Follower, address
 from camkit.targets.outputs import main_tensor, rivals
 from camkit.targets.probabilities import final_activation, passing_through
 from camkit.types import LayerRef
@@ -270,8 +270,8 @@ class LivePass:
     tensors: dict[int, Tensor] = field(default_factory=dict)
     returned: dict[Key, Returned] = field(default_factory=dict)
     target: Callable[[Any], Tensor] | None = None
-    positions: dict[Key, tuple[Positions, bool]] = field(default_factory=dict)
     _scores: dict[Score, Tensor | None] = field(default_factory=dict)
+    _followed: dict[Key, Followed] = field(default_factory=dict)
 
     def gradients(self, score: Score, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
         """Differentiate a score, as described at ``Gradients``."""
@@ -310,12 +310,16 @@ class LivePass:
         image = self.leaf.detach()
         halves: list[dict[Key, Profiles]] = []
         wanted = set(calls)
+        self._followed = {}
         for part in parts:
             switch_off_training(self.model)  # the previous pass may have switched parts of the model to training
             changed = torch.where(part, noise, image)
             try:
-                with torch.no_grad():
-                    outputs = _outputs(self.model, changed, wanted)
+                if halves:
+                    with torch.no_grad():
+                        outputs = _outputs(self.model, changed, wanted)
+                else:
+                    outputs, self._followed = _followed_outputs(self.model, changed, wanted)
             except Exception:  # noqa: BLE001 - a model may raise anything if it does not expect such an input
                 return None
             halves.append(
@@ -329,13 +333,8 @@ class LivePass:
         return {key: (first[key], second[key]) for key in calls if first.get(key) and second.get(key)}
 
     def places(self, calls: Sequence[Key]) -> dict[Key, Followed]:
-        """Return where the cells of outputs come from."""
-        followed: dict[Key, Followed] = {}
-        for key in calls:
-            if key in self.positions:
-                positions, certain = self.positions[key]
-                followed[key] = Followed(dict(by_cell(positions, len(self.trace.size))), certain)
-        return followed
+        """Return where the cells of outputs come from, as the last measurement of changes followed them."""
+        return {key: self._followed[key] for key in calls if key in self._followed}
 
 
 _ROUNDING = 64
@@ -352,11 +351,11 @@ def _profiles(before: Tensor, after: Tensor, rank: int) -> Iterator[tuple[str, T
     change = (after.detach() - before.detach()).abs().float()
     rounding = min(_ROUNDING * torch.finfo(before.dtype).eps, _LEAST_CHANGE)
     if change.mean() > rounding * before.detach().float().abs().mean():  # false for NaN
-        for kind, cells in by_cell(change[None], rank):
+        for kind, cells in _by_cell(change[None], rank):
             yield kind, cells[0]
 
 
-def by_cell(values: Tensor, rank: int) -> Iterator[tuple[str, Tensor]]:
+def _by_cell(values: Tensor, rank: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the means over the channels of several values per element, for each way to read an output."""
     images, dimensions = values.shape[1], values.dim() - 1
     if images != 1:
@@ -421,8 +420,6 @@ class _OpenCall:
     kept: bool = False
     returned: Returned | None = None
     moved: bool = False
-    positions: Positions | None = None
-    certain: bool = True
 
 
 def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | None) -> LivePass:
@@ -457,7 +454,6 @@ def _trace(model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | Non
         call.padded = () if resized is None else resized[0]
         if maps is not None:
             call.output, call.node, call.moved = maps[1], maps[1].grad_fn, watch.is_moved(maps[1])
-            call.positions, call.certain = watch.follower.positions(maps[1]), watch.follower.is_certain(maps[1])
             computed = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
             call.alone = len(computed) == 1
             if len({tensor.shape[2:] for tensor in computed if tensor.dim() == leaf.dim()}) > 1:
@@ -531,10 +527,7 @@ def _live(
     detects = target is None and detections_in(output)
     trace = Trace(size, calls, recorder.graph(), detects, scored is not None, maps, reads, number_of_end)
     returned = {(call.name, call.number): call.returned for call in finished if call.returned is not None}
-    positions = {
-        (call.name, call.number): (call.positions, call.certain) for call in finished if call.positions is not None
-    }
-    return LivePass(model, leaf, output, trace, tensors, returned, target, positions)
+    return LivePass(model, leaf, output, trace, tensors, returned, target)
 
 
 def _call(call: _OpenCall, number: Callable[[Tensor], int], recorder: GraphRecorder) -> Call:
@@ -576,8 +569,46 @@ def _geometry(module: nn.Module, arguments: list[Tensor], picture: Tensor) -> Co
     return Convolution(module.kernel_size, module.stride, padded, size)
 
 
-def _outputs(model: nn.Module, image: Tensor, wanted: set[Key]) -> dict[Key, Tensor]:
-    """Run the model, and return the outputs of some calls."""
+def followed(model: nn.Module, image: Tensor, call: Key, record: ModelRecord) -> Profiles | None:
+    """Return where the cells of one call's output come from; None if they cannot be followed. It runs the model once.
+
+    Args:
+        model: the model; it is restored exactly.
+        image: one input (1, C, *size) on the model's device.
+        call: the module's name and the number of the call.
+        record: the model's record.
+    """
+    with (
+        undisturbed(),
+        eagerly(),
+        same_randomness(record.devices),
+        evaluating(model, record),
+        torch.inference_mode(mode=False),
+    ):
+        _, places = _followed_outputs(model, image.detach().clone(), {call})
+    return places[call].places if call in places else None
+
+
+def _followed_outputs(
+    model: nn.Module, image: Tensor, wanted: set[Key]
+) -> tuple[dict[Key, Tensor], dict[Key, Followed]]:
+    """Run the model, and return the outputs of some calls, and where their cells come from."""
+    places: dict[Key, Followed] = {}
+    with torch.no_grad(), Follower(image) as follower:
+
+        def read(key: Key, output: Tensor) -> None:
+            positions = follower.positions(output)
+            if positions is not None:
+                by_kind = dict(_by_cell(positions, image.dim() - 2))
+                places[key] = Followed(by_kind, follower.is_certain(output))
+
+        return _outputs(model, image, wanted, read), places
+
+
+def _outputs(
+    model: nn.Module, image: Tensor, wanted: set[Key], read: Callable[[Key, Tensor], None] = lambda *_: None
+) -> dict[Key, Tensor]:
+    """Run the model, and return the outputs of some calls. ``read`` sees each when it is returned."""
     modules = modules_by_name(model)
     counts: dict[nn.Module, int] = {}
     names = {modules[name]: name for name, _ in wanted}
@@ -589,6 +620,7 @@ def _outputs(model: nn.Module, image: Tensor, wanted: set[Key]) -> dict[Key, Ten
         maps = feature_tensor(output) if key in wanted else None
         if maps is not None:
             outputs[key] = maps[1]
+            read(key, maps[1])
 
     with undisturbed(), forward_hooks(dict.fromkeys(names, end)), interruptible():
         model(image)
