@@ -6,6 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiers import represented_by
@@ -80,7 +81,8 @@ def images() -> Tensor:
 
 def claimed(zoo: ModuleType, **changes: Any) -> Any:
     """Return the true claim about ``Patches``, with changes."""
-    truth = zoo.Claim(layer="mix", kind="tokens", prefix=0, layout=(8, 8), grid=(8, 8), blank=False)
+    middles = np.arange(8) * 16 + 7.5
+    truth = zoo.Claim("mix", "tokens", 0, layout=(8, 8), grid=(8, 8), blank=False, positions=(middles, middles))
     return truth._replace(**changes)
 
 

@@ -35,7 +35,8 @@ _Run: TypeAlias = Callable[..., Capture]
 """Runs the model with some layers, ``run(layers)``; ``read_layout`` reads the layout of those that have none yet."""
 
 
-def _by_shape(_: LayerRef, *where: Any) -> Layout | None:
+def by_shape(_: LayerRef, *where: Any) -> Layout | None:
+    """Read the layout of any layer from its shape; see ``ReadLayout``."""
     return infer_layout(*where)
 
 
@@ -306,7 +307,7 @@ class LayerPasses:
         targets: tuple[Target, ...],
         inputs: Tensor,
         layers: Sequence[TargetLayer],
-        read_layout: Any = _by_shape,
+        read_layout: Any = by_shape,
     ) -> Capture:
         module, memory = self._module, self.memory
         modules = self.named() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
