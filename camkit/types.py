@@ -28,7 +28,7 @@ Smoothing: TypeAlias = Literal["augment", "eigen", "augment+eigen"]
 Extent: TypeAlias = tuple[tuple[float, float], ...]
 """Where the input starts and ends along each axis of a grid, as shares of the axis; empty if it covers the whole
 grid."""
-Positions: TypeAlias = tuple[tuple[float, ...], ...]
+CellPositions: TypeAlias = tuple[tuple[float, ...], ...]
 """For each axis of a grid, the place of each cell on the input, in pixels: 0 is the middle of the first pixel."""
 Spread: TypeAlias = Literal["even", "centres"]
 """How a grid is spread over the picture: evenly, or each cell at the centre of the kernels that it comes from."""
@@ -57,9 +57,9 @@ class Placement:
     """
 
     extent: Extent = ()
-    positions: Positions = ()
+    positions: CellPositions = ()
 
-    def centres(self, grid: tuple[int, ...], size: tuple[int, ...]) -> Positions:
+    def centres(self, grid: tuple[int, ...], size: tuple[int, ...]) -> CellPositions:
         """Return the place of each cell of a grid along each axis of an input, in pixels."""
         if self.positions:
             return self.positions
@@ -90,7 +90,7 @@ class Layout:
     prefix: int = 0
     assumed: bool = False
     extent: Extent = ()
-    positions: Positions = field(default=(), compare=False, repr=False)
+    positions: CellPositions = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         """Return, for example, ``"channels_first 7x7"`` or ``"tokens 14x14 after 1"``."""

@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 import camkit
 from camkit.engine.capture import Pass, capture
 from camkit.errors import LayerError
+from camkit.layers.layouts import infer_layout
 from camkit.layers.names import select_layers
-from camkit.layers.passes import by_shape
 from camkit.methods import ATTENTION
 from camkit.targets import ClassTarget, top
 from camkit.types import LayerRef
@@ -125,7 +125,7 @@ def test_maps_and_gradients_are_those_of_the_full_graph(
     model, count = network(name), 3 if len(layers) > 1 else 1
     maps, gradients, scores = full_graph(model, layers, count, precision == "bf16")
     asked = select_layers(model, layers)
-    found = capture(model, pictures(), top(count), Pass(asked, read_layout=by_shape, precision=precision))
+    found = capture(model, pictures(), top(count), Pass(asked, read_layout=infer_layout, precision=precision))
     assert [torch.equal(one.values, two) for one, two in zip(found.scores, scores, strict=True)] == [True] * count
     for number, features in enumerate(found.features):
         assert gradients[0][number].any(), "the test compares more than zeros"
@@ -139,7 +139,7 @@ def test_maps_and_gradients_are_those_of_the_full_graph(
 def test_the_attention_kernel_for_inference_changes_no_more_than_rounding(layer: str) -> None:
     model = network("vit_b_32")
     maps, gradients, _ = full_graph(model, [layer], 1, bf16=False)
-    found = capture(model, pictures(), top(1), Pass(select_layers(model, layer), read_layout=by_shape)).features[0]
+    found = capture(model, pictures(), top(1), Pass(select_layers(model, layer), read_layout=infer_layout)).features[0]
     for one, two in ((found.activations, maps[0]), (found.by_target[0], gradients[0][0])):
         expected = to_channels_first("vit_b_32", two)
         torch.testing.assert_close(one, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
@@ -149,7 +149,7 @@ def test_the_attention_kernel_for_inference_changes_no_more_than_rounding(layer:
 def test_layers_are_returned_in_the_given_order(name: str, layers: tuple[str, ...]) -> None:
     model = network(name)
     forwards, backwards = (
-        capture(model, pictures(), top(1), Pass(select_layers(model, order), read_layout=by_shape)).features
+        capture(model, pictures(), top(1), Pass(select_layers(model, order), read_layout=infer_layout)).features
         for order in (layers, layers[::-1])
     )
     for one, two in zip(forwards, reversed(backwards), strict=True):
@@ -265,7 +265,9 @@ def test_scaled_logits_do_not_change_the_heatmap(name: str, method: str) -> None
 @pytest.mark.parametrize("name", ["resnet18", "ending in a ReLU"])
 def test_gradcam_plus_plus_follows_its_formula_at_every_scale(name: str, factor: float) -> None:
     model, layer = scaled(name, factor, "gradcam++")
-    features = capture(model, pictures(), top(1), Pass(select_layers(model, layer), read_layout=by_shape)).features[0]
+    features = capture(model, pictures(), top(1), Pass(select_layers(model, layer), read_layout=infer_layout)).features[
+        0
+    ]
     for number, found in enumerate(camkit.explain(model, pictures(), layer, method="gradcam++")):
         expected = gradcam_plus_plus(features.activations[number], features.by_target[0][number])
         assert expected.any()
@@ -350,7 +352,7 @@ def test_parallel_branches_get_the_gradients_of_the_full_graph():
     expected = by_an_ordinary_pass(net, images, names, 7)
     for order in (names, names[::-1]):
         layers = {LayerRef(name): net.get_submodule(name) for name in order}
-        found = capture(net, images, [ClassTarget(7)], Pass(layers, read_layout=by_shape))
+        found = capture(net, images, [ClassTarget(7)], Pass(layers, read_layout=infer_layout))
         for name, features in zip(order, found.features, strict=True):
             activations, gradients = expected[names.index(name)]
             torch.testing.assert_close(features.activations, activations)
@@ -375,8 +377,8 @@ def test_fp16_gradients_neither_vanish_nor_overflow(volume):
     net, images = Loud(volume).eval(), torch.randn(2, 3, 8, 8)
     layers = {LayerRef("features"): net.features}
 
-    exact = capture(net, images, [ClassTarget(1)], Pass(layers, read_layout=by_shape))
-    half = capture(net, images, [ClassTarget(1)], Pass(layers, read_layout=by_shape, precision="fp16"))
+    exact = capture(net, images, [ClassTarget(1)], Pass(layers, read_layout=infer_layout))
+    half = capture(net, images, [ClassTarget(1)], Pass(layers, read_layout=infer_layout, precision="fp16"))
 
     one, two = half.features[0].by_target[0].float(), exact.features[0].by_target[0]
     assert torch.isfinite(one).all()
@@ -407,7 +409,7 @@ def test_activation_checkpointing_does_not_count_as_a_second_call():
         net,
         images,
         [ClassTarget(1)] * 2,
-        Pass({LayerRef(name): net.get_submodule(name) for name in names}, read_layout=by_shape),
+        Pass({LayerRef(name): net.get_submodule(name) for name in names}, read_layout=infer_layout),
     )
 
     for features, (activations, gradients) in zip(found.features, expected, strict=True):
@@ -438,7 +440,9 @@ def test_channels_last_is_used_on_a_cpu_and_changes_nothing_but_rounding(name):
 
     assert formats[-1]
     layer = LayerRef(found[0].layer)
-    plain = capture(net, images, [ClassTarget(3)], Pass({layer: net.get_submodule(layer.name)}, read_layout=by_shape))
+    plain = capture(
+        net, images, [ClassTarget(3)], Pass({layer: net.get_submodule(layer.name)}, read_layout=infer_layout)
+    )
     for number, one in enumerate(found):
         expected = gradcam(plain.features[0].activations[number], plain.features[0].by_target[0][number])
         np.testing.assert_allclose(one.raw, expected, rtol=1e-3, atol=1e-4 * float(np.abs(expected).max()))

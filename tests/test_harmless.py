@@ -31,8 +31,8 @@ from camkit.engine.capture import Pass, capture
 from camkit.engine.nested import tensors_in
 from camkit.engine.restore import eagerly
 from camkit.errors import ImageError, LayerError, MethodError
+from camkit.layers.layouts import infer_layout
 from camkit.layers.names import select_layers
-from camkit.layers.passes import by_shape
 from camkit.methods import ATTENTION
 from camkit.targets import ClassTarget, Target
 from camkit.targets.scores import Scores
@@ -751,7 +751,7 @@ def test_a_layer_after_another_target_layer_is_saved_correctly(name: str) -> Non
     _, maps, gradients = reference(model, pictures(), 2)
     layers = select_layers(model, ["stem", "layer"])
     with unchanged(model):
-        later = capture(model, pictures(), [ClassTarget(2)], Pass(layers, read_layout=by_shape)).features[1]
+        later = capture(model, pictures(), [ClassTarget(2)], Pass(layers, read_layout=infer_layout)).features[1]
     torch.testing.assert_close(later.activations, maps)
     torch.testing.assert_close(later.by_target[0], gradients)
 
@@ -774,7 +774,7 @@ def test_both_calls_of_a_layer_can_be_named_at_once() -> None:
     second = model.layer(first)
     gradients = torch.autograd.grad(model.tail(second, trunk)[:, 1].sum(), (first, second))
     layers = select_layers(model, ["layer#1", "layer#2"])
-    found = capture(model, pictures(), [ClassTarget(1)], Pass(layers, read_layout=by_shape)).features
+    found = capture(model, pictures(), [ClassTarget(1)], Pass(layers, read_layout=infer_layout)).features
     for features, maps, gradient in zip(found, (first, second), gradients, strict=True):
         torch.testing.assert_close(features.activations, maps.detach())
         torch.testing.assert_close(features.by_target[0], gradient)

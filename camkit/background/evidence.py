@@ -5,17 +5,17 @@ Notation for each image: h >= 0 is the class map at the size of the input, M is 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional
 
-from camkit.engine.heatmap import enlarge
+from camkit.engine.heatmap import enlarge, upsample
 from camkit.images.filling import POINTING_TOLERANCE, dilated
-from camkit.types import EVEN, Placement
+from camkit.types import Placement
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class HeatMeasures:
     """How one map fits one region, without regard to the other maps.
 
     Attributes:
-        ceiling: the energy of a nearly perfect map; see ``ceiling``.
+        ceiling: the energy that a perfect map would have: the region averaged to the map's grid and upsampled again.
         hit: the share of the hottest pixels that lie within POINTING_TOLERANCE pixels of the region: 1 or 0 unless
             several tie.
         centre_hit: whether the picture's centre does.
@@ -41,11 +41,7 @@ class HeatMeasures:
 
 
 def measure(
-    heat: Float[Tensor, "h w"],
-    region: Bool[Tensor, "h w"],
-    view: Bool[Tensor, "h w"],
-    grid: tuple[int, int],
-    placement: Placement = EVEN,
+    heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"], view: Bool[Tensor, "h w"], grid: tuple[int, int]
 ) -> HeatMeasures:
     """Measure one map against one region. The map must have some heat and the region some pixels.
 
@@ -54,12 +50,11 @@ def measure(
         region: the object's pixels.
         view: the pixels that show the picture and not padding.
         grid: rows and columns of the map before upsampling.
-        placement: where its cells lie.
     """
     near = dilated(region, POINTING_TOLERANCE)
     height, width = region.shape
     return HeatMeasures(
-        ceiling=ceiling(region, grid, placement),
+        ceiling=ceiling(region, grid),
         hit=float(near[heat == heat.max()].double().mean()),
         centre_hit=bool(near[height // 2, width // 2]),
         rank=_rank_accuracy(heat, region),
@@ -76,18 +71,11 @@ def _rank_accuracy(heat: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]) -> f
     return (int(region[hotter].sum()) + places * float(region[tied].double().mean())) / pixels
 
 
-def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int], placement: Placement = EVEN) -> float:
-    """Return the energy of a nearly perfect map: each cell is the region's share of the pixels nearest to the cell."""
-    size = (region.shape[0], region.shape[1])
-    nearest = [
-        np.abs(np.arange(side) - np.asarray(places)[:, None]).argmin(0)
-        for side, places in zip(size, placement.centres(grid, size), strict=True)
-    ]
-    numbers = (nearest[0][:, None] * grid[1] + nearest[1]).ravel()
-    pixels = np.bincount(numbers, minlength=math.prod(grid))
-    cells = np.bincount(numbers, region.numpy().ravel(), minlength=math.prod(grid)) / np.maximum(pixels, 1)
-    within = heat_in_cells(region, grid, placement)
-    return float(cells @ within / (cells @ heat_in_cells(torch.ones_like(region), grid, placement)))
+def ceiling(region: Bool[Tensor, "h w"], grid: tuple[int, int]) -> float:
+    """Return the energy of the best map that the grid allows: the region averaged to the grid and upsampled."""
+    cells = functional.adaptive_avg_pool2d(region.float()[None], grid)
+    best = upsample(cells, region.shape)[0].double()
+    return float(best[region].sum() / best.sum())
 
 
 def heat_in_cells(

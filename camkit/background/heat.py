@@ -152,14 +152,12 @@ def _region_measures(plan: Plan, item: Item, explanation: Explanation) -> Row:
     if explanation.status != "ok" or explanation.heatmap.ndim != 2:
         return {}
     grid = (explanation.raw.shape[0], explanation.raw.shape[1])
-    measures = evidence.measure(
-        torch.from_numpy(np.asarray(explanation.heatmap)), region, shades.view, grid, explanation.placement
-    )
+    measures = evidence.measure(torch.from_numpy(np.asarray(explanation.heatmap)), region, shades.view, grid)
     within = evidence.heat_in_cells(region, grid, explanation.placement)
     return {
         **vars(measures),
         "grid": list(grid),
-        "placement": [explanation.placement.extent, explanation.placement.positions],
+        "extent": explanation.extent,
         "size": list(region.shape),
         "cells": packed(np.maximum(explanation.raw, 0)),
         "within": packed(within),

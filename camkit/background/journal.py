@@ -34,7 +34,7 @@ Row = dict[str, Any]
 HEAT, EDITS = "heat", "edits"
 """The kinds of rows: the result of the heat pass for a picture, and the model's answers to a picture's edits."""
 
-_FORMAT = 3
+_FORMAT = 2
 """The version of the file's format, in its header."""
 
 

@@ -61,12 +61,12 @@ def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -
 
 
 def _energies(plan: Plan, heat: Mapping[str, Row]) -> dict[str, _Energy]:
-    """Compare each map with the regions of all pictures whose map has the same grid, size and placement."""
+    """Compare each map with the regions of all pictures whose map has the same grid, size and extent."""
     by_geometry: dict[tuple[Any, Any, Placement], list[str]] = defaultdict(list)
     for item in plan.data.items:
         row = heat.get(item.name, {})
         if "cells" in row:
-            placement = Placement(*(tuple(map(tuple, part)) for part in row["placement"]))
+            placement = Placement(tuple(map(tuple, row["extent"])))
             by_geometry[tuple(row["grid"]), tuple(row["size"]), placement].append(item.name)
     energies: dict[str, _Energy] = {}
     for (grid, size, placement), names in by_geometry.items():

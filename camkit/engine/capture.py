@@ -29,8 +29,8 @@ _SAME_FP32, _SAME_AUTOCAST = 1e-4, 2e-2
 """How far a linear layer's input may differ from the mean of the feature maps, as a share of the largest mean: several
 times the rounding of a sum over the cells in fp32, and in bf16, the coarsest type of autocast."""
 
-ReadLayout: TypeAlias = Callable[[LayerRef, tuple[int, ...], int, tuple[int, ...]], "Layout | None"]
-"""``read(layer, shape, batch, size)`` returns the layout of an output of this shape, or None if it has no grid."""
+ReadLayout: TypeAlias = Callable[[tuple[int, ...], int, tuple[int, ...]], "Layout | None"]
+"""``read(shape, batch, size)`` returns the layout of an output of this shape, or None if it has no grid."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Pass:
         modules: the module of each layer to save.
         layouts: the layouts of the layers' outputs, None for an output without a grid. ``read_layout`` reads the layout
             of any other layer from the shape of its output.
-        read_layout: reads the layout of a layer from a shape.
+        read_layout: reads a layout from a shape.
         precision: "bf16" and "fp16" run under autocast.
         memory_format: the memory format in which the model receives the inputs.
         record: the model's record, if it is already prepared.
@@ -178,7 +178,7 @@ def read_layouts(tape: Tape, options: Pass, batch: int, size: tuple[int, ...]) -
         shape = tuple(tape.layers[ref].output.shape)
         layout = options.layouts.get(ref)
         if ref not in options.layouts and options.read_layout is not None:
-            layout = options.read_layout(ref, shape, batch, size)
+            layout = options.read_layout(shape, batch, size)
         if layout is None:
             raise LayerError(
                 f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent in proportion to the input's "

@@ -31,7 +31,7 @@ from camkit.engine.grid import margins
 from camkit.layers.layouts import EXACT, STRIDES, Reading, Readings, is_whole, plain_layout
 from camkit.layers.layouts import readings as other_readings
 from camkit.layers.trace import Call, Changes, Followed, Key, Places, Profiles, Trace
-from camkit.types import Extent, Layout, Positions
+from camkit.types import CellPositions, Extent, Layout
 
 _PARTS = {
     1: torch.tensor([1, 1, 1, 0, 0, 1, 0, 0]),
@@ -183,7 +183,7 @@ def placed(layout: Layout, places: Profiles, size: tuple[int, ...]) -> Layout:
     return replace(layout, positions=_positions_of(cells, size))
 
 
-def _positions_of(cells: Float[Tensor, "coordinates *grid"], size: tuple[int, ...]) -> Positions:
+def _positions_of(cells: Float[Tensor, "coordinates *grid"], size: tuple[int, ...]) -> CellPositions:
     """Return where the cells of a grid look along each axis, in pixels; empty if that cannot be told.
 
     Cells whose place is not known, such as those of padding, continue the row of the others.

@@ -238,15 +238,14 @@ def kind_of(image: Float[Tensor, "n c *size"]) -> InputKind:
 
 
 @contextmanager
-def watching_places(
-    model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor, kept: dict[nn.Module, bool]
-) -> Iterator[None]:
+def watching_places(model: nn.Module, modules: Iterable[nn.Module], inputs: Tensor) -> Iterator[dict[nn.Module, bool]]:
     """Record for each module that runs in the block whether all operations before its end leave cells in their places.
 
     So a layer of an ordinary convolutional network needs no extra passes that locate its cells. Nothing is recorded if
     the model looks at the values of the batch to choose its way, since one picture alone may take another way.
     """
     watch = OperationWatch(inputs)
+    kept: dict[nn.Module, bool] = {}
 
     def begin(_: nn.Module) -> None:
         watch.kept = True
@@ -261,4 +260,4 @@ def watching_places(
 
     ends: dict[nn.Module, Callable[..., None]] = {**dict.fromkeys(modules, end), model: end_model}
     with undisturbed(), starts([model], begin), forward_hooks(ends), watch:
-        yield
+        yield kept

@@ -35,11 +35,6 @@ _Run: TypeAlias = Callable[..., Capture]
 """Runs the model with some layers, ``run(layers)``; ``read_layout`` reads the layout of those that have none yet."""
 
 
-def by_shape(_: LayerRef, *where: Any) -> Layout | None:
-    """Read the layout of any layer from its shape; see ``ReadLayout``."""
-    return infer_layout(*where)
-
-
 class OneByOneError(Exception):
     """The model does not treat each picture of a batch as if it were alone, so camkit explains them one by one."""
 
@@ -231,20 +226,14 @@ class LayerPasses:
         cells in their places.
         """
         unknown = tuple(TargetLayer(ref.name, ref.call, reason=_AS_NAMED) for ref in modules)
-        kept: dict[nn.Module, bool] = {}
-
-        def read_layout(ref: LayerRef, *where: Any) -> Layout:
-            layout = plain_layout(*where)
-            if layout is None or not kept.get(modules[ref], False):
-                raise _NotPlainError
-            return layout
-
-        size = tuple(inputs.shape[2:])
         try:
-            with watching_places(self._module, modules.values(), inputs, kept):
-                captured = run(unknown, read_layout=read_layout)
+            with watching_places(self._module, modules.values(), inputs) as kept:
+                captured = run(unknown, read_layout=_plain_or_not)
         except _NotPlainError:
             return None
+        if not all(kept.get(module, False) for module in modules.values()):
+            return None
+        size = tuple(inputs.shape[2:])
         both = zip(unknown, captured.layouts, strict=True)
         layers = tuple(replace(layer, layout=layout, size=size) for layer, layout in both)
         for layer in layers:
@@ -307,7 +296,7 @@ class LayerPasses:
         targets: tuple[Target, ...],
         inputs: Tensor,
         layers: Sequence[TargetLayer],
-        read_layout: Any = by_shape,
+        read_layout: Any = infer_layout,
     ) -> Capture:
         module, memory = self._module, self.memory
         modules = self.named() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
@@ -361,6 +350,13 @@ def _selectors(target_layer: Layers) -> tuple[Any, ...]:
     if not selectors:
         raise LayerError("the list of target layers is empty; pass None to let camkit choose the layer")
     return selectors
+
+
+def _plain_or_not(shape: tuple[int, ...], batch: int, size: tuple[int, ...]) -> Layout:
+    layout = plain_layout(shape, batch, size)
+    if layout is None:
+        raise _NotPlainError
+    return layout
 
 
 def _fits(captured: Capture, layers: Sequence[TargetLayer]) -> bool:

@@ -374,6 +374,19 @@ def _mean(values: Tensor, axis: int) -> Tensor:
 
 
 @contextmanager
+def _undisturbed_pass(model: nn.Module, record: ModelRecord) -> Iterator[None]:
+    """Run a model in evaluation mode, outside inference mode, and restore it exactly."""
+    with (
+        undisturbed(),
+        eagerly(),
+        same_randomness(record.devices),
+        evaluating(model, record),
+        torch.inference_mode(mode=False),
+    ):
+        yield
+
+
+@contextmanager
 def traced(
     model: nn.Module,
     image: Tensor,
@@ -388,15 +401,7 @@ def traced(
         record: the model's record, if it is already prepared.
         target: returns the score that counts, from the model's output; None for the model's main output.
     """
-    record = record or ModelRecord.of_model(model)
-    with (
-        undisturbed(),
-        eagerly(),
-        same_randomness(record.devices),
-        evaluating(model, record),
-        torch.inference_mode(mode=False),
-        torch.enable_grad(),
-    ):
+    with _undisturbed_pass(model, record or ModelRecord.of_model(model)), torch.enable_grad():
         yield _trace(model, image.detach().clone().requires_grad_(), target)
 
 
@@ -578,13 +583,7 @@ def followed(model: nn.Module, image: Tensor, call: Key, record: ModelRecord) ->
         call: the module's name and the number of the call.
         record: the model's record.
     """
-    with (
-        undisturbed(),
-        eagerly(),
-        same_randomness(record.devices),
-        evaluating(model, record),
-        torch.inference_mode(mode=False),
-    ):
+    with _undisturbed_pass(model, record):
         _, places = _followed_outputs(model, image.detach().clone(), {call})
     return places[call].places if call in places else None
 
