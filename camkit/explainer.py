@@ -517,7 +517,7 @@ class Explainer:
 
     def _request(self, target: Targets, batch_size: int | None) -> _Request:
         if batch_size is None:
-            batch_size = usual_batch_size(self._current_memory().record.device)
+            batch_size = usual_batch_size(device_of(self.model))
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
             raise InputError(f"batch_size must be a whole number from 1, not {batch_size!r}")
         targets = as_targets(target, self._loaded.labels, self._loaded.activation)
@@ -535,20 +535,20 @@ class Explainer:
     def _stream(
         self, request: _Request, images: Iterable[ImageLike], on_error: str
     ) -> Iterator[Explanation | Failure | Later]:
-        for rows in self._passes(request, self._batches(request, images)):
+        at_once = self._passes_at_once(request)
+        for rows in self._passes(request, self._batches(request, images, at_once), at_once):
             if request.on_pass is not None:
                 request.on_pass()
             rows.reverse()
             yield from _checked((rows.pop() for _ in range(len(rows))), on_error)
 
-    def _passes(self, request: _Request, batches: Iterator[Batch]) -> Iterator[list[Any]]:
+    def _passes(self, request: _Request, batches: Iterator[Batch], at_once: int) -> Iterator[list[Any]]:
         """Explain batches in order. The first one settles the layer; those after it may run several at once.
 
         The last digits depend on the number of cores of a pass. If the caller counts the passes, to continue at one of
         them later, all passes get the same number of cores. Otherwise the first pass gets all cores, and so do the last
         ones if they could not keep all cores busy together.
         """
-        at_once = self._passes_at_once(request)
         cores = cores_of_a_pass() if at_once > 1 else torch.get_num_threads()
         for batch in batches:
             with using_cores(cores) if request.on_pass is not None and leaves_room(batch) else nullcontext():
@@ -588,9 +588,9 @@ class Explainer:
         batch.clear()
         return rows
 
-    def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[Batch]:
+    def _batches(self, request: _Request, images: Iterable[ImageLike], at_once: int) -> Iterator[Batch]:
         """Read the pictures, and join them into batches of one size."""
-        in_threads = self._passes_at_once(request) > 1 and self._boxes.keeps(self._loaded.preprocess)
+        in_threads = at_once > 1 and self._boxes.keeps(self._loaded.preprocess)
         large_later = request.large_later and not request.draft and in_threads
         pictures = 0
         for batch in self._reader.batches(images, request.batch_size, draft=request.draft, large_later=large_later):
