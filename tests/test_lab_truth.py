@@ -1,0 +1,210 @@
+"""The planted-truth lab: its truths are the pixels that make the class, and its figures equal their definitions."""
+
+import itertools
+import json
+import sys
+
+import lab_truth
+import numpy as np
+import pytest
+import torch
+from truth_measures import auroc, correlation, measured_rows, removed_and_kept, right_of_two, share_of_maxima, subject
+from truth_networks import KINDS, Training, train
+from truth_scenes import CAUSES, PALETTE, SIDE, draw, has_pairs
+
+COUNT = 200
+PAIRS = [cause for cause in CAUSES if has_pairs(cause)]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def mean_inside(scenes, mask):
+    """Return the mean colour (N, 3) of the pixels of a mask (N, 64, 64)."""
+    return (scenes.images.float() * mask[:, None]).sum((2, 3)) / mask.sum((1, 2))[:, None]
+
+
+def nearest(colours):
+    """Return the class whose colour is nearest, whatever the brightness, and the cosine of the angle to it."""
+    palette = torch.nn.functional.normalize(torch.tensor(PALETTE), dim=1)
+    cosines = torch.nn.functional.normalize(colours, dim=1) @ palette.T
+    return cosines.argmax(1), cosines.amax(1)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_scenes_have_every_class_and_a_truth_of_the_right_size(cause):
+    scenes = draw(cause, COUNT, generator())
+    shares = scenes.truths.double().mean((2, 3))
+    least, most = {"background": (0.7, 0.97), "mark": (0.002, 0.009), "relation": (0.04, 0.14)}.get(cause, (0.01, 0.07))
+
+    assert scenes.images.shape == (COUNT, 3, SIDE, SIDE)
+    assert scenes.labels.unique().tolist() == list(range(CAUSES[cause]))
+    assert least < shares.min() <= shares.max() < most
+    assert torch.equal(draw(cause, COUNT, generator()).images, scenes.images)
+
+
+@pytest.mark.parametrize("cause", ["colour", "mark"])
+@pytest.mark.parametrize("pair", [False, True])
+def test_the_truth_has_the_class_s_colour(cause, pair):
+    scenes = draw(cause, COUNT, generator(), pair=pair)
+    for number in range(scenes.labels.shape[1]):
+        named, _ = nearest(mean_inside(scenes, scenes.truths[:, number]))
+        assert torch.equal(named, scenes.labels[:, number])
+
+
+@pytest.mark.parametrize("cause", ["colour", "mark"])
+def test_nothing_outside_the_truth_has_the_class_s_colour(cause):
+    scenes = draw(cause, COUNT, generator())
+    pixels = scenes.images.float().permute(0, 2, 3, 1)
+    vivid = pixels.amax(3) - pixels.amin(3) > 90
+    named, _ = nearest(pixels.reshape(-1, 3))
+    like_class = vivid & (named.reshape(COUNT, SIDE, SIDE) == scenes.labels[:, :, None])
+
+    assert (like_class & ~scenes.truths[:, 0]).double().mean() < 2e-4
+    assert (like_class & scenes.truths[:, 0]).sum() > 0.9 * scenes.truths.sum()
+
+
+def test_the_ball_is_round_and_alone_in_a_relation_with_the_square():
+    scenes = draw("relation", COUNT, generator())
+    ball_or_square = scenes.truths[:, 0].double()
+    rows, columns = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    spread_down = (ball_or_square * rows).flatten(1).max(1).values - torch.where(
+        scenes.truths[:, 0], rows, SIDE
+    ).flatten(1).min(1).values
+    spread_across = (ball_or_square * columns).flatten(1).max(1).values - torch.where(
+        scenes.truths[:, 0], columns, SIDE
+    ).flatten(1).min(1).values
+
+    assert ((spread_across > spread_down) == (scenes.labels[:, 0] < 2)).all()
+
+
+def test_a_texture_is_only_inside_the_truth():
+    scenes = draw("texture", COUNT, generator())
+    bright = scenes.images.float().amax(1)
+    within = [bright[number][scenes.truths[number, 0]].std() for number in range(COUNT)]
+
+    assert min(within) > 25
+    # Rows differ between neighbours above each other, columns between neighbours beside each other.
+    inside_down = scenes.truths[:, 0, 1:] & scenes.truths[:, 0, :-1]
+    inside_across = scenes.truths[:, 0, :, 1:] & scenes.truths[:, 0, :, :-1]
+    down = (bright.diff(dim=1).abs() * inside_down).sum((1, 2)) / inside_down.sum((1, 2))
+    across = (bright.diff(dim=2).abs() * inside_across).sum((1, 2)) / inside_across.sum((1, 2))
+    assert (down > across)[scenes.labels[:, 0] == 0].all()
+    assert (across > down)[scenes.labels[:, 0] == 1].all()
+
+
+def test_the_background_has_the_tint_of_its_class_and_the_objects_do_not_belong_to_it():
+    scenes = draw("background", COUNT, generator())
+    tinted = scenes.labels[:, 0] < 3
+    mean = mean_inside(scenes, scenes.truths[:, 0])
+    pixels = scenes.images.float()
+    vivid = pixels.amax(1) - pixels.amin(1) > 130
+
+    assert torch.equal(mean[tinted].argmax(1), scenes.labels[tinted, 0])
+    assert (vivid & scenes.truths[:, 0]).double().mean() < 1e-3
+    assert (vivid & ~scenes.truths[:, 0]).sum() > 0.5 * (~scenes.truths).sum()
+
+
+@pytest.mark.parametrize("cause", PAIRS)
+def test_a_pair_shows_two_classes_apart(cause):
+    scenes = draw(cause, COUNT, generator(), pair=True)
+
+    assert (scenes.labels[:, 0] != scenes.labels[:, 1]).all()
+    assert scenes.truths.any(2).any(2).all()
+    assert not (scenes.truths[:, 0] & scenes.truths[:, 1]).any()
+
+
+def test_a_relation_has_no_pair():
+    with pytest.raises(ValueError, match="cannot show two classes"):
+        draw("relation", 2, generator(), pair=True)
+
+
+def test_auroc_counts_pairs_of_pixels():
+    heat = torch.randint(4, (6, 5, 5), generator=generator()).float()
+    truths = torch.rand(6, 5, 5, generator=generator(1)) < 0.4
+    for number in range(6):
+        inside, outside = heat[number][truths[number]].tolist(), heat[number][~truths[number]].tolist()
+        pairs = [(one > two) + 0.5 * (one == two) for one, two in itertools.product(inside, outside)]
+        assert auroc(heat, truths)[number] == pytest.approx(np.mean(pairs))
+    assert auroc(heat, torch.zeros_like(truths)).isnan().all()
+
+
+def test_the_other_figures_equal_their_definitions():
+    truths = torch.zeros(1, 2, 4, 4, dtype=torch.bool)
+    truths[0, 0, 0], truths[0, 1, 3] = True, True
+    heat = torch.zeros(1, 4, 4)
+    heat[0, 0, 1] = heat[0, 2, 2] = 1.0
+
+    assert share_of_maxima(heat, truths[:, 0]).tolist() == [0.5]
+    assert right_of_two([heat, heat], truths).tolist() == [1.0, 0.0]
+    assert right_of_two([0 * heat, heat], truths).tolist() == [0.5, 0.0]
+    assert correlation(heat, 3 * heat + 1).item() == pytest.approx(1)
+    assert correlation(heat, 0 * heat).isnan().all()
+
+
+def test_removing_what_a_network_reads_changes_its_answer():
+    class Red(torch.nn.Module):
+        def forward(self, inputs):
+            red = inputs[:, 0].amax((1, 2))
+            return torch.stack([5 * red, 5 - 5 * red], 1)
+
+    inputs = torch.zeros(2, 3, SIDE, SIDE)
+    inputs[:, 0, 10:14, 10:14] = 1.0
+    heat = inputs[:, 0]
+    labels = torch.zeros(2, dtype=torch.long)
+    deletion, insertion = removed_and_kept(Red(), inputs, labels, heat)
+    assert deletion.max() < 0.01
+    assert insertion.min() > 0.99
+    deletion, _ = removed_and_kept(Red(), inputs, labels, -heat)
+    assert deletion.min() > 0.99
+
+
+@pytest.mark.parametrize("kind", ["ViT, 4 registers", "ResNet, last grid 2 x 2"])
+def test_a_network_trains_and_is_measured(kind):
+    cause = "colour"
+    network, reached = train(kind, cause, torch.device("cpu"), Training((2,), 8, 32, 40), width=32)
+    judged = subject(network, cause, 2, generator())
+    rows = measured_rows(judged, 1, lambda: None)
+    by_method = {row["method"]: row for row in rows}
+
+    assert 0 <= reached <= 1
+    assert not network.training
+    assert {"random", "gradcam", "eigencam", "scorecam"} <= set(by_method)
+    assert ("refusal" in by_method["chefer"]) == kind.startswith("ResNet")
+    assert 0 <= by_method["gradcam"]["auroc"] <= 1
+    assert json.loads(json.dumps(rows))
+
+
+def test_every_kind_has_its_grid():
+    image = torch.zeros(2, 3, SIDE, SIDE)
+    for kind, make in KINDS.items():
+        assert make(5, width=64)(image).shape == (2, 5), kind
+
+
+def test_the_command_writes_lines_and_tables(tmp_path, monkeypatch):
+    entry = {"layer": "layer4", "default": True, "method": "gradcam", "auroc": 0.6, "hit": 0.1, "pair": None}
+    better = {"layer": "layer2", "default": False, "method": "layercam", "auroc": 0.9, "hit": 1.0, "pair": 0.9}
+    refused = {"layer": "", "method": "chefer", "refusal": "MethodError: no attention"}
+    row = {
+        "name": "ConvNeXt / colour", "kind": "ConvNeXt", "cause": "colour", "accuracy": 0.97,
+        "seconds": {"training": 1, "measuring": 1}, "rows": [entry, better, refused],
+    }  # fmt: skip
+    short = {**row, "name": "ConvNeXt / mark", "cause": "mark", "accuracy": 0.5}
+    out, page = tmp_path / "truth.jsonl", tmp_path / "truth.md"
+    lines = [json.dumps({**one, "rows": [_with_figures(entry) for entry in one["rows"]]}) for one in (row, short)]
+    out.write_text("\n".join(lines) + '\n{"name": "cut')
+    monkeypatch.setattr(sys, "argv", ["lab_truth.py", "--out", str(out), "--seconds", "0", "--markdown", str(page)])
+    lab_truth.main()
+    text = page.read_text()
+
+    assert "| ConvNeXt | 0.970 | (0.500) |" in text
+    assert "0.600; 0.900 `layercam` at `layer2`; -" in text
+    assert "| `gradcam` (the default) | `layer4` | 0.600 |" in text
+    assert "`chefer` is refused: MethodError: no attention" in text
+
+
+def _with_figures(entry):
+    if "refusal" in entry:
+        return entry
+    return {**dict.fromkeys(lab_truth._FIGURES), **entry}
