@@ -59,6 +59,7 @@ from camkit.explanation import (
 from camkit.images.ahead import MOST_BYTES, Batch, Reader, Unread, bytes_of_batch, in_rounds, leaves_room
 from camkit.images.crop import CropBoxes
 from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
+from camkit.images.references import References
 from camkit.layers.memory import ModelMemory
 from camkit.layers.names import Layers
 from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError
@@ -88,6 +89,7 @@ from camkit.types import (
     Precision,
     Preprocess,
     Progress,
+    ReferencesLike,
     Smoothing,
     Spread,
     TargetLayer,
@@ -159,6 +161,8 @@ class Explainer:
             model that is given by name. Its table ``explain`` gives the layer, method, precision, fusion and smoothing
             if they are None here.
         progress: called as ``progress(done, of)`` while a method runs the model on many pictures, such as Score-CAM.
+        references: the pictures with which "expected" compares a picture: a folder, a list, or a batch (N, C, H, W). 8
+            to 16 are enough; of more, 16 at equal distances are used. None is smooth noise that camkit makes.
 
     Raises:
         InputError: an argument is wrong; see ``camkit.errors`` for the kinds.
@@ -186,6 +190,7 @@ class Explainer:
         spread: Spread | None = None,
         config: Config | None = None,
         progress: Progress | None = None,
+        references: ReferencesLike | None = None,
     ) -> None:
         options: dict[str, Any] = {"method": method, "precision": precision, "fuse": fuse, "smooth": smooth}
         if config is not None:
@@ -195,7 +200,8 @@ class Explainer:
             usual = {name: getattr(settings.explain, name) for name in options}
             options = usual | {name: value for name, value in options.items() if value is not None}
         loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
-        options |= {"spread": spread, "progress": progress}
+        _check_takes(references, options["method"])
+        options |= {"spread": spread, "progress": progress, "references": references}
         self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), target_layer, **options)
 
     @classmethod
@@ -217,6 +223,7 @@ class Explainer:
         smooth: Smoothing | None = None,
         spread: Spread | None = None,
         progress: Progress | None = None,
+        references: References | ReferencesLike | None = None,
     ) -> None:
         self._method = None if method is None else find_method(method)
         stages = self._method is not None and self._method.stages
@@ -242,10 +249,12 @@ class Explainer:
         if target_layer is not None and self._method is not None and not self._method.layer:
             rest = advice("pass no target_layer", "leave out --layer")
             raise MethodError(f"method {self._method.name!r} reads the whole model and no layer; {rest}")
-        options = (self._precision, self._spread, progress)
+        self._rank = spatial_rank(loaded.module)
+        own = isinstance(references, References)
+        self._references = references if own else References(references, loaded.preprocess, self._rank)
+        options = (self._precision, self._spread, progress, self._references)
         self._runs = LayerPasses(loaded.module, memory, target_layer, self._method, *options)
         self._used: tuple[TargetLayer, ...] = ()
-        self._rank = spatial_rank(loaded.module)
 
     @property
     def model(self) -> nn.Module:
@@ -393,7 +402,7 @@ class Explainer:
         layers = self._runs.selectors if target_layer is None and reads_layer else target_layer
         # Whether bf16 can be used was decided when this Explainer was made.
         precision: Precision = "bf16-forced" if self._precision == "bf16" else self._precision
-        options = (chosen, precision, fuse or self._fuse, self._smooth, self._spread, self._progress)
+        options = (chosen, precision, fuse or self._fuse, self._smooth, self._spread, self._progress, self._references)
         return Explainer._sharing(memory, self._boxes, loaded, layers, *options)
 
     def scores_of(
@@ -815,6 +824,17 @@ class Options(TypedDict, total=False):
     spread: Spread | None
     config: Config | None
     progress: Progress | None
+    references: ReferencesLike | None
+
+
+def _check_takes(references: ReferencesLike | None, method: MethodLike | None) -> None:
+    """Refuse reference pictures for a method that reads none."""
+    if references is None:
+        return
+    chosen = find_method("gradcam" if method is None else method)
+    if chosen.needs != "references":
+        rest = advice("leave out references", "leave out --references")
+        raise MethodError(f"method {chosen.name!r} uses no reference pictures; use 'expected', or {rest}")
 
 
 class _Shell:
@@ -837,6 +857,8 @@ class _Shell:
         """Return an Explainer that shares what earlier calls found out about the model."""
         refuse_unknown_options(function, options, Options.__annotations__)
         loaded = self._load(model, options.get("preprocess"), options.get("labels"), options.get("device"))
+        references = options.get("references")
+        _check_takes(references, options.get("method"))
         memory = self._memories.get(loaded.module)
         if memory is None:
             memory = self._memories.setdefault(loaded.module, ModelMemory(loaded.module))
@@ -851,6 +873,7 @@ class _Shell:
             options.get("smooth"),
             options.get("spread"),
             options.get("progress"),
+            references,
         )
 
     def configured(
@@ -917,9 +940,9 @@ def explain(
             or a list of these. A model of 1-D or 3-D convolutions takes tensors (C, L) or (C, D, H, W).
         target_layer: None (camkit chooses it), a name, a pattern, a type, a module or a TargetLayer; several are fused.
         **options: ``method``, ``preprocess``, ``labels``, ``device``, ``precision``, ``fuse``, ``smooth``, ``spread``,
-            ``config`` and ``progress`` as for ``Explainer``; ``target`` and ``batch_size`` as for ``Explainer.batch``:
-            ``target`` is None for each picture's best class, a class index, a label's text, a function
-            ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
+            ``config``, ``progress`` and ``references`` as for ``Explainer``; ``target`` and ``batch_size`` as for
+            ``Explainer.batch``: ``target`` is None for each picture's best class, a class index, a label's text, a
+            function ``output -> (N,)``, one of ``camkit.targets``, or a list of these.
 
     Returns:
         One Explanation for one picture and one target; otherwise a list, ``Explanations``, picture by picture, target

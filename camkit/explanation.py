@@ -39,6 +39,7 @@ from camkit.types import (
     Fusion,
     Pixels,
     Placement,
+    ReferenceScores,
     Scale,
     Smoothing,
     Status,
@@ -185,6 +186,8 @@ class Explanation:
             drawn; empty if there is one target.
         reduction: how many times the sides of the picture's file are longer than those of ``picture``, if a JPEG was
             read at a reduced size (``draft``).
+        references: for a method that compares the picture with reference pictures, these and their mean score;
+            ``residual`` says how much of the difference no cell shows.
     """
 
     maps: LayerMaps = field(repr=False)
@@ -206,6 +209,19 @@ class Explanation:
     smooth: Smoothing | None = None
     together: tuple[LayerMaps, ...] = field(default=(), repr=False)
     reduction: float = 1.0
+    references: ReferenceScores | None = None
+
+    @property
+    def residual(self) -> float | None:
+        """How much of the score's difference from its mean over the references is at no cell of ``raw``.
+
+        It is the difference, less the sum of ``raw`` and less ``references.elsewhere``; None without references. Paths
+        beside the layer carry it, and the mean over few references estimates an integral.
+        """
+        if self.references is None:
+            return None
+        compared = self.references
+        return compared.score - compared.mean - compared.elsewhere - float(self.raw.sum(dtype=np.float64))
 
     @property
     def positions(self) -> tuple[Float[np.ndarray, " cells"], ...]:
@@ -431,6 +447,13 @@ class Explanation:
             yield "Drawn on the model's input: camkit cannot tell which part of the picture it shows."
 
     def _remarks(self) -> Iterator[str]:
+        if self.references is not None:
+            compared, cells = self.references, float(self.raw.sum(dtype=np.float64))
+            above = compared.score - compared.mean
+            yield (
+                f"Compared with {compared.pictures}: {compared.quantity} {figure.number(abs(above))} "
+                f"{'below' if above < 0 else 'above'} their mean; the cells sum to {figure.number(cells)}."
+            )
         if self.detection is not None:
             corners = ", ".join(f"{side:.0f}" for side in self.detection)
             yield f"Outlined: the detected box (left, top, right, bottom: {corners})."
@@ -499,6 +522,7 @@ class Explanation:
             "box": self.in_file(self.box),
             "detection": self.in_file(self.detection),
             "peak": self.in_file(self.peak),
+            "references": None if self.references is None else {**vars(self.references), "residual": self.residual},
             "raw": cells.tolist(),
         }
 
@@ -668,11 +692,12 @@ def explanations(
     reason = max((layer.reason for layer in layers), key=len)
     pairs = zip(maps_by_target, captured.scores, strict=True)
     by_target = [_FusedMaps.of(maps, fuse, scores, placements) for maps, scores in pairs]
+    references = captured.references or (None,) * len(by_target)
     rows: list[list[Explanation | Failure]] = []
     for place, picture in enumerate(pictures):
         of_picture: list[Explanation | Failure] = []
         rows.append(of_picture)
-        for scores, of_target in zip(captured.scores, by_target, strict=True):
+        for scores, of_target, compared in zip(captured.scores, by_target, references, strict=True):
             if scores.present is not None and not scores.present[place]:
                 of_picture.append(Failure(picture.source, TargetError(f"{picture.source}: {scores.absence}")))
                 continue
@@ -699,6 +724,7 @@ def explanations(
                 placement=placements[heat.finest([part.shape[1:] for part in of_target.raws])],
                 quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
                 smooth=smooth,
+                references=compared,
             )
             of_picture.append(explanation)
     return rows

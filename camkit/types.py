@@ -5,7 +5,7 @@ All docstrings write shapes the same way: N images, C channels, H x W pixels, h 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -18,6 +18,8 @@ from torch import Tensor
 Pixels: TypeAlias = UInt8[np.ndarray, "_ _ 3"]
 """A picture: height x width x RGB."""
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
+ReferencesLike: TypeAlias = "str | Path | Tensor | Sequence[ImageLike]"
+"""Reference pictures: a folder, a list of pictures, or a batch (N, C, H, W)."""
 Preprocess: TypeAlias = Callable[[Image.Image], Tensor]
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "bf16-forced"]
 Status: TypeAlias = Literal["ok", "no_positive_evidence", "no_influence", "non_finite"]
@@ -218,6 +220,25 @@ class GuidedGradients:
     at_input: Tensor
     at_layer: Tensor | None
     enlarge: Enlarge
+
+
+@dataclass(frozen=True)
+class ReferenceScores:
+    """The score that a map explains, and that of the reference pictures with which it compares the picture.
+
+    Attributes:
+        pictures: what the reference pictures are, as a phrase.
+        quantity: what the score is, as a phrase: "log-odds" for a class.
+        score: the picture's score.
+        mean: the mean score of the reference pictures.
+        elsewhere: how much of the difference is at tokens of the layer that are not cells, such as a class token.
+    """
+
+    pictures: str
+    quantity: str
+    score: float
+    mean: float
+    elsewhere: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

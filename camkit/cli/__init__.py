@@ -77,6 +77,7 @@ def explain(
     layer: Annotated[list[str] | None, Parameter(alias="-l", negative=(), group=METHOD, metavar="NAME")] = None,
     fuse: Annotated[Literal["mean", "max", "product"], Parameter(group=METHOD)] = "mean",
     smooth: Annotated[Literal["augment", "eigen", "augment+eigen"] | None, Parameter(group=METHOD)] = None,
+    references: Annotated[Path | None, Parameter(group=METHOD, metavar="FOLDER")] = None,
     precision: Annotated[Literal["fp32", "bf16", "fp16", "bf16-forced"], Parameter(group=METHOD)] = "fp32",
     batch_size: Annotated[int | None, Parameter(alias="-b", group=METHOD, metavar="NUMBER")] = None,
     draft: Annotated[bool, Parameter(negative=(), group=METHOD, show_default=False)] = False,
@@ -111,6 +112,8 @@ def explain(
         fuse: How to combine several layers into one map.
         smooth: augment averages the maps of the picture and its mirror image, each with 0.9, 1 and 1.1 times its
             contrast, in six passes; eigen keeps the first principal component of the weighted feature maps.
+        references: The pictures with which the method expected compares each picture; 8 to 16 are enough. Default:
+            smooth noise that camkit makes.
         precision: The number format of the computation; bf16 and fp16 are faster on hardware made for them. On a CPU
             without units for bf16, bf16 runs in fp32; bf16-forced uses bf16 anyway.
         batch_size: Pictures per pass; halved automatically if memory runs out. Default: 32 on a GPU, 4 on a CPU.
@@ -185,7 +188,15 @@ def explain(
         batch_size=batch_size,
         fuse=fuse,
         smooth=smooth,
-        about={**source.about(), **targets.about(), "precision": precision, "fuse": fuse, "smooth": smooth or ""},
+        references=references,
+        about={
+            **source.about(),
+            **targets.about(),
+            "precision": precision,
+            "fuse": fuse,
+            "smooth": smooth or "",
+            "references": "" if references is None else references.name,
+        },
         overwrite=overwrite,
         one_scale=scale == "shared",
         every=every,

@@ -12,13 +12,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.attach import ForwardHook, contiguous_gradients, forward_hooks
-from camkit.engine.cut import EntangledError, Saved, Tape, cut
+from camkit.engine.cut import EntangledError, Saved, Tape, cut, not_reached
 from camkit.engine.features import Capture, Features
 from camkit.engine.grid import to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import precise
 from camkit.engine.passes import quiet_pass
 from camkit.engine.record import ModelRecord
+from camkit.engine.references import KeptReferences, ReferencesFor
 from camkit.engine.resizing import resizing
 from camkit.errors import LayerError, MethodError, TargetError, listing_layers
 from camkit.targets.probabilities import passing_through
@@ -49,6 +50,8 @@ class Pass:
         progress: told how many pictures the model has seen, for methods that need many.
         may_resize: True if the model may resize and pad its input itself, as detectors do.
         apart: False if the model mixes the pictures of a batch, so that a pass takes one at a time.
+        references: returns the reference pictures for an input, for methods that need them.
+        kept_references: keeps what the model returned for them.
     """
 
     modules: Mapping[LayerRef, nn.Module]
@@ -61,6 +64,8 @@ class Pass:
     users_code: bool = True
     progress: Progress | None = None
     apart: bool = True
+    references: ReferencesFor | None = None
+    kept_references: KeptReferences = field(default_factory=KeptReferences)
 
 
 def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Sequence[Target], options: Pass) -> Capture:
@@ -84,11 +89,7 @@ def capture(model: nn.Module, inputs: Float[Tensor, "n c *size"], targets: Seque
     try:
         return _capture(model, inputs, targets, options, trunk_graph=True)
     except _UnreachedError as error:
-        names = " and ".join(repr(str(ref)) for ref in error.layers)
-        raise LayerError(
-            f"the score does not depend on layer {names} in a differentiable way; choose another layer, or remove "
-            "inference_mode, detach(), argmax or reentrant checkpointing from the model's forward pass after this layer"
-        ) from None
+        raise not_reached(error.layers) from None
 
 
 class NotRunError(LayerError):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -21,14 +21,15 @@ from camkit.engine.capture import (
     plain_scores,
     read_layouts,
 )
-from camkit.engine.cut import EntangledError, cut
+from camkit.engine.cut import cut
 from camkit.engine.features import Capture, Features
-from camkit.engine.head import Head, recording
+from camkit.engine.head import Head, Score, recording
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.errors import MethodError
 from camkit.targets.confidence import fixed_target
 from camkit.targets.scores import Scores, Target
+from camkit.types import LayerRef, Layout
 
 Weigh: TypeAlias = Callable[[Tensor, Head], Tensor]
 """``weigh(activations, head)`` returns the weights of one picture's feature maps (1, C, *grid)."""
@@ -46,46 +47,84 @@ def capture_with_head(
         LayerError, TargetError: as for ``capture``.
         MethodError: the head cannot be run alone, or a target is not a score of the model's classes.
     """
-    with suppress(EntangledError):
-        return _capture(model, image, targets, options, weigh, graph=True)
-    return _capture(model, image, targets, options, weigh, graph=False)
+    with first_pass(model, image, targets, options) as (_, first):
+        pass  # the output's graph is not needed
+    features: list[Features] = []
+    for ref, maps in first.features.items():
+        weights: list[Tensor] = []
+        for target, scored in zip(first.targets, first.scores, strict=True):
+            missing = first.missing(maps, scored)
+            if missing is None:
+                head = first.head(ref, functools.partial(_values, target), float(scored.values[0]))
+                weights.append(weigh(head.activations, head))
+            else:
+                weights.append(missing)
+        features.append(replace(maps, by_target=tuple(weights)))
+    return Capture(tuple(features), first.scores, first.layouts)
 
 
-def _capture(
-    model: nn.Module, image: Tensor, targets: Sequence[Target], options: Pass, weigh: Weigh, *, graph: bool
-) -> Capture:
-    """Capture it. The head's graph shows whether the model ends in a softmax or sigmoid."""
-    each_pass = functools.partial(
-        quiet_pass, model, image.device, "fp32", options.record, users_code=options.users_code
-    )
+@dataclass(frozen=True, eq=False)
+class FirstPass:
+    """What a plain pass of one picture leaves for passes of the head alone.
+
+    Attributes:
+        head: ``head(ref, score, expected)`` returns the part of the model after a layer.
+        targets: the targets; each stays the same whatever changed feature maps do to the other classes.
+        scores: the scores of the picture.
+        features: the layers' feature maps.
+        layouts: their layouts.
+    """
+
+    head: Callable[[LayerRef, Score, float | Tensor], Head]
+    targets: tuple[Target, ...]
+    scores: tuple[Scores, ...]
+    features: Mapping[LayerRef, Features]
+    layouts: tuple[Layout, ...]
+
+    def missing(self, maps: Features, scored: Scores) -> Tensor | None:
+        """Return the map of a target that does not exist, or whose score or maps are not finite; else None."""
+        if is_absent(scored):
+            return torch.zeros_like(maps.activations)
+        is_finite = bool(scored.values.isfinite().all() and maps.activations.isfinite().all())
+        return None if is_finite else torch.full_like(maps.activations, torch.nan)
+
+
+@contextmanager
+def first_pass(
+    model: nn.Module, image: Float[Tensor, "1 c *size"], targets: Sequence[Target], options: Pass
+) -> Iterator[tuple[Any, FirstPass]]:
+    """Run the model once for one picture, and yield its output with what its head needs.
+
+    The output has the graph of what comes after the layers. It shows whether the model ends in a softmax or sigmoid.
+
+    Raises:
+        LayerError, TargetError: as for ``capture``.
+        MethodError: a target is not a score of the model's classes.
+    """
+    each_pass = each_pass_of(model, image, options)
     with each_pass(), ExitStack() as recordings:
         recorded = {ref: recordings.enter_context(recording(model, ref)) for ref in options.modules}
-        with cut(options.modules, gradients=graph) as tape, interruptible():
+        with cut(options.modules, whole=True) as tape, interruptible():
             output = model(image.clone())
         check_all_ran(tape, options.modules)
         layouts = read_layouts(tape, options, 1, tuple(image.shape[2:]))
         single = expand(targets, output, 1)
         scores = plain_scores(single, output, 1)
-        fixed = [_fixed(*pair, output) for pair in zip(single, scores, strict=True)]
-        del output  # frees the graph
-    features: list[Features] = []
-    for ref, layout in layouts.items():
-        weights: list[Tensor] = []
-        maps = features_of(tape.layers[ref], layout)
-        for target, scored in zip(fixed, scores, strict=True):
-            if is_absent(scored):
-                weights.append(torch.zeros_like(maps.activations))
-                continue
-            if not bool(scored.values.isfinite().all() and maps.activations.isfinite().all()):
-                weights.append(torch.full_like(maps.activations, torch.nan))
-                continue
-            score = functools.partial(_values, target)
-            head = Head(
-                model, ref, layout, image, recorded[ref], score, float(scored.values[0]), each_pass, apart=options.apart
-            )
-            weights.append(weigh(head.activations, head))
-        features.append(replace(maps, by_target=tuple(weights)))
-    return Capture(tuple(features), scores, tuple(layouts.values()))
+        fixed = tuple(_fixed(*pair, output) for pair in zip(single, scores, strict=True))
+
+        def head(ref: LayerRef, score: Score, expected: float | Tensor) -> Head:
+            apart = options.apart
+            return Head(model, ref, layouts[ref], image, recorded[ref], score, expected, each_pass, apart=apart)
+
+        features = {ref: features_of(tape.layers[ref], layout) for ref, layout in layouts.items()}
+        yield output, FirstPass(head, fixed, scores, features, tuple(layouts.values()))
+
+
+def each_pass_of(
+    model: nn.Module, image: Float[Tensor, "1 c *size"], options: Pass
+) -> Callable[[], AbstractContextManager[None]]:
+    """Return the context in which one pass is run: in fp32, and each as if it were the first."""
+    return functools.partial(quiet_pass, model, image.device, "fp32", options.record, users_code=options.users_code)
 
 
 def _fixed(target: Target, scored: Scores, output: Any) -> Target:

@@ -14,6 +14,7 @@ from camkit.engine.capture_curvature import capture_curvature
 from camkit.engine.capture_head import capture_with_head
 from camkit.engine.capture_input import capture_guided, capture_parts
 from camkit.engine.capture_pictures import capture_with_pictures
+from camkit.engine.capture_references import capture_with_references
 from camkit.engine.features import Capture, weigh
 from camkit.methods.registry import Method, Needs
 from camkit.targets.scores import Target
@@ -29,6 +30,9 @@ CAPTURES: Mapping[Needs, Capturing] = {
     "head": lambda model, inputs, targets, options, _: capture_for_cam(model, inputs, targets, options),
     "activations": lambda model, inputs, targets, options, _: capture_activations(model, inputs, targets, options),
     "scores": lambda model, inputs, targets, options, method: capture_with_head(
+        model, inputs, targets, options, functools.partial(weigh, method)
+    ),
+    "references": lambda model, inputs, targets, options, method: capture_with_references(
         model, inputs, targets, options, functools.partial(weigh, method)
     ),
     "attention": capture_attention,

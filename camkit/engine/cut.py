@@ -8,7 +8,7 @@ and not the saved maps. Tensor hooks save the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,15 @@ class EntangledError(Exception):
 
 class RepeatedError(LayerError):
     """A layer ran more than once in a pass, and no call was chosen."""
+
+
+def not_reached(layers: Sequence[LayerRef]) -> LayerError:
+    """Return the error for layers that no score has a gradient at."""
+    names = " and ".join(repr(str(ref)) for ref in layers)
+    return LayerError(
+        f"the score does not depend on layer {names} in a differentiable way; choose another layer, or remove "
+        "inference_mode, detach(), argmax or reentrant checkpointing from the model's forward pass after this layer"
+    )
 
 
 _LIFT, _STEP = 1024.0, 32.0

@@ -14,7 +14,7 @@ from camkit.errors import MethodError
 from camkit.methods.registry import Method
 from camkit.targets.outputs import describe
 from camkit.targets.scores import Scores
-from camkit.types import EVEN, Layout, Placement
+from camkit.types import EVEN, Layout, Placement, ReferenceScores
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,13 +34,15 @@ class Features:
 class Capture:
     """The result of one pass: features and layouts per layer, in the order given, and scores per target.
 
-    ``resized`` is True if the model resized and padded its input itself.
+    ``resized`` is True if the model resized and padded its input itself. ``references`` has, for each target, what the
+    picture was compared with; it is empty if it was not, and None stands for a target that does not exist.
     """
 
     features: tuple[Features, ...]
     scores: tuple[Scores, ...]
     layouts: tuple[Layout, ...] = ()
     resized: bool = False
+    references: tuple[ReferenceScores | None, ...] = ()
 
 
 def weigh(method: Method, *given: Any) -> Tensor:

@@ -21,10 +21,14 @@ from torch.nn.modules.module import _global_forward_hooks
 
 from camkit.engine.attach import forward_hooks
 from camkit.engine.batches import versions
+from camkit.engine.cut import cut, not_reached
 from camkit.engine.grid import from_grid, to_grid
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import feature_tensor, mapped, precise, with_tensor
 from camkit.errors import MethodError
+from camkit.models.modules import usual_batch_size
+from camkit.targets.probabilities import passing_through
+from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout
 
 Score: TypeAlias = Callable[[Any, int], Tensor]
@@ -124,8 +128,10 @@ class Head:
         self._image, self._recorded, self._score, self._each_pass = image, recorded, score, each_pass
         maps = feature_tensor(recorded.output)
         assert maps is not None
-        self._path, self._output = maps
-        self.activations: Float[Tensor, "1 c *grid"] = to_grid(self._output, layout)
+        self._path, self.output = maps
+        self.images = int(layout.kind == "sequence_first")
+        """The axis of the pictures in the layer's output."""
+        self.activations: Float[Tensor, "1 c *grid"] = to_grid(self.output, layout)
         bytes_of_one = self.activations.numel() * self.activations.element_size()
         self.at_once = max(1, _MOST_BYTES // bytes_of_one) if apart else 1
         """How many changed maps one pass takes."""
@@ -171,6 +177,21 @@ class Head:
     def _run(self, maps: Float[Tensor, "m c *grid"], trunk: Trunk) -> Float[Tensor, "m *_"]:
         count = len(maps)
         layer = self._model.get_submodule(self._ref.name)
+        # PyTorch's fused transformer layers do not call their submodules, unless one of these has a hook.
+        with self._returning(maps, trunk) as run, forward_hooks({layer: _keep}), interruptible():
+            scores = precise(self._score(run(), count).detach())
+        if scores.shape[:1] != (count,):
+            raise MethodError(f"the head returned scores of shape {tuple(scores.shape)} for {count} changed maps")
+        return scores
+
+    @contextmanager
+    def _returning(self, maps: Tensor, trunk: Trunk, *, whole: bool = False) -> Iterator[Callable[[], Any]]:
+        """Prepare one pass in which the layer returns other maps; yield the function that runs it.
+
+        With ``whole``, these are outputs of the layer for several pictures, with what is no cell.
+        """
+        count = maps.shape[self.images] if whole else len(maps)
+        layer = self._model.get_submodule(self._ref.name)
         kept = {} if trunk == "computed" else self._recorded.before
         repeats = count if trunk == "repeated" else 1
         image = self._image if trunk == "kept" else self._image.expand(count, *self._image.shape[1:])
@@ -178,14 +199,40 @@ class Head:
             answers = {module: [_copy(call, repeats) for call in calls] for module, calls in kept.items()}
             earlier = answers.get(layer, [None] * ((self._ref.call or 1) - 1))
             output = _copy(self._recorded.output, repeats)
-            changed = from_grid(maps.clone() if maps.is_inference() else maps, self._output, self._layout)
+            changed = maps.clone() if maps.is_inference() else maps
+            changed = changed if whole else from_grid(changed, self.output, self._layout)
             answers[layer] = [*earlier, with_tensor(output, self._path, changed)]
-            # PyTorch's fused transformer layers do not call their submodules, unless one of these has a hook.
-            with answering(answers), forward_hooks({layer: _keep}), interruptible():
-                scores = precise(self._score(self._model(image.clone()), count).detach())
-        if scores.shape[:1] != (count,):
-            raise MethodError(f"the head returned scores of shape {tuple(scores.shape)} for {count} changed maps")
-        return scores
+            with answering(answers):
+                yield lambda: self._model(image.clone())
+
+    def gradients(self, outputs: Tensor, targets: Sequence[Target]) -> list[Tensor]:
+        """Return the gradients of each target's scores with respect to whole outputs of the layer for M pictures.
+
+        Outputs are those of the layer, with all that is no cell, such as a class token. Each gradient has their shape.
+
+        Raises:
+            LayerError: a score does not depend on the layer in a differentiable way.
+        """
+        axis = self.images
+        modules = {self._ref: self._model.get_submodule(self._ref.name)}
+        gradients: list[list[Tensor]] = []
+        for part in outputs.split(min(self.at_once, usual_batch_size(outputs.device)), axis):
+            with (
+                self._returning(part, self._trunk, whole=True) as run,
+                cut(modules, whole=True) as tape,
+                interruptible(),
+            ):
+                output, saved = run(), tape.layers[self._ref]
+                saved.images = axis
+                for number, target in enumerate(targets, start=1):
+                    scored = target(output, part.shape[axis])
+                    lifted = torch.float16 in (outputs.dtype, scored.values.dtype)
+                    with passing_through(scored.activation):
+                        tape.backward(scored.values.float(), keep_graph=number < len(targets), lifted=lifted)
+                if not saved.reached:
+                    raise not_reached([self._ref])
+                gradients.append([gradient.detach() for gradient in saved.gradients])
+        return [torch.cat(of_target, axis) for of_target in zip(*gradients, strict=True)]
 
 
 def _same(scores: Tensor, expected: Tensor) -> bool:

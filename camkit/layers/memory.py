@@ -18,6 +18,7 @@ from camkit.engine.attach import forward_hooks, starts
 from camkit.engine.batches import keeps_pictures_apart
 from camkit.engine.interrupts import undisturbed
 from camkit.engine.record import ModelRecord, WeightMarks
+from camkit.engine.references import KeptReferences
 from camkit.engine.restore import is_in_use
 from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
@@ -50,6 +51,7 @@ class ModelMemory:
         without_attention: the kinds of inputs for which a pass showed no attention.
         checked_tokens: the kinds of inputs and the layouts for which all tokens of the grid are the picture's.
         overwrites: whether the model overwrites tensors that its backward pass needs.
+        kept_references: what the model returned for reference pictures.
         record: the model's record.
     """
 
@@ -64,6 +66,7 @@ class ModelMemory:
         self.without_attention: set[InputKind] = set()
         self.checked_tokens: set[tuple[InputKind, Layout]] = set()
         self.overwrites = False
+        self.kept_references = KeptReferences()
         self._apart: dict[tuple[LayerRef, ...], tuple[int, bool]] = {}
         self._noted = False
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}

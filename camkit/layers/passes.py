@@ -18,6 +18,7 @@ from camkit.engine.cut import RepeatedError
 from camkit.engine.features import Capture
 from camkit.engine.overwriting import is_overwriting, keeping_overwritten
 from camkit.engine.passes import faster_format
+from camkit.engine.references import ReferencesFor
 from camkit.errors import LayerError, MethodError
 from camkit.layers.choose import UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
@@ -58,6 +59,7 @@ class LayerPasses:
         precision: of the passes.
         spread: how the cells are spread over the picture.
         progress: called while a method runs the model on many pictures.
+        references: returns the reference pictures for an input, for methods that need them.
 
     Raises:
         LayerError: there is no such layer.
@@ -75,6 +77,7 @@ class LayerPasses:
         precision: Precision,
         spread: Spread,
         progress: Progress | None,
+        references: ReferencesFor | None = None,
     ) -> None:
         self.memory = memory
         self.method = method
@@ -83,6 +86,7 @@ class LayerPasses:
         self._precision: Precision = precision
         self._spread = spread
         self._progress = progress
+        self._references = references
         self._given = {layer.ref: layer for layer in self.selectors or () if isinstance(layer, TargetLayer)}
         self._modules: Mapping[LayerRef, nn.Module] = {}
         self._modules_of: object = None
@@ -321,6 +325,8 @@ class LayerPasses:
             not all(target.for_threads for target in targets),
             self._progress,
             apart,
+            self._references,
+            memory.kept_references,
         )
         try:
             captured = CAPTURES[method.needs](module, inputs, targets, options, method)

@@ -43,7 +43,16 @@ __all__ = [
     "variant",
 ]
 
-_FAMILIES = ("gradient", "cam", "activations", "head_forward", "input_forward", "full_gradient", "attention")
+_FAMILIES = (
+    "gradient",
+    "cam",
+    "activations",
+    "head_forward",
+    "expected",
+    "input_forward",
+    "full_gradient",
+    "attention",
+)
 """The modules of this package that register methods, in the order in which lists name them."""
 
 for _family in _FAMILIES:

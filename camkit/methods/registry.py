@@ -29,6 +29,7 @@ Needs: TypeAlias = Literal[
     "head",
     "activations",
     "scores",
+    "references",
     "pictures",
     "parts",
     "guided",
@@ -43,6 +44,7 @@ NEEDED: Mapping[Needs, str] = {
     "head": "pooling and one linear layer after it",
     "activations": "nothing else; reads no score",
     "scores": "the part of the model after it, run alone",
+    "references": "the part of the model after it, run alone, with gradients; reference pictures",
     "attention": "attention over all tokens; reads no score",
     "attention-gradients": "attention over all tokens, and its gradients",
     "attention-by-layer": "attention over all tokens, and each block's own score",
@@ -52,7 +54,7 @@ NEEDED: Mapping[Needs, str] = {
 }
 """What a method needs besides the feature maps of a layer, for lists of methods."""
 
-ONE_BY_ONE = frozenset({"scores", "pictures"})
+ONE_BY_ONE = frozenset({"scores", "references", "pictures"})
 """The needs of methods that take one picture at a time."""
 
 ATTENTION = frozenset({"attention", "attention-gradients", "attention-by-layer"})
@@ -106,8 +108,9 @@ class Method:
     one weight per channel (N, C, 1, 1), or one per cell; or the signed map (N, *grid) itself. ``needs`` tells what it
     gets besides the activations: the "gradients"; these, and the product of the score's second derivatives with the
     activations ("curvature"); the class weights (N, C) of a linear "head" in their place; nothing
-    ("activations"); for one picture at a time, a function from changed feature maps to "scores", or one from changed
-    "pictures" (``camkit.types.ScoresOfPictures``, whose T targets give T rows of weights); the "parts" of the score
+    ("activations"); for one picture at a time, a function from changed feature maps to "scores", the feature maps of M
+    "references" and the gradients between these and the picture's, or a function from changed "pictures"
+    (``camkit.types.ScoresOfPictures``, whose T targets give T rows of weights); the "parts" of the score
     (``PartsOfScore``); or "guided" gradients (``GuidedGradients``). Methods that need "attention" take the attention
     maps of all layers instead; see ``register_method``. ``cost`` is the time it takes, in plain passes of the model.
     ``unit`` says what the values of the raw map are, as the first words of a caption.
@@ -180,8 +183,10 @@ def register_method(
         needs: "gradients"; "curvature", and the function gets the product of the score's second derivatives with the
             activations as a third tensor; "head", and it gets the class weights (N, C) of a linear head in place of the
             gradients; "activations", and it gets these alone; "scores", and it gets the activations (1, C, *grid) of
-            one picture and a function from changed activations (M, C, *grid) to their scores (M,); or "pictures",
-            "parts" or "guided", which ``camkit.methods.Method`` explains. Three more are for transformers, with
+            one picture and a function from changed activations (M, C, *grid) to their scores (M,); "references",
+            and it gets the activations (1, C, *grid) of one picture, those of M reference pictures (M, C, *grid), and
+            the gradients (M, C, *grid) at a point between the two for each of them; or "pictures", "parts" or
+            "guided", which ``camkit.methods.Method`` explains. Three more are for transformers, with
             layer=False; the function returns a value for each token (N, tokens) then. "attention": it gets a list of
             the layers' attention maps (N, heads, queries, keys), and the weights (N, queries) of the queries that the
             score is computed from; "attention-gradients": the maps, their gradients, and the weights;

@@ -172,6 +172,8 @@ def prepared_job(
     import_ray()
     if options.pop("progress", None) is not None:
         raise InputError("a cluster reports no progress of single pictures; leave out progress")
+    if options.pop("references", None) is not None:
+        raise InputError("a cluster takes no reference pictures; leave out references, or explain on one machine")
     taken = {name: options.pop(name, None) for name in ("preprocess", "labels", "device", "config")}  # type: ignore[misc]
     config = taken["config"]
     source = model if isinstance(model, ModelSource) else ModelSource(model, **taken)

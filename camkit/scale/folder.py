@@ -25,11 +25,12 @@ from camkit.explainer import Later, explain_many, explain_many_or_later
 from camkit.explanation import ColourScale, Explanation
 from camkit.images.files import check_folder, names_file, refuse_input, refuse_other_file
 from camkit.images.listing import Found, Pictures
+from camkit.images.references import chosen
 from camkit.images.video import is_video
 from camkit.methods import MethodLike
 from camkit.models import device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
-from camkit.scale.fingerprint import digest_of_code, fingerprint
+from camkit.scale.fingerprint import digest, digest_of_code, fingerprint
 from camkit.scale.naming import drawing_names, free_file, note_of, picture_name, slug, write_drawing
 from camkit.scale.schema import Row, row_of, row_of_failure
 from camkit.scale.table import Table
@@ -143,6 +144,7 @@ def explain_files(
     batch_size: int | None = None,
     fuse: Fusion = "mean",
     smooth: Smoothing | None = None,
+    references: Path | None = None,
     about: Mapping[str, str] | None = None,
     overwrite: bool = False,
     one_scale: bool = False,
@@ -170,7 +172,7 @@ def explain_files(
         out: the folder for the drawings, which is created if it does not exist; or a file such as "heat.png" for one
             picture with one target; or None to draw nothing.
         drawing: style, colours and their weight, size and type.
-        method, targets, precision, batch_size, fuse, smooth, progress: as for ``camkit.explain``.
+        method, targets, precision, batch_size, fuse, smooth, references, progress: as for ``camkit.explain``.
         layers: the names of the layers to explain; None lets camkit choose.
         about: further settings that distinguish a drawing from others of the same name, such as the weights.
         overwrite: replace files that show something else, without adding to their names; replace the table.
@@ -196,6 +198,7 @@ def explain_files(
         "precision": precision,
         "fuse": fuse,
         "smooth": smooth,
+        "references": references,
         "progress": progress,
         "draft": draft,
     }
@@ -221,6 +224,8 @@ def explain_files(
     if table is not None:
         settings = {"method": method, "layers": layers, "targets": targets, "precision": precision, "fuse": fuse}
         settings["smooth"] = smooth
+        if references is not None:
+            settings["references"] = digest(*(Path(str(file)).read_bytes() for file in chosen(references)[0]))
         drawn = {"drawings": None if out is None else {**vars(drawing), "one scale": one_scale}}
         code = digest_of_code(model, method, targets)
         made_with = fingerprint(model, **settings, draft=draft, **drawn, code=code)

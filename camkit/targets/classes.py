@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -158,6 +158,7 @@ class RankAboveTarget(Target):
     """The class at this rank of each image; absent if its probability is not above the threshold."""
 
     for_threads = True
+    activation: ClassVar[Activation] = "sigmoid"
 
     rank: int
     threshold: float
@@ -166,7 +167,7 @@ class RankAboveTarget(Target):
         """Return the logit of the class at this rank for each image."""
         logits = logits_of(output, batch)
         best = logits.detach().topk(self.rank, dim=1).indices[:, -1]
-        scores = class_scores(logits, best, "sigmoid")
+        scores = class_scores(logits, best, self.activation)
         present = tuple(probability > self.threshold for probability in scores.probabilities or ())
         return replace(scores, present=present, absence=f"no class above {self.threshold:g}", fewer=self.rank > 1)
 
@@ -237,6 +238,7 @@ class SameClassTarget(Target):
     for_threads = True
 
     indices: tuple[int, ...]
+    activation: Activation | None = field(default=None, compare=False)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of each image's class."""
@@ -244,7 +246,7 @@ class SameClassTarget(Target):
         if maps is not None:
             return class_on_map(maps, torch.tensor(self.indices, device=maps.device), None)
         logits = logits_of(output, batch)
-        return class_scores(logits, torch.tensor(self.indices, device=logits.device), None)
+        return class_scores(logits, torch.tensor(self.indices, device=logits.device), self.activation)
 
 
 @dataclass(frozen=True)
@@ -404,7 +406,9 @@ def of_changed_picture(target: Target, scored: Scores, *, mirrored: bool) -> Tar
         return replace(target, mask=mask)
     if isinstance(target, FinerTarget):
         return replace(target, of=of_changed_picture(target.of, scored, mirrored=mirrored))
-    return target if scored.indices is None else SameClassTarget(scored.indices)
+    if scored.indices is None:
+        return target
+    return SameClassTarget(scored.indices, getattr(target, "activation", None))
 
 
 @dataclass(frozen=True)

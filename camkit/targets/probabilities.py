@@ -84,14 +84,15 @@ def kind_of(scores: Float[Tensor, "n k *cells"]) -> Kind:
     return "logit" if node is None and not sum_to(1, values) else "probability"
 
 
-def logits_behind(scores: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+def logits_behind(scores: Float[Tensor, "n k"], final: str = "") -> Float[Tensor, "n k"]:
     """Return logits that give these class scores, without a graph and without the constant that a softmax drops.
 
-    Probabilities that rounding made 0 or 1 have the logits of the nearest numbers that are neither.
+    Probabilities that rounding made 0 or 1 have the logits of the nearest numbers that are neither. ``final`` is the
+    name of the softmax or sigmoid in which the model ends, for scores without a graph.
     """
     node, values = final_activation(scores), scores.detach()
     values = values.to(torch.promote_types(values.dtype, torch.float32))
-    name, limits = "" if node is None else node.name(), torch.finfo(values.dtype)
+    name, limits = final if node is None else node.name(), torch.finfo(values.dtype)
     if name.startswith("LogSigmoid"):
         return values - (-values.clamp(max=-limits.tiny).expm1()).log()
     if name.startswith("Sigmoid"):
