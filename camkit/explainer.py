@@ -250,8 +250,9 @@ class Explainer:
             rest = advice("pass no target_layer", "leave out --layer")
             raise MethodError(f"method {self._method.name!r} reads the whole model and no layer; {rest}")
         self._rank = spatial_rank(loaded.module)
-        own = isinstance(references, References)
-        self._references = references if own else References(references, loaded.preprocess, self._rank)
+        if not isinstance(references, References):
+            references = References(references, loaded.preprocess, self._rank)
+        self._references = references
         options = (self._precision, self._spread, progress, self._references)
         self._runs = LayerPasses(loaded.module, memory, target_layer, self._method, *options)
         self._used: tuple[TargetLayer, ...] = ()

@@ -270,6 +270,21 @@ def shapleycam(activations: Array | Tensor, score: Score) -> Array:
     return weighted_by_channel(as_float64(a), [float(channel.mean()) for channel in change])
 
 
+def expected(activations: Array | Tensor, references: Array | Tensor, gradients: Array | Tensor) -> Array:
+    """Expected gradients: the mean over B and a of (A - B) dS/dA at B + a (A - B), Erion et al. 2021, arXiv:1906.10670.
+
+    ``references`` and ``gradients`` are (M, C, \\*grid), the gradients taken on the way from each reference to A. The
+    paper attributes to each feature; the map adds the channels of a cell up.
+    """
+    a, references, gradients = as_float64(activations), as_float64(references), as_float64(gradients)
+    total = np.zeros(a.shape[1:])
+    for b, g in zip(references, gradients, strict=True):
+        for k in range(len(a)):
+            for cell in cells_of(total):
+                total[cell] += (a[k][cell] - b[k][cell]) * g[k][cell] / len(references)
+    return total
+
+
 ORACLES: dict[str, Callable[[Array | Tensor, Array | Tensor], Array]] = {
     "cam": cam,
     "gradcam": gradcam,
@@ -304,6 +319,7 @@ ALL_ORACLES = {
     "finercam": gradcam,
     "shapleycam": shapleycam,
     "refinecam": gradcam_plus_plus,
+    "expected": expected,
 }
 """Every method. What is special about the last ones, such as Finer-CAM's score, has tests of its own."""
 

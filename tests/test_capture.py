@@ -243,10 +243,10 @@ CASES.remove(("ending in a ReLU", "cam"))
 SCALED = [
     (name, method)
     for name, method in CASES
-    if method not in ("gradcam++", "refinecam", "feature-scorecam", *ON_PICTURES)
+    if method not in ("gradcam++", "refinecam", "feature-scorecam", "expected", *ON_PICTURES)
 ]
 """The methods whose formulas do not depend on the scale of the logits: Eq. 19 adds 2 to them, Score-CAM takes their
-softmax."""
+softmax, and expected gradients those of the rivals."""
 
 
 @pytest.mark.parametrize(("name", "method"), SCALED)

@@ -742,7 +742,7 @@ class TestOfTheUser:
 
     def test_unknown_needs_are_refused(self) -> None:
         with pytest.raises(
-            MethodError, match="needs must be one of gradients, curvature, head, activations, scores, pictures, "
+            MethodError, match="needs must be one of gradients, curvature, head, activations, scores, references, "
         ):
             camkit.register_method.__wrapped__("new", needs="all")
 

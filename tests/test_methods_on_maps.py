@@ -529,7 +529,7 @@ class OnePlace(nn.Module):
 READ, NOT_READ = (1, 1), (2, 4)
 
 LOCAL = (
-    *("hirescam", "layercam", "gradcam-elementwise", "eigengradcam", "reciprocam"),
+    *("hirescam", "layercam", "gradcam-elementwise", "eigengradcam", "reciprocam", "expected"),
     *("rise", "fullgrad", "guidedbackprop", "guidedgradcam"),
 )
 WHOLE_CHANNELS = (
