@@ -70,7 +70,8 @@ def capture_with_references(
             products = steps * gradient.float()
             elsewhere = float(products.sum() - to_grid(products, layout).sum()) / len(references)
             mean = float(references.scores(target).mean())
-            scores[number] = ReferenceScores(words, str(scored.quantity), float(scored.values), mean, elsewhere)
+            quantity = scored.quantity if isinstance(scored.quantity, str) else scored.quantity[0]
+            scores[number] = ReferenceScores(words, quantity, float(scored.values), mean, elsewhere)
     by_target = tuple(weight for weight in weights if weight is not None)
     return Capture((replace(maps, by_target=by_target),), first.scores, first.layouts, references=tuple(scores))
 

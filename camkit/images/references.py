@@ -92,7 +92,8 @@ class References:
         assert self._chosen is not None
         pictures, words = self._chosen
         if self._prepared is None:
-            self._prepared = [self._read(picture, number) for number, picture in enumerate(pictures, start=1)]
+            with same_randomness():
+                self._prepared = [self._read(picture, number) for number, picture in enumerate(pictures, start=1)]
         size = tuple(image.shape[2:])
         sized = [each if tuple(each.shape[1:]) == size else upsample(each, size) for each in self._prepared]
         for each in sized:
