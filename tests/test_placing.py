@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
 from tiers import rows_represented
 from torch import Tensor, nn
 from torch.nn import functional
@@ -802,3 +803,22 @@ def test_a_grid_with_unknown_padding_is_unsure(padding, layer):
     explainer(torch.rand(3, 64, 64))
     assert explainer.layer.layout.grid == ((64 + 2 * padding) // 8,) * 2
     assert explainer.layer.sure is (padding == 0)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["vit_b_32", "swin_t", "resnet18", "densenet121"])
+def test_a_gpu_gives_the_layer_and_the_map_of_the_processor(name: str) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name).eval()
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and not module.weight.any():
+            nn.init.normal_(module.weight, std=0.02)
+    image = torch.randn(3, 224, 224)
+    for spread in ("even", "centres"):
+        own = camkit.explain(model.cpu(), image, target=3, spread=spread)
+        other = camkit.explain(model.cuda(), image, target=3, spread=spread)
+        assert (own.layer, own.raw.shape) == (other.layer, other.raw.shape)
+        assert np.corrcoef(own.raw.ravel(), other.raw.ravel())[0, 1] > 0.99

@@ -264,7 +264,7 @@ def _has_no_place(layout: Layout, followed: Followed) -> bool:
 
 def _cells(places: Profiles, layout: Layout) -> Float[Tensor, "coordinates *grid"]:
     """Return the share of each cell's channels with a known place, and the mean of these places."""
-    cells = places[layout.kind].flatten(1)[:, layout.prefix : layout.prefix + math.prod(layout.grid)]
+    cells = places[layout.kind].flatten(1)[:, layout.prefix : layout.prefix + math.prod(layout.grid)].cpu()
     known = cells[:1]
     return torch.cat([known, cells[1:] / known.where(known > 0, 1)]).reshape(-1, *layout.grid)
 
