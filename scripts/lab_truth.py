@@ -47,7 +47,7 @@ from typing import Any
 import torch
 from torch import nn
 from truth_measures import AUTO, measured_rows, subject
-from truth_networks import GOAL, KINDS, OutOfTimeError, Training, train
+from truth_networks import GOAL, KINDS, OutOfTimeError, Training, build, train
 from truth_scenes import CAUSES
 
 Row = dict[str, Any]
@@ -231,7 +231,7 @@ def _trained(kind: str, cause: str, device: torch.device, settings: Settings) ->
         file = settings.keep / f"{letters}.pt"
     if file is not None and file.exists():
         kept = torch.load(file, map_location=device, weights_only=True)
-        network = KINDS[kind](CAUSES[cause], width=settings.width).to(device)
+        network = build(kind, cause, settings.width).to(device)
         network.load_state_dict(kept["weights"])
         return network.eval(), float(kept["accuracy"])
     network, accuracy = train(

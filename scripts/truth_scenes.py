@@ -21,7 +21,7 @@ colour: the colour of the one ball among other shapes; these have the colours of
 texture: the texture of the one object that is not plain.
 mark: the colour of a mark of about 20 pixels, anywhere in the picture, among objects in dull colours.
 background: the tint or the texture of what lies behind the objects.
-relation: where the ball lies, seen from the square: left, right, above, below.
+relation: where the ball (red) lies, seen from the square (green): left, right, above, below.
 """
 
 PALETTE = ((0.9, 0.15, 0.1), (0.1, 0.75, 0.2), (0.15, 0.3, 0.95), (0.95, 0.85, 0.1), (0.85, 0.2, 0.85))
@@ -169,6 +169,9 @@ def _objects(cause: str, labels: Tensor, random: torch.Generator) -> _Objects:
     elif cause == "relation":
         shape = 2 + shape % (len(SHAPES) - 2)
         shape[:, 0], shape[:, 1] = 0, 1
+        # Ball and square have colours of their own. With any colours, a small ViT takes too long to learn the relation.
+        colours = 2 + colours % (len(PALETTE) - 2)
+        colours[:, 0], colours[:, 1] = 0, 1
     elif cause == "texture":
         texture[:, :shown] = labels
     elif cause == "mark":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from truth_measures import auroc, correlation, measured_rows, removed_and_kept, right_of_two, share_of_maxima, subject
-from truth_networks import KINDS, Training, train
+from truth_networks import KINDS, Training, build, train
 from truth_scenes import CAUSES, PALETTE, SIDE, draw, has_pairs
 
 COUNT = 200
@@ -65,18 +65,19 @@ def test_nothing_outside_the_truth_has_the_class_s_colour(cause):
     assert (like_class & scenes.truths[:, 0]).sum() > 0.9 * scenes.truths.sum()
 
 
-def test_the_ball_is_round_and_alone_in_a_relation_with_the_square():
+def test_the_relation_is_that_of_the_ball_to_the_square():
     scenes = draw("relation", COUNT, generator())
-    ball_or_square = scenes.truths[:, 0].double()
-    rows, columns = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
-    spread_down = (ball_or_square * rows).flatten(1).max(1).values - torch.where(
-        scenes.truths[:, 0], rows, SIDE
-    ).flatten(1).min(1).values
-    spread_across = (ball_or_square * columns).flatten(1).max(1).values - torch.where(
-        scenes.truths[:, 0], columns, SIDE
-    ).flatten(1).min(1).values
+    pixels, truth = scenes.images.float(), scenes.truths[:, 0]
+    along = torch.arange(SIDE)
+    ball, square = truth & (pixels[:, 0] > pixels[:, 1] + 30), truth & (pixels[:, 1] > pixels[:, 0] + 30)
+    (ball_column, ball_row), (square_column, square_row) = (
+        ((mask * along).sum((1, 2)) / mask.sum((1, 2)), (mask * along[:, None]).sum((1, 2)) / mask.sum((1, 2)))
+        for mask in (ball, square)
+    )
+    right, below = ball_column - square_column, ball_row - square_row
 
-    assert ((spread_across > spread_down) == (scenes.labels[:, 0] < 2)).all()
+    assert torch.equal(torch.stack([-right, right, -below, below], 1).argmax(1), scenes.labels[:, 0])
+    assert (truth == ball | square).double().mean() > 0.999
 
 
 def test_a_texture_is_only_inside_the_truth():
@@ -176,10 +177,13 @@ def test_a_network_trains_and_is_measured(kind):
     assert json.loads(json.dumps(rows))
 
 
-def test_every_kind_has_its_grid():
+def test_every_kind_can_be_built_and_positions_start_as_waves():
     image = torch.zeros(2, 3, SIDE, SIDE)
-    for kind, make in KINDS.items():
-        assert make(5, width=64)(image).shape == (2, 5), kind
+    for kind in KINDS:
+        network = build(kind, "colour", width=64)
+        assert network(image).shape == (2, 5), kind
+        if kind.startswith(("ViT", "PiT", "convolutions")):
+            assert network.pos_embed.abs().amax() == pytest.approx(0.5, abs=0.1)
 
 
 def test_the_command_writes_lines_and_tables(tmp_path, monkeypatch):
