@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ AT_LAYERS = ("gradcam", "gradcam++", "hirescam", "xgradcam", "layercam", "gradca
 """Methods that weight the same feature maps and gradients, at every layer."""
 
 EXPECTED = "expected"
-"""A method that runs the head several times, at every layer, if camkit has it."""
+"""A method that runs the head once for each reference picture, at every layer."""
 
 AUTO = "auto"
 """The method that chooses method and layer together, if camkit has it."""
@@ -194,8 +193,7 @@ def measured_rows(judged: Subject, layers: int, check_time: Callable[[], None], 
         place: Row = {"layer": layer.name, "grid": layer.grid, "depth": round(layer.depth, 3)}
         place["default"] = layer.name == chosen
         rows += _rows(judged, place, AT_LAYERS, passes(layer.name, AT_LAYERS))
-        if EXPECTED in METHODS:
-            rows += _rows(judged, place, (EXPECTED,), _by_explainer(EXPECTED, layer.name, judged.references))
+        rows += _rows(judged, place, (EXPECTED,), _by_explainer(EXPECTED, layer.name, judged.references))
     for method in WHOLE:
         check_time()
         rows += _rows(judged, {"layer": ""}, (method,), passes(None, (method,)))
@@ -325,10 +323,8 @@ def _by_explainer(method: str, layer: str | None, references: Tensor) -> Drawing
     """Return a drawing by the public way, for methods that are not a matter of one pass."""
 
     def drawing(network: nn.Module, inputs: Tensor, labels: Sequence[Tensor]) -> Maps:
-        options: dict[str, Any] = {}
-        if "references" in inspect.signature(camkit.Explainer.__init__).parameters:
-            options["references"] = list(references)
-        explainer = camkit.Explainer(network, layer, method=method, **options)
+        compared = references if METHODS[method].needs == "references" else None
+        explainer = camkit.Explainer(network, layer, method=method, references=compared)
         targets = [each(classes.tolist()) for classes in labels]
         explained = explainer.batch([inputs], targets, batch_size=_AT_ONCE[inputs.device.type])
         heat = torch.stack([torch.from_numpy(explanation.heatmap) for explanation in explained]).to(inputs.device)

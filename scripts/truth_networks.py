@@ -147,7 +147,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
 """Each takes the number of classes and, for quick trials, a width."""
 
 _WAVES = 100.0
-"""The longest wave of the first positions: the usual 10,000 is for sentences, and a picture has 8 to 15 cells a side."""
+"""The longest wave of the first positions: the usual 10,000 is for sentences; here a row has 8 to 15 cells."""
 
 _CONVOLUTIONAL = ("ResNet", "MobileNet", "ConvNeXt")
 
