@@ -35,7 +35,7 @@ from camkit.engine.passes import (
 from camkit.engine.picture_scores import PictureScores
 from camkit.engine.record import ModelRecord
 from camkit.engine.signed_maps import SignedMaps, signed_maps
-from camkit.engine.smoothing import CHANGES, averages, changed, check_mirrors
+from camkit.engine.smoothing import CHANGES, averages, changed, check_mirrors, takes_component
 from camkit.engine.streams import Task, in_order, using_cores
 from camkit.errors import (
     CamkitError,
@@ -62,8 +62,8 @@ from camkit.images.prepare import Prepared, located, prepare, stacked, unbatched
 from camkit.images.references import References
 from camkit.layers.memory import ModelMemory
 from camkit.layers.names import Layers
-from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError
-from camkit.methods import METHODS, ONE_BY_ONE, Method, WeightFunction, find_method
+from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError, for_boxes
+from camkit.methods import AUTO, METHODS, ONE_BY_ONE, Method, WeightFunction, find_method
 from camkit.models import (
     Labels,
     about_channels,
@@ -111,7 +111,7 @@ class _Request:
     """What is to be explained; the arguments are checked."""
 
     targets: tuple[Target, ...]
-    methods: tuple[Method | None, ...]
+    methods: tuple[Method, ...]
     batch_size: int
     draft: bool = False
     on_pass: Callable[[], None] | None = None
@@ -143,9 +143,12 @@ class Explainer:
             ``file.py:factory``, ``demo-fair``).
         target_layer: None lets camkit choose the layer; otherwise a name such as ``"layer4"`` (``"relu#2"``: its second
             call), a pattern, a type, a module, or a ``TargetLayer``. Several are fused.
-        method: a name from ``camkit.METHODS``, or a function ``(activations, gradients) -> weights``. None is
-            "gradcam", and "hirescam" for the boxes of a detector: Grad-CAM weights whole channels, which many boxes
-            share.
+        method: a name from ``camkit.METHODS``, or a function ``(activations, gradients) -> weights``. None is "auto":
+            camkit chooses the method and the layer together. If attention runs between all tokens, the method is
+            "chefer". Otherwise, if the deepest grid has fewer than 8 cells along an axis, it is "gradcam-elementwise"
+            at a layer before it with a finer grid that carries the whole score. Otherwise it is "gradcam" at the
+            deepest grid. At a layer that you name, it is "gradcam" if the grid is the deepest one, and else
+            "gradcam-elementwise". The boxes of a detector take "hirescam".
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
         labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
         device: where a model loaded by name runs; a module stays where it is.
@@ -225,9 +228,8 @@ class Explainer:
         progress: Progress | None = None,
         references: References | ReferencesLike | None = None,
     ) -> None:
-        self._method = None if method is None else find_method(method)
-        stages = self._method is not None and self._method.stages
-        precision, fuse = precision or "fp32", fuse or ("product" if stages else "mean")
+        self._method = find_method(AUTO if method is None else method)
+        precision, fuse = precision or "fp32", fuse or ("product" if self._method.stages else "mean")
         if fuse not in get_args(Fusion):
             raise InputError(f"fuse must be one of {', '.join(get_args(Fusion))}, not {fuse!r}")
         if precision not in get_args(Precision):
@@ -246,7 +248,7 @@ class Explainer:
         self._precision, note = usable_precision(precision, device_of(loaded.module))
         if note:
             warnings.warn(note, stacklevel=3)
-        if target_layer is not None and self._method is not None and not self._method.layer:
+        if target_layer is not None and not self._method.layer:
             rest = advice("pass no target_layer", "leave out --layer")
             raise MethodError(f"method {self._method.name!r} reads the whole model and no layer; {rest}")
         self._rank = spatial_rank(loaded.module)
@@ -254,7 +256,8 @@ class Explainer:
             references = References(references, loaded.preprocess, self._rank)
         self._references = references
         options = (self._precision, self._spread, progress, self._references)
-        self._runs = LayerPasses(loaded.module, memory, target_layer, self._method, *options)
+        weights_maps = takes_component(smooth)
+        self._runs = LayerPasses(loaded.module, memory, target_layer, self._method, *options, weights_maps=weights_maps)
         self._used: tuple[TargetLayer, ...] = ()
 
     @property
@@ -273,8 +276,8 @@ class Explainer:
         return self._loaded.labels
 
     @property
-    def method(self) -> Method | None:
-        """The method, as in ``camkit.METHODS``; None if each target has its own default."""
+    def method(self) -> Method:
+        """The method, as in ``camkit.METHODS``, or "auto"."""
         return self._method
 
     @property
@@ -356,7 +359,7 @@ class Explainer:
         return self.using(run_for)._of_one_picture(img, target, chosen)
 
     def _of_one_picture(
-        self, img: ImageLike, target: TargetLike | None, methods: tuple[Method | None, ...]
+        self, img: ImageLike, target: TargetLike | None, methods: tuple[Method, ...]
     ) -> list[Explanation]:
         """Explain one target of one picture, with each of the methods."""
         if _are_several_targets(target):
@@ -399,8 +402,7 @@ class Explainer:
         if model is not None and model is not self.model:
             memory, loaded = ModelMemory(model), replace(loaded, module=model)
         chosen = self._method if method is None else find_method(method)
-        reads_layer = chosen is None or chosen.layer
-        layers = self._runs.selectors if target_layer is None and reads_layer else target_layer
+        layers = self._runs.selectors if target_layer is None and chosen.layer else target_layer
         # Whether bf16 can be used was decided when this Explainer was made.
         precision: Precision = "bf16-forced" if self._precision == "bf16" else self._precision
         options = (chosen, precision, fuse or self._fuse, self._smooth, self._spread, self._progress, self._references)
@@ -582,8 +584,8 @@ class Explainer:
 
     def _passes_at_once(self, request: _Request) -> int:
         """Return how many passes may run at the same time; a method or target of the user runs in this thread only."""
-        is_ours = self._method is None or self._method is METHODS.get(self._method.name)
-        takes_batches = self._method is None or self._method.needs not in ONE_BY_ONE
+        is_ours = self._method is AUTO or self._method is METHODS.get(self._method.name)
+        takes_batches = self._method.needs not in ONE_BY_ONE
         if is_ours and takes_batches and all(target.for_threads for target in request.targets):
             return passes_at_once(self._current_memory().record)
         return 1
@@ -630,7 +632,7 @@ class Explainer:
     def _explain_at_once(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
         module = self.model
         record = self._memory.record
-        if len(batch) > 1 and self._method is not None and self._method.needs in ONE_BY_ONE:
+        if len(batch) > 1 and self._method.needs in ONE_BY_ONE:
             raise OneByOneError
         inputs = stacked([item.tensor for item in batch]).to(record.device, record.dtype)
         finite = _finite(inputs)
@@ -643,7 +645,7 @@ class Explainer:
         while parts:
             part = parts.pop(0)
             try:
-                captured, layers = self._runs.captured(_of_pictures(part.targets, batch), inputs)
+                ran = self._runs.captured(_of_pictures(part.targets, batch), inputs)
             except OneTargetError:
                 parts = [*(replace(part, targets=(target,)) for target in part.targets), *parts]
                 continue
@@ -656,23 +658,25 @@ class Explainer:
                 if isinstance(sentence, ImageError):
                     return [Failure(item.source, _caused(ImageError(str(sentence)), error)) for item in batch]
                 raise sentence from error
-            self._used = layers
-            for number, method in enumerate(request.methods):
-                maps = signed_maps(captured, method, self._smooth)
+            self._used = ran.layers
+            captured, layers = ran.captured, ran.layers
+            for number, asked in enumerate(request.methods):
+                method = ran.method if asked.automatic else asked
+                maps = signed_maps(captured, method, self._smooth, for_boxes(asked))
                 if averages(self._smooth):
                     maps = self._averaged(maps, method, part, captured, layers, batch, inputs)
                 new = explanations(maps, captured, batch, shown, layers, self._fuse, self._smooth, self._loaded.labels)
                 for of_picture, more in zip(rows, new, strict=True):
                     of_picture[number].extend(more)
             scores += captured.scores
-            del captured  # frees the gradients before the next pass
+            del captured, ran  # frees the gradients before the next pass
         by_method = (of_method for of_picture in rows for of_method in of_picture)
         return [row for of_method in by_method for row in sharing_scale(existing(of_method, scores))]
 
     def _averaged(
         self,
         maps: list[SignedMaps],
-        method: Method | None,
+        method: Method,
         request: _Request,
         captured: Capture,
         layers: tuple[TargetLayer, ...],
@@ -696,18 +700,16 @@ class Explainer:
                 for target, scored in zip(several, captured.scores, strict=True)
             )
             try:
-                version, others = self._runs.captured(
-                    _of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored)
-                )
+                ran = self._runs.captured(_of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored))
             except OneTargetError:
-                others = ()
-            if [layer.ref for layer in others] != [layer.ref for layer in layers]:
+                ran = None
+            if ran is None or [layer.ref for layer in ran.layers] != [layer.ref for layer in layers]:
                 raise LayerError(
                     f"camkit chose layer {layers[0]} for the picture but another one for a changed version of it; "
                     "name the layer"
                 )
-            of_version = signed_maps(version, method, self._smooth)
-            placements = [features.placement for features in version.features]
+            of_version = signed_maps(ran.captured, method, self._smooth)  # no boxes
+            placements = [features.placement for features in ran.captured.features]
             versions.append([signed.mirrored(placements, size) if mirrored else signed for signed in of_version])
         return [SignedMaps.averaged(of_target) for of_target in zip(*versions, strict=True)]
 

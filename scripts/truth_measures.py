@@ -24,7 +24,7 @@ from camkit.layers.choose import decide
 from camkit.layers.memory import ModelMemory
 from camkit.layers.passes import LayerPasses
 from camkit.layers.trace import traced
-from camkit.methods import METHODS, ONE_BY_ONE
+from camkit.methods import METHODS, ONE_BY_ONE, find_method
 from camkit.models.shuffled import shuffle_weights
 from camkit.targets.classes import each
 from camkit.types import Spread
@@ -311,7 +311,7 @@ def _of_passes(
             each(classes[here].tolist()).bind(None, None).of_pictures(range(1, 1 + len(rows))) for classes in labels
         )
         with autocasting(inputs.device), interruptible():
-            captured, _ = passes.captured(targets, inputs[here])
+            captured = passes.captured(targets, inputs[here]).captured
         for method in methods:
             for signed in signed_maps(captured, METHODS[method]):
                 maps[method].append(to_heatmap(signed.raws[0], (SIDE, SIDE), captured.features[0].placement))
@@ -323,7 +323,7 @@ def _by_explainer(method: str, layer: str | None, references: Tensor) -> Drawing
     """Return a drawing by the public way, for methods that are not a matter of one pass."""
 
     def drawing(network: nn.Module, inputs: Tensor, labels: Sequence[Tensor]) -> Maps:
-        compared = references if METHODS[method].needs == "references" else None
+        compared = references if find_method(method).needs == "references" else None
         explainer = camkit.Explainer(network, layer, method=method, references=compared)
         targets = [each(classes.tolist()) for classes in labels]
         explained = explainer.batch([inputs], targets, batch_size=_AT_ONCE[inputs.device.type])

@@ -12,7 +12,7 @@ from torch import Tensor
 from camkit.engine.features import Capture, Features, weigh
 from camkit.engine.heatmap import resample, weighted_sum
 from camkit.engine.smoothing import component_weights, takes_component
-from camkit.methods import WEIGHED_IN_PASS, Method, check_weights, find_method
+from camkit.methods import WEIGHED_IN_PASS, Method, check_weights
 from camkit.targets.scores import Scores
 from camkit.types import Placement, Smoothing
 
@@ -53,23 +53,22 @@ class SignedMaps:
         return cls(versions[0].method, raws, influenced)
 
 
-def signed_maps(captured: Capture, method: Method | None, smooth: Smoothing | None = None) -> list[SignedMaps]:
+def signed_maps(
+    captured: Capture, method: Method, smooth: Smoothing | None = None, for_boxes: Method | None = None
+) -> list[SignedMaps]:
     """Weight what one pass captured, and return the signed maps of each target.
 
     Args:
         captured: the feature maps, gradients and scores of the pass.
-        method: how the maps are weighted; None for the target's own default.
+        method: how the maps are weighted.
         smooth: how each map is smoothed; a mean over several passes is up to the caller.
+        for_boxes: the method for a detector's boxes, if it is another one.
     """
+    methods = [method if scores.boxes is None else for_boxes or method for scores in captured.scores]
     return [
-        _weighted_sums(captured.features, number, scores, method or _default_method(scores), smooth)
-        for number, scores in enumerate(captured.scores)
+        _weighted_sums(captured.features, number, scores, of_target, smooth)
+        for number, (scores, of_target) in enumerate(zip(captured.scores, methods, strict=True))
     ]
-
-
-def _default_method(scores: Scores) -> Method:
-    """Return Grad-CAM; for a detector's boxes HiResCAM, since Grad-CAM weights whole channels, which boxes share."""
-    return find_method("gradcam" if scores.boxes is None else "hirescam")
 
 
 def _weighted_sums(

@@ -24,8 +24,9 @@ from camkit.layers.branches import ends_beside, shared, twins
 from camkit.layers.influence import ELSEWHERE, NOT_MEASURED, Influence, measure_influence, structural_verdict
 from camkit.layers.layouts import Readings, channels_of, read_layouts
 from camkit.layers.location import exchange, locate
-from camkit.layers.share import Carried, carried
+from camkit.layers.share import WHOLE, Carried, carried
 from camkit.layers.trace import Call, Key, LivePass, Trace, traced
+from camkit.methods.registry import FINE
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, TargetLayer
 
@@ -35,11 +36,14 @@ _RUNNERS_UP = 3
 _LISTED = 6
 """How many layers an error message lists: the last ones are the likely choices, and six fit on one line."""
 
-_TOKENS = ("tokens", "tokens_last", "sequence_first")
+TOKENS = ("tokens", "tokens_last", "sequence_first")
 """The layouts of tokens."""
 
 _STAGES = 4
 """How many sizes of grid ``Decision.stages`` returns: as many as the usual networks have blocks."""
+
+_MOST_TRIED = 4
+"""How many layers with a finer grid are tried: the last block of a stage is among the first ones."""
 
 _MOST_WEAK = 4
 """How many layers that carry next to nothing are passed over before camkit gives up and says so."""
@@ -85,6 +89,9 @@ class Decision:
             hide a layer, if only a measurement shows where cells lie, or if a deeper layer carries too little; or
             this "picture", if the model looks at the picture's values to choose its way.
         any_target: True if it holds for any target, because all outputs of the model are computed from the layer.
+        finer: a layer before it that carries the whole score, and whose grid is finer; None if there is none, or if the
+            layer's own grid is fine enough.
+        boxes: True if the model is a detector.
     """
 
     rows: tuple[LayerRow, ...]
@@ -93,6 +100,8 @@ class Decision:
     lasting: bool = True
     holds_for: HoldsFor = "model"
     any_target: bool = False
+    finer: TargetLayer | None = None
+    boxes: bool = False
 
     def candidates(self) -> str:
         """Return the last spatial layers and their shapes, for an error message."""
@@ -137,7 +146,7 @@ class Decision:
         Raises:
             LayerError: as for ``chosen``, if no layer has tokens.
         """
-        rows = [row for row in self.rows if row.layout is not None and row.layout.kind in _TOKENS]
+        rows = [row for row in self.rows if row.layout is not None and row.layout.kind in TOKENS]
         usable = [row for row in rows if row.ref.name and row.verdict != ELSEWHERE]
         sure = [row for row in usable if not row.unsure]
         if usable and not sure and any(row.verdict == ELSEWHERE for row in self.rows):
@@ -285,7 +294,7 @@ def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
     grid = "x".join(map(str, layout.grid)) if layout is not None else ""
     reason = f"the deepest grid, {grid}, that every box is computed from"
     layer = TargetLayer(chosen.name, chosen.call, layout, trace.size, reason, tuple(others))
-    return Decision(rows, layer, any_target=True)
+    return Decision(rows, layer, any_target=True, boxes=True)
 
 
 def choose(
@@ -328,7 +337,42 @@ def choose(
     chosen = common or best
     of_chosen = carries(chosen)
     layer = _described(chosen, trace, readings, fit, named, influence, of_chosen)
-    return Decision(rows, layer, lasting=lasting, holds_for=holds_for, any_target=of_chosen.everything)
+    finer = _finer(trace, readings, influence, chosen, carries)
+    return Decision(rows, layer, (), lasting, holds_for, of_chosen.everything, finer)
+
+
+def _finer(
+    trace: Trace, readings: Readings, influence: Influence, chosen: Call, carries: Callable[[Call], Carried]
+) -> TargetLayer | None:
+    """Return the layer of ``Decision.finer``.
+
+    Of the grids that are fine enough the coarsest counts, and of its layers those with the shortest names, which are
+    the model's own blocks; of these, the last one that carries the whole score.
+    """
+    by_call = dict(zip(trace.calls, readings, strict=True))
+    grid = getattr(by_call[chosen].layout, "grid", ())
+    if not grid or min(grid) >= FINE:
+        return None
+    before = trace.graph.ancestors(chosen.operation)
+    fine: list[tuple[Call, Layout]] = []
+    for call, verdict in zip(trace.calls, influence.verdicts, strict=True):
+        reading = by_call[call]
+        is_usable = call.name and verdict in ("", NOT_MEASURED) and not reading.unsure and call.is_among(before)
+        layout = reading.layout
+        if is_usable and layout is not None and len(layout.grid) == len(grid) and min(layout.grid) >= FINE:
+            fine.append((call, layout))
+    if not fine:
+        return None
+    coarsest = min(math.prod(layout.grid) for _, layout in fine)
+    refs = {_outermost(call, trace): call for call, layout in fine if math.prod(layout.grid) == coarsest}
+    blocks = sorted(reversed(refs), key=lambda ref: ref.name.count("."))
+    for ref in blocks[:_MOST_TRIED]:
+        if (carries(refs[ref]).share or 0) > WHOLE:
+            layout = _layout_of(ref, trace, readings)
+            named = "" if layout is None else "x".join(map(str, layout.grid))
+            reason = f"the deepest {named} grid, which carries the whole score"
+            return TargetLayer(ref.name, ref.call, layout, trace.size, reason, share=1.0)
+    return None
 
 
 def _usable(trace: Trace, layouts: Mapping[Call, Layout | None], influence: Influence) -> tuple[list[Call], list[Call]]:

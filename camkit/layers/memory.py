@@ -49,6 +49,7 @@ class ModelMemory:
         answers_alike: for each precision, whether the model gives the same results in both memory formats.
         may_resize: whether the model may resize its input itself.
         without_attention: the kinds of inputs for which a pass showed no attention.
+        not_all_tokens: the kinds of inputs for which attention does not run between all tokens, or cannot be read.
         checked_tokens: the kinds of inputs and the layouts for which all tokens of the grid are the picture's.
         overwrites: whether the model overwrites tensors that its backward pass needs.
         kept_references: what the model returned for reference pictures.
@@ -64,6 +65,7 @@ class ModelMemory:
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
         self.without_attention: set[InputKind] = set()
+        self.not_all_tokens: set[InputKind] = set()
         self.checked_tokens: set[tuple[InputKind, Layout]] = set()
         self.overwrites = False
         self.kept_references = KeptReferences()

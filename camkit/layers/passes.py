@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from jaxtyping import Float
@@ -20,12 +20,13 @@ from camkit.engine.overwriting import is_overwriting, keeping_overwritten
 from camkit.engine.passes import faster_format
 from camkit.engine.references import ReferencesFor
 from camkit.errors import LayerError, MethodError
-from camkit.layers.choose import UNSURE, Decision
+from camkit.layers.choose import TOKENS, UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import ATTENTION, ONE_BY_ONE, Method, find_method
+from camkit.methods.registry import FINE
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
 from camkit.types import WHOLE_MODEL, LayerRef, Layout, Precision, Progress, Spread, TargetLayer
@@ -44,6 +45,15 @@ class OneTargetError(Exception):
     """The targets need different layers, so camkit explains them one by one."""
 
 
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """What a pass left for the maps, the layers it was run with, and the method that weights the maps."""
+
+    captured: Capture
+    layers: tuple[TargetLayer, ...]
+    method: Method
+
+
 class _NotPlainError(Exception):
     """A layer's shape alone does not say where its cells lie."""
 
@@ -55,7 +65,8 @@ class LayerPasses:
         module: the model.
         memory: what is known about the model.
         target_layer: None lets camkit choose the layer.
-        method: None if each target has its own default.
+        method: the method that is asked for.
+        weights_maps: True if the method must weight feature maps.
         precision: of the passes.
         spread: how the cells are spread over the picture.
         progress: called while a method runs the model on many pictures.
@@ -73,11 +84,13 @@ class LayerPasses:
         module: nn.Module,
         memory: ModelMemory,
         target_layer: Layers | None,
-        method: Method | None,
+        method: Method,
         precision: Precision,
         spread: Spread,
         progress: Progress | None,
         references: ReferencesFor | None = None,
+        *,
+        weights_maps: bool = False,
     ) -> None:
         self.memory = memory
         self.method = method
@@ -87,6 +100,7 @@ class LayerPasses:
         self._spread = spread
         self._progress = progress
         self._references = references
+        self._weights_maps = weights_maps
         self._given = {layer.ref: layer for layer in self.selectors or () if isinstance(layer, TargetLayer)}
         self._modules: Mapping[LayerRef, nn.Module] = {}
         self._modules_of: object = None
@@ -99,10 +113,8 @@ class LayerPasses:
             self._modules_of = self.memory.record
         return self._modules
 
-    def captured(
-        self, targets: tuple[Target, ...], inputs: Float[Tensor, "n c *size"]
-    ) -> tuple[Capture, tuple[TargetLayer, ...]]:
-        """Run the model on a batch, and return what the pass leaves for the maps, and the layers.
+    def captured(self, targets: tuple[Target, ...], inputs: Float[Tensor, "n c *size"]) -> Ran:
+        """Run the model on a batch.
 
         Raises:
             OneByOneError: each picture of the batch needs a decision of its own.
@@ -113,26 +125,70 @@ class LayerPasses:
         """
         if not self.memory.overwrites:
             try:
-                return self._captured(targets, inputs)
+                return self._ran(targets, inputs)
             except RuntimeError as error:
                 if not is_overwriting(error):
                     raise
         with keeping_overwritten():
-            captured = self._captured(targets, inputs)
+            ran = self._ran(targets, inputs)
         self.memory.overwrites = True
-        return captured
+        return ran
+
+    def _ran(self, targets: tuple[Target, ...], inputs: Tensor) -> Ran:
+        if self.method.automatic and not self._weights_maps and self._may_attend(targets, inputs):
+            try:
+                captured, layers = self._by_attention._captured(targets, inputs)
+            except MethodError:  # its attention runs in windows, for example
+                self.memory.not_all_tokens.add(kind_of(inputs))
+            else:
+                reason = "auto: attention runs between all tokens"
+                layers = tuple(replace(layer, reason=f"{reason}; {layer.reason}") for layer in layers)
+                return Ran(captured, layers, self._by_attention.method)
+        captured, layers = self._captured(targets, inputs)
+        return Ran(captured, layers, self._method_at(layers, inputs) if self.method.automatic else self.method)
+
+    def _method_at(self, layers: Sequence[TargetLayer], inputs: Tensor) -> Method:
+        """Return what "auto" stands for at some layers of a model without attention between all tokens.
+
+        At the deepest grid it is Grad-CAM. In earlier layers the mean gradient of a channel says next to nothing about
+        a cell, so each cell has its own weight there.
+        """
+        grids = [layer.layout.grid for layer in layers if layer.layout is not None]
+        if all(min(grid) < FINE for grid in grids):
+            return find_method("gradcam")
+        try:
+            deepest = self._decision(inputs).layer
+        except (OneByOneError, FramesFirstError):
+            raise
+        except Exception:  # a model made for batches of another size may raise anything
+            deepest = None
+        is_deepest = deepest is not None and deepest.layout is not None and deepest.layout.grid in grids
+        return find_method("gradcam" if is_deepest else "gradcam-elementwise")
+
+    def _may_attend(self, targets: tuple[Target, ...], inputs: Tensor) -> bool:
+        """Tell whether the layer is camkit's choice and has tokens, and nothing is known against attention methods."""
+        if self.selectors is not None or kind_of(inputs) in self.memory.not_all_tokens:
+            return False
+        layers = self._decided({}, inputs, targets)
+        return all(layer.layout is not None and layer.layout.kind in TOKENS for layer in layers)
+
+    @functools.cached_property
+    def _by_attention(self) -> LayerPasses:
+        """Runs the same model with the method for attention between all tokens."""
+        method = find_method("chefer")
+        return LayerPasses(self._module, self.memory, None, method, self._precision, self._spread, self._progress)
 
     def _captured(self, targets: tuple[Target, ...], inputs: Tensor) -> tuple[Capture, tuple[TargetLayer, ...]]:
         modules = self.named()
-        if self.method is not None and self.method.finer:
+        if self.method.finer:
             targets = tuple(map(EachFiner, targets))
         method, kind = self.method, kind_of(inputs)
-        if method is not None and method.needs in ATTENTION and kind in self.memory.without_attention:
+        if method.needs in ATTENTION and kind in self.memory.without_attention:
             raise NoAttentionError(method)
-        if inputs.dim() == _CLIP and method is not None and not method.layer:
+        if inputs.dim() == _CLIP and not method.layer:
             self._check_clip(inputs)
         run = functools.partial(self._run, targets, inputs)
-        if method is None or method.layer:
+        if method.layer:
             return self._captured_at_layers(modules, inputs, targets, run)
         if method.needs not in ATTENTION:
             return run(()), (WHOLE_MODEL,)
@@ -180,7 +236,7 @@ class LayerPasses:
     def _may_miss(self, captured: Capture, layers: Sequence[TargetLayer]) -> bool:
         """Tell whether the layer is known to carry only a part of the score, and some score does not depend on it."""
         is_partial = any(layer.share not in (None, 1.0) for layer in layers)
-        if not is_partial or (self.method is not None and self.method.needs != "gradients"):
+        if not is_partial or self.method.needs != "gradients":
             return False
         gradients = (gradient for features in captured.features for gradient in features.by_target)
         return not all(bool(gradient.flatten(1).any(1).all()) for gradient in gradients)
@@ -270,10 +326,12 @@ class LayerPasses:
 
     def _chosen(self, decision: Decision, size: tuple[int, ...]) -> tuple[TargetLayer, ...]:
         """Return the layers that a decision chose for the method."""
-        if self.method is not None and self.method.stages:
+        if self.method.stages:
             return decision.stages()
-        reads_tokens = self.method is not None and self.method.needs in ATTENTION
-        return (decision.of_tokens(size) if reads_tokens else decision.chosen(),)
+        if self.method.needs in ATTENTION:
+            return (decision.of_tokens(size),)
+        chosen = decision.chosen()
+        return (decision.finer if self.method.automatic and decision.finer is not None else chosen,)
 
     def _decision(self, inputs: Tensor, target: Target | None = None) -> Decision:
         """Return the decision on the model's layers for a batch and a target.
@@ -304,7 +362,7 @@ class LayerPasses:
     ) -> Capture:
         module, memory = self._module, self.memory
         modules = self.named() or (memory.selected(tuple(layer.ref for layer in layers)) if layers else {})
-        method = self.method or find_method("gradcam")
+        method = self.method
         in_a_pass = at_once(inputs.device) if method.needs in ONE_BY_ONE else len(inputs)
         apart = memory.keeps_pictures_apart(inputs, in_a_pass, modules)
         if not apart and len(inputs) > 1:
@@ -340,6 +398,11 @@ class LayerPasses:
         memory.may_resize = captured.resized
         memory.note_changes_by_passes()
         return captured
+
+
+def for_boxes(method: Method) -> Method | None:
+    """Return what "auto" stands for at a detector's boxes: Grad-CAM weights whole channels, which many boxes share."""
+    return find_method("hirescam") if method.automatic else None
 
 
 _CLIP = 5

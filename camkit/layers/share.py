@@ -25,7 +25,7 @@ from camkit.types import Layout
 _SAME = 1e-3
 """How far two changes of the score may differ, as a share of them, and still count as equal: more than rounding."""
 
-_LEAST, _SMALL, _WHOLE = 0.003, 0.1, 0.95
+_LEAST, _SMALL, WHOLE = 0.003, 0.1, 0.95
 """Below the first share a layer is not chosen, and below the second one if a layer beside it carries the third, which
 counts as the whole score. In the zoo, with random weights, the last tokens of transformers carry 0.03 to 0.4, and those
 of a very small one 0.006; no tokens beside them carry the whole score."""
@@ -72,7 +72,7 @@ class Carried:
 
     def is_negligible_beside(self, other: Carried) -> bool:
         """Tell whether the layer carries too little to be explained in place of another one."""
-        return self.is_weak or (self.is_small and other.share is not None and other.share > _WHOLE)
+        return self.is_weak or (self.is_small and other.share is not None and other.share > WHOLE)
 
     @property
     def is_sound(self) -> bool:
@@ -82,7 +82,7 @@ class Carried:
     @property
     def remark(self) -> str:
         """A remark on the layer, to be appended to the reason for it; empty if it carries the whole score."""
-        share = "" if self.share is None or self.share > _WHOLE else f"; they carry {100 * self.share:.2g}% of it"
+        share = "" if self.share is None or self.share > WHOLE else f"; they carry {100 * self.share:.2g}% of it"
         return share + _NOT_DIFFERENTIABLE * (not self.differentiable)
 
 

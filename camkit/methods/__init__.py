@@ -9,6 +9,7 @@ import importlib
 
 from camkit.methods.registry import (
     ATTENTION,
+    AUTO,
     METHODS,
     NEEDED,
     ONE_BY_ONE,
@@ -27,6 +28,7 @@ from camkit.methods.registry import (
 
 __all__ = [
     "ATTENTION",
+    "AUTO",
     "METHODS",
     "NEEDED",
     "ONE_BY_ONE",

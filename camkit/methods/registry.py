@@ -116,7 +116,8 @@ class Method:
     ``unit`` says what the values of the raw map are, as the first words of a caption.
     ``layer`` is False if it reads the whole model and not one layer: the activations are the input then.
     With ``stages``, the maps of the last layer of each size of grid are multiplied. With ``finer``, a class is compared
-    with its nearest ones. ``values`` says which values the keyword arguments of ``weights`` may have.
+    with its nearest ones. ``values`` says which values the keyword arguments of ``weights`` may have. ``automatic``
+    stands for the method that is right for the network; only "auto" has it.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Method:
     finer: bool = False
     unit: str = WEIGHTED
     values: Mapping[str, Whole | Between] = field(default_factory=dict, compare=False)
+    automatic: bool = False
 
     @property
     def users(self) -> bool:
@@ -141,7 +143,8 @@ class Method:
     @property
     def shares_pass(self) -> bool:
         """True if it weights what a plain pass leaves at the layer, so that several such methods can share one pass."""
-        return self.needs in ("gradients", "activations") and self.layer and not self.stages and not self.finer
+        alone = self.stages or self.finer or self.automatic
+        return self.needs in ("gradients", "activations") and self.layer and not alone
 
 
 MethodLike: TypeAlias = str | WeightFunction | Method
@@ -149,6 +152,28 @@ MethodLike: TypeAlias = str | WeightFunction | Method
 
 METHODS: dict[str, Method] = {}
 """Every method by its name, the user's own included."""
+
+
+FINE = 8
+"""A grid with at least so many cells along each axis is fine enough for a map; 7 x 7 cells, the last grid of most
+networks, are not."""
+
+
+def _none(*_: Any) -> Any:
+    raise NotImplementedError("camkit replaces 'auto' with another method before a pass")
+
+
+AUTO = Method(
+    "auto",
+    title="the method that is right for the network",
+    summary="attention relevance if attention runs between all tokens; else gradients at a fine layer",
+    paper="",
+    needs="gradients",
+    weights=_none,
+    unit="",
+    automatic=True,
+)
+"""What ``method=None`` and ``method="auto"`` mean; it is no entry of ``METHODS``, since it stands for one of them."""
 
 
 NAMES_OF_REFERENCES = frozenset({"random", "centre", "colour"})
@@ -220,6 +245,8 @@ def register_method(
         raise MethodError(
             f"a method cannot be called {taken.pop()!r}, because judge has a row of that name; choose another name"
         )
+    if name == AUTO.name:
+        raise MethodError("a method cannot be called 'auto', which lets camkit choose the method; choose another name")
     if needs not in get_args(Needs):
         raise MethodError(f"method {name!r}: needs must be one of {', '.join(get_args(Needs))}, not {needs!r}")
     if name in METHODS and not replace:
@@ -282,6 +309,8 @@ def find_method(method: MethodLike) -> Method:
     if isinstance(method, Method):
         return method
     if isinstance(method, str):
+        if method == AUTO.name:
+            return AUTO
         if method in METHODS:
             return METHODS[method]
         raise MethodError(_instead_of(method))

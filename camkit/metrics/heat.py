@@ -187,7 +187,7 @@ def _of_explanation(explanation: Explanation, explainer: Explainer, target: Targ
 def _remake_by(explanation: Explanation, explainer: Explainer, target: Target) -> Remake | None:
     """Return how a method makes its map; None if the method is a function that nothing here knows."""
     own = explainer.method
-    method = own if own is not None and own.name == explanation.method else METHODS.get(explanation.method)
+    method = own if own.name == explanation.method else METHODS.get(explanation.method)
     if method is None:
         return None
     layers = explanation.layer if method.layer else None
@@ -205,7 +205,7 @@ class _ByMethod:
         """Return the heatmaps; with another model, at the same layers."""
         explainer = self.explainer
         if model is not None:
-            layers = self._layers(pictures[0]) if explainer.method is None or explainer.method.layer else None
+            layers = self._layers(pictures[0]) if explainer.method.layer else None
             explainer = explainer.using(target_layer=layers, model=model)
         return [torch.from_numpy(made.heatmap) for made in explainer.batch(list(pictures), self.target)]
 
