@@ -1,6 +1,6 @@
 """Compare default maps on real photos: `auto`, and other methods at the deepest grid and at the finer one.
 
-    python scripts/compare_defaults.py --data ../shared/data --out defaults.jsonl --device cuda --workers 12 --seconds 150
+    python scripts/compare_defaults.py --data ../shared/data --out defaults.jsonl --device cuda --workers 12
     python scripts/compare_defaults.py --data ../shared/data --out tiny.jsonl --photos 4 --device cpu
 
 Each network runs with the padding that it was trained with. The metrics are camkit's own: SRG, insertion, deletion and

@@ -365,8 +365,9 @@ def _finer(
         return None
     coarsest = min(math.prod(layout.grid) for _, layout in fine)
     refs = {_outermost(call, trace): call for call, layout in fine if math.prod(layout.grid) == coarsest}
-    blocks = sorted(reversed(refs), key=lambda ref: ref.name.count("."))
-    for ref in blocks[:_MOST_TRIED]:
+    latest = list(refs)[::-1]
+    latest.sort(key=lambda ref: ref.name.count("."))
+    for ref in latest[:_MOST_TRIED]:
         if (carries(refs[ref]).share or 0) > WHOLE:
             layout = _layout_of(ref, trace, readings)
             named = "" if layout is None else "x".join(map(str, layout.grid))

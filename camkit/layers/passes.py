@@ -400,11 +400,6 @@ class LayerPasses:
         return captured
 
 
-def for_boxes(method: Method) -> Method | None:
-    """Return what "auto" stands for at a detector's boxes: Grad-CAM weights whole channels, which many boxes share."""
-    return find_method("hirescam") if method.automatic else None
-
-
 _CLIP = 5
 """The axes of a batch of clips or volumes, (N, C, D, H, W)."""
 

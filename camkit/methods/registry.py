@@ -173,7 +173,7 @@ AUTO = Method(
     unit="",
     automatic=True,
 )
-"""What ``method=None`` and ``method="auto"`` mean; it is no entry of ``METHODS``, since it stands for one of them."""
+"""What ``method="auto"`` means; it is no entry of ``METHODS``, since it stands for one of them."""
 
 
 NAMES_OF_REFERENCES = frozenset({"random", "centre", "colour"})

@@ -1,0 +1,102 @@
+"""Method "auto": which method and layer it takes for each kind of network, and that their maps are the methods' own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import camkit
+from camkit.errors import MethodError
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    source, _, found = name.rpartition(":")
+    model: nn.Module = timm.create_model(found) if source else torchvision.models.get_model(found)
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and not module.weight.any():
+            nn.init.normal_(module.weight, std=0.02)
+    return model.eval()
+
+
+def picture(side: int = 224) -> Tensor:
+    return torch.randn(3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "method", "layer"),
+    [
+        ("resnet18", 224, "gradcam-elementwise", "layer3"),  # 14 x 14 cells instead of 7 x 7
+        ("resnet18", 64, "gradcam-elementwise", "layer2"),  # 8 x 8 instead of 2 x 2
+        ("resnet18", 448, "gradcam", "layer4"),  # 14 x 14
+        ("mobilenet_v2", 224, "gradcam-elementwise", "features.13"),
+        ("densenet121", 224, "gradcam-elementwise", "features.denseblock3"),
+        ("squeezenet1_1", 224, "gradcam", "features"),
+        ("timm:test_vit", 160, "chefer", "whole model"),
+        ("timm:swin_s3_tiny_224", 224, "gradcam-elementwise", "layers.2"),  # windows
+    ],
+)
+def test_the_method_and_the_layer_depend_on_the_network(name: str, side: int, method: str, layer: str) -> None:
+    model, image = network(name), picture(side)
+    found = camkit.explain(model, image, target=3, method="auto")
+    assert (found.method, found.layer) == (method, layer)
+    same = camkit.explain(model, image, None if method == "chefer" else layer, target=3, method=method)
+    np.testing.assert_allclose(found.raw, same.raw, rtol=1e-4, atol=1e-6 * np.abs(same.raw).max())
+
+
+@pytest.mark.parametrize(
+    ("layer", "method"), [("layer4", "gradcam"), ("layer3", "gradcam-elementwise"), ("layer1.0", "gradcam-elementwise")]
+)
+def test_at_a_named_layer_each_cell_has_its_own_weight_unless_the_grid_is_the_deepest(layer: str, method: str) -> None:
+    found = camkit.explain(network("resnet18"), picture(), layer, method="auto")
+    assert (found.method, found.layer) == (method, layer)
+
+
+def test_a_finer_layer_that_carries_only_a_part_of_the_score_is_not_taken() -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fine = nn.Conv2d(3, 8, 8, 8)
+            self.coarse = nn.Conv2d(8, 8, 4, 4)
+            self.other = nn.Conv2d(3, 8, 32, 32)
+            self.both = nn.Conv2d(8, 8, 1)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            maps = self.both(self.coarse(self.fine(images).relu()) + self.other(images))
+            return self.head(maps.relu().mean((2, 3)))
+
+    torch.manual_seed(0)
+    found = camkit.explain(Beside(), picture(128), method="auto")
+    assert found.method == "gradcam"
+    assert found.raw.shape == (4, 4)
+
+
+def test_eigen_smoothing_needs_feature_maps() -> None:
+    model = network("timm:test_vit")
+    assert camkit.explain(model, picture(160), method="auto", smooth="eigen").method != "chefer"
+
+
+def test_mirrored_pictures_take_the_same_method() -> None:
+    found = camkit.explain(network("resnet18"), picture(), method="auto", smooth="augment")
+    assert (found.method, found.layer) == ("gradcam-elementwise", "layer3")
+
+
+def test_a_batch_gives_the_maps_of_single_pictures() -> None:
+    model = network("timm:test_vit")
+    images = torch.stack([picture(160), picture(160).flip(2)])
+    together = camkit.explain(model, images, target=[1, 2], method="auto")
+    assert [each.method for each in together] == ["chefer"] * 4
+    alone = camkit.explain(model, images[1], target=2, method="auto")
+    np.testing.assert_allclose(together[3].raw, alone.raw, rtol=1e-4, atol=1e-6)
+
+
+def test_the_name_is_reserved_and_shares_no_pass() -> None:
+    with pytest.raises(MethodError, match="'auto'"):
+        camkit.register_method("auto")
+    with pytest.raises(MethodError, match="pass of its own"):
+        camkit.Explainer("demo-fair").by_methods(camkit.scenes.scene_paths()["car-sea"], ["auto", "gradcam"])
