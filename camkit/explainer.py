@@ -204,7 +204,6 @@ class Explainer:
             usual = {name: getattr(settings.explain, name) for name in options}
             options = usual | {name: value for name, value in options.items() if value is not None}
         loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
-        _check_takes(references, options["method"])
         options |= {"spread": spread, "progress": progress, "references": references}
         self._set_up(loaded, ModelMemory(loaded.module), CropBoxes(), target_layer, **options)
 
@@ -254,7 +253,12 @@ class Explainer:
             rest = advice("pass no target_layer", "leave out --layer")
             raise MethodError(f"method {self._method.name!r} reads the whole model and no layer; {rest}")
         self._rank = spatial_rank(loaded.module)
-        if not isinstance(references, References):
+        if not isinstance(
+            references, References
+        ):  # of this call, and not of the Explainer that this one shares them with
+            if references is not None and self._method.needs != "references":
+                rest = advice("leave out references", "leave out --references")
+                raise MethodError(f"method {self._method.name!r} uses no reference pictures; use 'expected', or {rest}")
             references = References(references, loaded.preprocess, self._rank)
         self._references = references
         options = (self._precision, self._spread, progress, self._references)
@@ -842,16 +846,6 @@ class Options(TypedDict, total=False):
     references: ReferencesLike | None
 
 
-def _check_takes(references: ReferencesLike | None, method: MethodLike | None) -> None:
-    """Refuse reference pictures for a method that reads none."""
-    if references is None:
-        return
-    chosen = find_method("gradcam" if method is None else method)
-    if chosen.needs != "references":
-        rest = advice("leave out references", "leave out --references")
-        raise MethodError(f"method {chosen.name!r} uses no reference pictures; use 'expected', or {rest}")
-
-
 class _Shell:
     """What ``explain`` keeps between calls: a memory for each living model, and the last models loaded by name."""
 
@@ -872,8 +866,6 @@ class _Shell:
         """Return an Explainer that shares what earlier calls found out about the model."""
         refuse_unknown_options(function, options, Options.__annotations__)
         loaded = self._load(model, options.get("preprocess"), options.get("labels"), options.get("device"))
-        references = options.get("references")
-        _check_takes(references, options.get("method"))
         memory = self._memories.get(loaded.module)
         if memory is None:
             memory = self._memories.setdefault(loaded.module, ModelMemory(loaded.module))
@@ -888,7 +880,7 @@ class _Shell:
             options.get("smooth"),
             options.get("spread"),
             options.get("progress"),
-            references,
+            options.get("references"),
         )
 
     def configured(

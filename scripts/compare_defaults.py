@@ -13,21 +13,27 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
-from compare_placements import Judge, Photo, interval, load_photos, region_of
-from PIL import Image, ImageOps
+from compare_placements import (
+    Judge,
+    Photo,
+    arguments,
+    difference,
+    lines_of,
+    load_photos,
+    opened_photo,
+    region_of,
+    run,
+)
+from PIL import Image
 
 import camkit
 from camkit.errors import CamkitError
@@ -74,11 +80,7 @@ class Task:
 
 def work(task: Task) -> list[Row]:
     """Return a row for each network; fewer if time is over."""
-    torch.set_num_threads(1)
-    cv2.setNumThreads(1)
-    photo = load_photos(task.data)[task.number]
-    with Image.open(photo.file) as opened:
-        pixels = ImageOps.exif_transpose(opened).convert("RGB")
+    photo, pixels = opened_photo(task.number, task.data)
     return [_row(photo, pixels, variant, task) for variant in task.networks if time.time() < task.ends]
 
 
@@ -122,42 +124,28 @@ def _cell(group: Sequence[Row], way: str, metric: str) -> str:
         return ""
     if way == OLD:
         return f"{pairs[:, 1].mean():.3f} (n {len(pairs)})"
-    mean, low, high = interval(pairs[:, 1] - pairs[:, 0])
-    mark = "**" if low > 0 or high < 0 else ""
-    return f"{pairs[:, 1].mean():.3f}; {mark}{mean:+.3f}{mark} ({low:+.3f} to {high:+.3f})"
+    return f"{pairs[:, 1].mean():.3f}; {difference(pairs[:, 1] - pairs[:, 0])}"
+
+
+def tasks(given: argparse.Namespace, rows: Sequence[Row], ends: float) -> Iterator[Task]:
+    """Yield what is left to do, photo by photo."""
+    done: defaultdict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        done[row["photo"]].add(row["network"])
+    photos = [(number, photo) for number, photo in enumerate(load_photos(given.data)) if _has_class(photo)]
+    for number, photo in photos[: given.photos]:
+        networks = tuple(name for name in NETWORKS if name not in done[photo.name])
+        if networks:
+            yield Task(number, networks, given.data, given.device, ends)
 
 
 def main() -> None:
     """Judge the photos and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="the folder with photos and weights")
-    parser.add_argument("--out", type=Path, default=Path("defaults.jsonl"), help="the file with a line for each result")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--photos", type=int, default=None, metavar="N", help="judge N photos; all if not given")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after this time")
-    parser.add_argument("--table", action="store_true", help="print the table of the file and end")
-    given = parser.parse_args()
-    start = time.time()
-    rows: list[Row] = []
-    if given.out.exists():
-        rows = [json.loads(line) for line in given.out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    given = arguments(__doc__, "defaults.jsonl").parse_args()
     if not given.table:
-        done: defaultdict[str, set[str]] = defaultdict(set)
-        for row in rows:
-            done[row["photo"]].add(row["network"])
-        photos = [(number, photo) for number, photo in enumerate(load_photos(given.data)) if _has_class(photo)]
-        left = [(number, [name for name in NETWORKS if name not in done[photo.name]]) for number, photo in photos]
-        ends = start + given.seconds
-        tasks = [Task(number, tuple(names), given.data, given.device, ends) for number, names in left[: given.photos]]
-        with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool, given.out.open("a") as lines:
-            for future in as_completed([pool.submit(work, task) for task in tasks]):
-                made = future.result()
-                rows += made
-                lines.writelines(f"{json.dumps(row)}\n" for row in made)
-                lines.flush()
-        print(f"{time.time() - start:.0f} s", flush=True)
-    print(table(rows))
+        left = tasks(given, lines_of(given.out), time.time() + given.seconds)
+        run(work, left, given.out, given.workers)
+    print(table(lines_of(given.out)))
 
 
 def _has_class(photo: Photo) -> bool:

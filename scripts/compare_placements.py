@@ -24,7 +24,7 @@ import functools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -207,13 +207,18 @@ class Task:
     done: frozenset[tuple[str, Size]]
 
 
-def work(task: Task) -> list[Row]:
-    """Return a row for each size and network; fewer if time is over."""
+def opened_photo(number: int, data: Path) -> tuple[Photo, Image.Image]:
+    """Return a photo with its pixels; this process then uses one core."""
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    photo = load_photos(task.data)[task.number]
+    photo = load_photos(data)[number]
     with Image.open(photo.file) as opened:
-        pixels = ImageOps.exif_transpose(opened).convert("RGB")
+        return photo, ImageOps.exif_transpose(opened).convert("RGB")
+
+
+def work(task: Task) -> list[Row]:
+    """Return a row for each size and network; fewer if time is over."""
+    photo, pixels = opened_photo(task.number, task.data)
     rows: list[Row] = []
     for size in task.sizes:
         for variant in VARIANTS:
@@ -308,8 +313,13 @@ def _cell(group: Sequence[Row], way: str, metric: str) -> str:
     values = np.array(pairs)
     if way == EVEN:
         return f"{values[:, 1].mean():.3f} (n {len(values)})"
-    mean, low, high = interval(values[:, 1] - values[:, 0])
-    mark = "**" if len(values) >= FEWEST and (low > 0 or high < 0) else ""
+    return difference(values[:, 1] - values[:, 0])
+
+
+def difference(differences: NDArray[np.float64]) -> str:
+    """Return the mean of paired differences with its interval, bold if the interval leaves out 0."""
+    mean, low, high = interval(differences)
+    mark = "**" if len(differences) >= FEWEST and (low > 0 or high < 0) else ""
     return f"{mark}{mean:+.3f}{mark} ({low:+.3f} to {high:+.3f})"
 
 
@@ -338,29 +348,31 @@ def tasks(given: argparse.Namespace, rows: Sequence[Row], ends: float) -> Iterat
                     yield Task(number, sizes, faithful, given.data, given.device, ends, found)
 
 
-def main() -> None:
-    """Judge the photos, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None, out: str) -> argparse.ArgumentParser:
+    """Return a parser with the arguments of a command that judges photos, and writes to ``out`` by default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="the folder with photos and weights")
-    parser.add_argument(
-        "--out", type=Path, default=Path("placements.jsonl"), help="the file with a line for each result"
-    )
+    parser.add_argument("--out", type=Path, default=Path(out), help="the file with a line for each result")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--photos", type=int, default=None, metavar="N", help="explain N photos; all if not given")
-    parser.add_argument("--faithful", type=int, default=400, metavar="N", help="judge the faithfulness on N photos")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing new after this time")
     parser.add_argument("--table", action="store_true", help="print the table of the file and end")
-    given = parser.parse_args()
+    return parser
+
+
+def lines_of(file: Path) -> list[Row]:
+    """Return the results of a file. A line without its end comes from an interrupted write."""
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def run(work: Callable[[Any], list[Row]], tasks: Iterable[object], out: Path, workers: int) -> None:
+    """Run tasks in processes, and append a line for each result at once. A task that fails is left out."""
     start = time.time()
-    rows: list[Row] = []
-    if given.out.exists():
-        rows = [json.loads(line) for line in given.out.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    if given.table:
-        print(table(rows))
-        return
-    with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool, given.out.open("a") as lines:
-        futures = [pool.submit(work, task) for task in tasks(given, rows, start + given.seconds)]
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool, out.open("a") as lines:
+        futures = [pool.submit(work, task) for task in tasks]
         for count, future in enumerate(as_completed(futures), start=1):
             if (error := future.exception()) is not None:
                 print(f"a photo is left out: {type(error).__name__}: {error}", flush=True)
@@ -370,6 +382,18 @@ def main() -> None:
             if count % 100 == 0:
                 print(f"{time.time() - start:.0f} s: {count} of {len(futures)} tasks", flush=True)
     print(f"{time.time() - start:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Judge the photos, or print the table."""
+    parser = arguments(__doc__, "placements.jsonl")
+    parser.add_argument("--faithful", type=int, default=400, metavar="N", help="judge the faithfulness on N photos")
+    given = parser.parse_args()
+    rows = lines_of(given.out)
+    if given.table:
+        print(table(rows))
+    else:
+        run(work, tasks(given, rows, time.time() + given.seconds), given.out, given.workers)
 
 
 if __name__ == "__main__":

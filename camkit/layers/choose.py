@@ -91,7 +91,6 @@ class Decision:
         any_target: True if it holds for any target, because all outputs of the model are computed from the layer.
         finer: a layer before it that carries the whole score, and whose grid is finer; None if there is none, or if the
             layer's own grid is fine enough.
-        boxes: True if the model is a detector.
     """
 
     rows: tuple[LayerRow, ...]
@@ -101,7 +100,6 @@ class Decision:
     holds_for: HoldsFor = "model"
     any_target: bool = False
     finer: TargetLayer | None = None
-    boxes: bool = False
 
     def candidates(self) -> str:
         """Return the last spatial layers and their shapes, for an error message."""
@@ -294,7 +292,7 @@ def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:
     grid = "x".join(map(str, layout.grid)) if layout is not None else ""
     reason = f"the deepest grid, {grid}, that every box is computed from"
     layer = TargetLayer(chosen.name, chosen.call, layout, trace.size, reason, tuple(others))
-    return Decision(rows, layer, any_target=True, boxes=True)
+    return Decision(rows, layer, any_target=True)
 
 
 def choose(
