@@ -24,7 +24,7 @@ from camkit.layers.choose import decide
 from camkit.layers.memory import ModelMemory
 from camkit.layers.passes import LayerPasses
 from camkit.layers.trace import traced
-from camkit.methods import METHODS, ONE_BY_ONE, find_method
+from camkit.methods import METHODS, ONE_BY_ONE
 from camkit.models.shuffled import shuffle_weights
 from camkit.targets.classes import each
 from camkit.types import Spread
@@ -33,7 +33,7 @@ AT_LAYERS = ("gradcam", "gradcam++", "hirescam", "xgradcam", "layercam", "gradca
 """Methods that weight the same feature maps and gradients, at every layer."""
 
 EXPECTED = "expected"
-"""A method that runs the head once for each reference picture, at every layer."""
+"""A method that runs the head for each reference picture and takes pictures one by one: at two layers, on few."""
 
 AUTO = "auto"
 """The method that chooses method and layer together, if camkit has it."""
@@ -178,7 +178,9 @@ def measured_rows(judged: Subject, layers: int, check_time: Callable[[], None], 
         spread: how the cells are spread over the picture.
     """
     found, chosen = spatial_layers(judged.network, judged.inputs[:1], layers)
+    few = _first(judged, _FEW)
     memories: dict[int, ModelMemory] = {}
+    explainers: dict[int, camkit.Explainer] = {}
     rows = [{"layer": "", "method": "random", **_judged(judged, _random_maps)["random"]}]
 
     def passes(layer: str | None, methods: Sequence[str]) -> Drawing:
@@ -188,20 +190,35 @@ def measured_rows(judged: Subject, layers: int, check_time: Callable[[], None], 
 
         return drawing
 
+    def public(method: str, layer: str | None) -> Drawing:
+        """Draw by the public way, which knows methods that are not a matter of one pass."""
+
+        def drawing(network: nn.Module, inputs: Tensor, labels: Sequence[Tensor]) -> Maps:
+            if id(network) not in explainers:
+                explainers[id(network)] = camkit.Explainer(network, method=EXPECTED, references=judged.references)
+            explainer = explainers[id(network)].using(method, layer)
+            targets = [each(classes.tolist()) for classes in labels]
+            explained = explainer.batch([inputs], targets, batch_size=_AT_ONCE[inputs.device.type])
+            heat = torch.stack([torch.from_numpy(explanation.heatmap) for explanation in explained]).to(inputs.device)
+            return {method: list(heat.unflatten(0, (len(inputs), len(labels))).unbind(1))}
+
+        return drawing
+
+    compared = {chosen, found[len(found) // 2].name}
     for layer in found:
         check_time()
         place: Row = {"layer": layer.name, "grid": layer.grid, "depth": round(layer.depth, 3)}
         place["default"] = layer.name == chosen
         rows += _rows(judged, place, AT_LAYERS, passes(layer.name, AT_LAYERS))
-        rows += _rows(judged, place, (EXPECTED,), _by_explainer(EXPECTED, layer.name, judged.references))
+        if layer.name in compared:
+            rows += _rows(few, {**place, "pictures": len(few.inputs)}, (EXPECTED,), public(EXPECTED, layer.name))
     for method in WHOLE:
         check_time()
         rows += _rows(judged, {"layer": ""}, (method,), passes(None, (method,)))
     check_time()
-    few = _first(judged, _FEW)
     rows += _rows(few, {"layer": chosen, "pictures": len(few.inputs)}, (SLOW,), passes(None, (SLOW,)))
     if takes_auto(judged.network):
-        rows += _rows(judged, {"layer": ""}, (AUTO,), _by_explainer(AUTO, None, judged.references))
+        rows += _rows(judged, {"layer": ""}, (AUTO,), public(AUTO, None))
         rows[-1] |= _choice_of_auto(judged)
     return rows
 
@@ -317,20 +334,6 @@ def _of_passes(
                 maps[method].append(to_heatmap(signed.raws[0], (SIDE, SIDE), captured.features[0].placement))
     several = len(labels)
     return {method: [torch.cat(parts[number::several]) for number in range(several)] for method, parts in maps.items()}
-
-
-def _by_explainer(method: str, layer: str | None, references: Tensor) -> Drawing:
-    """Return a drawing by the public way, for methods that are not a matter of one pass."""
-
-    def drawing(network: nn.Module, inputs: Tensor, labels: Sequence[Tensor]) -> Maps:
-        compared = references if find_method(method).needs == "references" else None
-        explainer = camkit.Explainer(network, layer, method=method, references=compared)
-        targets = [each(classes.tolist()) for classes in labels]
-        explained = explainer.batch([inputs], targets, batch_size=_AT_ONCE[inputs.device.type])
-        heat = torch.stack([torch.from_numpy(explanation.heatmap) for explanation in explained]).to(inputs.device)
-        return {method: list(heat.unflatten(0, (len(inputs), len(labels))).unbind(1))}
-
-    return drawing
 
 
 def _random_maps(network: nn.Module, inputs: Tensor, labels: Sequence[Tensor]) -> Maps:  # noqa: ARG001 - a Drawing
