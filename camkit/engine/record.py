@@ -361,6 +361,7 @@ def same_values(tensor: Tensor, values: Tensor) -> bool:
         return False
     if tensor.layout is not torch.strided:
         tensor, values = tensor.to_dense(), values.to_dense()
+    values = values.to(tensor.device)
     if torch.equal(tensor, values):
         return True
     both_nan = tensor.isnan() & values.isnan()
