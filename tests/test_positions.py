@@ -161,6 +161,41 @@ def test_the_hottest_pixel_is_where_the_cell_looks(size, name):
         assert found.placement.positions
 
 
+ACTIVATIONS: dict[str, Any] = {
+    **{
+        name: lambda kind=kind, **options: kind(**options)
+        for name, kind in {
+            "ReLU": nn.ReLU,
+            "ReLU6": nn.ReLU6,
+            "LeakyReLU": nn.LeakyReLU,
+            "ELU": nn.ELU,
+            "CELU": nn.CELU,
+            "SELU": nn.SELU,
+            "SiLU": nn.SiLU,
+            "Mish": nn.Mish,
+            "Hardswish": nn.Hardswish,
+            "Hardsigmoid": nn.Hardsigmoid,
+            "Hardtanh": nn.Hardtanh,
+        }.items()
+    },
+    "GELU": lambda inplace: nn.GELU(),
+    "PReLU": lambda inplace: nn.PReLU(),
+    "LogSigmoid": lambda inplace: nn.LogSigmoid(),
+    "Softplus": lambda inplace: nn.Softplus(),
+    "Threshold": lambda inplace: nn.Threshold(-1.0, 0.0, inplace),
+}
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_cells_are_followed_through_every_activation(name, inplace):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), ACTIVATIONS[name](inplace=inplace)).eval()
+    layers = nn.Sequential(model, nn.Conv2d(4, 4, 3, 2, 1))
+    score = lambda output: output.square().sum((1, 2, 3))  # noqa: E731
+    explanation = camkit.explain(layers, torch.rand(3, 17, 21), "1", spread="centres", target=score)
+    assert explanation.positions[1].tolist() == [4.0 * cell for cell in range(6)]
+
+
 def test_the_maps_are_the_same_and_only_their_places_differ():
     torch.manual_seed(0)
     model, image = OneCell(NETWORKS["padded, 32"]()).eval(), torch.rand(3, 225, 225)

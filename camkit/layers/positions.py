@@ -47,12 +47,15 @@ _COPYING = frozenset(
 _KEEPING = frozenset(
     [
         "_fused_rms_norm", "_log_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
-        "_safe_softmax", "_softmax", "_to_copy", "clone", "contiguous", "cudnn_batch_norm", "log_softmax",
-        "masked_fill", "masked_fill_", "native_batch_norm", "native_dropout", "native_group_norm",
-        "native_layer_norm", "softmax", "tril", "triu",
+        "_prelu_kernel", "_safe_softmax", "_softmax", "_to_copy", "celu_", "clone", "contiguous", "cudnn_batch_norm",
+        "elu_", "gelu_", "hardsigmoid_", "hardswish", "hardswish_", "hardtanh_", "leaky_relu", "leaky_relu_",
+        "log_sigmoid_forward", "log_softmax", "masked_fill", "masked_fill_", "mish_", "native_batch_norm",
+        "native_dropout", "native_group_norm", "native_layer_norm", "selu_", "softmax",
+        "threshold_", "tril", "triu",
     ]
 )  # fmt: skip
-"""Operations besides the pointwise ones that leave every element in its place."""
+"""Operations that leave every element in its place, besides those that PyTorch marks as pointwise; it marks some
+activations only in late releases."""
 
 _AVERAGED: Mapping[str, Any] = {"amax": torch.ops.aten.mean.dim, "amin": torch.ops.aten.mean.dim}
 """Operations that choose among elements, and those that average the same elements."""
