@@ -1,7 +1,7 @@
 """Compares camkit with plain inference and with grad-cam, torchcam and captum: time, memory and the maps themselves.
 
-    python scripts/bench_peers.py --json bench.json --markdown docs/benchmarks.md
-    python scripts/bench_peers.py --device cuda --batch 256 --markdown docs/benchmarks.md
+    python scripts/bench_peers.py --json bench.json --markdown scripts/results/benchmarks.md
+    python scripts/bench_peers.py --device cuda --batch 256 --markdown scripts/results/benchmarks.md
 
 Time: all contenders take turns in one process, round after round, so that a slow moment of the machine affects all of
 them. Memory: each contender gets a fresh process; on a CPU this needs Linux, whose kernel records the peak. All get the

@@ -1,4 +1,4 @@
-"""Write the tables and plots of ``docs/validation.md``: does the check tell biased models from clean ones?"""
+"""Write the tables and plots of scripts/results/validation.md: does the check tell biased models from clean ones?"""
 
 from __future__ import annotations
 

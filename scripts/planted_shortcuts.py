@@ -1,6 +1,6 @@
 """Plant two shortcuts in real photos, train a network with each and without it, and check both.
 
-    python scripts/planted_shortcuts.py --data ../shared/data --out planted/ --markdown docs/validation.md
+    python scripts/planted_shortcuts.py --data ../shared/data --out planted/ --markdown scripts/results/validation.md
 
 A watermark: one class's training pictures carry the watermark of the archive that they come from. Two clinics: each
 class comes mostly from one of two places that photograph on cloths of their own. The networks are the first blocks of

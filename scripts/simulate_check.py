@@ -1,6 +1,6 @@
 """Test the statistics of the check on answers that are drawn from a known truth, without networks and pictures.
 
-    python scripts/simulate_check.py --checks 1000 --workers 2 --markdown docs/validation.md
+    python scripts/simulate_check.py --checks 1000 --workers 2 --markdown scripts/results/validation.md
 
 Each scenario is a model whose effects are known exactly. The script draws the answers to the edits of many experiments
 from it, passes them through the measures and the decision table of the check, and counts the wrong statements: effects

@@ -1,6 +1,6 @@
 """Test how often the check warns of a class on a kind of background, on answers that are drawn from a known truth.
 
-    python scripts/simulate_kinds.py --checks 1000 --workers 2 --markdown docs/validation.md
+    python scripts/simulate_kinds.py --checks 1000 --workers 2 --markdown scripts/results/validation.md
 
 The experiments are those of ``simulate_check.py``. Each background also has a kind. It goes with its class as often as
 the scenario says and is drawn at random otherwise. One pair of class and kind may be less accurate; all other

@@ -1,6 +1,6 @@
 """Validate the check: train many small classifiers, with a known shortcut and without one, and check each of them.
 
-    python scripts/validate_check.py --state lab/ --workers 2 --markdown docs/validation.md
+    python scripts/validate_check.py --state lab/ --workers 2 --markdown scripts/results/validation.md
 
 A model's truth is its own behaviour: its accuracy on pictures drawn like its training set, minus its accuracy on
 pictures whose shortcut is redrawn at random. The check sees only a validation folder drawn like the training set.

@@ -1,7 +1,7 @@
 """Measure what is lost when objects are pasted on photos: by the fill, by the seam, and by the missing context.
 
     pip install scikit-image
-    python scripts/validate_fills.py --data ../shared/data --markdown docs/validation.md
+    python scripts/validate_fills.py --data ../shared/data --markdown scripts/results/validation.md
 
 Each picture of Caltech-101 whose class ImageNet has is shown to a network with its ImageNet weights, unedited and
 edited in many ways. All edits use the same pictures, the same partners and the same outlines.

@@ -1,6 +1,6 @@
 """Validate the check on real photos: train many networks with a known shortcut and without one, and check each of them.
 
-    python scripts/validate_photos.py --data ../shared/data --state photo-lab/ --markdown docs/validation.md
+    python scripts/validate_photos.py --data ../shared/data --state photo-lab/ --markdown scripts/results/validation.md
 
 This is ``validate_check.py`` with real pixels and ImageNet weights. A model's truth is its own behaviour: its accuracy
 on pictures whose cue (a place or a mark) goes with the class as often as in the folder, minus its accuracy on pictures

@@ -1,6 +1,6 @@
 """Explain one model of every kind, with random weights, and check the map against two independent truths.
 
-    python scripts/zoo.py --state zoo.jsonl --markdown docs/zoo.md
+    python scripts/zoo.py --state zoo.jsonl --markdown scripts/results/zoo.md
     python scripts/zoo.py --state zoo.jsonl --only timm:vit --redo wrong refused
 
 Each finished model is a line of the state file, and an interrupted run continues where it stopped. Each model is tested

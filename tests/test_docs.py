@@ -51,6 +51,9 @@ RUN = (
 )
 """Pages whose Python examples run as they stand, one after another, beside the pictures that ``workplace`` writes."""
 
+FIGURE = re.compile(r"-?\d+\.\d+")
+"""A number that was measured, as a page writes it."""
+
 RUN_LONGER = ("docs/diagnose.md", "docs/tensorboard.md")
 """The same, in the extended tier."""
 
@@ -102,6 +105,14 @@ def test_the_pages_name_every_target_and_every_report() -> None:
     assert made
     assert [name for name in made if f"targets.{name}(" not in PAGES["docs/targets.md"]] == []
     assert [name for name in REPORTS if f"`{name}`" not in PAGES["docs/check.md"]] == []
+
+
+def test_the_figures_of_the_results_are_in_the_complete_tables() -> None:
+    sources = [*(ROOT / "scripts/results").glob("*.md"), DOCS / "methods.md"]
+    measured = {figure for file in sources for figure in FIGURE.findall(file.read_text("utf-8"))}
+    quoted = FIGURE.findall(PAGES["docs/results.md"])
+    assert len(quoted) > 100
+    assert [figure for figure in quoted if figure not in measured] == []
 
 
 def test_every_public_name_is_in_the_reference() -> None:

@@ -13,8 +13,8 @@ from camkit.config.settings import LimitsSection
 
 SPREAD = 0.35
 """Standard deviation of one picture's share in a gap or a sufficiency, with two backgrounds of either kind. It is the
-median for the gap of all classes together over 40 clean networks of the lab (docs/validation.md); the largest value was
-0.5, in networks with an accuracy near 40%."""
+median for the gap of all classes together over 40 clean networks of the lab (scripts/results/validation.md); the
+largest value was 0.5, in networks with an accuracy near 40%."""
 
 CHANCE_TO_EXCLUDE = 0.8
 """How often the check should tell a model without any effect from a model at the limit: a usual value for planning."""

@@ -107,7 +107,7 @@ def faster_format(
 ) -> torch.memory_format:
     """Return the memory format in which the model should receive a batch.
 
-    Convolutions on a CPU are faster with the channels last, without any change to the model; ``docs/benchmarks.md`` has
+    Convolutions on a CPU are faster with the channels last, without any change to the model; docs/results.md has
     the figures. A model that gives different results in this format gets the ordinary one.
 
     Args:
