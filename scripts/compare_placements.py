@@ -6,7 +6,7 @@
     python scripts/compare_placements.py --data ../shared/data --out tiny.jsonl --photos 4 --faithful 1 --device cpu
 
 Each map is made once and drawn in each placement: "even" as other toolkits do, "centres" at the centres of the kernels,
-and "shifted" as ``placements.py`` says, where it differs from "even". All metrics are camkit's own.
+and "strides" as ``placements.py`` says, where it differs from "even". All metrics are camkit's own.
 
 First, each photo is explained at each size, and so are its mirror images: energy and pointing on the outlines, and the
 likeness of a map to that of the mirror image, mirrored back. Then the photos are judged by SRG, insertion, deletion and
@@ -38,7 +38,7 @@ from lab_photos import outlines
 from measure_shift import padded
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from placements import EVEN, SHIFTED, best_shift, differ, drawn, likenesses, placements_of, profiles
+from placements import EVEN, STRIDES, best_shift, differ, drawn, likenesses, placements_of, profiles
 from real_models import HALF, IMAGENET, NETWORKS
 from torch import Tensor, nn
 from torchvision.transforms import v2
@@ -155,7 +155,7 @@ class Judge:
     def placements(self, size: Size, device: str) -> dict[str, CellPositions]:
         """Return the placements that differ at a size."""
         ways = placements_of(self.explainer.model, size, torch.device(device))
-        return {way: places for way, places in ways.items() if way != SHIFTED or differ(places, ways[EVEN])}
+        return {way: places for way, places in ways.items() if way != STRIDES or differ(places, ways[EVEN])}
 
     def picture(self, photo: Image.Image, size: Size) -> Tensor:
         """Return a photo as the network sees it (3, H, W)."""

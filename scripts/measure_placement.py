@@ -41,7 +41,7 @@ import torch
 from measure_shift import padded
 from numpy.typing import NDArray
 from placements import (
-    SHIFTED,
+    STRIDES,
     best_shift,
     centre_of_gradients,
     drawn,
@@ -378,7 +378,7 @@ def measure(network: nn.Sequential, parts: Parts, side: int, settings: Settings)
     for axis, name in enumerate(("down", "right")):
         objects = profiles(scenes.covers[right], axis)
         seen = seen_by_cells(profiles(raws[right].relu(), axis), objects, stride)
-        there = np.array(places[SHIFTED][axis])
+        there = np.array(places[STRIDES][axis])
         inner = (there >= 1.4 * stride) & (there <= side - 1 - 1.4 * stride)
         row[f"seen {name}"] = seen.round(2).tolist()
         row[f"spacing {name}"] = float(np.polyfit(np.flatnonzero(inner), seen[inner], 1)[0] / stride)

@@ -11,12 +11,8 @@ import camkit
 from camkit.engine.heatmap import enlarge
 from camkit.types import CellPositions, Placement
 
-EVEN, CENTRES, SHIFTED = "even", "centres", "shifted"
-"""Evenly over the picture; at the centres of the kernels; and at these, moved by one distance for all sizes. With this
-distance, the middle of the cells is the middle of the picture if its sides are multiples of the stride."""
-
-LARGEST_STRIDE = 32
-"""A multiple of the strides of all networks here."""
+EVEN, CENTRES, STRIDES = "even", "centres", "strides"
+"""The ways to spread cells, as ``camkit.Explainer`` names them."""
 
 Profiles = NDArray[np.float64]
 """The sums of maps along the other axis, (maps, pixels)."""
@@ -24,23 +20,12 @@ Profiles = NDArray[np.float64]
 
 def placements_of(model: nn.Module, size: tuple[int, int], device: torch.device) -> dict[str, CellPositions]:
     """Return the places of the cells of the layer that camkit explains, in pixels of an input (height, width)."""
-    even, centres = _positions(model, size, device)
-    nearest = [max(1, side // LARGEST_STRIDE) * LARGEST_STRIDE for side in size]
-    even_there, centres_there = _positions(model, (nearest[0], nearest[1]), device)
-    shifted = []
-    for axis, places in enumerate(centres):
-        distance = float(np.mean(even_there[axis]) - np.mean(centres_there[axis]))
-        shifted.append(tuple(place + distance for place in places))
-    return {EVEN: even, CENTRES: centres, SHIFTED: tuple(shifted)}
-
-
-def _positions(model: nn.Module, size: tuple[int, int], device: torch.device) -> tuple[CellPositions, CellPositions]:
     picture = torch.rand(3, *size, generator=torch.Generator().manual_seed(0))
-    explanations = [camkit.Explainer(model, spread=spread, device=device)(picture) for spread in ("even", "centres")]
-    even, centres = (
-        tuple(tuple(map(float, places)) for places in explanation.positions) for explanation in explanations
-    )
-    return even, centres
+    found = {}
+    for spread in (EVEN, CENTRES, STRIDES):
+        explanation = camkit.Explainer(model, spread=spread, device=device)(picture)
+        found[spread] = tuple(tuple(map(float, places)) for places in explanation.positions)
+    return found
 
 
 def drawn(raws: Tensor, size: tuple[int, int], places: CellPositions) -> Tensor:

@@ -201,7 +201,7 @@ def test_the_maps_are_the_same_and_only_their_places_differ():
     model, image = OneCell(NETWORKS["padded, 32"]()).eval(), torch.rand(3, 225, 225)
     even, centres = (
         camkit.explain(model, image, "layers", spread=spread, target=lambda output: output.square().sum((1, 2, 3)))
-        for spread in (None, "centres")
+        for spread in ("even", "centres")
     )
     assert np.array_equal(even.raw, centres.raw)
     rows, columns = centres.positions
@@ -213,6 +213,45 @@ def test_the_maps_are_the_same_and_only_their_places_differ():
     between = np.stack([np.interp(np.arange(225), columns, row) for row in np.maximum(centres.raw, 0)])
     expected = np.stack([np.interp(np.arange(225), rows, column) for column in between.T], 1)
     assert np.allclose(centres.heatmap, expected / expected.max(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["padded, 32", "padded, 8", "not padded, 16", "padded as TensorFlow, 16", "patches, 32", "even kernels"]
+)
+@pytest.mark.parametrize(("size", "usual"), [((224, 224), (224, 224)), ((225, 209), (224, 192))])
+def test_cells_lie_in_the_middle_of_their_strides(name, size, usual):
+    """In pictures of the usual size, the middle of the cells is the picture's; in others, they lie beside it as far."""
+    torch.manual_seed(0)
+    model = OneCell(NETWORKS[name]()).eval()
+    score = lambda output: output.square().sum((1, 2, 3))  # noqa: E731
+    found = camkit.explain(model, torch.rand(3, *size), "layers", target=score).positions
+    rows, columns = model(torch.rand(1, 3, *usual)).shape[2:]
+    outer = [truth_of(model, usual, *cell) for cell in ((2, 2), (rows - 3, columns - 3))]
+    beside = (np.array(usual) - 1) / 2 - np.mean(outer, 0)
+    for row, column in ((2, 2), (3, 2)):
+        place = np.array([found[0][row], found[1][column]])
+        assert np.abs(place - truth_of(model, size, row, column) - beside).max() <= 0.5, found
+
+
+def test_cells_that_fill_the_picture_are_drawn_as_other_toolkits_do():
+    torch.manual_seed(0)
+    model, image = OneCell(NETWORKS["padded, 32"]()).eval(), torch.rand(3, 224, 160)
+    score = lambda output: output.square().sum((1, 2, 3))  # noqa: E731
+    maps = [camkit.explain(model, image, "layers", target=score, spread=spread) for spread in (None, "even")]
+    assert np.array_equal(*(explanation.heatmap for explanation in maps))
+    assert all(not explanation.placement.positions for explanation in maps)
+
+
+def test_a_model_that_takes_one_size_has_its_cells_spread_evenly():
+    class OneSize(nn.Sequential):
+        def forward(self, images: Tensor) -> Tensor:
+            assert images.shape[2:] == (225, 225)
+            return super().forward(images).mean((2, 3))
+
+    torch.manual_seed(0)
+    model = OneSize(*halving(32, padding=1)).eval()
+    maps = [camkit.explain(model, torch.rand(3, 225, 225), target=1, spread=spread) for spread in (None, "even")]
+    assert np.array_equal(*(explanation.positions for explanation in maps))
 
 
 def test_cells_at_the_same_place_are_drawn_as_their_mean():

@@ -22,13 +22,12 @@ from camkit.engine.references import KeptReferences
 from camkit.engine.restore import is_in_use
 from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
-from camkit.layers.location import placed
 from camkit.layers.names import select_layers
 from camkit.layers.operations import OperationWatch
-from camkit.layers.trace import followed
+from camkit.layers.places import are_even, with_places
 from camkit.targets.classes import FunctionTarget
 from camkit.targets.scores import Target
-from camkit.types import LayerRef, Layout, Precision, TargetLayer
+from camkit.types import LayerRef, Layout, Precision, Spread, TargetLayer
 
 _MOST_SIZES = 32
 """How many input sizes have their decisions kept: few models see more, and deciding again takes a second at most."""
@@ -74,7 +73,7 @@ class ModelMemory:
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
-        self._centred: dict[tuple[InputKind, LayerRef, Layout], Layout] = {}
+        self._placed: dict[tuple[InputKind, LayerRef, Layout, Spread], Layout] = {}
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
     @property
@@ -125,18 +124,15 @@ class ModelMemory:
         except Exception:  # noqa: BLE001 - a target may raise anything, for example if it is made for a larger batch
             return decision
 
-    def centred(self, layer: TargetLayer, image: Float[Tensor, "1 c *size"]) -> Layout | None:
-        """Return a layer's layout with the centres of its cells' kernels, if they can be followed; it runs one pass."""
+    def placed(self, layer: TargetLayer, image: Float[Tensor, "1 c *size"], spread: Spread) -> Layout | None:
+        """Return a layer's layout with the places of its cells, unless these are spread evenly."""
         model = self.model
-        if layer.layout is None or model is None:
+        if layer.layout is None or model is None or are_even(layer.layout, tuple(image.shape[2:]), spread):
             return layer.layout
-        key = kind_of(image), layer.ref, layer.layout
-        if key not in self._centred:
-            places = followed(model, image, (layer.name, layer.call or 1), self.record)
-            self._centred[key] = (
-                layer.layout if places is None else placed(layer.layout, places, tuple(image.shape[2:]))
-            )
-        return self._centred[key]
+        key = kind_of(image), layer.ref, layer.layout, spread
+        if key not in self._placed:
+            self._placed[key] = with_places(model, image, layer, spread, self.record)
+        return self._placed[key]
 
     def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
         """Return a decision for one target of this very image, without remembering it."""

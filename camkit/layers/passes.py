@@ -24,6 +24,7 @@ from camkit.layers.choose import TOKENS, UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
 from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
+from camkit.layers.places import are_even
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import ATTENTION, ONE_BY_ONE, Method, find_method
 from camkit.methods.registry import FINE
@@ -212,8 +213,7 @@ class LayerPasses:
     ) -> tuple[Capture, tuple[TargetLayer, ...]]:
         """Run the model with the layers that the caller named, or else with the layer that camkit chooses."""
         layers = self._known(modules, inputs) if modules else None
-        is_even = self._spread == "even"
-        if layers is None and modules and is_even and not self.memory.has_decided(inputs):
+        if layers is None and modules and not self.memory.has_decided(inputs):
             first = self._first_look(modules, inputs, run)
             if first is not None:
                 return first
@@ -298,7 +298,9 @@ class LayerPasses:
         layers = tuple(replace(layer, layout=layout, size=size) for layer, layout in both)
         for layer in layers:
             self.memory.remember(layer, inputs)
-        return captured, layers
+        if all(layer.layout is None or are_even(layer.layout, size, self._spread) for layer in layers):
+            return captured, layers
+        return run(layers), layers
 
     def _decided(
         self, modules: Mapping[LayerRef, nn.Module], inputs: Tensor, targets: tuple[Target, ...]
@@ -368,9 +370,7 @@ class LayerPasses:
         if not apart and len(inputs) > 1:
             raise OneByOneError
         many = method.needs == "pictures"
-        layouts = {layer.ref: layer.layout for layer in layers if layer.size}
-        if self._spread == "centres":
-            layouts = {layer.ref: memory.centred(layer, inputs[:1]) for layer in layers if layer.size}
+        layouts = {layer.ref: memory.placed(layer, inputs[:1], self._spread) for layer in layers if layer.size}
         batch = inputs.expand(at_once(inputs.device), *inputs.shape[1:]) if many else inputs
         options = Pass(
             modules,

@@ -1,0 +1,72 @@
+"""Where a layer's cells are drawn: in the middle of their strides, or at the centres of their kernels.
+
+With padding, the centre of a cell's kernels lies beside the middle of the pixels between which the cell and its
+neighbours divide the picture. Training makes up for that: in a trained network, a cell looks at the middle of its
+stride, and the cells' middle is the picture's. ``scripts/measure_placement.py`` measured it. Networks are trained on
+sides that are multiples of their strides. There, cells that are spread evenly lie in the middle of their strides. On
+other sides they lie one stride apart as well, and not as far apart as an even spread draws them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from camkit.engine.record import ModelRecord
+from camkit.layers.location import placed
+from camkit.layers.trace import followed
+from camkit.types import Layout, Spread, TargetLayer
+
+_WHOLE = 32
+"""Networks are trained on sides that are multiples of this, which is a multiple of nearly all strides."""
+
+
+def are_even(layout: Layout, size: tuple[int, ...], spread: Spread) -> bool:
+    """Tell whether cells are spread evenly. In the middle of their strides they are if these fill the input."""
+    if spread != "strides" or layout.extent or len(layout.grid) != len(size):
+        return spread != "centres"
+    return all(side % cells == 0 for side, cells in zip(size, layout.grid, strict=True))
+
+
+def with_places(
+    model: nn.Module, image: Float[Tensor, "1 c *size"], layer: TargetLayer, spread: Spread, record: ModelRecord
+) -> Layout:
+    """Return a layer's layout with the places of its cells if they can be followed through the model.
+
+    It runs a pass. For cells in the middle of their strides, it runs another one on a picture whose sides are multiples
+    of 32: the cells' middle is the picture's there, which says how far all lie beside the centres of their kernels.
+    """
+    assert layer.layout is not None
+    centred = _centred(model, image, layer, record)
+    if spread == "centres" or not centred.positions:
+        return centred
+    sides = [max(1, side // _WHOLE) * _WHOLE for side in image.shape[2:]]
+    usual = centred
+    if sides != list(image.shape[2:]):
+        try:
+            usual = _centred(model, functional.interpolate(image, sides), layer, record)
+        except Exception:  # noqa: BLE001 - a model that takes one size raises anything
+            return layer.layout
+    if not usual.positions:
+        return layer.layout
+    moved = [(side - 1) / 2 - sum(places) / len(places) for side, places in zip(sides, usual.positions, strict=True)]
+    positions = tuple(
+        tuple(place + by for place in places) for places, by in zip(centred.positions, moved, strict=True)
+    )
+    return replace(centred, positions=positions)
+
+
+def _centred(model: nn.Module, image: Float[Tensor, "1 c *size"], layer: TargetLayer, record: ModelRecord) -> Layout:
+    """Return a layer's layout for an input of any size, with the centres of its cells' kernels if they are followed."""
+    layout, size = layer.layout, tuple(image.shape[2:])
+    assert layout is not None
+    found = followed(model, image, (layer.name, layer.call or 1), record)
+    if found is None or layout.kind not in found:
+        return layout
+    grid = tuple(found[layout.kind].shape[1:])
+    if len(grid) != len(size):  # tokens in a row
+        grid = tuple(round(cells * side / own) for cells, side, own in zip(layout.grid, size, layer.size, strict=True))
+    return placed(replace(layout, grid=grid), found, size)
