@@ -24,7 +24,7 @@ from camkit.layers.branches import ends_beside, shared, twins
 from camkit.layers.influence import ELSEWHERE, NOT_MEASURED, Influence, measure_influence, structural_verdict
 from camkit.layers.layouts import Readings, channels_of, read_layouts
 from camkit.layers.location import exchange, locate
-from camkit.layers.share import WHOLE, Carried, carried
+from camkit.layers.share import WHOLE, Carried, carried, is_balanced
 from camkit.layers.trace import Call, Key, LivePass, Trace, traced
 from camkit.methods.registry import FINE
 from camkit.targets.scores import Target
@@ -250,7 +250,11 @@ def choose_in(live: LivePass, *, every: bool = False) -> Decision:
             return Carried()
         return carried(live, named, layout, constant=bool(influence.note))
 
-    decision = choose(trace, readings, influence, carries, everywhere)
+    def balanced(call: Call) -> bool:
+        layout = by_call[call].layout
+        return layout is not None and is_balanced(live, call, layout)
+
+    decision = choose(trace, readings, influence, carries, everywhere, balanced)
     decision = replace(decision, holds_for=_holds_for(trace, readings, influence, decision.holds_for))
     return replace(decision, rows=_rows(trace, readings, everywhere().verdicts)) if every else decision
 
@@ -301,6 +305,7 @@ def choose(
     influence: Influence,
     carries: Callable[[Call], Carried] = lambda _: Carried(),
     every: Callable[[], Influence] | None = None,
+    balanced: Callable[[Call], bool] = lambda _: False,
 ) -> Decision:
     """Choose the deepest layer whose cells lie where its layout says, influence the score, and carry enough of it.
 
@@ -308,6 +313,7 @@ def choose(
         trace, readings, influence: the results of the stages before.
         carries: measures what the cells of a layer carry; by default, nothing is known.
         every: measures the influence of every layer; called if the deepest one carries next to nothing.
+        balanced: tells whether activations times gradients add up to 0 in each cell; by default, they do not.
     """
     layouts = {call: reading.layout for call, reading in zip(trace.calls, readings, strict=True)}
     rows = _rows(trace, readings, influence.verdicts)
@@ -335,17 +341,23 @@ def choose(
     chosen = common or best
     of_chosen = carries(chosen)
     layer = _described(chosen, trace, readings, fit, named, influence, of_chosen)
-    finer = _finer(trace, readings, influence, chosen, carries)
+    finer = _finer(trace, readings, influence, chosen, carries, balanced)
     return Decision(rows, layer, (), lasting, holds_for, of_chosen.everything, finer)
 
 
 def _finer(
-    trace: Trace, readings: Readings, influence: Influence, chosen: Call, carries: Callable[[Call], Carried]
+    trace: Trace,
+    readings: Readings,
+    influence: Influence,
+    chosen: Call,
+    carries: Callable[[Call], Carried],
+    balanced: Callable[[Call], bool],
 ) -> TargetLayer | None:
     """Return the layer of ``Decision.finer``.
 
     Of the grids that are fine enough the coarsest counts, and of its layers those with the shortest names, which are
-    the model's own blocks; of these, the last one that carries the whole score.
+    the model's own blocks; of these, the last one that carries the whole score. If activations times gradients add up
+    to 0 in each of its cells, there is none: the positive products alone say no more of one class than of another.
     """
     by_call = dict(zip(trace.calls, readings, strict=True))
     grid = getattr(by_call[chosen].layout, "grid", ())
@@ -367,6 +379,8 @@ def _finer(
     latest.sort(key=lambda ref: ref.name.count("."))
     for ref in latest[:_MOST_TRIED]:
         if (carries(refs[ref]).share or 0) > WHOLE:
+            if balanced(refs[ref]):
+                return None
             layout = _layout_of(ref, trace, readings)
             named = "" if layout is None else "x".join(map(str, layout.grid))
             reason = f"the deepest {named} grid, which carries the whole score"

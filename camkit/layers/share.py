@@ -30,6 +30,10 @@ _LEAST, _SMALL, WHOLE = 0.003, 0.1, 0.95
 counts as the whole score. In the zoo, with random weights, the last tokens of transformers carry 0.03 to 0.4, and those
 of a very small one 0.006; no tokens beside them carry the whole score."""
 
+_BALANCED = 0.01
+"""The share of the products of activations and gradients that their sum reaches in a cell if it is 0 by the formula: in
+ConvNeXt, what the normalisation adds to the variance leaves less than 0.001."""
+
 _NOT_DIFFERENTIABLE = "; its gradients differ from how the score changes, as if the model detached or reversed them"
 
 _STEP, _STEPS = 0.01, 3
@@ -106,6 +110,18 @@ def carried(live: LivePass, call: Call, layout: Layout, *, constant: bool = Fals
         return Carried(share, everything, head.deviation() <= _MOST_DEVIATION)
     except Exception:  # noqa: BLE001 - a model may raise anything if a part of it runs alone
         return Carried()
+
+
+def is_balanced(live: LivePass, call: Call, layout: Layout) -> bool:
+    """Tell whether activations times gradients add up to 0 in each cell, so that single products say little.
+
+    They do if only a normalisation of each cell follows, as at the end of ConvNeXt's stages.
+    """
+    products = live.products(_number(call))
+    if products is None:
+        return False
+    cells = to_grid(products, layout)
+    return bool(cells.sum(1).abs().amax() <= _BALANCED * cells.abs().sum(1).amax())
 
 
 def _is_on_all_paths(trace: Trace, call: Call, cells: Tensor) -> bool:

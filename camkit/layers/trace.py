@@ -275,6 +275,17 @@ class LivePass:
 
     def gradients(self, score: Score, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
         """Differentiate a score, as described at ``Gradients``."""
+        found = self._gradients(score, tensors)
+        if found is None:
+            return None
+        return {number: None if gradient is None else gradient.bool() for number, gradient in found.items()}
+
+    def products(self, tensor: int) -> Tensor | None:
+        """Return a tensor times the gradient of the best score at it; None if the score does not depend on it."""
+        gradient = (self._gradients("best", [tensor]) or {}).get(tensor)
+        return None if gradient is None else self.tensors[tensor].detach() * gradient
+
+    def _gradients(self, score: Score, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
         if score not in self._scores:
             self._scores[score] = self._score(score)
         value = self._scores[score]
@@ -287,10 +298,7 @@ class LivePass:
         scored = None if self.target is not None else scored_tensor(self.output)
         with passing_through(None if scored is None else final_activation(scored)):
             gradients = torch.autograd.grad(value, ends, retain_graph=True, allow_unused=True)
-        return {
-            number: None if gradient is None else gradient.bool()
-            for number, gradient in zip(usable, gradients, strict=True)
-        }
+        return dict(zip(usable, gradients, strict=True))
 
     def _score(self, score: Score) -> Tensor | None:
         if self.target is not None and score == "best":
