@@ -143,13 +143,13 @@ class Explainer:
             ``file.py:factory``, ``demo-fair``).
         target_layer: None lets camkit choose the layer; otherwise a name such as ``"layer4"`` (``"relu#2"``: its second
             call), a pattern, a type, a module, or a ``TargetLayer``. Several are fused.
-        method: a name from ``camkit.METHODS``, or a function ``(activations, gradients) -> weights``. None is
-            "gradcam", and "hirescam" for the boxes of a detector: Grad-CAM weights whole channels, which many boxes
-            share. With "auto" camkit chooses the method and the layer together. If attention runs between all tokens,
-            the method is "chefer". Otherwise, if the deepest grid has fewer than 8 cells along an axis, it is
-            "gradcam-elementwise" at a layer before it with a finer grid that carries the whole score. Otherwise it is
-            "gradcam" at the deepest grid. At a layer that you name, it is "gradcam" if the grid is the deepest one, and
-            else "gradcam-elementwise". The boxes of a detector take "hirescam".
+        method: a name from ``camkit.METHODS``, or a function ``(activations, gradients) -> weights``. None is "auto":
+            camkit chooses the method and the layer together. If attention runs between all tokens, the method is
+            "chefer". Otherwise, if the deepest grid has fewer than 8 cells along an axis, it is "gradcam-elementwise"
+            at a layer before it with a finer grid that carries the whole score. Otherwise it is "gradcam" at the
+            deepest grid. At a layer that you name, it is "gradcam" if the grid is the deepest one, and else
+            "gradcam-elementwise". The boxes of a detector take "hirescam": Grad-CAM weights whole channels, which many
+            boxes share.
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
         labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
         device: where a model loaded by name runs; a module stays where it is.
@@ -229,8 +229,7 @@ class Explainer:
         progress: Progress | None = None,
         references: References | ReferencesLike | None = None,
     ) -> None:
-        self._method = find_method("gradcam" if method is None else method)
-        self._is_default = method is None
+        self._method = find_method(AUTO if method is None else method)
         precision, fuse = precision or "fp32", fuse or ("product" if self._method.stages else "mean")
         if fuse not in get_args(Fusion):
             raise InputError(f"fuse must be one of {', '.join(get_args(Fusion))}, not {fuse!r}")
@@ -408,10 +407,8 @@ class Explainer:
         memory, loaded = self._memory, self._loaded
         if model is not None and model is not self.model:
             memory, loaded = ModelMemory(model), replace(loaded, module=model)
-        kept = None if self._is_default else self._method
-        chosen = kept if method is None else find_method(method)
-        reads_layer = chosen is None or chosen.layer
-        layers = self._runs.selectors if target_layer is None and reads_layer else target_layer
+        chosen = self._method if method is None else find_method(method)
+        layers = self._runs.selectors if target_layer is None and chosen.layer else target_layer
         # Whether bf16 can be used was decided when this Explainer was made.
         precision: Precision = "bf16-forced" if self._precision == "bf16" else self._precision
         options = (chosen, precision, fuse or self._fuse, self._smooth, self._spread, self._progress, self._references)
@@ -682,13 +679,13 @@ class Explainer:
         by_method = (of_method for of_picture in rows for of_method in of_picture)
         return [row for of_method in by_method for row in sharing_scale(existing(of_method, scores))]
 
-    def _for_boxes(self, asked: Method) -> Method | None:
+    @staticmethod
+    def _for_boxes(asked: Method) -> Method | None:
         """Return the method for a detector's boxes: HiResCAM, since Grad-CAM weights whole channels, which boxes share.
 
         If the caller asked for a method, that is used for boxes, too, and None is returned.
         """
-        is_free = asked.automatic or (self._is_default and asked is self._method)
-        return find_method("hirescam") if is_free else None
+        return find_method("hirescam") if asked.automatic else None
 
     def _averaged(
         self,

@@ -106,8 +106,8 @@ def explain(
         pictures: Files, folders or quoted glob patterns.
         source: The model.
         targets: What to explain.
-        method: How to weight the feature maps; "camkit methods" lists all, and "auto" lets camkit choose
-            the method and the layer. Default: gradcam, and hirescam for boxes.
+        method: How to weight the feature maps; "camkit methods" lists all. Default: auto, with which camkit chooses
+            the method and the layer together.
         layer: The layer to explain; repeat the option to fuse several. "camkit layers" lists all. Default: camkit
             chooses.
         fuse: How to combine several layers into one map.

@@ -36,6 +36,7 @@ from camkit.images.files import check_folder, refuse_input
 from camkit.images.listing import Pictures
 from camkit.images.read import open_picture
 from camkit.layers.names import Layers
+from camkit.methods import AUTO
 from camkit.models import as_model, device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.scale.actors import ModelSource, Pool, Source, cause_of, import_ray, load_on_node
@@ -187,7 +188,8 @@ def prepared_job(
     with warnings.catch_warnings():  # the actors run elsewhere, and say themselves which precision they use
         warnings.simplefilter("ignore")
         explain_many(loaded, [], **settings)
-    kept = {name: options.get(name) for name in ("method", "precision", "fuse", "smooth")}
+    kept = {name: options.get(name) for name in ("precision", "fuse", "smooth")}
+    kept["method"] = options.get("method") or AUTO.name
     target = options.get("target")
     code = digest_of_code(loaded, kept["method"], target)
     made_with = fingerprint(loaded, **kept, layers=target_layer, targets=target, draft=draft, code=code)

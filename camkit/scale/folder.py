@@ -27,7 +27,7 @@ from camkit.images.files import check_folder, names_file, refuse_input, refuse_o
 from camkit.images.listing import Found, Pictures
 from camkit.images.references import chosen
 from camkit.images.video import is_video
-from camkit.methods import MethodLike
+from camkit.methods import AUTO, MethodLike
 from camkit.models import device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.scale.fingerprint import digest, digest_of_code, fingerprint
@@ -222,7 +222,7 @@ def explain_files(
         check_folder(out.parent if names_file(out) else out)
     results = None
     if table is not None:
-        settings = {"method": method, "layers": layers, "targets": targets, "precision": precision, "fuse": fuse}
+        settings = {"method": method or AUTO.name, "layers": layers, "targets": targets, "precision": precision, "fuse": fuse}
         settings["smooth"] = smooth
         if references is not None:
             settings["references"] = digest(*(Path(str(file)).read_bytes() for file in chosen(references)[0]))
