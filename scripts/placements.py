@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.engine.heatmap import enlarge
-from camkit.types import CellPositions, Placement
+from camkit.types import CellPositions, Placement, Spread
 
 EVEN, CENTRES, STRIDES = "even", "centres", "strides"
 """The ways to spread cells, as ``camkit.Explainer`` names them."""
@@ -22,7 +24,7 @@ def placements_of(model: nn.Module, size: tuple[int, int], device: torch.device)
     """Return the places of the cells of the layer that camkit explains, in pixels of an input (height, width)."""
     picture = torch.rand(3, *size, generator=torch.Generator().manual_seed(0))
     found = {}
-    for spread in (EVEN, CENTRES, STRIDES):
+    for spread in get_args(Spread):
         explanation = camkit.Explainer(model, spread=spread, device=device)(picture)
         found[spread] = tuple(tuple(map(float, places)) for places in explanation.positions)
     return found

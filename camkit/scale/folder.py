@@ -222,7 +222,13 @@ def explain_files(
         check_folder(out.parent if names_file(out) else out)
     results = None
     if table is not None:
-        settings = {"method": method or AUTO.name, "layers": layers, "targets": targets, "precision": precision, "fuse": fuse}
+        settings = {
+            "method": method or AUTO.name,
+            "layers": layers,
+            "targets": targets,
+            "precision": precision,
+            "fuse": fuse,
+        }
         settings["smooth"] = smooth
         if references is not None:
             settings["references"] = digest(*(Path(str(file)).read_bytes() for file in chosen(references)[0]))
