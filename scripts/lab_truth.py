@@ -227,8 +227,7 @@ def _trained(kind: str, cause: str, device: torch.device, settings: Settings) ->
     file = None
     if settings.keep is not None:
         settings.keep.mkdir(parents=True, exist_ok=True)
-        letters = "".join(letter if letter.isalnum() else "-" for letter in f"{kind} {cause} {settings.width}")
-        file = settings.keep / f"{letters}.pt"
+        file = kept_file(settings.keep, kind, cause, settings.width)
     if file is not None and file.exists():
         kept = torch.load(file, map_location=device, weights_only=True)
         network = build(kind, cause, settings.width).to(device)
@@ -240,6 +239,12 @@ def _trained(kind: str, cause: str, device: torch.device, settings: Settings) ->
     if file is not None:
         torch.save({"weights": network.state_dict(), "accuracy": accuracy}, file)
     return network, accuracy
+
+
+def kept_file(folder: Path, kind: str, cause: str, width: int) -> Path:
+    """Return the file with a network's trained weights."""
+    letters = "".join(letter if letter.isalnum() else "-" for letter in f"{kind} {cause} {width}")
+    return folder / f"{letters}.pt"
 
 
 def _is_default(entry: Row) -> bool:

@@ -286,7 +286,7 @@ def test_a_picture_is_turned_once_however_often_it_is_prepared(tmp_path, orienta
 def test_compare_and_judge_see_a_turned_picture_as_explain_does(tmp_path, orientation, suffix):
     file = stored_turned(tmp_path, with_marker((64, 64), 24, 8, 14), orientation, suffix, "exif")
     model, ready = WhereRed().eval(), transforms.ToTensor()
-    explained = camkit.explain(model, file, "redness", preprocess=ready)
+    explained = camkit.explain(model, file, "redness", method="gradcam", preprocess=ready)
 
     compared = camkit.compare(model, file, ["gradcam"], target_layer="redness", preprocess=ready).rows[0]
     judged = camkit.metrics.Evaluator(camkit.Explainer(model, "redness", preprocess=ready), open_picture(file))
