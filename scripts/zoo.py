@@ -71,7 +71,7 @@ EARLY = {
 class Claim(NamedTuple):
     """What camkit claims of a model: the layer, the layout of its output, the map's grid, and whether it is blank.
 
-    ``positions`` are the pixels at which its rows and columns look.
+    ``positions`` are the pixels at which its rows and columns look. ``auto`` is what the default method took.
     """
 
     layer: str
@@ -81,11 +81,15 @@ class Claim(NamedTuple):
     grid: Grid
     blank: bool
     positions: tuple[np.ndarray, ...]
+    auto: str
 
 
 @dataclass
 class Seen:
-    """The result for a model at one size; ``place`` and ``offset`` come from the function ``place``."""
+    """The result for a model at one size; ``place`` and ``offset`` come from the function ``place``.
+
+    ``auto`` is what the default method took; the other values are about Grad-CAM at the deepest grid.
+    """
 
     size: Size
     status: str = "unusable"
@@ -97,6 +101,7 @@ class Seen:
     depth: float | None = None
     place: float | None = None
     offset: float | None = None
+    auto: str = ""
 
 
 def trained_like(model: nn.Module, images: Tensor) -> nn.Module:
@@ -124,14 +129,15 @@ def trained_like(model: nn.Module, images: Tensor) -> nn.Module:
 
 def claim(model: nn.Module, images: Tensor, target: Any = None) -> Claim:
     """Explain the first image, and return what camkit claims."""
-    explanation = camkit.explain(model, images[0], target=target)
-    assert isinstance(explanation, camkit.Explanation)
+    explainer = camkit.Explainer(model)
+    taken = explainer(images[0], target=target)
+    explanation = explainer.using("hirescam" if taken.method == "hirescam" else "gradcam")(images[0], target=target)
     layout = decide(model, images).chosen().layout
     assert layout is not None
-    blank = not np.abs(explanation.raw).max() > 0
-    return Claim(
-        explanation.layer, layout.kind, layout.prefix, layout.grid, explanation.raw.shape, blank, explanation.positions
-    )
+    blank = not all(np.abs(found.raw).max() > 0 for found in (explanation, taken))
+    auto = f"{taken.method}, {taken.layer}"
+    grid = explanation.raw.shape
+    return Claim(explanation.layer, layout.kind, layout.prefix, layout.grid, grid, blank, explanation.positions, auto)
 
 
 def _feature_maps(output: Any) -> Tensor | None:
@@ -252,6 +258,7 @@ def judge(
     """
     layout = claimed.kind + (f" after {claimed.prefix}" if claimed.prefix else "")
     seen = Seen((images.shape[2], images.shape[3]), "wrong", "", claimed.layer, layout, claimed.grid, list(truth))
+    seen.auto = claimed.auto
     if claimed.grid not in truth or claimed.layout != claimed.grid:
         seen.said = f"the grid is {' or '.join(map(named, truth))}, not {named(claimed.grid)}"
         return seen
@@ -353,9 +360,10 @@ on a square and a wider picture.
 drawn. *Refused*: camkit said that it can't choose a layer. *Wrong*: neither. *Unusable*: the model can't be built or \
 run, or takes no pictures; if only the wider size is unusable, the square one counts. *Place* is the correlation \
 between the position of a replaced strip of the picture and the position of the cells that change; it is empty if \
-random weights spread every change evenly. Not tested: torchvision's video, optical flow and quantized models, all but \
-the smallest model of each timm family, and Hugging Face models other than image classifiers. Hugging Face's models \
-are built with few layers.
+random weights spread every change evenly. *Layer*, *layout*, *grid* and *place* are those of `gradcam`; *auto* is what \
+the default method takes. Not tested: torchvision's video, optical flow and quantized models, all but the smallest \
+model of each timm family, and Hugging Face models other than image classifiers. Hugging Face's models are built with \
+few layers.
 
 {table}
 """
@@ -379,6 +387,7 @@ def _line(row: dict[str, Any]) -> list[str]:
         ", ".join(dict.fromkeys(result["layout"] for result in seen if result["layout"])),
         "; ".join(grids),
         f"{min(places):.2f}" if places else "",
+        ", ".join(dict.fromkeys(result["auto"] for result in seen if result.get("auto"))),
         "; ".join([row["status"], *(f"{size}: {reason}" for reason, size in said.items())]),
     ]
 
@@ -391,7 +400,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     summary = [[source, count.total(), *(count[status] for status in shown)] for source, count in counts.items()]
     lines = [_line(row) for source in SOURCES for row in rows if row["source"] == source]
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    heads = ("", "models", *shown), ("model", "layer", "layout", "grid", "place", "status")
+    heads = ("", "models", *shown), ("model", "layer", "layout", "grid", "place", "auto", "status")
     tables = {"summary": table(heads[0], summary), "table": table(heads[1], lines)}
     return PAGE.format(date=f"{datetime.now(UTC):%Y-%m-%d}", versions=versions, **tables)
 

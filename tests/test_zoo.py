@@ -82,7 +82,9 @@ def images() -> Tensor:
 def claimed(zoo: ModuleType, **changes: Any) -> Any:
     """Return the true claim about ``Patches``, with changes."""
     middles = np.arange(8) * 16 + 7.5
-    truth = zoo.Claim("mix", "tokens", 0, layout=(8, 8), grid=(8, 8), blank=False, positions=(middles, middles))
+    truth = zoo.Claim(
+        "mix", "tokens", 0, layout=(8, 8), grid=(8, 8), blank=False, positions=(middles, middles), auto=""
+    )
     return truth._replace(**changes)
 
 
