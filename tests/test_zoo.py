@@ -139,5 +139,5 @@ def test_the_page_counts_and_escapes(zoo: ModuleType) -> None:
     pytest.importorskip("transformers")
     page = zoo.page(rows)
     assert "| timm | 2 | 1 | 1 | 0 | 0 | 0 |" in page
-    assert "| one | `a` | tokens | 8x8: 2x2; 8x12: 2x2 | 0.97 | right |" in page
+    assert "| one | `a` | tokens | 8x8: 2x2; 8x12: 2x2 | 0.97 |  | right |" in page
     assert "refused; 8x8: a/b |" in page
