@@ -435,7 +435,7 @@ def test_channels_last_is_used_on_a_cpu_and_changes_nothing_but_rounding(name):
         lambda _module, args: formats.append(args[0].is_contiguous(memory_format=torch.channels_last))
     )
 
-    found = camkit.explain(net, images, target=3)
+    found = camkit.explain(net, images, target=3, method="gradcam")
     handle.remove()
 
     assert formats[-1]
@@ -485,7 +485,8 @@ def test_a_model_that_relies_on_the_memory_format_gets_the_ordinary_one(flatten)
     weights = net.head.weight[1].reshape(4, 8, 8).mean((1, 2))
 
     for _ in range(2):
-        for number, one in enumerate(camkit.explain(net, images, "features", target=1, batch_size=5)):
+        explained = camkit.explain(net, images, "features", method="gradcam", target=1, batch_size=5)
+        for number, one in enumerate(explained):
             expected = (weights[:, None, None] * net.features(images[number])).sum(0)
             np.testing.assert_allclose(one.raw, expected.detach(), rtol=1e-4, atol=1e-6)
             assert one.score == pytest.approx(net(images)[number, 1].item(), rel=1e-4)

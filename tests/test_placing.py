@@ -339,7 +339,8 @@ def test_a_sequence_first_transformer_is_explained_as_one_with_the_batch_first(p
     images = torch.randn(count, 3, 64, 64)
 
     found, expected = (
-        list(camkit.explain_many(net.eval(), images, target=1, precision=precision)) for net in (first, second)
+        list(camkit.explain_many(net.eval(), images, method="gradcam", target=1, precision=precision))
+        for net in (first, second)
     )
 
     for one, other in zip(found, expected, strict=True):
