@@ -411,7 +411,7 @@ def test_the_detection_tokens_after_the_patches_are_not_taken_for_patches(size, 
         hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=96, image_size=list(size),
         patch_size=16, num_detection_tokens=queries, num_labels=5, use_mid_position_embeddings=False,
     )  # fmt: skip
-    explainer = camkit.Explainer(transformers.YolosForObjectDetection(config).eval())
+    explainer = camkit.Explainer(transformers.YolosForObjectDetection(config).eval(), method="gradcam")
     found = explainer(torch.randn(3, *size), of_the_first_box)
     layer = explainer.layer
     rows, columns = size[0] // 16, size[1] // 16
