@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/docs_gallery.py
 
-All show drawn scenes and networks that ship with camkit.
+All show drawn scenes and networks that ship with camkit, but for the places of a network's cells.
 """
 
 from __future__ import annotations
@@ -10,17 +10,23 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import cv2
 import numpy as np
+import torch
+import torchvision
 from PIL import Image
 
 import camkit
 from camkit.diagnosis.report import picture
-from camkit.types import Fusion, Pixels, Style
+from camkit.types import Fusion, Pixels, Spread, Style
 
 FOLDER = Path(__file__).parents[1] / "docs" / "gallery"
 
 SIDE = 384
 """The longer side of each scene in pixels, as large as the scenes themselves."""
+
+OFF_STRIDE, SCALE = 225, 2
+"""The side of a picture that a stride of 32 does not divide, and how much larger it is drawn."""
 
 JPEG_QUALITY = 85
 """At this quality no block edges are visible."""
@@ -61,6 +67,25 @@ def draw() -> dict[str, Pixels]:
     drawn["feature-maps"] = camkit.feature_maps("demo-fair", scenes["car-road"], "features.2", top=12).sheet()
     diagnosis = camkit.diagnose("demo-fair", list(scenes.values()), device="cpu")
     drawn["diagnosis"] = np.asarray(Image.open(io.BytesIO(picture.content(diagnosis))).convert("RGB"))
+    drawn["cells"] = cells(scenes["plane-wood"])
+    return drawn
+
+
+def cells(scene: Path) -> Pixels:
+    """Draw where the cells of a network with a stride of 32 lie at 225 x 225 pixels, and where an even spread has them.
+
+    The places don't depend on the network's weights.
+    """
+    with Image.open(scene) as image:
+        drawn = np.asarray(image.convert("RGB").resize((SCALE * OFF_STRIDE, SCALE * OFF_STRIDE)), np.uint8).copy()
+    network, image = torchvision.models.mobilenet_v2(), torch.rand(3, OFF_STRIDE, OFF_STRIDE)
+    spreads: tuple[Spread, ...] = ("even", "strides")
+    for spread, colour, line in zip(spreads, ((255, 255, 255), (255, 60, 0)), (2, cv2.FILLED), strict=True):
+        rows, columns = camkit.explain(network, image, method="gradcam", spread=spread).positions
+        for row in rows:
+            for column in columns:
+                place = round(SCALE * (column + 0.5)), round(SCALE * (row + 0.5))
+                cv2.circle(drawn, place, 5, colour, line, cv2.LINE_AA)
     return drawn
 
 
