@@ -711,6 +711,7 @@ class TestInProcess:
         assert main(["methods"]) == 0
         out = capsys.readouterr().out
         assert all(method.name in out and method.paper.split(",")[0] in out for method in camkit.METHODS.values())
+        assert out.splitlines()[-1].startswith("auto, the default,")
 
     @pytest.mark.parametrize(
         ("command", "source", "raised"),

@@ -241,6 +241,9 @@ def methods() -> int:
     if not console.is_terminal:
         console = text.wide(table, console)
     console.print(table, soft_wrap=False)
+    console.print(
+        "auto, the default, takes chefer, gradcam-elementwise or gradcam, as the model needs, and hirescam for boxes"
+    )
     return 0
 
 
