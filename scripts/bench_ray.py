@@ -9,7 +9,7 @@ whole job with its table is printed beside it.
 
 The cost of scheduling is the time of a job of very many blocks of one picture that an actor passes on as they are,
 divided by the blocks. From it and from the other steps follows what 10^9 pictures take on 1,000 nodes; see
-docs/cluster.md.
+scripts/results/cluster.md.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 RENAMED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files at the root of the repository, where people look for them first, and their pages in the site."""
 
-MOVED = {f"docs/{name}.md": f"scripts/results/{name}.md" for name in ("validation", "benchmarks")}
-"""Pages that left docs/, and where they are now: entries of the changelog still link to where they were."""
+MOVED = {"docs/cluster.md": "docs/folders.md"}
+"""Pages that became sections of others: entries of the changelog still link to the pages."""
 
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 """The path of a relative link or picture in Markdown."""

@@ -1,4 +1,4 @@
-"""Judges the methods on networks with real weights and photos, and writes the tables into docs/methods.md.
+"""Judges the methods on networks with real weights and photos, and writes the tables into scripts/results/judged.md.
 
     .venv/bin/python scripts/judge_methods.py --data ../shared/data --out judged/ mobilenet_v2
 
@@ -26,7 +26,7 @@ from camkit.comparison.ranking import REFERENCES, UNMOVED, standings
 from camkit.engine.allocator import reuse_large_blocks
 from camkit.metrics import METRICS
 
-PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
+PAGE = Path(__file__).parent / "results" / "judged.md"
 
 NETWORKS = {
     "mobilenet_v2": ("mobilenet_v2", "mobilenet_v2-coral_qat.pth"),

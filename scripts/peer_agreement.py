@@ -1,4 +1,4 @@
-"""Compares camkit's maps with grad-cam's, method by method, and writes the table into docs/methods.md.
+"""Compares camkit's maps with grad-cam's, method by method, and writes the table into scripts/results/agreement.md.
 
     .venv/bin/python scripts/peer_agreement.py --data ../shared/data
 
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import camkit
 from camkit.models.loaded import LoadedModel
 
-PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
+PAGE = Path(__file__).parent / "results" / "agreement.md"
 START, END = "<!-- agreement -->\n", "<!-- end of agreement -->\n"
 
 WEIGHTS = {"squeezenet1_1": "squeezenet1_1-winml_fp16", "mobilenet_v2": "mobilenet_v2-coral_qat"}

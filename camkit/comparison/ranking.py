@@ -19,7 +19,7 @@ SIGNIFICANCE = 0.05
 
 UNMOVED = 0.7
 """A map whose rank correlation with the maps of shuffled weights is above this shows the picture rather than what the
-network learned. docs/methods.md has the values of the methods on three networks."""
+network learned. scripts/results/judged.md has the values of the methods on three networks."""
 
 PRACTICALLY_LEVEL = 0.1
 """A method is level with the best method if it is not significantly behind by more than this share of the best method's
