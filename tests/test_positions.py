@@ -70,6 +70,16 @@ class Written(nn.Module):
         return larger.relu_()
 
 
+class Collected(nn.Module):
+    """Copies pictures one by one into a batch, as detectors do."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        batch = images.new_full(images.shape, 0)
+        for number, image in enumerate(images):
+            batch[number, :, : image.shape[1], : image.shape[2]].copy_(image)
+        return batch
+
+
 def halving(stride: int, kind: type[nn.Conv2d] = nn.Conv2d, **options: Any) -> list[nn.Module]:
     """Return convolutions with kernels of 3 and strides of 2 that together have a stride."""
     steps = stride.bit_length() - 1
@@ -107,6 +117,7 @@ NETWORKS: dict[str, Any] = {
     "windows": lambda: [nn.Conv2d(3, 4, 4, 4), nn.Conv2d(4, 4, 2, 2), Windows(), nn.Conv2d(4, 4, 2, 2), Windows()],
     "tokens": lambda: [nn.Conv2d(3, 4, 8, 8), Tokens(), nn.Conv2d(4, 4, 3, 2, 1), Tokens()],
     "written in place": lambda: [nn.Conv2d(3, 4, 4, 4), Written(), nn.Conv2d(4, 4, 3, 2, 1)],
+    "collected": lambda: [Collected(), *halving(16, padding=1)],
 }
 
 

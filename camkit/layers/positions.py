@@ -220,7 +220,8 @@ class Follower(TorchDispatchMode):
             if number == 0 and not content and result.is_floating_point() and not name.endswith("_backward"):
                 with suppress(Exception):  # a shape or an argument that is not expected here: not known
                     positions = self._result(name, func, args, kwargs, result)
-            self._write(result, None if positions is None else positions.expand(-1, *result.shape), vague=vague)
+            positions = None if positions is None else positions.expand(-1, *result.shape)
+            self._write(result, positions, vague=vague, changed=changes)
 
     def _keep(self, tensor: Tensor, note: _Note, results: list[Tensor]) -> None:
         """Give the first result the positions of the only operand."""
@@ -247,8 +248,10 @@ class Follower(TorchDispatchMode):
             for result, view in zip(results, views, strict=True):
                 note.places[_geometry(result)] = view
 
-    def _write(self, tensor: Tensor, positions: Positions | None, *, vague: bool = False) -> None:
-        """Set the positions of a tensor's elements."""
+    def _write(
+        self, tensor: Tensor, positions: Positions | None, *, vague: bool = False, changed: bool = False
+    ) -> None:
+        """Set the positions of a tensor's elements. ``changed`` says that the tensor was there before."""
         if positions is None or not tensor.is_floating_point():
             self._notes.set(tensor, _Note(LOST, vague))
             return
@@ -257,9 +260,9 @@ class Follower(TorchDispatchMode):
         if before is not None and _are_equal(before, positions):
             return
         elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-        if tensor.numel() == elements and (
-            note.places is LOST or (isinstance(note.places, dict) and len(note.places) == 1)
-        ):
+        # A tensor that was there before may be a view of one whose positions are not known yet.
+        alone = not changed if note.places is LOST else isinstance(note.places, dict) and len(note.places) == 1
+        if tensor.numel() == elements and alone:
             self._notes.set(tensor, _Note({_geometry(tensor): positions}, vague))
             return
         if not isinstance(note.places, Tensor):  # other views of the memory have positions too
