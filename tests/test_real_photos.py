@@ -195,14 +195,15 @@ def test_the_heat_lies_on_the_object_more_than_its_area_would_explain(model, fol
     assert energy_inside(row, region) > lift * region[seen(row)].mean()
 
 
-def test_the_samoyed_is_found_on_the_dog(models, folder):
-    row = camkit.explain(models["mobilenet_v2"], folder / "dog_segmentation_256.png")
+@pytest.mark.parametrize(("method", "inside"), [("gradcam", 0.95), (None, 0.8)])
+def test_the_samoyed_is_found_on_the_dog(models, folder, method, inside):
+    row = camkit.explain(models["mobilenet_v2"], folder / "dog_segmentation_256.png", method=method)
 
     region = object_mask(folder, "dog_segmentation_256.png")
     x, y = row.peak
     assert row.target == SAMOYED
     assert region[int(y), int(x)]
-    assert energy_inside(row, region) > 0.95
+    assert energy_inside(row, region) > inside
 
 
 # --- grad-cam ---------------------------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
 @pytest.mark.parametrize("method", represented_by("gradcam", among=PEERS))
 def test_maps_agree_with_grad_cam_on_every_photo(model, folder, method):
     paths = [folder / photo for photo in PHOTOS]
-    found = camkit.explain(model, paths, "features", method=method)
+    found = camkit.explain(model, paths, "features", method=method, spread="even")
     images = torch.stack([model.preprocess(Image.open(path).convert("RGB")) for path in paths])
 
     raws, scaled = peers_maps(PEERS[method], model.module, images, [row.target for row in found])
@@ -315,7 +316,7 @@ def test_grad_cams_fem_is_what_the_docs_say(test_data):
 @pytest.mark.extended
 def test_heatmaps_that_are_smoothed_agree_with_the_ones_that_grad_cam_hands_out(model, folder):
     paths = [folder / photo for photo in PHOTOS]
-    found = camkit.explain(model, paths, "features", smooth="augment")
+    found = camkit.explain(model, paths, "features", method="gradcam", smooth="augment", spread="even")
     images = torch.stack([model.preprocess(Image.open(path).convert("RGB")) for path in paths])
     targets = [ClassifierOutputTarget(row.target) for row in found]
     model.module.requires_grad_()
