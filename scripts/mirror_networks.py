@@ -85,7 +85,7 @@ def measure(entry: Entry, model: nn.Module, side: int) -> dict[str, Any]:
         return {"side": side, "said": f"{type(error).__name__}: {error}"[:200]}
     layout: Any = explainer.layer.layout
     layer, grid, placement = explanation.layer, explanation.raw.shape, explanation.placement
-    claimed = Claim(layer, layout.kind, layout.prefix, layout.grid, grid, False, ())
+    claimed = Claim(layer, layout.kind, layout.prefix, layout.grid, grid, False, (), "")
 
     def cells_of(images: Tensor) -> Tensor:
         return as_cells(capture(model, images, layer, whole=False)[0], claimed).double()
