@@ -147,7 +147,7 @@ class Explainer:
             camkit chooses the method and the layer together. If attention runs between all tokens, the method is
             "chefer". Otherwise, if the deepest grid has fewer than 8 cells along an axis, it is "gradcam-elementwise"
             at a layer before it with a finer grid that carries the whole score. Otherwise it is "gradcam" at the
-            deepest grid. At a layer that you name, it is "gradcam" if the grid is the deepest one, and else
+            deepest grid. At layers that you name, it is "gradcam" if their grid is the deepest one, and else
             "gradcam-elementwise". The boxes of a detector take "hirescam": Grad-CAM weights whole channels, which many
             boxes share.
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -450,8 +451,9 @@ def test_layers_are_fused_after_scaling(how):
     image = torch.randn(3, 16, 24)
     net(image[None])
 
-    fused = camkit.explain(net, image, ["0", "1"], target=1, fuse=how)
-    alone = np.stack([camkit.explain(net, image, layer, target=1).heatmap for layer in ("0", "1")])
+    explain = functools.partial(camkit.explain, net, image, method="gradcam", target=1)
+    fused = explain(target_layer=["0", "1"], fuse=how)
+    alone = np.stack([explain(target_layer=layer).heatmap for layer in ("0", "1")])
 
     expected = {"mean": alone.mean(0), "max": alone.max(0), "product": alone.prod(0)}[how]
     assert fused.heatmap == pytest.approx(expected / expected.max(), abs=1e-5)

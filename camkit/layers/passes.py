@@ -163,8 +163,8 @@ class LayerPasses:
             raise
         except Exception:  # a model made for batches of another size may raise anything
             deepest = None
-        is_deepest = deepest is not None and deepest.layout is not None and deepest.layout.grid in grids
-        return find_method("gradcam" if is_deepest else "gradcam-elementwise")
+        own = None if deepest is None or deepest.layout is None else deepest.layout.grid
+        return find_method("gradcam" if all(grid == own for grid in grids) else "gradcam-elementwise")
 
     def _may_attend(self, targets: tuple[Target, ...], inputs: Tensor) -> bool:
         """Tell whether the layer is camkit's choice and has tokens, and nothing is known against attention methods."""
