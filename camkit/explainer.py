@@ -63,7 +63,7 @@ from camkit.images.references import References
 from camkit.layers.memory import ModelMemory
 from camkit.layers.names import Layers
 from camkit.layers.passes import LayerPasses, OneByOneError, OneTargetError
-from camkit.methods import AUTO, METHODS, ONE_BY_ONE, Method, WeightFunction, find_method
+from camkit.methods import AUTO, ONE_BY_ONE, Method, WeightFunction, find_method, known_method
 from camkit.models import (
     Labels,
     about_channels,
@@ -590,7 +590,7 @@ class Explainer:
 
     def _passes_at_once(self, request: _Request) -> int:
         """Return how many passes may run at the same time; a method or target of the user runs in this thread only."""
-        is_ours = self._method is AUTO or self._method is METHODS.get(self._method.name)
+        is_ours = self._method is known_method(self._method.name)
         takes_batches = self._method.needs not in ONE_BY_ONE
         if is_ours and takes_batches and all(target.for_threads for target in request.targets):
             return passes_at_once(self._current_memory().record)
@@ -667,7 +667,7 @@ class Explainer:
             self._used = ran.layers
             captured, layers = ran.captured, ran.layers
             for number, asked in enumerate(request.methods):
-                method = ran.method if asked.automatic else asked
+                method = ran.method if asked.automatic or asked.sharpens else asked
                 maps = signed_maps(captured, method, self._smooth, self._for_boxes(asked))
                 if averages(self._smooth):
                     maps = self._averaged(maps, method, part, captured, layers, batch, inputs)

@@ -28,7 +28,7 @@ from camkit.images.files import write_file
 from camkit.images.prepare import Prepared, as_pixels, as_volume_pixels
 from camkit.images.read import open_picture
 from camkit.layers.choose import UNSURE
-from camkit.methods import METHODS, WEIGHTED
+from camkit.methods import WEIGHTED, known_method
 from camkit.targets.scores import Scores
 from camkit.types import (
     EVEN,
@@ -412,7 +412,8 @@ class Explanation:
 
     def _bar_words(self, scale: ColourScale) -> str:
         fused = len(scale.limits) > 1
-        unit = METHODS[self.method].unit if self.method in METHODS else WEIGHTED
+        method = known_method(self.method)
+        unit = WEIGHTED if method is None else method.unit
         units = "Shares of each layer's largest value" if fused else unit
         if scale.maps == 1:
             return f"{units}. This map's own scale."
@@ -421,7 +422,8 @@ class Explanation:
 
     def caption(self, scale: ColourScale | None = None) -> figure.Caption:
         """Return the words of the figure: what is explained, how, and what to know when reading the map."""
-        method = METHODS[self.method].title if self.method in METHODS else self.method
+        known = known_method(self.method)
+        method = self.method if known is None else known.title
         cells = "x".join(map(str, self.raw.shape))
         layers = self.layer.replace("+", " and ")
         where = f"layers {layers}, fused" if "+" in self.layer else f"layer {layers}, {cells} cells"

@@ -78,10 +78,10 @@ def cells(scene: Path) -> Pixels:
     """
     with Image.open(scene) as image:
         drawn = np.asarray(image.convert("RGB").resize((SCALE * OFF_STRIDE, SCALE * OFF_STRIDE)), np.uint8).copy()
-    network, image = torchvision.models.mobilenet_v2(), torch.rand(3, OFF_STRIDE, OFF_STRIDE)
+    network, inputs = torchvision.models.mobilenet_v2(), torch.rand(3, OFF_STRIDE, OFF_STRIDE)
     spreads: tuple[Spread, ...] = ("even", "strides")
     for spread, colour, line in zip(spreads, ((255, 255, 255), (255, 60, 0)), (2, cv2.FILLED), strict=True):
-        rows, columns = camkit.explain(network, image, method="gradcam", spread=spread).positions
+        rows, columns = camkit.Explainer(network, method="gradcam", spread=spread)(inputs).positions
         for row in rows:
             for column in columns:
                 place = round(SCALE * (column + 0.5)), round(SCALE * (row + 0.5))

@@ -19,6 +19,7 @@ from camkit.engine.features import Capture
 from camkit.engine.overwriting import is_overwriting, keeping_overwritten
 from camkit.engine.passes import faster_format
 from camkit.engine.references import ReferencesFor
+from camkit.engine.sharpening import sharpened
 from camkit.errors import LayerError, MethodError
 from camkit.layers.choose import TOKENS, UNSURE, Decision
 from camkit.layers.layouts import infer_layout, plain_layout
@@ -26,7 +27,7 @@ from camkit.layers.memory import ModelMemory, kind_of, watching_places
 from camkit.layers.names import Layers
 from camkit.layers.places import are_even
 from camkit.layers.trace import FramesFirstError
-from camkit.methods import ATTENTION, ONE_BY_ONE, Method, find_method
+from camkit.methods import ATTENTION, ONE_BY_ONE, SHARPENED, Method, find_method
 from camkit.methods.registry import FINE
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
@@ -146,7 +147,11 @@ class LayerPasses:
                 layers = tuple(replace(layer, reason=f"{reason}; {layer.reason}") for layer in layers)
                 return Ran(captured, layers, self._by_attention.method)
         captured, layers = self._captured(targets, inputs)
-        return Ran(captured, layers, self._method_at(layers, inputs) if self.method.automatic else self.method)
+        if self.method.sharpens or self.method.automatic:
+            if len(layers) == 2 and (self.method.sharpens or self.selectors is None):
+                return Ran(sharpened(captured, tuple(inputs.shape[2:])), layers, SHARPENED)
+            return Ran(captured, layers, self._method_at(layers, inputs))
+        return Ran(captured, layers, self.method)
 
     def _method_at(self, layers: Sequence[TargetLayer], inputs: Tensor) -> Method:
         """Return what "auto" stands for at some layers of a model without attention between all tokens.
@@ -333,7 +338,8 @@ class LayerPasses:
         if self.method.needs in ATTENTION:
             return (decision.of_tokens(size),)
         chosen = decision.chosen()
-        return (decision.finer if self.method.automatic and decision.finer is not None else chosen,)
+        sharpens = (self.method.automatic and not self._weights_maps) or self.method.sharpens
+        return (decision.finer, chosen) if sharpens and decision.finer is not None else (chosen,)
 
     def _decision(self, inputs: Tensor, target: Target | None = None) -> Decision:
         """Return the decision on the model's layers for a batch and a target.

@@ -20,6 +20,9 @@ from camkit.layers.location import placed
 from camkit.layers.trace import followed
 from camkit.types import Layout, Spread, TargetLayer
 
+_STRIDES = (1, 2, 4, 8, 14, 16, 32)
+"""The usual strides. If cells are as far apart as another number says, such as 30, strides may not fill the input."""
+
 _WHOLE = 32
 """Networks are trained on sides that are multiples of this, which is a multiple of nearly all strides."""
 
@@ -28,7 +31,7 @@ def are_even(layout: Layout, size: tuple[int, ...], spread: Spread) -> bool:
     """Tell whether cells are spread evenly. In the middle of their strides they are if these fill the input."""
     if spread != "strides" or layout.extent or len(layout.grid) != len(size):
         return spread != "centres"
-    return all(side % cells == 0 for side, cells in zip(size, layout.grid, strict=True))
+    return all(side % cells == 0 and side // cells in _STRIDES for side, cells in zip(size, layout.grid, strict=True))
 
 
 def with_places(

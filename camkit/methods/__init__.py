@@ -13,6 +13,7 @@ from camkit.methods.registry import (
     METHODS,
     NEEDED,
     ONE_BY_ONE,
+    SHARPENED,
     WEIGHED_IN_PASS,
     WEIGHTED,
     Between,
@@ -22,6 +23,7 @@ from camkit.methods.registry import (
     Whole,
     check_weights,
     find_method,
+    known_method,
     register_method,
     variant,
 )
@@ -32,6 +34,7 @@ __all__ = [
     "METHODS",
     "NEEDED",
     "ONE_BY_ONE",
+    "SHARPENED",
     "WEIGHED_IN_PASS",
     "WEIGHTED",
     "Between",
@@ -41,6 +44,7 @@ __all__ = [
     "Whole",
     "check_weights",
     "find_method",
+    "known_method",
     "register_method",
     "variant",
 ]

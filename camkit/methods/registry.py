@@ -117,7 +117,8 @@ class Method:
     ``layer`` is False if it reads the whole model and not one layer: the activations are the input then.
     With ``stages``, the maps of the last layer of each size of grid are multiplied. With ``finer``, a class is compared
     with its nearest ones. ``values`` says which values the keyword arguments of ``weights`` may have. ``automatic``
-    stands for the method that is right for the network; only "auto" has it.
+    stands for the method that is right for the network; only "auto" has it. With ``sharpens``, the map of a layer is
+    multiplied by that of a finer one.
     """
 
     name: str
@@ -133,6 +134,7 @@ class Method:
     unit: str = WEIGHTED
     values: Mapping[str, Whole | Between] = field(default_factory=dict, compare=False)
     automatic: bool = False
+    sharpens: bool = False
 
     @property
     def users(self) -> bool:
@@ -143,7 +145,7 @@ class Method:
     @property
     def shares_pass(self) -> bool:
         """True if it weights what a plain pass leaves at the layer, so that several such methods can share one pass."""
-        alone = self.stages or self.finer or self.automatic
+        alone = self.stages or self.finer or self.automatic or self.sharpens
         return self.needs in ("gradients", "activations") and self.layer and not alone
 
 
@@ -174,6 +176,24 @@ AUTO = Method(
     automatic=True,
 )
 """What ``method="auto"`` means; it is no entry of ``METHODS``, since it stands for one of them."""
+
+
+SHARPENED = Method(
+    "gradcam-sharpened",
+    title="Grad-CAM, sharpened",
+    summary="Grad-CAM at the deepest grid times gradient-CAM element-wise at a finer one",
+    paper="",
+    needs="gradients",
+    weights=lambda _, weights: weights,  # finished by ``camkit.engine.sharpening``
+    unit="Evidence in units of the score",
+    sharpens=True,
+)
+"""What "auto" takes for most convolutional networks; it is no entry of ``METHODS``, since it reads two layers."""
+
+
+def known_method(name: str) -> Method | None:
+    """Return a method by its name; None if nothing here has it, as if it was a function of the user's."""
+    return {AUTO.name: AUTO, SHARPENED.name: SHARPENED}.get(name) or METHODS.get(name)
 
 
 NAMES_OF_REFERENCES = frozenset({"random", "centre", "colour"})
@@ -245,8 +265,8 @@ def register_method(
         raise MethodError(
             f"a method cannot be called {taken.pop()!r}, because judge has a row of that name; choose another name"
         )
-    if name == AUTO.name:
-        raise MethodError("a method cannot be called 'auto', which lets camkit choose the method; choose another name")
+    if name in (AUTO.name, SHARPENED.name):
+        raise MethodError(f"a method cannot be called {name!r}, which camkit has; choose another name")
     if needs not in get_args(Needs):
         raise MethodError(f"method {name!r}: needs must be one of {', '.join(get_args(Needs))}, not {needs!r}")
     if name in METHODS and not replace:
@@ -309,11 +329,10 @@ def find_method(method: MethodLike) -> Method:
     if isinstance(method, Method):
         return method
     if isinstance(method, str):
-        if method == AUTO.name:
-            return AUTO
-        if method in METHODS:
-            return METHODS[method]
-        raise MethodError(_instead_of(method))
+        known = known_method(method)
+        if known is None:
+            raise MethodError(_instead_of(method))
+        return known
     if not callable(method):
         raise MethodError(
             f"method is a name such as 'gradcam' or a function (activations, gradients) -> weights, not {method!r}"

@@ -17,7 +17,7 @@ from camkit.engine.heatmap import enlarge
 from camkit.errors import InputError, LayerError
 from camkit.explainer import Explainer
 from camkit.explanation import Explanation
-from camkit.methods import METHODS
+from camkit.methods import known_method
 from camkit.metrics.curves import Curve
 from camkit.metrics.values import UndefinedError
 from camkit.targets import Target
@@ -187,7 +187,7 @@ def _of_explanation(explanation: Explanation, explainer: Explainer, target: Targ
 def _remake_by(explanation: Explanation, explainer: Explainer, target: Target) -> Remake | None:
     """Return how a method makes its map; None if the method is a function that nothing here knows."""
     own = explainer.method
-    method = own if own.name == explanation.method else METHODS.get(explanation.method)
+    method = own if own.name == explanation.method else known_method(explanation.method)
     if method is None:
         return None
     layers = explanation.layer if method.layer else None

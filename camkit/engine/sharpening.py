@@ -1,0 +1,45 @@
+"""Sharpens Grad-CAM of a coarse layer by gradients times activations of a finer one."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from camkit.engine.features import Capture, Features
+from camkit.engine.heatmap import resample, weighted_sum
+from camkit.methods.gradient import gradcam, gradcam_elementwise
+
+
+def sharpened(captured: Capture, size: tuple[int, ...]) -> Capture:
+    """Return what a pass captured at two layers as features of the finer one with finished weights.
+
+    The finer layer's map, the positive products of gradients and activations, says where in a cell of the coarse layer
+    the evidence lies. Scaled to at most 1, it multiplies the coarse layer's Grad-CAM map, which says how much evidence
+    for the class there is. So the product has the units of the score.
+
+    Args:
+        captured: of two layers, with gradients.
+        size: of the input.
+    """
+    fine, coarse = sorted(captured.features, key=lambda features: -features.activations[0, 0].numel())
+    weights = tuple(
+        _weights(fine, own, coarse, other, size) for own, other in zip(fine.by_target, coarse.by_target, strict=True)
+    )
+    return replace(captured, features=(replace(fine, by_target=weights),))
+
+
+def _weights(
+    fine: Features, gradients: Tensor, coarse: Features, coarse_gradients: Tensor, size: tuple[int, ...]
+) -> Tensor:
+    """Return the weights (N, C, *grid) of the finer layer's feature maps."""
+    positive = gradcam_elementwise(fine.activations, gradients)
+    largest = weighted_sum(positive, fine.activations).flatten(1).amax(1)
+    evidence = weighted_sum(gradcam(coarse.activations, coarse_gradients), coarse.activations)
+    places = (features.placement.centres(tuple(features.activations.shape[2:]), size) for features in (coarse, fine))
+    axes = enumerate(zip(*places, strict=True), start=1)
+    evidence = functools.reduce(lambda cells, axis: resample(cells, axis[0], *axis[1]), axes, evidence)
+    share = torch.where(largest > 0, 1 / largest, 0).reshape(-1, *[1] * (evidence.dim() - 1))
+    return positive * (evidence * share)[:, None]
