@@ -30,21 +30,22 @@ def picture(side: int = 224) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "side", "method", "layer"),
     [
-        ("resnet18", 224, "gradcam-elementwise", "layer3"),  # 14 x 14 cells instead of 7 x 7
-        ("resnet18", 64, "gradcam-elementwise", "layer2"),  # 8 x 8 instead of 2 x 2
+        ("resnet18", 224, "gradcam-sharpened", "layer3+layer4"),  # 14 x 14 cells instead of 7 x 7
+        ("resnet18", 64, "gradcam-sharpened", "layer2+layer4"),  # 8 x 8 instead of 2 x 2
         ("resnet18", 448, "gradcam", "layer4"),  # 14 x 14
-        ("mobilenet_v2", 224, "gradcam-elementwise", "features.13"),
-        ("densenet121", 224, "gradcam-elementwise", "features.denseblock3"),
+        ("mobilenet_v2", 224, "gradcam-sharpened", "features.13+features"),
+        ("densenet121", 224, "gradcam-sharpened", "features.denseblock3+features"),
         ("squeezenet1_1", 224, "gradcam", "features"),
+        ("timm:test_convnext", 224, "gradcam", "stages"),  # a normalisation of each cell follows every finer block
         ("timm:test_vit", 160, "chefer", "whole model"),
-        ("timm:swin_s3_tiny_224", 224, "gradcam-elementwise", "layers.2"),  # windows
+        ("timm:swin_s3_tiny_224", 224, "gradcam-sharpened", "layers.2+norm"),  # windows
     ],
 )
 def test_the_method_and_the_layer_depend_on_the_network(name: str, side: int, method: str, layer: str) -> None:
     model, image = network(name), picture(side)
     found = camkit.explain(model, image, target=3, method="auto")
     assert (found.method, found.layer) == (method, layer)
-    same = camkit.explain(model, image, None if method == "chefer" else layer, target=3, method=method)
+    same = camkit.explain(model, image, None if method == "chefer" else layer.split("+"), target=3, method=method)
     np.testing.assert_allclose(found.raw, same.raw, rtol=1e-4, atol=1e-6 * np.abs(same.raw).max())
 
 
@@ -83,7 +84,32 @@ def test_eigen_smoothing_needs_feature_maps() -> None:
 
 def test_mirrored_pictures_take_the_same_method() -> None:
     found = camkit.explain(network("resnet18"), picture(), method="auto", smooth="augment")
-    assert (found.method, found.layer) == ("gradcam-elementwise", "layer3")
+    assert (found.method, found.layer) == ("gradcam-sharpened", "layer3+layer4")
+
+
+@pytest.mark.parametrize("side", [224, 200])
+def test_grad_cam_is_sharpened_by_the_share_of_the_largest_product_at_the_finer_layer(side: int) -> None:
+    model, image = network("resnet18"), picture(side)
+    explainer = camkit.Explainer(model)
+    found, other = explainer.batch([image], [3, 7])
+    coarse, fine = (
+        camkit.explain(model, image, layer, target=3, method=method)
+        for layer, method in (("layer4", "gradcam"), ("layer3", "gradcam-elementwise"))
+    )
+    rows, columns = (np.asarray(places) for places in fine.positions)
+    at_columns = np.stack([np.interp(columns, coarse.positions[1], row) for row in coarse.raw])
+    at_cells = np.stack([np.interp(rows, coarse.positions[0], column) for column in at_columns.T], 1)
+    np.testing.assert_allclose(found.raw, at_cells * fine.raw / fine.raw.max(), rtol=1e-3, atol=1e-5 * found.raw.max())
+    assert not np.allclose(found.raw, other.raw)
+
+
+def test_a_single_layer_is_not_sharpened() -> None:
+    model = network("resnet18")
+    found, same = (
+        camkit.explain(model, picture(), "layer4", target=3, method=name) for name in ("gradcam-sharpened", "gradcam")
+    )
+    assert found.method == "gradcam"
+    assert np.array_equal(found.raw, same.raw)
 
 
 def test_a_batch_gives_the_maps_of_single_pictures() -> None:

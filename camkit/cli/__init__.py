@@ -242,7 +242,7 @@ def methods() -> int:
         console = text.wide(table, console)
     console.print(table, soft_wrap=False)
     console.print(
-        "auto, the default, takes chefer, gradcam-elementwise or gradcam, as the model needs, and hirescam for boxes"
+        "auto, the default, takes chefer, gradcam-sharpened or gradcam, as the model needs, and hirescam for boxes"
     )
     return 0
 
