@@ -21,7 +21,11 @@ ROOT = Path(__file__).parents[1]
 RENAMED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files at the root of the repository, where people look for them first, and their pages in the site."""
 
-MOVED = {"docs/cluster.md": "docs/folders.md"}
+MOVED = {
+    "docs/cluster.md": "docs/folders.md",
+    "docs/compare.md": "docs/metrics.md",
+    "docs/deployment.md": "docs/check.md",
+}
 """Pages that became sections of others: entries of the changelog still link to the pages."""
 
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")

@@ -1,4 +1,4 @@
-"""The workflow and the example of docs/deployment.md run as they are printed there, with the demo networks."""
+"""The workflow and the example of docs/check.md run as they are printed there, with the demo networks."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from camkit.background.report import REPORTS
 from camkit.demo.checked import write_scenes
 
 ROOT = Path(__file__).parents[1]
-DOCS = (ROOT / "docs/deployment.md").read_text("utf-8")
+DOCS = (ROOT / "docs/check.md").read_text("utf-8")
 EXAMPLE = ROOT / "examples/test_before_deployment.py"
 
 

@@ -180,16 +180,18 @@ def test_an_unknown_colormap_is_one_sentence(tmp_path):
         write_explanation(found, tmp_path, colormap="loud")
 
 
+GUIDE = (ROOT / "docs" / "diagnose.md").read_text("utf-8").partition("## Watch a training\n")[2]
+
+
 def test_the_examples_of_the_guide_run_and_its_tags_are_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    guide = (ROOT / "docs" / "tensorboard.md").read_text("utf-8")
     scope = {}
-    for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):
+    for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
         exec(block, scope)
     events = read(tmp_path / "runs" / "first")
     written = {tag for kind in ("histograms", "images", "scalars") for tag in events.Tags()[kind]}
 
-    table = re.findall(r"^\| (`.*?) \|", guide, re.MULTILINE)
+    table = re.findall(r"^\| (`.*?) \|", GUIDE, re.MULTILINE)
     for tag in re.findall(r"`([^`]+)`", " ".join(table)):
         stem = tag.replace("LAYER", "").replace("NAME", "")
         assert tag.startswith("nonfinite") or any(one.startswith(stem) for one in written), tag
@@ -199,8 +201,7 @@ def test_the_examples_of_the_guide_run_and_its_tags_are_there(tmp_path, monkeypa
 
 
 def test_the_commands_of_the_guide_exist(capsys):
-    guide = (ROOT / "docs" / "tensorboard.md").read_text("utf-8")
-    for command in re.findall(r"^camkit (.*--tensorboard.*)$", guide, re.MULTILINE):
+    for command in re.findall(r"^camkit (.*--tensorboard.*)$", GUIDE, re.MULTILINE):
         words = [word for word in command.split()[:1] if word in ("diagnose", "check")]
         main([*words, "--help"])
         assert "--tensorboard" in capsys.readouterr().out

@@ -129,4 +129,4 @@ except AssertionError as error:
 # ```
 #
 # [The background check](../check.md) explains what is measured and how the verdict follows;
-# [Before a deployment](../deployment.md) has a workflow to copy.
+# [Put it into CI](../check.md#put-it-into-ci) has a workflow to copy.

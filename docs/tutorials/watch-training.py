@@ -228,6 +228,6 @@ for name, model in (
     print(f"trained {name}: {right:.0%} right")
 
 # %% [markdown]
-# [Training](../tensorboard.md) lists everything that the watch writes and what it costs, and has a callback for Lightning.
+# [Training](../diagnose.md#watch-a-training) lists everything that the watch writes and what it costs, and has a callback for Lightning.
 # [Hooks](../hooks.md) explains `record`, `edit` and `edit_gradients` from the basics. For a finished network, the
 # [background check](../check.md) makes this experiment with your own pictures.
