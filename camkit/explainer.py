@@ -147,9 +147,9 @@ class Explainer:
             camkit chooses the method and the layer together. If attention runs between all tokens, the method is
             "chefer". Otherwise, if the deepest grid has fewer than 8 cells along an axis, it is "gradcam-sharpened":
             Grad-CAM there, times the share of the largest positive product of gradients and activations at a layer
-            before it with a finer grid, if one carries the whole score. Otherwise it is "gradcam" at the deepest grid. At layers that you name, it is "gradcam" if their grid is the deepest one, and else
-            "gradcam-elementwise". The boxes of a detector take "hirescam": Grad-CAM weights whole channels, which many
-            boxes share.
+            before it with a finer grid, if one carries the whole score. Otherwise it is "gradcam" at the deepest grid.
+            At layers that you name, it is "gradcam" if their grid is the deepest one, and else "gradcam-elementwise".
+            The boxes of a detector take "hirescam": Grad-CAM weights whole channels, which many boxes share.
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
         labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
         device: where a model loaded by name runs; a module stays where it is.

@@ -691,21 +691,19 @@ class TestInProcess:
         out = capsys.readouterr().out
         assert "explain would use features: the deepest 16x16 grid" in out
         assert "next best:" in out
-        assert "--method gradcam" not in out  # it would use the same layer
+        assert "sharpen" not in out  # the grid is fine enough
         chosen = [line for line in out.splitlines() if line.startswith(">")]
         assert len(chosen) == 1
         assert "16x16" in chosen[0]
 
-    def test_layers_names_the_layer_of_the_default_method_and_that_of_gradcam(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_layers_names_the_layers_of_the_default_method(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["layers", "--model", "resnet18"]) == 0
         out = capsys.readouterr().out
-        assert "explain would use layer3: the deepest 14x14 grid" in out
-        assert "--method gradcam would use layer4: the deepest 7x7 grid" in out
-        assert [line.split()[1] for line in out.splitlines() if line.startswith(">")] == ["layer3"]
+        assert "explain would use layer4: the deepest 7x7 grid" in out
+        assert "and sharpen it by layer3: the deepest 14x14 grid" in out
+        assert [line.split()[1] for line in out.splitlines() if line.startswith(">")] == ["layer4"]
         assert main(["layers", "--model", "resnet18", "--quiet"]) == 0
-        assert capsys.readouterr().out.strip() == "layer3"
+        assert capsys.readouterr().out.strip() == "layer4"
 
     def test_methods_lists_every_method_with_its_paper(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["methods"]) == 0

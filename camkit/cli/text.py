@@ -137,7 +137,7 @@ def _judged(row: JudgedRow, standing: Standing) -> Text:
 
 def layers(decision: Decision, costs: Costs) -> Table:
     """Return a table of every call of every module in execution order, with its costs and the chosen layer marked."""
-    chosen = None if decision.taken is None else decision.taken.ref
+    chosen = None if decision.layer is None else decision.layer.ref
     table = Table(box=None, pad_edge=False)
     for heading in ("", "layer", "type", "output", "grid"):
         table.add_column(heading, no_wrap=True)
@@ -225,16 +225,15 @@ def choice(decision: Decision) -> Text:
         )
     if decision.layer is None:
         return Text("camkit cannot choose a layer: none with a spatial grid influences the score", "yellow")
-    taken = decision.finer or decision.layer
     others = ", ".join(map(str, decision.layer.runners_up))
+    attention = "\nif attention runs between all tokens, explain reads all of it and needs no layer"
+    finer = decision.finer
     return Text.assemble(
         "explain would use ",
-        (printable(str(taken)), "bold green"),
-        printable(f": {taken.reason}"),
-        "\nif attention runs between all tokens, explain reads all of it and needs no layer"
-        if decision.has_tokens
-        else "",
-        printable(f"\n--method gradcam would use {decision.layer}: {decision.layer.reason}") if decision.finer else "",
+        (printable(str(decision.layer)), "bold green"),
+        printable(f": {decision.layer.reason}"),
+        "" if finer is None else printable(f"\nand sharpen it by {finer}: {finer.reason}"),
+        attention if decision.has_tokens else "",
         f"\nnext best: {printable(others)}" if others else "",
     )
 
@@ -245,8 +244,7 @@ def layer_name(decision: Decision) -> str:
     Raises:
         LayerError: there is none, or there are several.
     """
-    chosen = decision.chosen()
-    return printable(str(decision.finer or chosen))
+    return printable(str(decision.chosen()))
 
 
 def demo(result: DemoResult) -> Text:

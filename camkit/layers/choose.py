@@ -102,14 +102,9 @@ class Decision:
     finer: TargetLayer | None = None
 
     @property
-    def taken(self) -> TargetLayer | None:
-        """The layer that the method "auto" takes if it does not read attention."""
-        return self.finer or self.layer
-
-    @property
     def has_tokens(self) -> bool:
         """True if the layer's output has the tokens of a transformer."""
-        return self.taken is not None and self.taken.layout is not None and self.taken.layout.kind in TOKENS
+        return self.layer is not None and self.layer.layout is not None and self.layer.layout.kind in TOKENS
 
     def candidates(self) -> str:
         """Return the last spatial layers and their shapes, for an error message."""
