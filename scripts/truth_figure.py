@@ -25,13 +25,17 @@ SCENES, SIDE, GAP, LINE = 2, 192, 12, 22
 
 
 def main() -> None:
-    """Write the figure: a row for each network, with each scene beside its two maps."""
+    """Write the figure: a row for each network that was trained, with each scene beside its two maps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--keep", type=Path, required=True, help="the folder with the trained weights")
     parser.add_argument("--out", type=Path, required=True, help="the picture to write")
     parser.add_argument("--width", type=int, default=128, help="of the networks")
     given = parser.parse_args()
-    rows = [row_of(kind, name, given.keep, given.width) for kind, name in NETWORKS.items()]
+    rows = [
+        row_of(kind, name, given.keep, given.width)
+        for kind, name in NETWORKS.items()
+        if kept_file(given.keep, kind, CAUSE, given.width).exists()
+    ]
     cv2.imwrite(str(given.out), np.concatenate(rows)[..., ::-1])
 
 
