@@ -47,14 +47,13 @@ RUN = (
     "docs/models.md",
     "docs/targets.md",
     "docs/methods.md",
-    "docs/metrics.md",
 )
 """Pages whose Python examples run as they stand, one after another, beside the pictures that ``workplace`` writes."""
 
 FIGURE = re.compile(r"-?\d+\.\d+")
 """A number that was measured, as a page writes it."""
 
-RUN_LONGER = ("docs/diagnose.md",)
+RUN_LONGER = ("docs/metrics.md", "docs/diagnose.md")
 """The same, in the extended tier."""
 
 
