@@ -21,13 +21,6 @@ ROOT = Path(__file__).parents[1]
 RENAMED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files at the root of the repository, where people look for them first, and their pages in the site."""
 
-MOVED = {
-    "docs/cluster.md": "docs/folders.md",
-    "docs/compare.md": "docs/metrics.md",
-    "docs/deployment.md": "docs/check.md",
-}
-"""Pages that became sections of others: entries of the changelog still link to the pages."""
-
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 """The path of a relative link or picture in Markdown."""
 
@@ -90,7 +83,6 @@ def linked_path(page: str, link: str) -> str | None:
     homes = {uri: name for name, uri in RENAMED.items()}
     home = homes.get(page, page if (ROOT / page).is_file() else f"docs/{page}")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(home), link))
-    path = MOVED.get(path, path)
     return path if not path.startswith("..") and (ROOT / path).is_file() else None
 
 
