@@ -148,7 +148,8 @@ class Explainer:
             "chefer". Otherwise, if the deepest grid has fewer than 8 cells along an axis, it is "gradcam-sharpened":
             Grad-CAM there, times the share of the largest positive product of gradients and activations at a layer
             before it with a finer grid, if one carries the whole score. Otherwise it is "gradcam" at the deepest grid.
-            At layers that you name, it is "gradcam" if their grid is the deepest one, and else "gradcam-elementwise".
+            At layers that you name, it is "gradcam" if their grid is the deepest one or has fewer than 8 cells along
+            an axis, and else "gradcam-elementwise".
             The boxes of a detector take "hirescam": Grad-CAM weights whole channels, which many boxes share.
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
         labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
@@ -288,7 +289,7 @@ class Explainer:
 
     @property
     def layers(self) -> tuple[TargetLayer, ...]:
-        """The layers that the last picture was explained with; several if they are fused.
+        """The layers that the last picture was explained with; several if they are fused, or one sharpens another.
 
         Raises:
             LayerError: no picture has been explained yet.
@@ -301,12 +302,14 @@ class Explainer:
 
     @property
     def layer(self) -> TargetLayer:
-        """The layer that the last picture was explained with.
+        """The layer that the last picture was explained with; the deepest one if a finer one sharpens its map.
 
         Raises:
             LayerError: no picture has been explained yet, or several layers are fused; then ``layers`` has them.
         """
         layers = self.layers
+        if len(layers) > 1 and self._runs.selectors is None and not self._method.stages:
+            return layers[-1]
         if len(layers) > 1:
             raise LayerError(
                 f"{len(layers)} layers are fused: {' and '.join(map(str, layers))}; .layers has all of them"

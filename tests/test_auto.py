@@ -103,6 +103,28 @@ def test_grad_cam_is_sharpened_by_the_share_of_the_largest_product_at_the_finer_
     assert not np.allclose(found.raw, other.raw)
 
 
+def test_the_layer_is_the_deepest_one_and_the_reason_names_both() -> None:
+    explainer = camkit.Explainer(network("resnet18"))
+    found = explainer(picture(), 3)
+    assert explainer.layer.name == "layer4"
+    assert [layer.name for layer in explainer.layers] == ["layer3", "layer4"]
+    assert "deepest 7x7 grid" in found.layer_reason
+    assert "sharpened by layer3: the deepest 14x14 grid" in found.layer_reason
+
+
+def test_tiny_scores_are_sharpened_as_well() -> None:
+    found = camkit.explain(network("resnet18"), picture(), target=lambda output: output[:, 0] * 1e-38)
+    assert found.status == "ok"
+
+
+def test_attention_comes_first_if_convolutions_run_before_it() -> None:
+    steps = [torchvision.models.vision_transformer.ConvStemConfig(width, 3, 2) for width in (16, 32, 32, 64)]
+    torch.manual_seed(0)
+    model = torchvision.models.VisionTransformer(112, 16, 3, 4, 64, 128, num_classes=10, conv_stem_configs=steps).eval()
+    nn.init.normal_(model.heads.head.weight, std=0.02)
+    assert camkit.explain(model, picture(112), target=1).method == "chefer"
+
+
 def test_a_single_layer_is_not_sharpened() -> None:
     model = network("resnet18")
     found, same = (

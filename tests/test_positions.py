@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
 from tiers import rows_represented
 from torch import Tensor, nn
 from torch.nn import functional
@@ -251,6 +252,14 @@ def test_cells_that_fill_the_picture_are_drawn_as_other_toolkits_do():
     maps = [camkit.explain(model, image, "layers", target=score, spread=spread) for spread in (None, "even")]
     assert np.array_equal(*(explanation.heatmap for explanation in maps))
     assert all(not explanation.placement.positions for explanation in maps)
+
+
+def test_inception_is_placed_as_at_the_size_it_was_trained_on():
+    torch.manual_seed(0)
+    model = torchvision.models.inception_v3(weights=None, init_weights=False).eval()
+    found = camkit.explain(model, torch.randn(3, 299, 299), "Mixed_7c", method="gradcam", target=1)
+    assert found.positions[0].mean() == pytest.approx(149, abs=0.5)
+    assert np.diff(found.positions[0]).tolist() == [32.0] * 7
 
 
 def test_a_model_that_takes_one_size_has_its_cells_spread_evenly():

@@ -318,7 +318,7 @@ def test_the_model_and_its_options_come_from_the_config_and_a_damaged_manifest_i
     (tmp_path / "pyproject.toml").write_text(
         '[tool.camkit.model]\nname = "network.py:make"\n[tool.camkit.explain]\nlayer = "0"\nmethod = "layercam"\n'
     )
-    call = ["scale", "in", "--actors", "1", "--out", "out.csv", "--resume"]
+    call = ["scale", "in", "--config", "pyproject.toml", "--actors", "1", "--out", "out.csv", "--resume"]
     assert main(call) == 0
     assert {(row["method"], row["layer"]) for row in rows_of(tmp_path / "out.csv")} == {("layercam", "0")}
     manifest = tmp_path / "out.csv" / "_camkit.json"

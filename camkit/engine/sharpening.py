@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from camkit.engine.features import Capture, Features
@@ -41,5 +40,5 @@ def _weights(
     places = (features.placement.centres(tuple(features.activations.shape[2:]), size) for features in (coarse, fine))
     axes = enumerate(zip(*places, strict=True), start=1)
     evidence = functools.reduce(lambda cells, axis: resample(cells, axis[0], *axis[1]), axes, evidence)
-    share = torch.where(largest > 0, 1 / largest, 0).reshape(-1, *[1] * (evidence.dim() - 1))
-    return positive * (evidence * share)[:, None]
+    largest = largest.where(largest > 0, 1).reshape(-1, *[1] * evidence.dim())
+    return positive / largest * evidence[:, None]

@@ -366,7 +366,7 @@ def _finer(
     """
     by_call = dict(zip(trace.calls, readings, strict=True))
     grid = getattr(by_call[chosen].layout, "grid", ())
-    if not grid or min(grid) >= FINE:
+    if not grid or min(grid[-2:]) >= FINE:
         return None
     before = trace.graph.ancestors(chosen.operation)
     fine: list[tuple[Call, Layout]] = []
@@ -374,7 +374,7 @@ def _finer(
         reading = by_call[call]
         is_usable = call.name and verdict in ("", NOT_MEASURED) and not reading.unsure and call.is_among(before)
         layout = reading.layout
-        if is_usable and layout is not None and len(layout.grid) == len(grid) and min(layout.grid) >= FINE:
+        if is_usable and layout is not None and len(layout.grid) == len(grid) and min(layout.grid[-2:]) >= FINE:
             fine.append((call, layout))
     if not fine:
         return None

@@ -73,7 +73,7 @@ class ModelMemory:
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
-        self._placed: dict[tuple[InputKind, LayerRef, Layout, Spread], Layout] = {}
+        self._placed: OrderedDict[tuple[InputKind, LayerRef, Layout, Spread], Layout] = OrderedDict()
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
     @property
@@ -132,6 +132,8 @@ class ModelMemory:
         key = kind_of(image), layer.ref, layer.layout, spread
         if key not in self._placed:
             self._placed[key] = with_places(model, image, layer, spread, self.record)
+            while len(self._placed) > _MOST_SIZES:
+                self._placed.popitem(last=False)
         return self._placed[key]
 
     def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
@@ -204,6 +206,7 @@ class ModelMemory:
         """Forget all decisions, after a pass showed that they no longer hold."""
         self._decisions.clear()
         self._named.clear()
+        self._placed.clear()
 
 
 def _is_the_users(target: Target) -> bool:

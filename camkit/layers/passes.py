@@ -147,20 +147,23 @@ class LayerPasses:
                 layers = tuple(replace(layer, reason=f"{reason}; {layer.reason}") for layer in layers)
                 return Ran(captured, layers, self._by_attention.method)
         captured, layers = self._captured(targets, inputs)
-        if self.method.sharpens or self.method.automatic:
-            if len(layers) == 2 and (self.method.sharpens or self.selectors is None):
+        if self.method.sharpens or (self.method.automatic and self.selectors is None):
+            if len(layers) == 2:
+                finer, deepest = layers
+                reason = f"{deepest.reason}; sharpened by {finer}: {finer.reason}"
+                layers = finer, replace(deepest, reason=reason)
                 return Ran(sharpened(captured, tuple(inputs.shape[2:])), layers, SHARPENED)
-            return Ran(captured, layers, self._method_at(layers, inputs))
-        return Ran(captured, layers, self.method)
+            return Ran(captured, layers, find_method("gradcam"))
+        return Ran(captured, layers, self._method_at(layers, inputs) if self.method.automatic else self.method)
 
     def _method_at(self, layers: Sequence[TargetLayer], inputs: Tensor) -> Method:
-        """Return what "auto" stands for at some layers of a model without attention between all tokens.
+        """Return what "auto" stands for at layers that the caller named.
 
-        At the deepest grid it is Grad-CAM. In earlier layers the mean gradient of a channel says next to nothing about
-        a cell, so each cell has its own weight there.
+        At the deepest grid, and at coarse ones, it is Grad-CAM. In earlier layers the mean gradient of a channel says
+        next to nothing about a cell, so each cell has its own weight there.
         """
         grids = [layer.layout.grid for layer in layers if layer.layout is not None]
-        if all(min(grid) < FINE for grid in grids):
+        if all(min(grid[-2:]) < FINE for grid in grids):
             return find_method("gradcam")
         try:
             deepest = self._decision(inputs).layer
@@ -176,7 +179,8 @@ class LayerPasses:
         if self.selectors is not None or kind_of(inputs) in self.memory.not_all_tokens:
             return False
         layers = self._decided({}, inputs, targets)
-        return all(layer.layout is not None and layer.layout.kind in TOKENS for layer in layers)
+        deepest = layers[-1].layout
+        return deepest is not None and deepest.kind in TOKENS
 
     @functools.cached_property
     def _by_attention(self) -> LayerPasses:
@@ -264,7 +268,7 @@ class LayerPasses:
         if len(targets) > 1:
             raise OneTargetError
         decision = self.memory.decision_for(inputs, targets[0])
-        if decision.layer is None or decision.layer.ref == layers[0].ref:
+        if decision.layer is None or decision.layer.ref == layers[-1].ref:
             return captured, layers
         layers = self._chosen(decision, tuple(inputs.shape[2:]))
         return run(layers), layers

@@ -2,19 +2,21 @@
 
 With padding, the centre of a cell's kernels lies beside the middle of the pixels between which the cell and its
 neighbours divide the picture. Training makes up for that: in a trained network, a cell looks at the middle of its
-stride, and the cells' middle is the picture's. ``scripts/measure_placement.py`` measured it. Networks are trained on
-sides that are multiples of their strides. There, cells that are spread evenly lie in the middle of their strides. On
-other sides they lie one stride apart as well, and not as far apart as an even spread draws them.
+stride, and the cells' middle is the picture's. ``scripts/measure_placement.py`` measured it. Nearly all networks are
+trained on sides that are multiples of their strides. There, cells that are spread evenly lie in the middle of their
+strides. On other sides they lie one stride apart as well, and not as far apart as an even spread draws them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from camkit.engine.passes import is_out_of_memory
 from camkit.engine.record import ModelRecord
 from camkit.layers.location import placed
 from camkit.layers.trace import followed
@@ -29,8 +31,10 @@ _WHOLE = 32
 
 def are_even(layout: Layout, size: tuple[int, ...], spread: Spread) -> bool:
     """Tell whether cells are spread evenly. In the middle of their strides they are if these fill the input."""
-    if spread != "strides" or layout.extent or len(layout.grid) != len(size):
-        return spread != "centres"
+    if spread == "centres":
+        return False
+    if spread == "even" or layout.extent or len(layout.grid) != len(size):
+        return True
     return all(side % cells == 0 and side // cells in _STRIDES for side, cells in zip(size, layout.grid, strict=True))
 
 
@@ -39,19 +43,21 @@ def with_places(
 ) -> Layout:
     """Return a layer's layout with the places of its cells if they can be followed through the model.
 
-    It runs a pass. For cells in the middle of their strides, it runs another one on a picture whose sides are multiples
-    of 32: the cells' middle is the picture's there, which says how far all lie beside the centres of their kernels.
+    It runs a pass. For cells in the middle of their strides, it runs another one on a picture of the usual size: the
+    cells' middle is the picture's there, which says how far all lie beside the centres of their kernels.
     """
     assert layer.layout is not None
     centred = _centred(model, image, layer, record)
     if spread == "centres" or not centred.positions:
         return centred
-    sides = [max(1, side // _WHOLE) * _WHOLE for side in image.shape[2:]]
+    sides = _usual_sides(model, tuple(image.shape[2:]))
     usual = centred
     if sides != list(image.shape[2:]):
         try:
             usual = _centred(model, functional.interpolate(image, sides), layer, record)
-        except Exception:  # noqa: BLE001 - a model that takes one size raises anything
+        except Exception as error:  # a model that takes one size raises anything
+            if is_out_of_memory(error):
+                raise
             return layer.layout
     if not usual.positions:
         return layer.layout
@@ -60,6 +66,16 @@ def with_places(
         tuple(place + by for place in places) for places, by in zip(centred.positions, moved, strict=True)
     )
     return replace(centred, positions=positions)
+
+
+def _usual_sides(model: nn.Module, size: tuple[int, ...]) -> list[int]:
+    """Return the sides of the pictures that a model was trained on, as far as it is known; frames keep their number."""
+    about = getattr(model, "pretrained_cfg", None)  # timm's models have one
+    known = about.get("input_size", ()) if isinstance(about, Mapping) else ()
+    known = (3, 299, 299) if type(model).__name__ == "Inception3" else known
+    if len(size) == len(known) - 1:
+        return list(known[1:])
+    return [*size[:-2], *(max(1, side // _WHOLE) * _WHOLE for side in size[-2:])]
 
 
 def _centred(model: nn.Module, image: Float[Tensor, "1 c *size"], layer: TargetLayer, record: ModelRecord) -> Layout:
