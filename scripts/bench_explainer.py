@@ -72,8 +72,8 @@ class _Bench:
                 nn.init.normal_(module.weight, std=0.02)
         self.model, self.layer = model, NETWORKS[name]
         self.image = torch.randn(1, 3, 224, 224)
-        self.named = camkit.Explainer(model, self.layer)
-        self.chosen = camkit.Explainer(model)
+        self.named = camkit.Explainer(model, self.layer, method="gradcam")
+        self.chosen = camkit.Explainer(model, method="gradcam")
         self.torchcam = _torchcam(copy.deepcopy(model), self.layer)
         self.backward_seconds = 0.0
 
@@ -84,7 +84,7 @@ class _Bench:
             "backward": self.backward,
             "explainer": lambda: _timed(lambda: self.named(self.image)),
             "chosen": lambda: _timed(lambda: self.chosen(self.image)),
-            "explain": lambda: _timed(lambda: camkit.explain(self.model, self.image, self.layer)),
+            "explain": lambda: _timed(lambda: camkit.explain(self.model, self.image, self.layer, method="gradcam")),
         }
         if self.torchcam is not None and not self.layer.startswith("encoder"):
             runs["torchcam"] = lambda: _timed(lambda: self.torchcam(self.image))  # type: ignore[misc]
@@ -115,7 +115,7 @@ class _Bench:
     def first(self, layer: str | None) -> float:
         """Return the seconds it takes to build an Explainer for a fresh copy of the model and explain one picture."""
         model = copy.deepcopy(self.model)
-        return _timed(lambda: camkit.Explainer(model, layer)(self.image))
+        return _timed(lambda: camkit.Explainer(model, layer, method="gradcam")(self.image))
 
 
 def _torchcam(model: nn.Module, layer: str) -> Callable[[Tensor], Any] | None:
@@ -165,7 +165,7 @@ def measure_batches(name: str, counts: Sequence[int], rounds: int) -> dict[int, 
         channels_last = images.contiguous(memory_format=torch.channels_last)
         runs[count, "plain"] = functools.partial(plain, images)
         runs[count, "channels last"] = functools.partial(plain, channels_last)
-        runs[count, "camkit"] = functools.partial(camkit.explain, model, images)
+        runs[count, "camkit"] = functools.partial(camkit.explain, model, images, method="gradcam")
         peers[count, "torchcam"] = functools.partial(peer, images)
     seconds: dict[int, dict[str, list[float]]] = {count: collections.defaultdict(list) for count in counts}
     shuffled = random.Random(0)

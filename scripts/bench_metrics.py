@@ -48,7 +48,7 @@ class _Bench:
         torch.manual_seed(0)
         self.model = torchvision.models.get_model(name).eval().requires_grad_(requires_grad=False)
         self.image = torch.randn(3, 224, 224)
-        self.explainer = camkit.Explainer(self.model, NETWORKS[name])
+        self.explainer = camkit.Explainer(self.model, NETWORKS[name], method="gradcam")
         self.explainer(self.image, 0)
         self.variants: dict[str, Callable[[], object]] = {}
         for metric in SCORING:

@@ -126,7 +126,7 @@ def _camkit(case: Case, module: nn.Module, images: Tensor, *, fresh: bool = Fals
     classes = torch.tensor(case.classes, device=images.device)[:, None]
     own = copy.deepcopy(module) if fresh else module
     settings = {"target_layer": case.layer, "target": lambda output: output.gather(1, classes)[:, 0], **options}
-    yield lambda: camkit.explain(own, images, batch_size=len(images), **settings)
+    yield lambda: camkit.explain(own, images, method="gradcam", batch_size=len(images), **settings)
 
 
 @contextmanager
@@ -239,7 +239,7 @@ def measure_growth(case: Case, calls: int) -> list[dict[str, int]]:
     """Return the memory that a process holds after a tenth of the calls and after all of them."""
     (module, images), held = load(case), []
     for call in range(1, calls + 1):
-        camkit.explain(module, images)
+        camkit.explain(module, images, method="gradcam")
         if call in (calls // 10, calls):
             gc.collect()
             device = torch.cuda.memory_allocated() if images.is_cuda else 0
@@ -283,7 +283,8 @@ def measure(case: Case, names: Sequence[str], rounds: int, memory_of: Sequence[s
     module, images = load(case)
     with torch.inference_mode():
         classes = tuple(module(images).argmax(1).tolist())
-    case = replace(case, layer=next(camkit.explain_many(module, images[:1])).layer, classes=classes)
+    layer = next(camkit.explain_many(module, images[:1], method="gradcam")).layer
+    case = replace(case, layer=layer, classes=classes)
     if "#" in case.layer:
         raise SystemExit(f"layer {case.layer} of {case.model} is one of several calls, and no peer can name a call")
     rows: dict[str, dict[str, Any]] = {}

@@ -67,7 +67,7 @@ class Bench:
         self.module: nn.Module = torchvision.models.get_model(name).eval().to(device, memory_format=self.layout)
         self.device, self.precision, self.batch = device, precision, batch
         loaded = LoadedModel(self.module, name, self.preprocess, None)
-        self.explainer = camkit.Explainer(loaded, NETWORKS[name], precision=precision)
+        self.explainer = camkit.Explainer(loaded, NETWORKS[name], method="gradcam", precision=precision)
 
     def _precise(self) -> AbstractContextManager[object]:
         if self.precision == "fp32":

@@ -149,7 +149,7 @@ class Judge:
     @functools.cache
     def load(cls, variant: str, data: Path, device: str) -> Judge:
         """Return the network; each process loads it once."""
-        return cls(variant, camkit.Explainer(load_network(variant, data, device), device=device))
+        return cls(variant, camkit.Explainer(load_network(variant, data, device), method="gradcam", device=device))
 
     @functools.cache  # noqa: B019 - the process keeps its networks
     def placements(self, size: Size, device: str) -> dict[str, CellPositions]:

@@ -355,7 +355,7 @@ def raws_of(network: nn.Sequential, images: Tensor, labels: Tensor) -> tuple[Ten
             weights = class_weights(network)[best] / maps[0, 0].numel()
             raws.append(torch.einsum("nchw,nc->nhw", maps, weights))
             named.append(best)
-    explained = camkit.Explainer(network, device=images.device)(images[0])
+    explained = camkit.Explainer(network, method="gradcam", device=images.device)(images[0])
     if not np.allclose(explained.raw, raws[0][0].cpu().numpy(), rtol=5e-2, atol=5e-2 * float(raws[0][0].abs().max())):
         raise RuntimeError(f"Grad-CAM at {explained.layer} differs from what is measured")
     return torch.cat(raws), torch.cat(named) == labels

@@ -85,7 +85,7 @@ def shift_of(model: nn.Module, images: list[Tensor], axis: int) -> int:
     total = np.zeros(2 * MOST + 1)
     for image in images:
         target = int(model(image[None]).argmax())
-        explainer = camkit.Explainer(model)
+        explainer = camkit.Explainer(model, method="gradcam")
         first, second = (explainer(version, target).heatmap for version in (image, image.flip(1 + axis)))
         total += likenesses(np.moveaxis(first, axis, 1), np.moveaxis(np.flip(second, axis), axis, 1))
     return int(total.argmax()) - MOST

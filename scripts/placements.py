@@ -25,7 +25,7 @@ def placements_of(model: nn.Module, size: tuple[int, int], device: torch.device)
     picture = torch.rand(3, *size, generator=torch.Generator().manual_seed(0))
     found = {}
     for spread in get_args(Spread):
-        explanation = camkit.Explainer(model, spread=spread, device=device)(picture)
+        explanation = camkit.Explainer(model, method="gradcam", spread=spread, device=device)(picture)
         found[spread] = tuple(tuple(map(float, places)) for places in explanation.positions)
     return found
 
