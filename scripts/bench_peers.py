@@ -125,8 +125,9 @@ def _plain(
 def _camkit(case: Case, module: nn.Module, images: Tensor, *, fresh: bool = False, **options: Any) -> Iterator[Run]:
     classes = torch.tensor(case.classes, device=images.device)[:, None]
     own = copy.deepcopy(module) if fresh else module
-    settings = {"target_layer": case.layer, "target": lambda output: output.gather(1, classes)[:, 0], **options}
-    yield lambda: camkit.explain(own, images, method="gradcam", batch_size=len(images), **settings)
+    settings = {"method": "gradcam", "target_layer": case.layer} | options
+    settings.setdefault("target", lambda output: output.gather(1, classes)[:, 0])
+    yield lambda: camkit.explain(own, images, batch_size=len(images), **settings)
 
 
 @contextmanager
