@@ -254,9 +254,8 @@ class Explainer:
             rest = advice("pass no target_layer", "leave out --layer")
             raise MethodError(f"method {self._method.name!r} reads the whole model and no layer; {rest}")
         self._rank = spatial_rank(loaded.module)
-        if not isinstance(
-            references, References
-        ):  # of this call, and not of the Explainer that this one shares them with
+        # They are of this call, or those of the Explainer that this one shares them with.
+        if not isinstance(references, References):
             if references is not None and self._method.needs != "references":
                 rest = advice("leave out references", "leave out --references")
                 raise MethodError(f"method {self._method.name!r} uses no reference pictures; use 'expected', or {rest}")
@@ -308,13 +307,11 @@ class Explainer:
             LayerError: no picture has been explained yet, or several layers are fused; then ``layers`` has them.
         """
         layers = self.layers
-        if len(layers) > 1 and self._runs.selectors is None and not self._method.stages:
-            return layers[-1]
-        if len(layers) > 1:
+        if len(layers) > 1 and (self._runs.selectors is not None or self._method.stages):
             raise LayerError(
                 f"{len(layers)} layers are fused: {' and '.join(map(str, layers))}; .layers has all of them"
             )
-        return layers[0]
+        return layers[-1]
 
     def __call__(self, img: ImageLike, target: TargetLike | None = None) -> Explanation:
         """Explain one target of one picture.
@@ -670,7 +667,7 @@ class Explainer:
             self._used = ran.layers
             captured, layers = ran.captured, ran.layers
             for number, asked in enumerate(request.methods):
-                method = ran.method if asked.automatic or asked.sharpens else asked
+                method = ran.method if asked.varies else asked
                 maps = signed_maps(captured, method, self._smooth, self._for_boxes(asked))
                 if averages(self._smooth):
                     maps = self._averaged(maps, method, part, captured, layers, batch, inputs)

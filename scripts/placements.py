@@ -13,8 +13,8 @@ import camkit
 from camkit.engine.heatmap import enlarge
 from camkit.types import CellPositions, Placement, Spread
 
-EVEN, CENTRES, STRIDES = "even", "centres", "strides"
-"""The ways to spread cells, as ``camkit.Explainer`` names them."""
+EVEN, STRIDES = "even", "strides"
+"""Two of the ways to spread cells, as ``camkit.Explainer`` names them."""
 
 Profiles = NDArray[np.float64]
 """The sums of maps along the other axis, (maps, pixels)."""

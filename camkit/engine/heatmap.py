@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from camkit.engine.grid import margins
-from camkit.types import EVEN, Fusion, Placement
+from camkit.types import EVEN, CellPositions, Fusion, Placement
 
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -139,15 +139,17 @@ def fuse(
     signed = [torch.copysign(scale(raw.abs()), raw) for raw in raws]
     goal = finest([raw.shape[1:] for raw in raws])
     if placements and all(placement.positions for placement in placements):
-        moved = [_moved(raw, own, placements[goal]) for raw, own in zip(signed, placements, strict=True)]
+        wanted = placements[goal].positions
+        moved = [moved_to(wanted, raw, own.positions) for raw, own in zip(signed, placements, strict=True)]
     else:
         moved = [upsample(raw, raws[goal].shape[1:]) for raw in signed]
     grids = torch.stack(moved)
     return _fused(grids.relu() if how == "product" else grids, how)
 
 
-def _moved(cells: Tensor, own: Placement, wanted: Placement) -> Tensor:
-    for axis, (places, others) in enumerate(zip(own.positions, wanted.positions, strict=True), start=1):
+def moved_to(wanted: CellPositions, cells: Float[Tensor, "n *_"], own: CellPositions) -> Float[Tensor, "n *grid"]:
+    """Interpolate a grid from its own places to the places of another grid."""
+    for axis, (places, others) in enumerate(zip(own, wanted, strict=True), start=1):
         cells = resample(cells, axis, places, others)
     return cells
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 from torch import Tensor
 
 from camkit.engine.features import Capture, Features
-from camkit.engine.heatmap import resample, weighted_sum
+from camkit.engine.heatmap import moved_to, weighted_sum
 from camkit.methods.gradient import gradcam, gradcam_elementwise
 
 
@@ -37,8 +36,7 @@ def _weights(
     positive = gradcam_elementwise(fine.activations, gradients)
     largest = weighted_sum(positive, fine.activations).flatten(1).amax(1)
     evidence = weighted_sum(gradcam(coarse.activations, coarse_gradients), coarse.activations)
-    places = (features.placement.centres(tuple(features.activations.shape[2:]), size) for features in (coarse, fine))
-    axes = enumerate(zip(*places, strict=True), start=1)
-    evidence = functools.reduce(lambda cells, axis: resample(cells, axis[0], *axis[1]), axes, evidence)
+    own, wanted = (part.placement.centres(tuple(part.activations.shape[2:]), size) for part in (coarse, fine))
+    evidence = moved_to(wanted, evidence, own)
     largest = largest.where(largest > 0, 1).reshape(-1, *[1] * evidence.dim())
     return positive / largest * evidence[:, None]

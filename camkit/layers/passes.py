@@ -147,14 +147,16 @@ class LayerPasses:
                 layers = tuple(replace(layer, reason=f"{reason}; {layer.reason}") for layer in layers)
                 return Ran(captured, layers, self._by_attention.method)
         captured, layers = self._captured(targets, inputs)
-        if self.method.sharpens or (self.method.automatic and self.selectors is None):
-            if len(layers) == 2:
-                finer, deepest = layers
-                reason = f"{deepest.reason}; sharpened by {finer}: {finer.reason}"
-                layers = finer, replace(deepest, reason=reason)
-                return Ran(sharpened(captured, tuple(inputs.shape[2:])), layers, SHARPENED)
+        if not self.method.varies:
+            return Ran(captured, layers, self.method)
+        if self.method.automatic and self.selectors is not None:
+            return Ran(captured, layers, self._method_at(layers, inputs))
+        if len(layers) != 2:
             return Ran(captured, layers, find_method("gradcam"))
-        return Ran(captured, layers, self._method_at(layers, inputs) if self.method.automatic else self.method)
+        finer, deepest = layers
+        reason = f"{deepest.reason}; sharpened by {finer}: {finer.reason}"
+        layers = finer, replace(deepest, reason=reason)
+        return Ran(sharpened(captured, tuple(inputs.shape[2:])), layers, SHARPENED)
 
     def _method_at(self, layers: Sequence[TargetLayer], inputs: Tensor) -> Method:
         """Return what "auto" stands for at layers that the caller named.

@@ -143,9 +143,14 @@ class Method:
         return not str(getattr(function, "__module__", "")).startswith("camkit.")
 
     @property
+    def varies(self) -> bool:
+        """True if it depends on the model's layers which method weights the maps."""
+        return self.automatic or self.sharpens
+
+    @property
     def shares_pass(self) -> bool:
         """True if it weights what a plain pass leaves at the layer, so that several such methods can share one pass."""
-        alone = self.stages or self.finer or self.automatic or self.sharpens
+        alone = self.stages or self.finer or self.varies
         return self.needs in ("gradients", "activations") and self.layer and not alone
 
 
@@ -181,7 +186,7 @@ AUTO = Method(
 SHARPENED = Method(
     "gradcam-sharpened",
     title="Grad-CAM, sharpened",
-    summary="Grad-CAM at the deepest grid times gradient-CAM element-wise at a finer one",
+    summary="Grad-CAM at the deepest grid times gradcam-elementwise at a finer one",
     paper="",
     needs="gradients",
     weights=lambda _, weights: weights,  # finished by ``camkit.engine.sharpening``
@@ -191,9 +196,12 @@ SHARPENED = Method(
 """What "auto" takes for most convolutional networks; it is no entry of ``METHODS``, since it reads two layers."""
 
 
+_APART = {method.name: method for method in (AUTO, SHARPENED)}
+
+
 def known_method(name: str) -> Method | None:
     """Return a method by its name; None if nothing here has it, as if it was a function of the user's."""
-    return {AUTO.name: AUTO, SHARPENED.name: SHARPENED}.get(name) or METHODS.get(name)
+    return _APART.get(name) or METHODS.get(name)
 
 
 NAMES_OF_REFERENCES = frozenset({"random", "centre", "colour"})
@@ -265,7 +273,7 @@ def register_method(
         raise MethodError(
             f"a method cannot be called {taken.pop()!r}, because judge has a row of that name; choose another name"
         )
-    if name in (AUTO.name, SHARPENED.name):
+    if name in _APART:
         raise MethodError(f"a method cannot be called {name!r}, which camkit has; choose another name")
     if needs not in get_args(Needs):
         raise MethodError(f"method {name!r}: needs must be one of {', '.join(get_args(Needs))}, not {needs!r}")

@@ -228,8 +228,8 @@ def explain_files(
             "targets": targets,
             "precision": precision,
             "fuse": fuse,
+            "smooth": smooth,
         }
-        settings["smooth"] = smooth
         if references is not None:
             settings["references"] = digest(*(Path(str(file)).read_bytes() for file in chosen(references)[0]))
         drawn = {"drawings": None if out is None else {**vars(drawing), "one scale": one_scale}}
