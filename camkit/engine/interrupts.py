@@ -64,8 +64,8 @@ class undisturbed:  # noqa: N801 - used like a function
             if not callable(handler):  # the process ignores Ctrl-C, or ends at once
                 return
             _waiting.handler, _waiting.let_through = handler, False
-            _waiting.blocks = 1  # first, since Python's collector may run a whole block while the handler is set
             try:
+                _waiting.blocks = 1  # first, since Python's collector may run a whole block while the handler is set
                 signal.signal(signal.SIGINT, _RECEIVE)  # from here on Ctrl-C waits
             except BaseException:  # Ctrl-C
                 _waiting.blocks = 0
