@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from camkit.background.measures import MeasuredEffect, Measures
-from camkit.background.statistics import Estimate
 from camkit.background.verdict import judge
 from camkit.config.settings import LimitsSection
+from camkit.kit.statistics import Estimate
 
 Row = dict[str, Any]
 Rules = Mapping[str, tuple[Callable[[Row], float], float | None]]

@@ -30,11 +30,11 @@ from camkit.background.decision import Effect
 from camkit.background.experiment import draw_partners
 from camkit.background.measures import OVERALL, ImageRow, Limits
 from camkit.background.measuring import measure_all
-from camkit.background.statistics import group_numbers
 from camkit.background.trial import LITTLE_MORE
 from camkit.background.values import Item
 from camkit.background.verdict import Judgement, judge
 from camkit.config.settings import LimitsSection
+from camkit.kit.statistics import group_numbers
 
 FILLS = ("blur", "tile")
 FILL_AGREEMENT = 0.7

@@ -16,10 +16,10 @@ from camkit.background.decision import LEVELS, VERDICTS, Effect, Findings
 from camkit.background.measures import OVERALL, MeasuredEffect, Measures
 from camkit.background.power import CHANCE_TO_EXCLUDE, SPREAD, notice, pictures_needed
 from camkit.background.reasons import reason_of
-from camkit.background.statistics import Estimate
 from camkit.background.values import Item
 from camkit.background.verdict import judge
 from camkit.config.settings import LimitsSection
+from camkit.kit.statistics import Estimate
 
 LIMIT = 0.10
 LIMITS = LimitsSection()

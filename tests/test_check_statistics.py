@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from camkit.background.statistics import (
+from camkit.kit.statistics import (
     Estimate,
     bootstrap_sums,
     holm,

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from camkit.background.measures import ImageRow
-from camkit.background.statistics import Estimate, bootstrap_sums, group_numbers, interval
 from camkit.errors import InputError, refuse_pipe
+from camkit.kit.statistics import Estimate, bootstrap_sums, group_numbers, interval
 
 _COMPARED = {"sha256", "same", "other", "energy", "shuffled", "ceiling"}
 """The fields of a picture in an earlier report that the comparison reads."""

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from camkit.background.statistics import wilson
 from camkit.config.settings import normalize_name
 from camkit.errors import InputError, advice, refuse_pipe
+from camkit.kit.statistics import wilson
 
 _WORDNET = re.compile(r"n\d{8}")
 

@@ -12,8 +12,8 @@ from camkit.background.heat import heat_rows
 from camkit.background.journal import EDITS, HEAT
 from camkit.background.plan import Plan
 from camkit.background.sanity import SANITY_PICTURES
-from camkit.background.statistics import bootstrap_sums
 from camkit.background.trial import WORKERS, Loader, edit_rows
+from camkit.kit.statistics import bootstrap_sums
 from camkit.models import device_of
 
 _HEAT_PICTURES = 8

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from camkit.background.measures import EffectName, MeasuredEffect
-from camkit.background.statistics import MIN_GROUPS
 from camkit.background.values import Verdict
+from camkit.kit.statistics import MIN_GROUPS
 
 Level: TypeAlias = Literal["fail", "warn", "excluded", "open"]
 

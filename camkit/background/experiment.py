@@ -26,12 +26,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from camkit.background import cues, edits
-from camkit.background.statistics import MIN_GROUPS
 from camkit.background.values import Item
 from camkit.engine.streams import Task, in_order
 from camkit.images.filling import fill_smoothly
 from camkit.images.quality import LOSSLESS
 from camkit.images.regions import Shades
+from camkit.kit.statistics import MIN_GROUPS
 
 SAME, OTHER, REMOVED = "same", "other", "removed"
 SAME_CUE, OTHER_CUE = "same-cue", "other-cue"

@@ -16,9 +16,9 @@ from jaxtyping import Float
 
 from camkit.background import edits
 from camkit.background.journal import Row, packed, unpacked
-from camkit.background.statistics import bootstrap_sums, group_numbers, interval
 from camkit.background.values import Item
 from camkit.explanation import Explanation
+from camkit.kit.statistics import bootstrap_sums, group_numbers, interval
 from camkit.types import Box
 
 MIN_PICTURES = 10

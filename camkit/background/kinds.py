@@ -23,7 +23,9 @@ from camkit.background.clusters import background_features, cluster, most_typica
 from camkit.background.experiment import OTHER, SAME, EditName
 from camkit.background.journal import Row
 from camkit.background.plan import Plan
-from camkit.background.statistics import (
+from camkit.background.trial import Loader
+from camkit.background.values import Item
+from camkit.kit.statistics import (
     MIN_GROUPS,
     RESAMPLES,
     Estimate,
@@ -36,8 +38,6 @@ from camkit.background.statistics import (
     widened,
     wilson,
 )
-from camkit.background.trial import Loader
-from camkit.background.values import Item
 
 Source = Literal["place", "features"]
 """Where kinds come from: the column ``place`` of the data, or the model's features."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from camkit.background.statistics import Estimate
+from camkit.kit.statistics import Estimate
 
 OVERALL = ""
 """The key of the measures of all classes together."""

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from camkit.background.measures import OVERALL, ImageRow, Limits, MeasuredEffect, Measures
-from camkit.background.statistics import (
+from camkit.kit.statistics import (
     RESAMPLES,
     Estimate,
     added_variance,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from camkit.background.decision import Effect
 from camkit.background.edits import RING
 from camkit.background.measures import EffectName, MeasuredEffect
-from camkit.background.statistics import MIN_GROUPS
+from camkit.kit.statistics import MIN_GROUPS
 
 
 class Reason(NamedTuple):

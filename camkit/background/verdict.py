@@ -30,9 +30,9 @@ from typing import get_args
 from camkit.background.decision import Effect, Findings
 from camkit.background.measures import OVERALL, CueName, EffectName, Measures
 from camkit.background.reasons import WITH_ARTICLE, Reason, reason_of, reason_of_few_groups
-from camkit.background.statistics import MIN_GROUPS, holm, smallest_p, wilson
 from camkit.background.values import Verdict
 from camkit.config.settings import LimitsSection
+from camkit.kit.statistics import MIN_GROUPS, holm, smallest_p, wilson
 
 _MAX_LISTED = 5
 """At most this many classes with the same kind of reason are listed one by one; more are counted, to keep it short."""

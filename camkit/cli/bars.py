@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
 from rich.progress import Progress, ProgressColumn
 
-from camkit.cli.terminal import QuietConsole
+from camkit.cli.terminal import TALK, QuietConsole, say
 from camkit.engine.interrupts import undisturbed
 
 
@@ -31,3 +35,20 @@ class Bars(Progress):
         """Remove the bars."""
         with undisturbed():
             super().stop()
+
+
+@contextlib.contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """Show the progress of a check: a bar per stage on a terminal, elsewhere one line per stage."""
+    console = QuietConsole(stderr=True)
+    tasks: dict[str, Any] = {}
+    with Bars(console=console, shown=console.is_terminal and not TALK.quiet) as bars:
+
+        def progress(stage: str, done: int, of: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=of)
+                if not console.is_terminal:
+                    say(f"{stage}: {of - done} to do")
+            bars.update(tasks[stage], completed=done)
+
+        yield progress

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from camkit.cli.options import DATA, EXPERIMENT, LIMITS, OUTPUT, RUN, Common, OptionalSource, Source, events_into
-from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say, stages
+from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
 from camkit.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def check(
     from camkit.background.report import REPORTS, markdown
     from camkit.background.report import console as check_console
     from camkit.background.run import JOURNAL, finish_check, plan_check
+    from camkit.cli.bars import stages
     from camkit.cli.text import wide
     from camkit.images.files import check_folder, refuse_address, refuse_input
 
@@ -340,6 +341,7 @@ def init(
 def demo_check(out: Path) -> int:
     """Check both demo networks. The exit code is 0 whatever the verdicts are."""
     from camkit.background.report import console as check_console
+    from camkit.cli.bars import stages
     from camkit.demo.checked import run
     from camkit.images.files import check_folder
 

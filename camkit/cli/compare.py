@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from camkit.cli.terminal import emit, printer, say, stages, tell
+from camkit.cli.terminal import emit, printer, say, tell
 from camkit.comparison.compare import REFERENCES, Comparison, check_sheet_file, value_words, words_of
 from camkit.comparison.compare import compare as compared
 from camkit.drawing import overlay
@@ -86,6 +86,7 @@ def run_judge(
 ) -> int:
     """Judge methods, write the reports, and print the table, what the reader should know, and the recommendation."""
     from camkit.cli import text
+    from camkit.cli.bars import stages
     from camkit.comparison.judge import judge
     from camkit.comparison.report import REPORTS, words
 

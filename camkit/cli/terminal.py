@@ -1,4 +1,4 @@
-"""Consoles, messages and progress bars for all commands."""
+"""Consoles and messages for all commands."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -127,22 +126,3 @@ def plain_warnings() -> Iterator[None]:
 
 def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
     say(f"note: {' '.join(str(message).split())}", "yellow")
-
-
-@contextlib.contextmanager
-def stages() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the progress of a check: a bar per stage on a terminal, elsewhere one line per stage."""
-    from camkit.cli.bars import Bars
-
-    console = QuietConsole(stderr=True)
-    tasks: dict[str, Any] = {}
-    with Bars(console=console, shown=console.is_terminal and not TALK.quiet) as bars:
-
-        def progress(stage: str, done: int, of: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=of)
-                if not console.is_terminal:
-                    say(f"{stage}: {of - done} to do")
-            bars.update(tasks[stage], completed=done)
-
-        yield progress

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from camkit.background.statistics import Estimate, bootstrap_sums, holm, interval, p_above
+from camkit.kit.statistics import Estimate, bootstrap_sums, holm, interval, p_above
 
 SIGNIFICANCE = 0.05
 """The chance, over all methods of a metric together, of calling any of them better or worse by luck."""

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -181,7 +182,7 @@ class Evaluator:
         Args:
             colour: False leaves out "colour", for which the model runs 16 times.
         """
-        return reference_maps(self, colour=colour)
+        return reference_maps(self.picture, self.seed, partial(self.without, fill="blur") if colour else None)
 
     def heat(self, given: MapLike, maker: Explainer | None = None) -> Heat:
         """Return a map as metrics read it.

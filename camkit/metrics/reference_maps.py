@@ -10,11 +10,11 @@ import functools
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from camkit.engine.heatmap import enlarge
@@ -22,8 +22,8 @@ from camkit.metrics.curves import hot_sets
 from camkit.metrics.heat import Heat, pooled
 from camkit.metrics.values import UndefinedError
 
-if TYPE_CHECKING:
-    from camkit.metrics.evaluator import Evaluator
+ScoresWithout: TypeAlias = Callable[[Bool[Tensor, "m *size"]], Float[np.ndarray, " m"]]
+"""A function from masks, True where pixels are removed, to the scores of the picture without these pixels."""
 
 GRID = 7
 """Cells along each axis of the reference maps: the grid of the usual networks at 224 pixels. Heat that is scattered
@@ -85,33 +85,34 @@ def colour_map(picture: Float[Tensor, "c *size"], colour: Float[Tensor, " c"]) -
     return _scaled(enlarge((cells - cells.amin())[None], size)[0])
 
 
-def reference_maps(evaluator: Evaluator, *, colour: bool = True) -> dict[str, Heat]:
-    """Return the three reference maps of a picture, as what an Evaluator judges.
+def reference_maps(
+    picture: Float[Tensor, "c *size"], seed: int, without: ScoresWithout | None = None
+) -> dict[str, Heat]:
+    """Return the reference maps of a picture, as what an Evaluator judges.
 
-    "random" differs between pictures and between the Evaluator's seeds; "centre" is the blob. "colour" is the best
-    single colour: of the maps of all colours, the one whose hotter half keeps the score highest and loses it most when
-    it is removed (SRG in two steps, which takes two passes for each colour). ``colour=False`` leaves it out.
+    "random" differs between pictures and between seeds; "centre" is the blob. "colour" is the best single colour: of
+    the maps of all colours, the one whose hotter half keeps the score highest and loses it most when it is removed
+    (SRG in two steps, which takes two passes for each colour). If ``without`` is None, there is no "colour".
     """
-    size, picture = evaluator.size, evaluator.picture
+    size = tuple(picture.shape[1:])
     maps: dict[str, Callable[[Tensor], Tensor]] = {
         # With one random map for all pictures, chance would not average out over a folder. The map would also be
         # coherent, since a changed picture would have the same one.
-        "random": lambda changed: random_map(size, (evaluator.seed, zlib.crc32(changed.numpy().tobytes()))),
+        "random": lambda changed: random_map(size, (seed, zlib.crc32(changed.numpy().tobytes()))),
         "centre": lambda changed: centred_map(size),  # noqa: ARG005
     }
     heats = {name: Heat(make(picture.contiguous()), name, remake=_Remake(make)) for name, make in maps.items()}
-    return heats | {"colour": _of_best_colour(evaluator)} if colour else heats
+    return heats if without is None else heats | {"colour": _of_best_colour(picture, without)}
 
 
-def _of_best_colour(evaluator: Evaluator) -> Heat:
+def _of_best_colour(picture: Float[Tensor, "c *size"], without: ScoresWithout) -> Heat:
     """Return the map of the best single colour; it has a problem if the model has no score for a changed picture."""
-    picture = evaluator.picture
     colours = colours_of(picture)
     halves = torch.cat([hot_sets(colour_map(picture, colour), [0.5]) for colour in colours])
     try:
-        gains = evaluator.without(~halves, "blur") - evaluator.without(halves, "blur")
+        gains = without(~halves) - without(halves)
     except UndefinedError as error:
-        return Heat(torch.zeros(evaluator.size), "colour", problem=error)
+        return Heat(torch.zeros(picture.shape[1:]), "colour", problem=error)
     make = functools.partial(colour_map, colour=colours[int(gains.argmax())])
     return Heat(make(picture), "colour", remake=_Remake(make))
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from camkit.errors import InputError, did_you_mean
 
-if TYPE_CHECKING:
-    from camkit.metrics.evaluator import Evaluator
-    from camkit.metrics.heat import Heat
-
 Better: TypeAlias = Literal["higher", "lower"]
 Space: TypeAlias = Literal["input", "features", "map", "model"]
-Measure: TypeAlias = "Callable[[Evaluator, Heat], float]"
+Measure: TypeAlias = Callable[..., float]
+"""``measure(evaluator, heat)`` returns a metric's value for a map, or raises ``UndefinedError``."""
 
 _NAME = re.compile(r"[\w-]+")
 

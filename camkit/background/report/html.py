@@ -17,10 +17,10 @@ from camkit.background.kinds import Kinds, Pair
 from camkit.background.measures import OVERALL, EffectName, Measures
 from camkit.background.report import words
 from camkit.background.showcase import Strip, kind_panels, shortcut_panels, strips, thumbnails
-from camkit.background.statistics import Estimate
 from camkit.background.verdict import Judgement
 from camkit.drawing.encode import encode
 from camkit.errors import printable
+from camkit.kit.statistics import Estimate
 from camkit.types import Pixels
 
 _MAX_REASONS = 8

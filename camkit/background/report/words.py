@@ -12,8 +12,8 @@ from camkit.background.kinds import NO_KINDS, Kinds
 from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
 from camkit.background.plan import Plan
 from camkit.background.reasons import WITH_ARTICLE
-from camkit.background.statistics import Estimate
 from camkit.background.verdict import CUE_NAMES, Judgement, worst_first
+from camkit.kit.statistics import Estimate
 
 NONE = "-"
 """Printed if there is no number."""

@@ -1,4 +1,4 @@
-"""The statistics of the check: bootstrap intervals over groups, p-values against a limit, and corrections of them.
+"""Statistics of samples: bootstrap intervals over groups, p-values against a limit, and corrections of them.
 
 Every function depends on its arguments and a seed alone, never on the number of threads or the order of batches.
 """
