@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from camkit.background.measures import MeasuredEffect, Measures
+from camkit.background.decision import WHOLE_PICTURE, Effect, MeasuredEffect
+from camkit.background.measures import Measures, limit_of
 from camkit.background.verdict import judge
 from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import Estimate
@@ -97,20 +98,25 @@ there is one."""
 
 def judge_again(row: Row, limits: LimitsSection) -> Row:
     """Return a model's row with the verdict of today's rule on its stored measures."""
-    measures = {name: _measures(stored) for name, stored in (*row["classes"].items(), ("", row["overall"]))}
+    measures = {name: _measures(stored, limits) for name, stored in (*row["classes"].items(), ("", row["overall"]))}
     judged = judge(measures, limits, exempt={}, waived={}, heat_problems=row["sanity"]["problems"])
     return {**row, "verdict": judged[""].verdict, "reasons": [reason.text for reason in judged[""].reasons]}
 
 
-def _measures(stored: Row) -> Measures:
+def _measures(stored: Row, limits: LimitsSection) -> Measures:
     """Return the measures that a row stores."""
     values = {name: value for name, value in stored.items() if name != "verdict"}
     values["accuracy"] = Estimate(**values["accuracy"])
     values["skill"] = values["skill"] and Estimate(**values["skill"])
-    for name in ("gap", "sufficiency", "attraction"):
-        values[name] = {fill: _measured_effect(effect) for fill, effect in values[name].items()}
-    values["cues"] = {cue: _measured_effect(effect) for cue, effect in values.get("cues", {}).items()}
-    return Measures(**values)
+    by_name = {name: values.pop(name) for name in ("gap", "sufficiency", "attraction")}
+    by_name |= {cue: {WHOLE_PICTURE: effect} for cue, effect in values.pop("cues", {}).items()}
+    effects = {
+        name: Effect(
+            name, {fill: _measured_effect(of_fill) for fill, of_fill in by_fill.items()}, limit_of(name, limits)
+        )
+        for name, by_fill in by_name.items()
+    }
+    return Measures(**values, effects=effects)
 
 
 def _measured_effect(stored: Row) -> MeasuredEffect:

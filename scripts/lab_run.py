@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from camkit.background.check import CheckResult
 from camkit.background.measures import Measures
+from camkit.background.report.json import plain
 from camkit.engine.allocator import reuse_large_blocks
 
 Row = dict[str, Any]
@@ -99,8 +100,8 @@ def row_of(result: CheckResult) -> Row:
 
 
 def _plain(measures: Measures) -> Row:
-    plain: Row = json.loads(json.dumps(asdict(measures)))
-    return plain
+    values: Row = json.loads(json.dumps({"name": measures.name, **plain(measures)}))
+    return values
 
 
 def write_between(file: Path, mark: str, text: str) -> None:

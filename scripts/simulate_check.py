@@ -28,7 +28,7 @@ from scipy import stats
 
 from camkit.background.decision import Effect
 from camkit.background.experiment import draw_partners
-from camkit.background.measures import OVERALL, ImageRow, Limits
+from camkit.background.measures import OVERALL, ImageRow
 from camkit.background.measuring import measure_all
 from camkit.background.trial import LITTLE_MORE
 from camkit.background.values import Item
@@ -267,8 +267,7 @@ class Outcome:
 def simulate(scenario: Scenario, seed: int) -> Outcome:
     """Draw one experiment and judge it."""
     rows = draw_rows(scenario, seed)
-    limits = Limits(LIMITS.gap, LIMITS.sufficiency, LIMITS.attraction)
-    measures = measure_all(rows, limits, seed, resamples=RESAMPLES)
+    measures = measure_all(rows, LIMITS, seed, resamples=RESAMPLES)
     judged = judge(measures, LIMITS, exempt={}, waived={})
     strict = judge(measures, LIMITS.model_copy(update={"strict": True}), exempt={}, waived={})
     overall = _statements(scenario, judged, [OVERALL])

@@ -534,7 +534,7 @@ def test_without_regions_the_ring_is_exchanged_and_only_warns(scenes):
     result = camkit.check("demo-biased", scenes_without_masks(scenes), config=scenes.parent / "camkit.toml")
 
     assert result.overall.skill is None
-    assert list(result.overall.gap) == ["ring"]
+    assert list(result.overall.gap.by_fill) == ["ring"]
     assert result.verdict in ("WARN", "PASS")
 
 

@@ -370,6 +370,6 @@ def test_a_gap_shows_on_objects_whose_boxes_fill_the_picture(tmp_path):
     )
 
     assert result.overall.tested == 64
-    assert all(gap.effect.value > 0.9 for gap in result.overall.gap.values())
-    assert not result.overall.sufficiency, "without the boxes nothing is left of the pictures"
+    assert all(gap.effect.value > 0.9 for gap in result.overall.gap.by_fill.values())
+    assert not result.overall.sufficiency.by_fill, "without the boxes nothing is left of the pictures"
     assert result.verdict == "FAIL"

@@ -125,7 +125,7 @@ def test_the_worst_pair_is_the_one_that_was_built_in(misled):
 
 
 def test_the_gap_does_not_see_it_and_the_reasons_of_the_class_do(misled):
-    assert all(abs(measured.effect.value) < 0.2 for measured in misled.overall.gap.values())
+    assert all(abs(measured.effect.value) < 0.2 for measured in misled.overall.gap.by_fill.values())
     assert misled.judged["a"].verdict != "PASS"
     assert "right for 0.00 of its objects on red" in " ".join(reason.text for reason in misled.judged["a"].reasons)
     assert misled.verdict != "FAIL"

@@ -202,7 +202,7 @@ A4 = 703
 def wide(result, tmp_path_factory):
     """Return a page whose table has the widest texts that cells can have."""
     overall = result.overall
-    negative = replace(overall.gap["tile"], effect=Estimate(-0.25, -0.35, -0.15, 1000))
+    negative = replace(overall.gap.by_fill["tile"], effect=Estimate(-0.25, -0.35, -0.15, 1000))
     gap = Effect("gap", {"tile": negative}, 0.1)
     judged = {
         name: replace(judgement, verdict="INCONCLUSIVE", effects={**judgement.effects, "gap": gap})
@@ -391,7 +391,7 @@ def test_the_page_names_the_file_of_the_weights_and_its_hash(result, tmp_path):
 
 def test_an_interval_never_has_a_width_of_0(result):
     for measures in (result.overall, *result.classes.values()):
-        effects = (*measures.gap.values(), *measures.attraction.values(), *measures.sufficiency.values())
+        effects = [measured for effect in measures.effects.values() for measured in effect.by_fill.values()]
         assert effects
         assert all(measured.effect.low < measured.effect.high for measured in effects)
 

@@ -3,8 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from camkit.background.measures import OVERALL, ImageRow, Limits
+from camkit.background.measures import OVERALL, ImageRow
 from camkit.background.measuring import measure_all
+from camkit.background.reasons import BAD_KIND, Reason
 from camkit.background.verdict import judge, worst_first
 from camkit.config.settings import LimitsSection
 
@@ -45,7 +46,7 @@ def rows_of(label, count, *, gap=0.0, kept=0.0, energy=0.5, seed=0, **more):
 
 
 def judged(rows, *, exempt=None, waived=None, excluded=(), classes=(), **more):
-    measures = measure_all(rows, Limits(LIMITS.gap, LIMITS.sufficiency, LIMITS.attraction), 0, excluded, classes)
+    measures = measure_all(rows, LIMITS, 0, excluded, classes)
     return judge(measures, LIMITS, exempt=exempt or {}, waived=waived or {}, **more)
 
 
@@ -59,15 +60,16 @@ def test_a_model_that_needs_its_objects_passes():
 
 def test_a_bad_kind_of_background_warns_of_its_class_and_never_fails():
     sentence = "right for 0.40 of its objects on sand, and for 0.90 on the other places"
-    found, without = judged(clean(), kind_warnings={"dog": sentence}), judged(clean())
+    warning = {"dog": [Reason(BAD_KIND, sentence)]}
+    found, without = judged(clean(), warnings=warning), judged(clean())
 
     assert [found[name].verdict for name in ("cat", "dog", "fox", OVERALL)] == ["PASS", "WARN", "PASS", "WARN"]
     assert [reason.text for reason in found["dog"].reasons] == [sentence]
     assert [reason.text for reason in found[OVERALL].reasons] == [f"dog: {sentence}"]
     assert {name: one.effects for name, one in found.items()} == {name: one.effects for name, one in without.items()}
-    failing = judged([*clean(), *rows_of("wolf", 50, gap=0.6)], kind_warnings={"dog": sentence})
+    failing = judged([*clean(), *rows_of("wolf", 50, gap=0.6)], warnings=warning)
     assert failing[OVERALL].verdict == "FAIL"
-    assert judged(clean(), kind_warnings={"dog": sentence}, exempt={"dog": "any"})[OVERALL].verdict == "PASS"
+    assert judged(clean(), warnings=warning, exempt={"dog": "any"})[OVERALL].verdict == "PASS"
 
 
 def test_a_gap_of_one_class_fails_that_class_and_the_model():
@@ -79,7 +81,7 @@ def test_a_gap_of_one_class_fails_that_class_and_the_model():
 
 def test_what_decides_comes_first_and_the_worst_class_before_the_others():
     rows = [*clean(), *rows_of("ape", 50, gap=0.5), *rows_of("wolf", 50, gap=0.9), *rows_of("yak", 50, gap=0.2)]
-    found = judged(rows, hints=["the heat stays put"])
+    found = judged(rows, warnings={OVERALL: [Reason("a hint", "the heat stays put")]})
 
     assert list(worst_first({name: found[name] for name in ("ape", "cat", "wolf", "yak")})) == [
         "wolf",
@@ -126,7 +128,7 @@ def test_a_mark_on_one_class_of_many_fails_that_class():
     found = judged(marked(NAMES, 0.9))
 
     assert found["wolf"].verdict == "FAIL"
-    assert found["wolf"].attraction_p < 0.001
+    assert found["wolf"].p("attraction") < 0.001
     assert found[OVERALL].verdict == "FAIL"
     others = {name: found[name] for name in NAMES if name != "wolf"}
     assert {judgement.verdict for judgement in others.values()} <= {
@@ -134,7 +136,7 @@ def test_a_mark_on_one_class_of_many_fails_that_class():
         "WARN",
     }  # some of their objects are on wolves
     assert {judgement.effects["attraction"].level for judgement in others.values()} <= {"excluded", "open"}
-    assert found[OVERALL].gap_p > 0.05  # too few answers change over all classes
+    assert found[OVERALL].p("gap") > 0.05  # too few answers change over all classes
 
 
 def test_backgrounds_that_attract_no_answers_pass():
@@ -154,7 +156,7 @@ def test_one_picture_behind_many_objects_proves_nothing():
     found = judged(on_one_picture(marked(NAMES, 0.9), "wolf"))
 
     assert found["wolf"].verdict != "FAIL"
-    assert found["wolf"].attraction_p == 1.0
+    assert found["wolf"].p("attraction") == 1.0
     assert found[OVERALL].verdict != "FAIL"
 
 
@@ -167,7 +169,7 @@ def test_a_gap_from_a_single_background_fails_nothing():
 
     found = judged(rows)
 
-    assert found["cat"].gap_p > 0.05  # though every picture of the class has a gap of one half
+    assert found["cat"].p("gap") > 0.05  # though every picture of the class has a gap of one half
     assert all(row.same["tile"] - row.other["tile"] == 0.5 for row in rows)
 
 
@@ -197,7 +199,7 @@ def test_a_model_whose_classes_are_all_waived_or_exempt_passes():
 
 
 def test_a_hint_is_reported_whatever_the_verdict():
-    found = judged([*clean(), *rows_of("wolf", 12)], hints=["a hint: one corner"])
+    found = judged([*clean(), *rows_of("wolf", 12)], warnings={OVERALL: [Reason("a hint", "a hint: one corner")]})
 
     assert found[OVERALL].verdict == "INCONCLUSIVE"
     assert any("one corner" in reason.text for reason in found[OVERALL].reasons)
@@ -221,16 +223,16 @@ def test_an_untested_attraction_does_not_pass():
 def test_attraction_equals_a_slow_count():
     rows = marked(NAMES, 0.5)
 
-    found = measure_all(rows, Limits(0.1, 0.1, 0.1), 0)
+    found = measure_all(rows, LIMITS, 0)
 
     pairs = [(row.label, on, named) for row in rows for on, _, named in row.pasted["tile"]]
     on_wolf = [named == "wolf" for label, on, named in pairs if label != "wolf" and on == "wolf"]
     elsewhere = [named == "wolf" for label, on, named in pairs if label != "wolf" and on != "wolf"]
-    measured = found["wolf"].attraction["tile"]
+    measured = found["wolf"].attraction.by_fill["tile"]
     assert measured.accuracies == pytest.approx((np.mean(on_wolf), np.mean(elsewhere)))
     assert measured.effect.value == pytest.approx(np.mean(on_wolf) - np.mean(elsewhere))
     assert 0.3 < measured.effect.low < measured.effect.value < measured.effect.high < 0.7
-    assert not found[OVERALL].attraction
+    assert not found[OVERALL].attraction.by_fill
 
 
 def test_right_answers_without_the_object_fail_the_model_unless_a_gap_is_excluded():
@@ -241,8 +243,8 @@ def test_right_answers_without_the_object_fail_the_model_unless_a_gap_is_exclude
 
     assert {gap: found[OVERALL].verdict for gap, found in judged_with.items()} == {0.0: "WARN", 0.12: "FAIL"}
     for found in judged_with.values():
-        assert found[OVERALL].gap_p > 0.05
-        assert found[OVERALL].sufficiency_p < 0.05
+        assert found[OVERALL].p("gap") > 0.05
+        assert found[OVERALL].p("sufficiency") < 0.05
 
 
 def test_always_naming_one_class_without_an_object_is_not_above_chance():
@@ -251,10 +253,10 @@ def test_always_naming_one_class_without_an_object_is_not_above_chance():
         for row in clean()
     ]
 
-    found = measure_all(rows, Limits(0.1, 0.1, 0.1), 0)
+    found = measure_all(rows, LIMITS, 0)
 
-    assert found["cat"].sufficiency["blur"].effect.value == 0
-    assert found[OVERALL].sufficiency["blur"].accuracies == pytest.approx((1 / 3, 1 / 3))
+    assert found["cat"].sufficiency.by_fill["blur"].effect.value == 0
+    assert found[OVERALL].sufficiency.by_fill["blur"].accuracies == pytest.approx((1 / 3, 1 / 3))
     assert judged(rows)[OVERALL].verdict == "PASS"
 
 
@@ -343,8 +345,8 @@ def test_many_clean_classes_do_not_alarm():
 
 def test_the_pictures_of_a_group_count_once():
     rows = [replace(row, group=f"patient {n % 4}") for n, row in enumerate(rows_of("wolf", 50, gap=0.3))]
-    alone = measure_all([*clean(), *rows_of("wolf", 50, gap=0.3)], Limits(0.1, 0.1, 0.1), 0)["wolf"].gap["blur"].effect
-    grouped = measure_all([*clean(), *rows], Limits(0.1, 0.1, 0.1), 0)["wolf"].gap["blur"].effect
+    alone = measure_all([*clean(), *rows_of("wolf", 50, gap=0.3)], LIMITS, 0)["wolf"].gap.by_fill["blur"].effect
+    grouped = measure_all([*clean(), *rows], LIMITS, 0)["wolf"].gap.by_fill["blur"].effect
 
     assert grouped.groups == 4
     assert alone.groups == 50
@@ -357,7 +359,7 @@ def test_the_foreground_sensitivity_equals_its_formula():
         for n, row in enumerate(clean())
     ]
 
-    found = measure_all(rows, Limits(0.1, 0.1, 0.1), 0)[OVERALL].foreground_sensitivity
+    found = measure_all(rows, LIMITS, 0)[OVERALL].foreground_sensitivity
 
     assert found == pytest.approx((0.8 - 0.4) / (2 * min(0.6, 0.4)))
 
@@ -413,7 +415,7 @@ def test_what_few_groups_leave_open_takes_more_groups():
 
 def test_few_groups_do_not_prevent_a_pass_if_they_exclude_the_limit():
     rows = [replace(row, group=f"{row.label} {n % 6}") for n, row in enumerate(clean())]
-    measures = measure_all(rows, Limits(0.5, 0.5, 0.5), 0)
+    measures = measure_all(rows, LimitsSection(gap=0.5, sufficiency=0.5, attraction=0.5), 0)
 
     assert judge(measures, LimitsSection(gap=0.5, sufficiency=0.5), exempt={}, waived={})[OVERALL].verdict == "PASS"
 

@@ -9,9 +9,9 @@ import torch
 from checked import checked, violations
 from jaxtyping import TypeCheckError
 
-from camkit.background.measures import Limits
 from camkit.engine.heatmap import to_heatmap
 from camkit.engine.passes import usable_precision
+from camkit.kit.statistics import Estimate
 from camkit.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -88,7 +88,7 @@ def returns_text(number: int) -> int:
     "call",
     [
         lambda: usable_precision("fp32", "cpu"),  # a function
-        lambda: Limits("0.1", 0.1, 0.1),  # a dataclass
+        lambda: Estimate("0.1", 0.1, 0.1, 5),  # a dataclass
         lambda: to_heatmap(torch.zeros(1, 4, 4, dtype=torch.int64), (8, 8)),  # a function with shapes
         lambda: METHODS["hirescam"].weights(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 3, 4)),  # axes that must agree
         lambda: checked(returns_text)("1"),

@@ -18,10 +18,11 @@ from camkit.background.heat import heat_pass
 from camkit.background.hints import hints
 from camkit.background.journal import EDITS, HEAT, Journal, Row
 from camkit.background.kinds import Kinds, find_kinds
-from camkit.background.measures import OVERALL, ImageRow, Limits, Measures
+from camkit.background.measures import OVERALL, ImageRow, Measures
 from camkit.background.measuring import measure_all
 from camkit.background.passes import Passes
 from camkit.background.plan import Plan
+from camkit.background.reasons import BAD_KIND, Reason
 from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, check_sanity
 from camkit.background.shortcuts import Shortcut, find_shortcuts
@@ -234,9 +235,11 @@ def _judge(
     waivers = settings.waived(plan.today)
     waived = {name: f"{waiver.reason} (until {waiver.expires})" for name, waiver in waivers.items()}
     exempt = {name: "expect = any" for name in plan.data.classes if settings.expects_anything(name)}
-    limits = Limits(settings.limits.gap, settings.limits.sufficiency, settings.limits.attraction)
-    measures = measure_all(rows, limits, settings.check.seed, {*waived, *exempt}, plan.data.classes)
-    heat_hints = [] if plan.with_regions else hints(plan.data.items, heat, sanity.mirrored, settings.check.seed)
+    measures = measure_all(rows, settings.limits, settings.check.seed, {*waived, *exempt}, plan.data.classes)
+    warnings = {} if kinds is None else {name: [Reason(BAD_KIND, text)] for name, text in kinds.warnings.items()}
+    if not plan.with_regions:
+        found = hints(plan.data.items, heat, sanity.mirrored, settings.check.seed)
+        warnings[OVERALL] = [Reason(hint, hint) for hint in found]
     judged = judge(
         measures,
         settings.limits,
@@ -245,8 +248,7 @@ def _judge(
         heat_problems=sanity.problems if plan.with_regions else (),
         may_fail=plan.with_regions or settings.check.ring_is_background,
         with_regions=plan.with_regions,
-        hints=heat_hints,
-        kind_warnings={} if kinds is None else kinds.warnings,
+        warnings=warnings,
     )
     return measures, judged
 

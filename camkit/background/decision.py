@@ -9,11 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from camkit.background.measures import EffectName, MeasuredEffect
 from camkit.background.values import Verdict
-from camkit.kit.statistics import MIN_GROUPS
+from camkit.kit.statistics import MIN_GROUPS, Estimate
+
+CueName: TypeAlias = Literal["sharpness", "noise", "colour", "compression"]
+CUE_NAMES: tuple[CueName, ...] = get_args(CueName)
+EffectName: TypeAlias = Literal["gap", "sufficiency", "attraction"] | CueName
+"""The effects: of the background, and of statistics of the whole picture."""
+
+WHOLE_PICTURE = "whole picture"
+"""Stands in place of a fill's name for statistics of the whole picture, which fill nothing."""
 
 Level: TypeAlias = Literal["fail", "warn", "excluded", "open"]
 
@@ -23,8 +30,25 @@ lies 0.62 standard errors below its limit, so the true effect exceeds the limit 
 
 
 @dataclass(frozen=True)
+class MeasuredEffect:
+    """An effect measured with one fill: a difference of two shares.
+
+    Attributes:
+        effect: the difference and its interval.
+        p: the p-value of "the effect is not above its limit".
+        accuracies: the two shares.
+        pictures: the pictures behind it.
+    """
+
+    effect: Estimate
+    p: float
+    accuracies: tuple[float, float]
+    pictures: int
+
+
+@dataclass(frozen=True)
 class Effect:
-    """What is known about one effect of a class, or of all classes together.
+    """What is known about one effect of a class, or of all classes together, from its measurement to the reports.
 
     Attributes:
         name: gap, sufficiency or attraction; or a statistic of the whole picture, such as sharpness.
@@ -81,10 +105,15 @@ class Effect:
         return replace(self, by_fill={fill: self.by_fill[fill]}, significant=False).level
 
     @property
+    def weakest(self) -> MeasuredEffect | None:
+        """The fill with the smallest effect; None if nothing was measured."""
+        return min(self.by_fill.values(), key=_value, default=None)
+
+    @property
     def decisive(self) -> MeasuredEffect | None:
         """The fill that decides: the weakest one for "fail", otherwise the strongest; None if nothing was measured."""
         if self.level == "fail":
-            return min(self.by_fill.values(), key=_value, default=None)
+            return self.weakest
         deciding = [measured for fill, measured in self.by_fill.items() if self.level_with(fill) == self.level]
         return max(deciding, key=_value if self.level == "warn" else _upper_end, default=None)
 
@@ -186,16 +215,15 @@ class Findings:
         required: the levels of the effects that must be excluded for a PASS.
         others: the levels of the other effects.
         untested: whether something kept a class, or all classes together, from being tested.
-        heat_warns: whether, over all classes together, a smaller share of the heat lies on the objects than in maps
-            that ignore the picture; or whether, without regions, the heat gives a hint.
-        kind_warns: whether a class is significantly less accurate on one of the places that the data names.
+        warned: whether the heat or an optional analysis warns: over all classes together, a smaller share of the heat
+            lies on the objects than in maps that ignore the picture; without regions, the heat gives a hint; or a class
+            is significantly less accurate on one of the places that the data names.
     """
 
     required: Sequence[Level] = ()
     others: Sequence[Level] = ()
     untested: bool = False
-    heat_warns: bool = False
-    kind_warns: bool = False
+    warned: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -213,8 +241,7 @@ class Findings:
             required=[level for findings in several for level in findings.required],
             others=[level for findings in several for level in findings.others],
             untested=any(findings.untested for findings in several),
-            heat_warns=any(findings.heat_warns for findings in several),
-            kind_warns=any(findings.kind_warns for findings in several),
+            warned=any(findings.warned for findings in several),
         )
 
 
@@ -243,7 +270,7 @@ VERDICTS = (
         "an effect is at level warn; or a class is significantly less accurate on one of the places that the data "
         "names, by more than the limit of the gap; or, over all classes together, a smaller share of the heat lies on "
         "the objects than in maps that ignore the picture; or, without regions, the heat gives a hint",
-        lambda findings: findings.has("warn") or findings.heat_warns or findings.kind_warns,
+        lambda findings: findings.has("warn") or findings.warned,
     ),
     VerdictRule(
         "PASS",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+from camkit.background.decision import CUE_NAMES, WHOLE_PICTURE, Effect, EffectName, MeasuredEffect
+from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import Estimate
 
 OVERALL = ""
@@ -70,23 +71,6 @@ class ImageRow:
 
 
 @dataclass(frozen=True)
-class MeasuredEffect:
-    """An effect measured with one fill: a difference of two shares.
-
-    Attributes:
-        effect: the difference and its interval.
-        p: the p-value of "the effect is not above its limit".
-        accuracies: the two shares.
-        pictures: the pictures behind it.
-    """
-
-    effect: Estimate
-    p: float
-    accuracies: tuple[float, float]
-    pictures: int
-
-
-@dataclass(frozen=True)
 class Measures:
     """The measures of one class, or of all classes together.
 
@@ -100,13 +84,12 @@ class Measures:
         room: mean headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
         skill: mean(E - S) / mean(C - S).
         hits, centre_hits, rank, area: means.
-        gap: for each fill, accuracy on backgrounds of the object's own class minus accuracy on backgrounds of other
-            classes.
-        sufficiency: for each fill, how far the accuracy without the object is above chance.
-        attraction: for each fill, how often objects of other classes get this class's name on its backgrounds, minus
-            how often they get it on other backgrounds. Empty for all classes together, where the gap measures the same.
-        cues: for each statistic of the whole picture, accuracy with the values of the object's own class minus accuracy
-            with the values of other classes.
+        effects: the effects by name. The gap is the accuracy on backgrounds of the object's own class minus that on
+            backgrounds of other classes. The sufficiency says how far the accuracy without the object is above
+            chance. The attraction says how often objects of other classes get this class's name on its backgrounds,
+            minus how often they get it on other backgrounds; it is not measured for all classes together, where the gap
+            measures the same. The effect of a statistic of the whole picture is the accuracy with the values of the
+            object's own class minus the accuracy with the values of other classes.
         foreground_sensitivity: Moayeri et al. 2022; None if either accuracy is undefined.
         background_change, object_change: how far the margin falls if an equal area of that part is smoothed; means.
     """
@@ -125,29 +108,43 @@ class Measures:
     centre_hits: float | None = None
     rank: float | None = None
     area: float | None = None
-    gap: Mapping[str, MeasuredEffect] = field(default_factory=dict)
-    sufficiency: Mapping[str, MeasuredEffect] = field(default_factory=dict)
-    attraction: Mapping[str, MeasuredEffect] = field(default_factory=dict)
-    cues: Mapping[str, MeasuredEffect] = field(default_factory=dict)
+    effects: Mapping[EffectName, Effect] = field(default_factory=dict)
     foreground_sensitivity: float | None = None
     background_change: float | None = None
     object_change: float | None = None
 
+    @property
+    def gap(self) -> Effect:
+        """The background gap."""
+        return self.effects["gap"]
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits that an effect must exceed to count."""
+    @property
+    def sufficiency(self) -> Effect:
+        """The sufficiency of the background."""
+        return self.effects["sufficiency"]
 
-    gap: float
-    sufficiency: float
-    attraction: float
+    @property
+    def attraction(self) -> Effect:
+        """The attraction of the class's backgrounds."""
+        return self.effects["attraction"]
+
+    @property
+    def cues(self) -> dict[EffectName, MeasuredEffect]:
+        """The effects of the statistics of the whole picture that were measured."""
+        return {name: self.effects[name].by_fill[WHOLE_PICTURE] for name in sorted(CUE_NAMES) if name in self.effects}
+
+    @property
+    def counting(self) -> list[Effect]:
+        """The effects that count for the verdict.
+
+        The sufficiency counts for all classes together only: for one class it also rises if a model that sees no object
+        names the class that the bare background resembles.
+        """
+        of_all: tuple[EffectName, ...] = ("gap", "sufficiency", *CUE_NAMES)
+        names = of_all if self.name == OVERALL else ("gap", "attraction")
+        return [self.effects[name] for name in names if name in self.effects]
 
 
-CueName = Literal["sharpness", "noise", "colour", "compression"]
-EffectName = Literal["gap", "sufficiency", "attraction"] | CueName
-"""The effects that can count for the verdict: effects of the background, and of statistics of the whole picture."""
-
-
-def weakest(by_fill: Mapping[str, MeasuredEffect]) -> MeasuredEffect | None:
-    """Return the fill with the smallest effect; None if nothing was measured."""
-    return min(by_fill.values(), key=lambda measured: measured.effect.value, default=None)
+def limit_of(name: EffectName, limits: LimitsSection) -> float:
+    """Return the limit of an effect. The limit of the gap also holds for the statistics of the whole picture."""
+    return limits.attraction if name == "attraction" else limits.sufficiency if name == "sufficiency" else limits.gap

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from camkit.background.measures import OVERALL, ImageRow, Limits, MeasuredEffect, Measures
+from camkit.background.decision import CUE_NAMES, WHOLE_PICTURE, Effect, EffectName, MeasuredEffect
+from camkit.background.measures import OVERALL, ImageRow, Measures, limit_of
+from camkit.config.settings import LimitsSection
 from camkit.kit.statistics import (
     RESAMPLES,
     Estimate,
@@ -35,7 +36,7 @@ def _seed_of(name: str) -> int:
 
 def measure_all(
     rows: Sequence[ImageRow],
-    limits: Limits,
+    limits: LimitsSection,
     seed: int,
     excluded: Collection[str] = (),
     classes: Collection[str] = (),
@@ -62,7 +63,8 @@ def measure_all(
     for name, class_rows in sorted(by_class.items()):
         chances = {fill: _constant(shares[name]) for fill, shares in false_shares.items() if name in shares}
         own = _measure(name, class_rows, limits, seed, chances, resamples)
-        measures[name] = replace(own, attraction=attractions.get(name, {}))
+        attraction = Effect("attraction", attractions.get(name, {}), limits.attraction)
+        measures[name] = replace(own, effects={**own.effects, "attraction": attraction})
     overall_chances = {fill: _share_of_answer(fill, _class_shares(counted, fill)) for fill in fills}
     measures[OVERALL] = _measure(OVERALL, counted, limits, seed, overall_chances, resamples)
     return measures
@@ -215,15 +217,16 @@ def _mean(values: Sequence[float | bool | None]) -> float | None:
 
 
 def _measure(
-    name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance], resamples: int
+    name: str, rows: Sequence[ImageRow], limits: LimitsSection, seed: int, chances: Mapping[str, Chance], resamples: int
 ) -> Measures:
     """Measure everything but the attraction."""
+    skill, by_name = _effects(name, rows, limits, seed, chances, resamples)
+    effects = {effect: Effect(effect, by_fill, limit_of(effect, limits)) for effect, by_fill in by_name.items()}
     if not rows:
-        return Measures(name, 0, 0, Estimate(math.nan, math.nan, math.nan, 0), 0.0)
+        return Measures(name, 0, 0, Estimate(math.nan, math.nan, math.nan, 0), 0.0, effects=effects)
     right = sum(row.right for row in rows)
     low, high = wilson(right, len(rows))
     skilled = [row for row in rows if row.skilled]
-    effects = _effects(name, rows, limits, seed, chances, resamples)
     return Measures(
         name=name,
         pictures=len(rows),
@@ -234,14 +237,12 @@ def _measure(
         shuffled=_mean([row.shuffled for row in skilled]),
         ceiling=_mean([row.ceiling for row in skilled]),
         room=_mean([row.room for row in skilled]),
-        skill=effects.skill,
+        skill=skill,
         hits=_mean([row.hit for row in rows]),
         centre_hits=_mean([row.centre_hit for row in rows]),
         rank=_mean([row.rank for row in rows]),
         area=_mean([row.area for row in rows]),
-        gap=effects.gap,
-        sufficiency=effects.sufficiency,
-        cues=effects.cues,
+        effects=effects,
         foreground_sensitivity=_foreground_sensitivity(
             _mean([row.right_with_noise_on_object for row in rows]),
             _mean([row.right_with_noise_on_background for row in rows]),
@@ -262,50 +263,66 @@ def _foreground_sensitivity(on_object: float | None, on_background: float | None
     return None if mean in (0, 1) else (on_background - on_object) / (2 * min(mean, 1 - mean))
 
 
-@dataclass
-class _Effects:
-    skill: Estimate | None = None
-    gap: dict[str, MeasuredEffect] = field(default_factory=dict)
-    sufficiency: dict[str, MeasuredEffect] = field(default_factory=dict)
-    cues: dict[str, MeasuredEffect] = field(default_factory=dict)
+_Terms = tuple[float, float, float]
+"""What a picture adds to the sums of an effect: two shares, or numerator and denominator, and 1 if it counts."""
+
+_NOTHING: _Terms = (0.0, 0.0, 0.0)
 
 
 def _effects(
-    name: str, rows: Sequence[ImageRow], limits: Limits, seed: int, chances: Mapping[str, Chance], resamples: int
-) -> _Effects:
-    """Measure the gap, the sufficiency, the exchanged statistics and the skill on the same resamples.
+    name: str, rows: Sequence[ImageRow], limits: LimitsSection, seed: int, chances: Mapping[str, Chance], resamples: int
+) -> tuple[Estimate | None, dict[EffectName, dict[str, MeasuredEffect]]]:
+    """Measure the skill, and by fill the gap, the sufficiency and the exchanged statistics, on the same resamples.
 
     Each is a ratio of sums over the pictures that have it, so each adds three columns of terms to one resampling.
     """
-    terms: dict[tuple[str, str], Float[np.ndarray, "n 3"]] = {}
-    for fill in sorted({fill for row in rows for fill in row.same.keys() & row.other.keys()}):
-        terms["gap", fill] = _terms_of(rows, functools.partial(_gap_terms, fill))
-    for fill, chance in chances.items():
-        terms["sufficiency", fill] = _terms_of(rows, functools.partial(_sufficiency_terms, fill, chance))
-    for cue in sorted({cue for row in rows for cue in row.same_cue.keys() & row.other_cue.keys()}):
-        terms["cue", cue] = _terms_of(rows, functools.partial(_cue_terms, cue))
-    terms["skill", ""] = _terms_of(rows, _skill_terms)
-    terms = {key: columns for key, columns in terms.items() if columns.any()}
+    skill: Estimate | None = None
+    effects: dict[EffectName, dict[str, MeasuredEffect]] = {"gap": {}, "sufficiency": {}, "attraction": {}}
+    terms = {key: columns for key, columns in _terms(rows, chances).items() if columns.any()}
     if not terms:
-        return _Effects()
+        return skill, effects
     groups_of_rows = group_numbers([row.group for row in rows])
     strata = strata_of_groups(groups_of_rows, [row.label for row in rows])
     all_sums = bootstrap_sums(
         np.hstack(list(terms.values())), groups_of_rows, [seed, _seed_of(name)], resamples, strata
     )
-    effects = _Effects()
-    for number, ((what, fill), columns) in enumerate(terms.items()):
+    for number, ((effect, fill), columns) in enumerate(terms.items()):
         sums = all_sums[:, 3 * number : 3 * number + 3]
         groups = [row.group for row, (_, second, count) in zip(rows, columns, strict=True) if count or second]
-        if what == "skill":
-            effects.skill = _skill(sums, columns, groups)
-        elif what == "cue":
-            effects.cues[fill] = _measured_effect(sums, columns, groups, limits.gap)
-        elif what == "sufficiency":
-            effects.sufficiency[fill] = _measured_effect(sums, columns, groups, limits.sufficiency)
+        if effect == "skill":
+            skill = _skill(sums, columns, groups)
         else:
-            effects.gap[fill] = _measured_effect(sums, columns, groups, limits.gap, _shown(rows, fill))
-    return effects
+            shown = _shown(rows, fill) if effect == "gap" else None
+            measured = _measured_effect(sums, columns, groups, limit_of(effect, limits), shown)
+            effects.setdefault(effect, {})[fill] = measured
+    return skill, effects
+
+
+def _terms(
+    rows: Sequence[ImageRow], chances: Mapping[str, Chance]
+) -> dict[tuple[EffectName | Literal["skill"], str], Float[np.ndarray, "n 3"]]:
+    """Return each picture's terms, by effect and fill."""
+    terms: dict[tuple[EffectName | Literal["skill"], str], list[_Terms]] = {}
+    for fill in sorted({fill for row in rows for fill in row.same.keys() & row.other.keys()}):
+        terms["gap", fill] = [_pair(row.same.get(fill), row.other.get(fill)) for row in rows]
+    for fill, chance in chances.items():
+        terms["sufficiency", fill] = [
+            _pair(row.removed[fill], chance(row)) if fill in row.removed else _NOTHING for row in rows
+        ]
+    for cue in sorted(CUE_NAMES):
+        terms[cue, WHOLE_PICTURE] = [_pair(row.same_cue.get(cue), row.other_cue.get(cue)) for row in rows]
+    terms["skill", ""] = [
+        (row.energy - row.shuffled, row.ceiling - row.shuffled, 1.0)
+        if row.energy is not None and row.shuffled is not None and row.ceiling is not None
+        else _NOTHING
+        for row in rows
+    ]
+    return {key: np.array(of_rows).reshape(-1, 3) for key, of_rows in terms.items()}
+
+
+def _pair(first: float | bool | None, second: float | bool | None) -> _Terms:
+    """Return the terms of two shares, if a picture has both."""
+    return _NOTHING if first is None or second is None else (float(first), float(second), 1.0)
 
 
 def _skill(sums: Float[np.ndarray, "b 3"], terms: Float[np.ndarray, "n 3"], groups: Sequence[str]) -> Estimate:
@@ -348,33 +365,3 @@ def _measured_effect(
     pictures = int(np.count_nonzero(terms[:, 2]))
     effect = widened(interval(draws, value, group_count))
     return MeasuredEffect(effect, p_above(draws, limit, group_count), shares, pictures)
-
-
-_Terms = tuple[float, float, float]
-"""What a picture adds to the sums of an effect: two shares, or numerator and denominator, and 1 if it counts."""
-
-_NOTHING: _Terms = (0.0, 0.0, 0.0)
-
-
-def _terms_of(rows: Sequence[ImageRow], of_row: Callable[[ImageRow], _Terms]) -> Float[np.ndarray, "n 3"]:
-    return np.array([of_row(row) for row in rows]).reshape(-1, 3)
-
-
-def _gap_terms(fill: str, row: ImageRow) -> _Terms:
-    return (row.same[fill], row.other[fill], 1.0) if fill in row.same and fill in row.other else _NOTHING
-
-
-def _cue_terms(cue: str, row: ImageRow) -> _Terms:
-    if cue not in row.same_cue or cue not in row.other_cue:
-        return _NOTHING
-    return float(row.same_cue[cue]), float(row.other_cue[cue]), 1.0
-
-
-def _sufficiency_terms(fill: str, chance: Chance, row: ImageRow) -> _Terms:
-    return (float(row.removed[fill]), chance(row), 1.0) if fill in row.removed else _NOTHING
-
-
-def _skill_terms(row: ImageRow) -> _Terms:
-    if row.energy is None or row.shuffled is None or row.ceiling is None:
-        return _NOTHING
-    return row.energy - row.shuffled, row.ceiling - row.shuffled, 1.0

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from camkit.background.decision import Effect
+from camkit.background.decision import Effect, EffectName, MeasuredEffect
 from camkit.background.edits import RING
-from camkit.background.measures import EffectName, MeasuredEffect
 from camkit.kit.statistics import MIN_GROUPS
 
 
@@ -25,6 +24,9 @@ class Reason(NamedTuple):
     text: str
     fails: bool = False
 
+
+BAD_KIND = "less accurate on one place"
+"""The kind of the reason that a class is significantly less accurate on one of the places that the data names."""
 
 WITH_ARTICLE: Mapping[EffectName, str] = {
     "gap": "a gap",

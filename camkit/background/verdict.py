@@ -25,10 +25,9 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import get_args
 
-from camkit.background.decision import Effect, Findings
-from camkit.background.measures import OVERALL, CueName, EffectName, Measures
+from camkit.background.decision import Effect, EffectName, Findings
+from camkit.background.measures import OVERALL, Measures
 from camkit.background.reasons import WITH_ARTICLE, Reason, reason_of, reason_of_few_groups
 from camkit.background.values import Verdict
 from camkit.config.settings import LimitsSection
@@ -36,13 +35,6 @@ from camkit.kit.statistics import MIN_GROUPS, holm, smallest_p, wilson
 
 _MAX_LISTED = 5
 """At most this many classes with the same kind of reason are listed one by one; more are counted, to keep it short."""
-
-CUE_NAMES: tuple[CueName, ...] = get_args(CueName)
-
-WHOLE_PICTURE = "whole picture"
-"""Stands in place of a fill's name for statistics of the whole picture, which fill nothing."""
-
-_BAD_KIND = "less accurate on one place"
 
 _FAMILIES = 2
 """The families of tests that share the significance level equally: all classes together, and the single classes."""
@@ -76,21 +68,6 @@ class Judgement:
         """Return the p-value of an effect after the correction for the number of tests; None if it was not tested."""
         return self.effects[effect].p if effect in self.effects else None
 
-    @property
-    def gap_p(self) -> float | None:
-        """The corrected p-value of the gap."""
-        return self.p("gap")
-
-    @property
-    def sufficiency_p(self) -> float | None:
-        """The corrected p-value of the sufficiency."""
-        return self.p("sufficiency")
-
-    @property
-    def attraction_p(self) -> float | None:
-        """The corrected p-value of the attraction."""
-        return self.p("attraction")
-
 
 def judge(
     measures: Mapping[str, Measures],
@@ -101,8 +78,7 @@ def judge(
     heat_problems: Sequence[str] = (),
     may_fail: bool = True,
     with_regions: bool = True,
-    hints: Sequence[str] = (),
-    kind_warnings: Mapping[str, str] = MappingProxyType({}),
+    warnings: Mapping[str, Sequence[Reason]] = MappingProxyType({}),
 ) -> dict[str, Judgement]:
     """Judge each class and, under OVERALL, the model.
 
@@ -114,14 +90,11 @@ def judge(
         heat_problems: why the heat cannot be trusted, if it cannot.
         may_fail: whether the experiment edits what is surely background. If not, it only warns.
         with_regions: whether the heat was compared with regions.
-        hints: what the heat hints at without regions; a warning for all classes together.
-        kind_warnings: for classes that are significantly less accurate on one place, what to warn of.
+        warnings: by class, what optional analyses warn of; by OVERALL, of all classes together.
     """
     tested = {name: class_measures for name, class_measures in measures.items() if name not in exempt}
     effects = _tested_effects(
-        {name: _effects_of(name, class_measures, limits) for name, class_measures in tested.items()},
-        limits,
-        may_fail=may_fail,
+        {name: class_measures.counting for name, class_measures in tested.items()}, limits, may_fail=may_fail
     )
     chance = 1 / max(2, len(measures) - 1)
     judged: dict[str, Judgement] = {}
@@ -131,31 +104,16 @@ def judge(
             judged[name] = Judgement("PASS", (reason,))
             continue
         obstacles = _obstacles(class_measures, effects[name], limits, heat_problems, chance, with_regions=with_regions)
-        heat_warnings: list[Reason] = []
-        if name == OVERALL:
-            heat_warnings += _heat_warnings(class_measures, limits) if with_regions else []
-            heat_warnings += [Reason(hint, hint) for hint in hints]
+        of_heat = _heat_warnings(class_measures, limits) if name == OVERALL and with_regions else []
         judged[name] = _judge_alone(
             effects[name],
             obstacles,
-            heat_warnings,
-            [Reason(_BAD_KIND, kind_warnings[name])] if name in kind_warnings else [],
+            [*of_heat, *warnings.get(name, ())],
             required=name == OVERALL or limits.strict,
             waived=waived.get(name),
         )
     judged[OVERALL] = _judge_model(judged, {*exempt, *waived})
     return judged
-
-
-def _effects_of(name: str, measures: Measures, limits: LimitsSection) -> list[Effect]:
-    """List the effects of a class, or of all classes together, that count for the verdict."""
-    gap = Effect("gap", measures.gap, limits.gap)
-    if name == OVERALL:
-        cues = [
-            Effect(cue, {WHOLE_PICTURE: measures.cues[cue]}, limits.gap) for cue in CUE_NAMES if cue in measures.cues
-        ]
-        return [gap, Effect("sufficiency", measures.sufficiency, limits.sufficiency), *cues]
-    return [gap, Effect("attraction", measures.attraction, limits.attraction)]
 
 
 def _tested_effects(
@@ -222,8 +180,7 @@ def _min_pictures(effect: EffectName, limits: LimitsSection) -> int:
 def _judge_alone(
     effects: Sequence[Effect],
     obstacles: Sequence[Reason],
-    heat_warnings: Sequence[Reason],
-    kind_warnings: Sequence[Reason],
+    other_warnings: Sequence[Reason],
     *,
     required: bool,
     waived: str | None,
@@ -238,14 +195,13 @@ def _judge_alone(
         required=levels if required else (),
         others=() if required else levels,
         untested=bool(obstacles),
-        heat_warns=bool(heat_warnings),
-        kind_warns=bool(kind_warnings),
+        warned=bool(other_warnings),
     )
     of_level = {
         level: [reason_of(effect) for effect in effects if effect.level == level]
         for level in ("fail", "warn", "open", "excluded")
     }
-    warnings = [*of_level["warn"], *kind_warnings, *heat_warnings]
+    warnings = [*of_level["warn"], *other_warnings]
     match findings.verdict:
         case "FAIL":
             reasons = [*of_level["fail"], *warnings]
@@ -360,7 +316,7 @@ def _obstacles(
         return [Reason("no picture could be used", "no picture could be used")]
     reasons = [reason_of_few_groups(effect) for effect in effects if effect.lacks_groups]
     reasons += _accuracy_obstacles(measures, limits, chance)
-    if not measures.tested and measures.sufficiency:
+    if not measures.tested and measures.sufficiency.by_fill:
         kind = "there is no background to show the objects on"
         needed = "the check needs pictures of other groups, with regions, of the same class and of other classes"
         reasons.append(Reason(kind, f"{kind}: {needed}"))
@@ -369,8 +325,8 @@ def _obstacles(
         text = f"only {measures.tested} pictures could be tested; the check needs {limits.least_pictures}"
         reasons.append(Reason(kind, text))
     needed_objects = _min_pictures("attraction", limits)
-    shown = min((measured.pictures for measured in measures.attraction.values()), default=0)
-    if measures.attraction and measures.tested >= limits.least_pictures and shown < needed_objects:
+    shown = min((measured.pictures for measured in measures.attraction.by_fill.values()), default=0)
+    if measures.attraction.by_fill and measures.tested >= limits.least_pictures and shown < needed_objects:
         kind = "too few objects of other classes were shown on its backgrounds"
         reasons.append(Reason(kind, f"{kind}: {shown}; the check needs {needed_objects}"))
     if with_regions and measures.empty > limits.most_empty:
@@ -381,10 +337,10 @@ def _obstacles(
 
 def _accuracy_obstacles(measures: Measures, limits: LimitsSection, chance: float) -> list[Reason]:
     """Return an obstacle if there are too few right answers for a gap to be measurable."""
-    if not measures.gap:
+    if not measures.gap.by_fill:
         return []
     reasons = []
-    accuracy = min(measured.accuracies[0] for measured in measures.gap.values())
+    accuracy = min(measured.accuracies[0] for measured in measures.gap.by_fill.values())
     if wilson(round(accuracy * measures.tested), measures.tested)[0] <= max(limits.gap, chance):
         kind = "accuracy on pasted objects is too close to chance for a gap to be measurable"
         text = (

@@ -102,14 +102,11 @@ def _events(writer: SummaryWriter | str | Path) -> Iterator[SummaryWriter]:
 
 
 def _figures(measures: Measures) -> dict[str, float]:
-    from camkit.background.measures import weakest  # noqa: PLC0415
-
-    effects = {"gap": measures.gap, "attraction": measures.attraction, "sufficiency": measures.sufficiency}
     figures = {"accuracy": measures.accuracy.value}
-    for name, by_fill in effects.items():
-        effect = weakest(by_fill)
-        if effect is not None:
-            figures[name] = effect.effect.value
+    for name in ("gap", "attraction", "sufficiency"):
+        measured = measures.effects[name].weakest if name in measures.effects else None
+        if measured is not None:
+            figures[name] = measured.effect.value
     if measures.skill is not None:
         figures["skill"] = measures.skill.value
     return figures

@@ -80,7 +80,7 @@ biased
 print(biased.verdict, "with exit code", biased.exit_code())
 for name, measures in biased.classes.items():
     gap = max(
-        measures.gap.values(), key=lambda fill: fill.effect.value
+        measures.gap.by_fill.values(), key=lambda fill: fill.effect.value
     ).effect
     interval = f"{gap.low:.2f} to {gap.high:.2f}"
     print(f"{name:6} loses {gap.value:.2f} of its accuracy ({interval})")

@@ -12,9 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from camkit.background.check import CheckResult
-from camkit.background.decision import LEVELS, VERDICTS
+from camkit.background.decision import LEVELS, VERDICTS, EffectName
 from camkit.background.kinds import Kinds, Pair
-from camkit.background.measures import OVERALL, EffectName, Measures
+from camkit.background.measures import OVERALL, Measures
 from camkit.background.report import words
 from camkit.background.showcase import Strip, kind_panels, shortcut_panels, strips, thumbnails
 from camkit.background.verdict import Judgement
@@ -208,9 +208,9 @@ def _cues(result: CheckResult) -> list[tuple[str, ...]]:
     """Return for each statistic of the whole picture what its exchange changed."""
     rows: list[tuple[str, ...]] = []
     for name, measured in result.overall.cues.items():
-        effects = result.judged[OVERALL].effects
         own, other = measured.accuracies
-        level = next((effect.level for cue, effect in effects.items() if cue == name), words.NONE)
+        effects = result.judged[OVERALL].effects
+        level = effects[name].level if name in effects else words.NONE
         interval = " ".join(_interval(measured.effect)) or words.NONE
         rows.append((name, words.share(own), words.share(other), words.number(measured.effect.value), interval, level))
     return rows

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from camkit.background.baseline import SCHEMA, checksum
 from camkit.background.check import CheckResult
+from camkit.background.decision import EffectName, MeasuredEffect
 from camkit.background.kinds import Kinds
 from camkit.background.measures import OVERALL, ImageRow, Measures
 from camkit.background.report import words
@@ -20,6 +22,9 @@ from camkit.background.verdict import Judgement
 
 DIGITS = 6
 """Digits after the point; see above."""
+
+_OF_BACKGROUND: tuple[EffectName, ...] = ("gap", "sufficiency", "attraction")
+"""The effects that the report has for each fill."""
 
 
 def render(result: CheckResult) -> str:
@@ -69,15 +74,26 @@ def _measures(measures: Measures, judgement: Judgement) -> dict[str, Any]:
     return {
         "verdict": judgement.verdict,
         "reasons": [reason.text for reason in judgement.reasons],
-        "gap_p": judgement.gap_p,
-        "sufficiency_p": judgement.sufficiency_p,
-        "attraction_p": judgement.attraction_p,
+        **{f"{name}_p": judgement.p(name) for name in _OF_BACKGROUND},
         "levels": {name: effect.level for name, effect in judgement.effects.items()},
         "excluded_above": {name: effect.excluded_above for name, effect in judgement.effects.items()},
         "more_pictures": {name: effect.more_pictures for name, effect in judgement.effects.items()},
         "waived": judgement.waived,
-        **{name: value for name, value in asdict(measures).items() if name != "name"},
+        **plain(measures),
     }
+
+
+def plain(measures: Measures) -> dict[str, Any]:
+    """Return the measures of a class, or of all classes together, as plain values."""
+    figures = asdict(replace(measures, effects={}))
+    of_background = {name: effect.by_fill for name, effect in measures.effects.items() if name in _OF_BACKGROUND}
+    figures |= {name: _as_dicts(of_background.get(name, {})) for name in _OF_BACKGROUND}
+    figures["cues"] = _as_dicts(measures.cues)
+    return {name: value for name, value in figures.items() if name not in ("name", "effects")}
+
+
+def _as_dicts(measured: Mapping[Any, MeasuredEffect]) -> dict[Any, dict[str, Any]]:
+    return {name: asdict(effect) for name, effect in measured.items()}
 
 
 def _kinds(kinds: Kinds | None) -> dict[str, Any] | None:

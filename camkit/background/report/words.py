@@ -8,11 +8,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from camkit.background.check import CheckResult
+from camkit.background.decision import CUE_NAMES, EffectName, MeasuredEffect
 from camkit.background.kinds import NO_KINDS, Kinds
-from camkit.background.measures import OVERALL, EffectName, MeasuredEffect, Measures, weakest
+from camkit.background.measures import OVERALL, Measures
 from camkit.background.plan import Plan
 from camkit.background.reasons import WITH_ARTICLE
-from camkit.background.verdict import CUE_NAMES, Judgement, worst_first
+from camkit.background.verdict import Judgement, worst_first
 from camkit.kit.statistics import Estimate
 
 NONE = "-"
@@ -133,8 +134,7 @@ def shown(name: EffectName, measures: Measures, judgement: Judgement) -> Measure
     """Return an effect as tables show it: with the fill that decides, or with the weakest if none decides."""
     if name in judgement.effects:
         return judgement.effects[name].decisive
-    by_fill = {"gap": measures.gap, "attraction": measures.attraction, "sufficiency": measures.sufficiency}
-    return weakest(by_fill.get(name, {}))
+    return measures.effects[name].weakest if name in measures.effects else None
 
 
 def change_since_baseline(result: CheckResult) -> str:
