@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from camkit.background.check import CheckResult
     from camkit.background.run import check
     from camkit.comparison.compare import Comparison, compare
-    from camkit.comparison.judge import MethodJudgement, judge
+    from camkit.comparison.judge import judge
+    from camkit.comparison.judgement import MethodJudgement
     from camkit.concepts import Concepts, factorise
     from camkit.demo import scenes
     from camkit.diagnosis import Diagnosis, diagnose

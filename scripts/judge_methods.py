@@ -21,8 +21,10 @@ import torch
 from jaxtyping import Float
 
 import camkit
-from camkit.comparison.judge import DECIDING, at_least_chance, recommended
-from camkit.comparison.ranking import REFERENCES, UNMOVED, standings
+from camkit.comparison.judge import at_least_chance, recommended
+from camkit.comparison.judgement import DECIDING
+from camkit.comparison.recommendation import REFERENCES, UNMOVED
+from camkit.comparison.standings import standings
 from camkit.engine.allocator import reuse_large_blocks
 from camkit.metrics import METRICS
 

@@ -19,7 +19,7 @@ from torch import nn
 import camkit
 from camkit.cli import main
 from camkit.comparison.compare import DEFAULTS, check_sheet_file, value_words
-from camkit.comparison.sheet import SMALL, Panel, Row, draw_sheet, least_height
+from camkit.comparison.sheet import SMALL, MapPanel, SheetRow, draw_sheet, least_height
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, MethodError, OutputError
 from camkit.methods import METHODS, variant
@@ -482,7 +482,7 @@ def test_too_many_pictures_for_a_type_of_file_are_refused_at_once(tmp_path: Path
         check_sheet_file(tmp_path / "sheet.webp", 200)
     check_sheet_file(tmp_path / "sheet.png", 200)
     flat = np.full((4, 40, 3), 128, np.uint8)
-    shown = Row(flat, "a", (), (Panel("b", "c", flat),))
+    shown = SheetRow(flat, "a", (), (MapPanel("b", "c", flat),))
     assert least_height(3) <= len(draw_sheet([shown] * 3))
 
 
@@ -492,8 +492,8 @@ def test_too_many_pictures_for_a_type_of_file_are_refused_at_once(tmp_path: Path
 @pytest.mark.parametrize("methods", [1, 3, 5, 6, 8, 12, 20])
 def test_a_sheet_has_room_for_pictures_of_any_form(shape: tuple[int, int, int], tallest: int, methods: int) -> None:
     picture = np.full(shape, 128, np.uint8)
-    panels = tuple(Panel(f"method {number}", "loses 12%", picture) for number in range(methods))
-    row = Row(picture, "a name", ("a class: 12%", "more " * 40), panels)
+    panels = tuple(MapPanel(f"method {number}", "loses 12%", picture) for number in range(methods))
+    row = SheetRow(picture, "a name", ("a class: 12%", "more " * 40), panels)
     sheet = draw_sheet([row] * 2, "what it means " * 20)
     assert sheet.shape[1] <= 1920
     assert sheet.dtype == np.uint8
@@ -506,8 +506,8 @@ def test_a_sheet_has_room_for_pictures_of_any_form(shape: tuple[int, int, int], 
 def test_a_long_title_and_a_map_that_is_missing_fit() -> None:
     picture = np.full((200, 300, 3), 128, np.uint8)
     long = "ILSVRC2012_val_00000293_with_a_name_that_never_seems_to_end.JPEG"
-    plain = draw_sheet([Row(picture, "a", (), (Panel("b", "c", picture), Panel("d", "e", picture)))])
-    named = draw_sheet([Row(picture, long, (), (Panel("b", "why not " * 60), Panel("d", "e", picture)))])
+    plain = draw_sheet([SheetRow(picture, "a", (), (MapPanel("b", "c", picture), MapPanel("d", "e", picture)))])
+    named = draw_sheet([SheetRow(picture, long, (), (MapPanel("b", "why not " * 60), MapPanel("d", "e", picture)))])
     assert named.shape[1] == plain.shape[1]
     assert len(plain) < len(named) < len(plain) + 50  # one more line
 
@@ -517,8 +517,8 @@ def test_words_are_readable_on_a_slide() -> None:
     picture = np.full((256, 256, 3), 128, np.uint8)
     words = ("Egyptian cat: 73%", "random map: loses 12%", "centred blob: loses 30%", "best colour: loses 4%")
     for methods, pictures in ((12, 1), (3, 3)):
-        panels = tuple(Panel("Recipro-CAM", "loses 80%", picture) for _ in range(methods))
-        height, width = draw_sheet([Row(picture, "cat.png", words, panels)] * pictures, "legend " * 15).shape[:2]
+        panels = tuple(MapPanel("Recipro-CAM", "loses 80%", picture) for _ in range(methods))
+        height, width = draw_sheet([SheetRow(picture, "cat.png", words, panels)] * pictures, "legend " * 15).shape[:2]
         points_per_pixel = min(960 / width, 540 / height)  # a slide is 13.3 x 7.5 inches
         assert SMALL * points_per_pixel >= 11
 

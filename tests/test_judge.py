@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.comparison.judge import MethodJudgement
-from camkit.comparison.ranking import REFERENCES, Recommendation, Standing, advantages, recommend, standings
+from camkit.comparison.judgement import MethodJudgement
+from camkit.comparison.recommendation import REFERENCES, Recommendation, advantages, recommend
+from camkit.comparison.standings import Standing, as_gains, standings
 from camkit.demo.scenes import scene_paths
 from camkit.errors import InputError, MethodError
 
@@ -108,11 +109,10 @@ def recommended(
     return recommend(*higher(values), order, costs or dict.fromkeys(order, 1.0), unmoved)
 
 
-def higher(values: dict[str, dict[str, np.ndarray]], seed: int = 0) -> tuple[Any, Any, Any]:
-    """Return values, their standings and their directions, if higher values are better in all metrics."""
+def higher(values: dict[str, dict[str, np.ndarray]], seed: int = 0) -> tuple[Any, Any]:
+    """Return values and their standings, if higher values are better in all metrics."""
     references = [name for name in REFERENCES if all(name in rows for rows in values.values())]
-    found = {metric: standings(rows, references, "higher", seed) for metric, rows in values.items()}
-    return values, found, dict.fromkeys(values, "higher")
+    return values, {metric: standings(rows, references, "higher", seed) for metric, rows in values.items()}
 
 
 def test_of_the_methods_that_are_as_good_the_cheapest_is_recommended() -> None:
@@ -229,7 +229,8 @@ def test_an_advantage_is_a_share_of_the_best_methods_in_each_metric() -> None:
         "Deletion": {"a": np.array([0.3, 0.1]), "b": np.array([0.2, np.nan]), "random": np.array([0.4, 0.5])},
         "blind": {"a": np.zeros(2), "b": np.zeros(2), "random": np.ones(2)},  # no method is better than chance
     }
-    found = advantages(values, ["a", "b"], {"SRG": "higher", "Deletion": "lower", "blind": "higher"})
+    values["Deletion"] = as_gains(values["Deletion"], "lower")
+    found = advantages(values, ["a", "b"])
     # SRG: 0.4 and 0.6 for a, mean 0.5; 0.2 and 0 for b. Deletion: 0.1 and 0.4 for a, mean 0.25; 0.2 for b.
     np.testing.assert_allclose(found["a"], [[0.4 / 0.5, 0.6 / 0.5], [0.1 / 0.25, 0.4 / 0.25]])
     np.testing.assert_allclose(found["b"], [[0.2 / 0.5, 0.0], [0.2 / 0.25, np.nan]])

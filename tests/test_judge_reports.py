@@ -14,10 +14,10 @@ import pytest
 import camkit
 import camkit.comparison.judge
 from camkit.cli import main
-from camkit.comparison.judge import DECIDING, FILL, SHOWN, STEPS, JudgedRow, MethodJudgement
-from camkit.comparison.ranking import Recommendation, standings
-from camkit.comparison.report import REPORTS, markdown, words
-from camkit.comparison.report import html as page
+from camkit.comparison import page
+from camkit.comparison.judgement import DECIDING, FILL, REPORTS, SHOWN, STEPS, JudgedRow, MethodJudgement
+from camkit.comparison.recommendation import Recommendation
+from camkit.comparison.standings import standings
 from camkit.metrics import METRICS
 
 PICTURES = 12
@@ -116,18 +116,17 @@ def test_all_reports_mark_the_same_means() -> None:
     in_markdown = [
         cell for line in found.table().splitlines()[2:-2] for cell in columns(line)[1 : 1 + len(found.metrics)]
     ]
-    in_html = re.findall(r"<td[^>]*>(<b>)?(-?[\d.]*)(</b>)?([?!]?)<small>", page.fragment(found))
+    in_html = re.findall(r"<td[^>]*>(<b>)?(-?[\d.]*)(</b>)?([?!]?)<small>", found._repr_html_())
     assert len(in_html) == len(in_markdown) == len(found.rows) * len(found.metrics)
     assert [bool(bold) for bold, *_ in in_html] == [cell.startswith("**") for cell in in_markdown]
     assert [doubt for *_, doubt in in_html] == ["".join(re.findall(r"[?!]", cell)) for cell in in_markdown]
 
 
 def test_bold_needs_a_gain_over_the_random_map() -> None:
-    standing = replace(judgement().rows[0].standings["srg"], beats_random=False)
     row = judgement().rows[0]
-    assert standing.level_with_best
-    assert not words.is_best(row, standing)
-    assert words.doubt(row, standing) == "?"
+    assert row.standings["srg"].level_with_best
+    unclear = replace(row, standings={"srg": replace(row.standings["srg"], beats_random=False)})
+    assert (row.cell("srg").best, unclear.cell("srg").best, unclear.cell("srg").doubt) == (True, False, "?")
 
 
 @pytest.mark.parametrize("report", ["judge.md", "judge.html"])
@@ -150,16 +149,16 @@ def test_a_picture_without_a_value_of_any_map_is_told_once() -> None:
         for row in found.rows
         for standing in [row.standings["srg"]]
     ]
-    said = words.notes(replace(found, rows=tuple(fewer)))
+    said = replace(found, rows=tuple(fewer)).notes
     assert [note for note in said if "No map" in note] == ["No map has a value on 7 of 12 pictures in SRG."]
 
 
 def test_many_skipped_pictures_are_counted_and_the_first_are_named() -> None:
     found = judgement({f"{number}.jpg": f"{number}.jpg is not a picture" for number in range(9)})
-    note = words.pictures_left_out(found)[0]
-    assert note.startswith("9 pictures could not be used: 0.jpg is not a picture; 1.jpg")
-    assert note.endswith("4.jpg is not a picture; and 4 more, which judge.json names.")
-    assert words.pictures_left_out(judgement()) == []
+    page = found._repr_html_()
+    assert "<li>9 pictures could not be used: 0.jpg is not a picture; 1.jpg" in page
+    assert "4.jpg is not a picture; and 4 more, which judge.json names.</li>" in page
+    assert "could not be used" not in judgement()._repr_html_()
 
 
 def test_json_names_directions_fill_steps_layer_and_version() -> None:
@@ -178,17 +177,17 @@ def test_json_names_directions_fill_steps_layer_and_version() -> None:
     assert found["rows"][1]["metrics"]["adcc"]["counted_like_random"] == 7
 
 
-def test_names_do_not_break_markdown() -> None:
+def test_names_do_not_break_markdown(tmp_path: Path) -> None:
     found = replace(judgement(), model="a_model\n# *no* heading")
-    text = markdown.render(found)
+    text = (found.save(tmp_path).parent / "judge.md").read_text("utf-8")
     assert text.splitlines()[0] == r"# Which method to trust on a\_model\\n\# \*no\* heading"
 
 
 # --- the plots
 
 
-def test_plots_show_whole_names_and_numbers_on_the_axis() -> None:
-    text = page.render(judgement())
+def test_plots_show_whole_names_and_numbers_on_the_axis(tmp_path: Path) -> None:
+    text = judgement().save(tmp_path).read_text("utf-8")
     plots = re.findall(r'<table class="plot">(.*?)</table>', text, re.DOTALL)
     assert len(plots) == len(DECIDING)
     for plot in plots:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.comparison.ranking import REFERENCES
+from camkit.comparison.recommendation import REFERENCES
 from camkit.demo.scenes import scene_paths
 from camkit.engine.heatmap import to_heatmap, weighted_sum
 from camkit.errors import MethodError

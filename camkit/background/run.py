@@ -37,6 +37,7 @@ from camkit.config.settings import Settings, as_settings
 from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, advice, refuse_unknown_options, refusing_exit
 from camkit.images.files import set_aside, write_file
+from camkit.kit import wording
 from camkit.models import Labels, as_model, device_of
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
@@ -248,7 +249,7 @@ def finish_check(
         earlier = read_baseline(_baseline_of_resumed(baseline, out) if resume else baseline)
         _refuse_other_run(plan, earlier, hashes, baseline)
     journal = None if out is None else out / JOURNAL
-    key = " ".join([words.VERSION, *hashes.values(), hash_code(plan.model, plan.files)])
+    key = " ".join([wording.VERSION, *hashes.values(), hash_code(plan.model, plan.files)])
     with Journal(journal, key, resume=resume) as rows:
         if rows.damaged:
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)

@@ -88,7 +88,7 @@ def run_judge(
     from camkit.cli import text
     from camkit.cli.bars import stages
     from camkit.comparison.judge import judge
-    from camkit.comparison.report import REPORTS, words
+    from camkit.comparison.judgement import REPORTS
 
     check_folder(out)
     loaded = source.load()
@@ -113,9 +113,9 @@ def run_judge(
         table = text.judgement(judgement)
         console = printer()
         text.wide(table, console).print(table)
-        for line in (text.JUDGEMENT_MARKS, *words.notes(judgement), judgement.recommendation.sentence):
+        for line in (text.JUDGEMENT_MARKS, *judgement.notes, judgement.recommendation.sentence):
             console.print(printable(line), markup=False)
-    _print_errors(words.left_out(judgement))
+    _print_errors(judgement.left_out)
     say(f"wrote {page}")
     return InputError.exit_code if judgement.unreadable else 0
 

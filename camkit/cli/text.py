@@ -17,8 +17,7 @@ from camkit.errors import printable
 from camkit.methods import NEEDED
 
 if TYPE_CHECKING:
-    from camkit.comparison.judge import JudgedRow, MethodJudgement
-    from camkit.comparison.ranking import Standing
+    from camkit.comparison.judgement import JudgedRow, MethodJudgement
     from camkit.demo.poster import DemoResult
     from camkit.layers.choose import Decision
     from camkit.layers.costs import Costs
@@ -108,30 +107,27 @@ _LONGEST_NAME = 30
 
 def judgement(found: MethodJudgement) -> Table:
     """Return the table of a judgement: the metrics that decide, with their intervals, and what a map costs."""
-    from camkit.comparison.judge import DECIDING
-    from camkit.comparison.report import words
+    from camkit.comparison.judgement import DECIDING, column_title
 
     table = Table(box=None, pad_edge=False)
     table.add_column("\nmethod", max_width=_LONGEST_NAME, overflow="fold")
-    for heading in (*(f"\n{words.title(name)}" for name in DECIDING), "shuffled\nweights ↓", "plain\npasses"):
+    for heading in (*(f"\n{column_title(name)}" for name in DECIDING), "shuffled\nweights ↓", "plain\npasses"):
         table.add_column(heading, no_wrap=True, justify="right")
     for row in found.rows:
         name = f"({row.name})" if row.is_reference else row.name
-        cells = [_judged(row, row.standings[metric]) for metric in DECIDING]
+        cells = [_judged(row, metric) for metric in DECIDING]
         table.add_row(
-            Text(printable(name), "dim" if row.is_reference else ""), *cells, words.shuffled(row), words.cost(row)
+            Text(printable(name), "dim" if row.is_reference else ""), *cells, row.shuffled_text, row.cost_text
         )
     return table
 
 
-def _judged(row: JudgedRow, standing: Standing) -> Text:
+def _judged(row: JudgedRow, metric: str) -> Text:
     """Return a mean with its mark and interval; a blank replaces a missing mark, so that the numbers line up."""
-    from camkit.comparison.report import words
-
-    best, doubt = words.is_best(row, standing), words.doubt(row, standing)
-    number = f"{words.number(standing)}{'*' if best else doubt or ' '}"
+    cell = row.cell(metric)
+    number = f"{cell.mean}{'*' if cell.best else cell.doubt or ' '}"
     return Text(
-        f"{number} {words.span(standing)}".rstrip(), "bold" if best else "dim" if doubt or row.is_reference else ""
+        f"{number} {cell.span}".rstrip(), "bold" if cell.best else "dim" if cell.doubt or row.is_reference else ""
     )
 
 

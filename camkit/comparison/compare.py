@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
-from camkit.comparison.sheet import Panel, Row, draw_sheet, least_height
+from camkit.comparison.sheet import MapPanel, SheetRow, draw_sheet, least_height
 from camkit.drawing.encode import as_html, encode
 from camkit.drawing.figure import percent
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
@@ -21,6 +21,7 @@ from camkit.explainer import Explainer
 from camkit.explanation import Explanation, finite_or_none
 from camkit.images.files import check_folder, write_file
 from camkit.images.read import open_picture
+from camkit.kit.wording import counted
 from camkit.layers.names import Layers
 from camkit.methods import METHODS, Method
 from camkit.metrics import METRICS, Evaluator, Metric, Value
@@ -228,7 +229,7 @@ class Comparison:
         pictures = len({row.source for row in self.rows})
         layers = len({row.layer for row in self.rows})
         at = f" at {layers} layers" if layers > 1 else ""
-        return f"<Comparison of {_count(len(self.rows[0].maps), 'method')} on {_count(pictures, 'picture')}{at}>"
+        return f"<Comparison of {counted(len(self.rows[0].maps), 'method')} on {counted(pictures, 'picture')}{at}>"
 
     def _repr_html_(self) -> str:
         """Show the sheet in a notebook."""
@@ -455,10 +456,10 @@ def value_words(metric: Metric, value: Value) -> str:
     return f"gains {-rounded:.0%}" if rounded < 0 else f"loses {abs(rounded):.0%}"
 
 
-def _row(row: ComparedPicture, metric: Metric, colormap: str, alpha: float) -> Row:
+def _row(row: ComparedPicture, metric: Metric, colormap: str, alpha: float) -> SheetRow:
     """Return what the sheet shows of a picture."""
     panels = [
-        Panel(
+        MapPanel(
             compared.title,
             words_of(metric, compared),
             None
@@ -479,12 +480,8 @@ def _row(row: ComparedPicture, metric: Metric, colormap: str, alpha: float) -> R
         if value.number is not None
     ]
     original = first.overlay(style="overlay", alpha=0.0, scale="each")
-    return Row(original, Path(row.source).name, tuple(lines), tuple(panels))
+    return SheetRow(original, Path(row.source).name, tuple(lines), tuple(panels))
 
 
 def _with_percent(label: str, probability: float | None) -> str:
     return label if probability is None else f"{label}: {percent(probability)}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number > 1)}"

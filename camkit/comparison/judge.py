@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -17,42 +18,31 @@ from torch import nn
 
 from camkit.comparison.choices import chosen_explainer, chosen_layers, chosen_methods
 from camkit.comparison.compare import DEFAULTS
-from camkit.comparison.ranking import REFERENCES, SIGNIFICANCE, UNMOVED, Recommendation, Standing, recommend, standings
-from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError, advice
+from camkit.comparison.judgement import DECIDING, FILL, RANDOMISED, SHOWN, STEPS, JudgedRow, MethodJudgement
+from camkit.comparison.recommendation import REFERENCES, Recommendation, recommend
+from camkit.comparison.standings import SIGNIFICANCE, OfRows, Standing, as_gains, standings
+from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError, advice
 from camkit.explainer import Explainer
-from camkit.images.files import write_file
 from camkit.images.listing import find_pictures
 from camkit.images.read import open_picture
+from camkit.kit.wording import counted
 from camkit.layers.names import Layers, find_layers
 from camkit.methods import Method
 from camkit.metrics import METRICS, Evaluator
 from camkit.metrics.evaluator import check_seed
-from camkit.metrics.values import UndefinedError
+from camkit.metrics.metric_values import UndefinedError
 
 if TYPE_CHECKING:
     from camkit.explainer import MethodLike
     from camkit.models.loaded import LoadedModel
     from camkit.targets import TargetLike
-    from camkit.types import ImageLike
+    from camkit.types import ImageLike, Progress
 
 USUAL = (*DEFAULTS, "ablationcam", "fullgrad")
 """The default methods of a judgement: the defaults of a comparison, and two methods that are too slow for one."""
 
-DECIDING = ("srg", "adcc", "feature-srg")
-"""The metrics that decide: pixels in order of their heat, the picture times its map, and cells of the layer."""
-
-SHOWN = ("insertion", "deletion", "average-drop", "complexity")
-"""The metrics that are shown beside them: the parts of the metrics that decide."""
-
-RANDOMISED = "mprt"
-"""The metric that tells whether a map changes with the weights."""
-
-FILL = "blur"
-"""The fill for removed pixels in all metrics. With one fill, SRG is exactly insertion minus deletion, and the three
-share their passes."""
-
-STEPS = 10
-"""Steps of a curve: half of the default, because the mean over the pictures matters and not the single value."""
+_MEASURED = (*DECIDING, *SHOWN)
+"""The columns."""
 
 _RANDOMISED_PICTURES = 4
 """The number of pictures on which the weights are shuffled. Each needs 8 maps of each method, and the values vary
@@ -61,116 +51,6 @@ little."""
 _FEWEST = 5
 """The least number of pictures for the bootstrap. With 30 pictures, it tells methods apart that differ by about a
 tenth. Many methods take more; see ``_fewest``."""
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""``progress(done, of)`` is called before the first picture and after each."""
-
-
-@dataclass(frozen=True)
-class JudgedRow:
-    """One method at one layer, or a reference map, over all pictures.
-
-    Attributes:
-        name: the method, and the layer if several are judged; or the name of the reference map.
-        method: the method's name; empty for a reference map.
-        layer: the layer that was used; empty for a reference map.
-        standings: what each metric says, by the metric's name.
-        cost: the time of one map in plain passes of the model, the median over the pictures.
-        unmoved: the mean rank correlation with the maps of shuffled weights; None if it was not measured.
-        empty: how many of the maps are empty or not finite.
-        failed: how many pictures could not be explained with it, and the first reason.
-        missing: for each metric, on how many pictures it has no value although the random map has one. On these
-            pictures it counts like the random map: a map that says nothing is as good as chance.
-        values: each metric's value on each picture, in the order of the judgement's pictures; NaN where it has none.
-    """
-
-    name: str
-    method: str
-    layer: str
-    standings: dict[str, Standing]
-    cost: float
-    unmoved: float | None
-    empty: int
-    failed: tuple[int, str]
-    missing: dict[str, int] = field(default_factory=dict)
-    values: dict[str, tuple[float, ...]] = field(default_factory=dict)
-
-    @property
-    def is_reference(self) -> bool:
-        """True for a map that knows nothing of the model."""
-        return not self.method
-
-    @property
-    def hardly_changes(self) -> bool:
-        """True if the map hardly changes when the weights are shuffled."""
-        return self.unmoved is not None and self.unmoved > UNMOVED
-
-
-@dataclass(frozen=True)
-class MethodJudgement:
-    """Which methods are faithful on a model, over a sample of pictures.
-
-    Attributes:
-        model: the model's name.
-        rows: the methods, and the reference maps last.
-        recommendation: which one to use, and why.
-        pictures: the pictures of the sample.
-        unreadable: pictures that could not be used, with the reason.
-        metrics: the metrics in the order of the columns.
-        layer: the layer whose cells "feature-srg" removes, for all rows alike; empty if it never had a value.
-        seed: the seed of the sample and of all draws.
-        seconds: how long it took.
-    """
-
-    model: str
-    rows: tuple[JudgedRow, ...]
-    recommendation: Recommendation
-    pictures: tuple[str, ...]
-    unreadable: dict[str, str]
-    metrics: tuple[str, ...]
-    layer: str
-    seed: int
-    seconds: float = field(compare=False)
-
-    def table(self) -> str:
-        """Return the table in Markdown."""
-        from camkit.comparison.report import markdown  # noqa: PLC0415 - only reports need it
-
-        return markdown.table(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the judgement as plain JSON values."""
-        from camkit.comparison.report import as_json  # noqa: PLC0415
-
-        return as_json.values(self)
-
-    def save(self, folder: str | Path) -> Path:
-        """Write ``judge.html``, ``judge.json`` and ``judge.md`` into a folder, and return the page.
-
-        Raises:
-            OutputError: a file cannot be written.
-        """
-        from camkit.comparison.report import as_json, html, markdown  # noqa: PLC0415
-
-        folder = Path(folder)
-        if folder.exists() and not folder.is_dir():
-            raise OutputError(f"{folder} is a file; the reports need a folder")
-        write_file(folder / "judge.json", as_json.render(self).encode())
-        write_file(folder / "judge.md", markdown.render(self).encode())
-        write_file(folder / "judge.html", html.render(self).encode())
-        return folder / "judge.html"
-
-    def __repr__(self) -> str:
-        """Return a line with the recommendation."""
-        chosen = self.recommendation.row or "none"
-        methods = sum(not row.is_reference for row in self.rows)
-        return f"<MethodJudgement of {methods} methods on {len(self.pictures)} pictures: {chosen}>"
-
-    def _repr_html_(self) -> str:
-        """Show the table in a notebook."""
-        from camkit.comparison.report import html  # noqa: PLC0415
-
-        return html.fragment(self)
 
 
 def judge(
@@ -200,7 +80,7 @@ def judge(
         target: None for each picture's best class, or one target for all.
         pictures: the most pictures to use; if there are more, camkit draws a random sample. 14 methods take at least 9.
         seed: the seed of the sample and of all draws, from 0.
-        progress: called before the first picture and after each.
+        progress: ``progress(done, of)`` is called before the first picture and after each.
         **options: ``preprocess``, ``labels``, ``device`` and ``precision`` as for ``Explainer``.
 
     Raises:
@@ -263,15 +143,39 @@ def _too_few(usable: int, unreadable: dict[str, str], rows: int, most: int) -> s
     first = "".join(f"; {why}" for why in list(unreadable.values())[:1])
     more = advice("raise pictures", "raise --pictures") if most < _fewest(rows) else "pass more pictures"
     fewer = " or fewer methods" if _fewest(rows) > _FEWEST else ""
-    maps = f"{rows} map{'s' * (rows > 1)}"
     return (
-        f"{usable} picture{'s' * (usable != 1)} can be used, but judging {maps} of each takes {_fewest(rows)} or more; "
-        f"{more}{fewer}{first}"
+        f"{counted(usable, 'picture')} can be used, but judging {counted(rows, 'map')} of each takes {_fewest(rows)} "
+        f"or more; {more}{fewer}{first}"
     )
 
 
+@dataclass(eq=False)
+class _Tried:
+    """What is measured of one row: a method at one layer, or a reference map if there is no method."""
+
+    method: Method | None = None
+    layer: Layers | None = None
+    used: str = ""
+    values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    seconds: list[float] = field(default_factory=list)
+    empty: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def cost(self, plain: float) -> float:
+        """Return the time of one map in plain passes; 0 for a reference map."""
+        if self.method is None:
+            return 0.0
+        return float(np.median(self.seconds)) / plain if self.seconds else float("nan")
+
+    @property
+    def unmoved(self) -> float | None:
+        """The mean correlation with the maps of shuffled weights; None if it was not measured."""
+        known = [value for value in self.values[RANDOMISED] if np.isfinite(value)]
+        return float(np.mean(known)) if known else None
+
+
 class _Study:
-    """Collects the values of all methods, picture by picture."""
+    """Collects the values of all rows, picture by picture."""
 
     def __init__(
         self,
@@ -285,25 +189,20 @@ class _Study:
         self.unreadable: dict[str, str] = {}
         self._explainer, self._target, self._seed = explainer, target, seed
         several = len(layers) > 1
-        self._jobs = {
-            f"{method.name} at {layer}" if several and method.layer else method.name: (method, layer)
+        self._methods = {
+            f"{method.name} at {layer}" if several and method.layer else method.name: _Tried(method, layer)
             for method in methods
             for layer in (layers if method.layer else [None])
         }
+        self._references = {name: _Tried() for name in REFERENCES}
         self._cells_of = _one_layer(explainer, layers)
         self._layer = ""
-        self._metrics = (*DECIDING, *SHOWN)
-        self._values: dict[str, dict[str, list[float]]] = {name: {} for name in (*self._metrics, RANDOMISED)}
-        self._times: dict[str, list[float]] = {name: [] for name in self._jobs}
         self._plain: list[float] = []
-        self._used: dict[str, str] = {}
-        self._empty = dict.fromkeys(self._jobs, 0)
-        self._failed: dict[str, list[str]] = {name: [] for name in self._jobs}
 
     @property
     def rows(self) -> int:
         """The number of methods, at each layer."""
-        return len(self._jobs)
+        return len(self._methods)
 
     def add(self, picture: ImageLike, name: str) -> None:
         """Judge all methods on one picture."""
@@ -321,95 +220,88 @@ class _Study:
             return
         self._plain.append(time.perf_counter() - start)
         self._warm_up(evaluator, opened)
-        for row in self._jobs:
+        for row in self._methods.values():
             self._explain(row, evaluator, opened)
-        for row, heat in evaluator.references().items():
-            self._note(row, evaluator, heat)
+        for reference, heat in evaluator.references().items():
+            _note(self._references[reference], _MEASURED, evaluator(heat, _MEASURED).numbers())
         self._layer = self._layer or evaluator.cells_of
         self.names.append(source)
 
     def _warm_up(self, evaluator: Evaluator, picture: Any) -> None:
         """Explain a picture once, so that what a first call prepares does not count as the first method's time."""
-        method, layer = next(iter(self._jobs.values()))
+        first = next(iter(self._methods.values()))
         with suppress(MethodError, LayerError, TargetError):
-            self._explainer.using(method, layer)(picture, evaluator.target)
+            self._explainer.using(first.method, first.layer)(picture, evaluator.target)
 
-    def _explain(self, row: str, evaluator: Evaluator, picture: Any) -> None:
-        method, layer = self._jobs[row]
+    def _explain(self, row: _Tried, evaluator: Evaluator, picture: Any) -> None:
         start = time.perf_counter()
         try:
-            explainer = self._explainer.using(method, layer)
+            explainer = self._explainer.using(row.method, row.layer)
             found = explainer(picture, evaluator.target)
         except (MethodError, LayerError, TargetError) as error:
-            self._failed[row].append(str(error))
-            self._note(row, None, None)
+            row.failures.append(str(error))
+            _note(row, _MEASURED, {})
             return
-        self._times[row].append(time.perf_counter() - start)
-        self._used[row] = found.layer
-        self._empty[row] += found.status != "ok"
-        self._note(row, evaluator, evaluator.heat(found, explainer))
-
-    def _note(self, row: str, evaluator: Evaluator | None, given: Any) -> None:
-        """Add a picture's values of one row; NaN where there is none."""
-        measured = np.isfinite(self._values[RANDOMISED].get(row, [])).sum()
-        shuffled = row in self._jobs and evaluator is not None and measured < _RANDOMISED_PICTURES
-        names = [*self._metrics, RANDOMISED] if shuffled else self._metrics
-        found = {} if evaluator is None else evaluator(given, names).numbers()
-        for name in names:
-            number = found.get(name)
-            self._values[name].setdefault(row, []).append(np.nan if number is None else number)
+        row.seconds.append(time.perf_counter() - start)
+        row.used = found.layer
+        row.empty += found.status != "ok"
+        shuffled = np.isfinite(row.values[RANDOMISED]).sum() < _RANDOMISED_PICTURES
+        names = [*_MEASURED, RANDOMISED] if shuffled else _MEASURED
+        _note(row, names, evaluator(evaluator.heat(found, explainer), names).numbers())
 
     def judgement(self, begin: float, *, drop_misfits: bool) -> MethodJudgement:
         """Return what the values say."""
-        pictures = len(self.names)
-        works = [row for row in self._jobs if len(self._failed[row]) < pictures]
+        works = [name for name, row in self._methods.items() if len(row.failures) < len(self.names)]
         if not works:
-            first = next(iter(self._failed.values()))
-            raise MethodError(f"no method works on these pictures: {first[0]}")
-        listed = works if drop_misfits else list(self._jobs)
-        references = list(REFERENCES)
-        measured = {
-            name: {row: np.array(self._values[name][row]) for row in (*listed, *references)} for name in self._metrics
-        }
-        values = {name: at_least_chance(of_metric, works) for name, of_metric in measured.items()}
-        better = {name: METRICS[name].better for name in self._metrics}
+            first = next(iter(self._methods.values()))
+            raise MethodError(f"no method works on these pictures: {first.failures[0]}")
+        listed = {name: row for name, row in self._methods.items() if name in works or not drop_misfits}
+        tried = listed | self._references
+        measured = {metric: {name: np.array(row.values[metric]) for name, row in tried.items()} for metric in _MEASURED}
+        values = {metric: at_least_chance(of_rows, works) for metric, of_rows in measured.items()}
         by_metric = {
-            name: standings(of_metric, references, better[name], self._seed) for name, of_metric in values.items()
+            metric: standings(of_rows, list(REFERENCES), METRICS[metric].better, self._seed)
+            for metric, of_rows in values.items()
         }
         plain = float(np.median(self._plain))
-        costs = {
-            row: float(np.median(self._times[row])) / plain if self._times[row] else float("nan") for row in listed
-        }
-        unmoved = {row: _mean_of(self._values[RANDOMISED].get(row, [])) for row in listed}
-        rows = [
+        rows = tuple(
             JudgedRow(
-                row,
-                self._jobs[row][0].name if row in self._jobs else "",
-                self._used.get(row, ""),
-                {name: by_metric[name][row] for name in self._metrics},
-                costs.get(row, 0.0),
-                unmoved.get(row),
-                self._empty.get(row, 0),
-                (len(self._failed.get(row, [])), (self._failed.get(row) or [""])[0]),
+                name,
+                "" if row.method is None else row.method.name,
+                row.used,
+                {metric: of_rows[name] for metric, of_rows in by_metric.items()},
+                row.cost(plain),
+                row.unmoved,
+                row.empty,
+                (len(row.failures), row.failures[0] if row.failures else ""),
                 {
-                    name: int((np.isnan(measured[name][row]) & np.isfinite(values[name][row])).sum())
-                    for name in measured
+                    metric: int((np.isnan(of_rows[name]) & np.isfinite(values[metric][name])).sum())
+                    for metric, of_rows in measured.items()
                 },
-                {name: tuple(self._values[name][row]) for name in self._metrics},
+                {metric: tuple(row.values[metric]) for metric in _MEASURED},
             )
-            for row in (*listed, *references)
-        ]
+            for name, row in tried.items()
+        )
+        costs = {row.name: row.cost for row in rows}
+        unmoved = [row.name for row in rows if row.hardly_changes]
         return MethodJudgement(
             self._explainer.name,
-            tuple(rows),
-            recommended(values, by_metric, works, costs, [row.name for row in rows if row.hardly_changes], self._seed),
+            rows,
+            recommended(values, by_metric, works, costs, unmoved, self._seed),
             tuple(self.names),
             self.unreadable,
-            self._metrics,
+            _MEASURED,
             self._layer,
             self._seed,
             time.perf_counter() - begin,
         )
+
+
+def _note(row: _Tried, names: Iterable[str], numbers: Mapping[str, float | None]) -> None:
+    """Add a picture's values; NaN where there is none."""
+    for name in names:
+        number = numbers.get(name)
+        row.values[name].append(np.nan if number is None else number)
 
 
 def _one_layer(explainer: Explainer, layers: Sequence[Layers | None]) -> str | None:
@@ -422,7 +314,7 @@ def _one_layer(explainer: Explainer, layers: Sequence[Layers | None]) -> str | N
 
 
 def recommended(
-    values: Mapping[str, Mapping[str, Float[np.ndarray, " n"]]],
+    values: Mapping[str, OfRows],
     by_metric: Mapping[str, Mapping[str, Standing]],
     works: Sequence[str],
     costs: Mapping[str, float],
@@ -431,9 +323,8 @@ def recommended(
 ) -> Recommendation:
     """Return what ``recommend`` says of the metrics that decide; values and standings are by the metrics' names."""
     return recommend(
-        {METRICS[name].title: values[name] for name in DECIDING},
+        {METRICS[name].title: as_gains(values[name], METRICS[name].better) for name in DECIDING},
         {METRICS[name].title: by_metric[name] for name in DECIDING},
-        {METRICS[name].title: METRICS[name].better for name in DECIDING},
         works,
         costs,
         unmoved,
@@ -441,9 +332,7 @@ def recommended(
     )
 
 
-def at_least_chance(
-    of_metric: Mapping[str, Float[np.ndarray, " n"]], works: Sequence[str]
-) -> dict[str, Float[np.ndarray, " n"]]:
+def at_least_chance(of_metric: OfRows, works: Sequence[str]) -> dict[str, Float[np.ndarray, " n"]]:
     """Return a metric's values, in which a method that has none for a picture has that of the random map.
 
     A metric that has no value for any of a method's maps does not apply to it.
@@ -454,8 +343,3 @@ def at_least_chance(
         else values
         for row, values in of_metric.items()
     }
-
-
-def _mean_of(values: Sequence[float]) -> float | None:
-    known = [value for value in values if np.isfinite(value)]
-    return float(np.mean(known)) if known else None

@@ -34,7 +34,7 @@ _HEADER = 3800
 
 
 @dataclass(frozen=True, eq=False)
-class Panel:
+class MapPanel:
     """One method's place on the sheet.
 
     Attributes:
@@ -49,7 +49,7 @@ class Panel:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class SheetRow:
     """One block of the sheet.
 
     Attributes:
@@ -62,10 +62,10 @@ class Row:
     original: Pixels
     title: str
     lines: tuple[str, ...]
-    panels: tuple[Panel, ...]
+    panels: tuple[MapPanel, ...]
 
 
-def draw_sheet(rows: Sequence[Row], header: str = "") -> Pixels:
+def draw_sheet(rows: Sequence[SheetRow], header: str = "") -> Pixels:
     """Draw the blocks one below the other, separated by lines, under a header that says what the notes mean."""
     blocks = [_Block(row) for row in rows]
     width = 2 * _MARGIN + max(block.width for block in blocks)
@@ -90,7 +90,7 @@ def least_height(rows: int) -> int:
 class _Block:
     """One row of the sheet with its measures, in pixels."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: SheetRow) -> None:
         self._row = row
         count = len(row.panels)
         self._beside = count <= _BESIDE
@@ -111,7 +111,7 @@ class _Block:
 
     def draw(self, canvas: Canvas, top: int) -> None:
         """Draw the block."""
-        self._draw_panel(canvas, _MARGIN, top, Panel(self._row.title, "", self._row.original))
+        self._draw_panel(canvas, _MARGIN, top, MapPanel(self._row.title, "", self._row.original))
         x, y = _MARGIN, top + self._titles
         x, y = (x + _WIDTH + _GAP, y) if self._beside else (x, y + self._size[0])
         for number, words in enumerate(self._words):
@@ -123,7 +123,7 @@ class _Block:
             left = _MARGIN + (first + column) * (_WIDTH + _GAP)
             self._draw_panel(canvas, left, top + line * self._line, panel)
 
-    def _draw_panel(self, canvas: Canvas, left: int, top: int, panel: Panel) -> None:
+    def _draw_panel(self, canvas: Canvas, left: int, top: int, panel: MapPanel) -> None:
         title = _broken(panel.title, _TITLE)
         picture = top + self._titles
         _write(canvas, (left, picture - _height(len(title), _TITLE)), title, _TITLE, INK)

@@ -205,7 +205,7 @@ def known_method(name: str) -> Method | None:
 
 
 NAMES_OF_REFERENCES = frozenset({"random", "centre", "colour"})
-"""The rows that ``camkit.judge`` adds beside the methods; a test compares them with ``camkit.comparison.ranking``."""
+"""The rows that ``camkit.judge`` adds beside the methods; a test compares them with those of the recommendation."""
 
 
 def register_method(

@@ -12,6 +12,7 @@ from camkit.background.measures import OVERALL
 from camkit.background.plan import Plan
 from camkit.background.report import words
 from camkit.errors import printable
+from camkit.kit import wording
 
 _STYLES = {"FAIL": "bold red", "WARN": "yellow", "PASS": "bold green", "INCONCLUSIVE": "cyan"}
 
@@ -74,9 +75,9 @@ def table(result: CheckResult) -> Table:
             Text(printable(words.class_title(measures))),
             Text(judgement.verdict + (" (waived)" if judgement.waived else ""), _STYLES[judgement.verdict]),
             str(measures.pictures),
-            words.share(measures.accuracy.value),
-            *(words.number(None if measured is None else measured.effect.value) for measured in effects),
-            words.number(None if measures.skill is None else measures.skill.value),
+            wording.share(measures.accuracy.value),
+            *(wording.number(None if measured is None else measured.effect.value) for measured in effects),
+            wording.number(None if measures.skill is None else measures.skill.value),
             words.all_excluded_above(judgement),
             words.more_pictures(judgement).removeprefix("about "),
         )

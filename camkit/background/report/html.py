@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from camkit.background.check import CheckResult
@@ -19,7 +18,8 @@ from camkit.background.report import words
 from camkit.background.showcase import Strip, kind_panels, shortcut_panels, strips, thumbnails
 from camkit.background.verdict import Judgement
 from camkit.drawing.encode import encode
-from camkit.errors import printable
+from camkit.kit import wording
+from camkit.kit.pages import templates
 from camkit.kit.statistics import Estimate
 from camkit.types import Pixels
 
@@ -94,14 +94,7 @@ class _Cell:
 
 def render(result: CheckResult) -> str:
     """Return the page. The model runs once more on the pictures that the page shows with their edits."""
-    environment = Environment(
-        loader=PackageLoader("camkit.background.report"),
-        autoescape=True,
-        finalize=_finalized,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.filters["printable"] = printable
+    environment = templates("camkit.background.report")
     script = environment.get_template("check.js").render()
     plan = result.plan
     removed = words.without_object(plan)
@@ -153,11 +146,6 @@ def render(result: CheckResult) -> str:
     return page
 
 
-def _finalized(value: Any) -> Any:
-    """Escape control characters in a value; the template passes every value through this function."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
 def _embedded(pixels: Pixels) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(encode(pixels, '.jpg')).decode()}"
 
@@ -177,7 +165,7 @@ def _strip(strip: Strip) -> dict[str, Any]:
 def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
     gap = words.shown("gap", measures, judgement)
     verdict = judgement.verdict
-    accuracies = words.NONE if gap is None else " / ".join(words.share(share) for share in gap.accuracies)
+    accuracies = wording.NONE if gap is None else " / ".join(wording.share(share) for share in gap.accuracies)
     skill, energy = measures.skill, measures.energy
     waived = (f"waived: {judgement.waived}",) if judgement.waived else ()
     return [
@@ -185,7 +173,7 @@ def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
         _Cell(verdict, _VERDICT_ORDER[verdict], waived, verdict),
         _Cell(str(measures.pictures), measures.pictures, (f"{measures.tested} tested",)),
         _Cell(
-            words.share(measures.accuracy.value),
+            wording.share(measures.accuracy.value),
             _sort_key(measures.accuracy.value),
             _interval(measures.accuracy, percent=True),
         ),
@@ -193,13 +181,15 @@ def _row(measures: Measures, judgement: Judgement) -> list[_Cell]:
         _Cell(accuracies, _SORTS_FIRST if gap is None else gap.accuracies[1]),
         _effect("attraction", measures, judgement),
         _effect("sufficiency", measures, judgement),
-        _Cell(words.NONE, _SORTS_FIRST)
+        _Cell(wording.NONE, _SORTS_FIRST)
         if skill is None
-        else _Cell(words.number(skill.value), _sort_key(skill.value), _interval(skill)),
-        _Cell(words.NONE, _SORTS_FIRST)
+        else _Cell(wording.number(skill.value), _sort_key(skill.value), _interval(skill)),
+        _Cell(wording.NONE, _SORTS_FIRST)
         if energy is None
         else _Cell(
-            words.number(energy), energy, (f"{words.number(measures.shuffled)} to {words.number(measures.ceiling)}",)
+            wording.number(energy),
+            energy,
+            (f"{wording.number(measures.shuffled)} to {wording.number(measures.ceiling)}",),
         ),
     ]
 
@@ -210,9 +200,11 @@ def _cues(result: CheckResult) -> list[tuple[str, ...]]:
     for name, measured in result.overall.cues.items():
         own, other = measured.accuracies
         effects = result.judged[OVERALL].effects
-        level = effects[name].level if name in effects else words.NONE
-        interval = " ".join(_interval(measured.effect)) or words.NONE
-        rows.append((name, words.share(own), words.share(other), words.number(measured.effect.value), interval, level))
+        level = effects[name].level if name in effects else wording.NONE
+        interval = " ".join(_interval(measured.effect)) or wording.NONE
+        rows.append(
+            (name, wording.share(own), wording.share(other), wording.number(measured.effect.value), interval, level)
+        )
     return rows
 
 
@@ -243,7 +235,7 @@ def _pairs(found: Kinds) -> list[list[_Cell]]:
         [
             _Cell(label),
             *(_pair(found.pair(label, kind.name), found) for kind in found.kinds),
-            _Cell(words.number(found.spread(label))),
+            _Cell(wording.number(found.spread(label))),
         ]
         for label in sorted({pair.label for pair in found.pairs})
     ]
@@ -252,10 +244,10 @@ def _pairs(found: Kinds) -> list[list[_Cell]]:
 def _pair(pair: Pair | None, found: Kinds) -> _Cell:
     """Return the accuracy of a class on a kind, with the counts, the interval and a mark for the worst pair."""
     if pair is None:
-        return _Cell(words.NONE)
+        return _Cell(wording.NONE)
     is_worst = pair == found.worst
     lines = (f"{pair.right} of {pair.shown}", *_interval(pair.accuracy), *(("worst pair",) if is_worst else ()))
-    return _Cell(words.number(pair.accuracy.value), None, lines, "WARN" if pair in found.bad else "")
+    return _Cell(wording.number(pair.accuracy.value), None, lines, "WARN" if pair in found.bad else "")
 
 
 def _exclusions(result: CheckResult) -> list[tuple[str, ...]]:
@@ -276,10 +268,10 @@ def _effect(name: EffectName, measures: Measures, judgement: Judgement) -> _Cell
     """Return an effect with its interval and, if it counts for the verdict, its level."""
     measured = words.shown(name, measures, judgement)
     if measured is None:
-        return _Cell(words.NONE, _SORTS_FIRST)
+        return _Cell(wording.NONE, _SORTS_FIRST)
     level = (judgement.effects[name].level,) if name in judgement.effects else ()
     value = measured.effect.value
-    return _Cell(words.number(value), _sort_key(value), (*_interval(measured.effect), *level))
+    return _Cell(wording.number(value), _sort_key(value), (*_interval(measured.effect), *level))
 
 
 def _sort_key(value: float) -> float:
@@ -289,9 +281,9 @@ def _sort_key(value: float) -> float:
 
 def _interval(estimate: Estimate, *, percent: bool = False) -> tuple[str, ...]:
     """Return the interval as a line of small print; nothing if there is none."""
-    show = words.share if percent else words.number
+    show = wording.share if percent else wording.number
     low, high = show(estimate.low), show(estimate.high)
-    return () if words.NONE in (low, high) else (f"{low} to {high}",)
+    return () if wording.NONE in (low, high) else (f"{low} to {high}",)
 
 
 def _limits(result: CheckResult) -> str:
@@ -317,7 +309,7 @@ def _details(result: CheckResult) -> list[tuple[str, str]]:
         ("layer of the heat", f"{result.layer} ({result.layer_reason})"),
         ("method", check.method_name),
         ("pictures shown to the model", f"{heat} for the heat, up to {edits} for the experiment"),
-        ("correlation with HiResCAM's maps", words.number(sanity.agreement)),
-        ("correlation with random weights' maps", words.number(sanity.randomised)),
+        ("correlation with HiResCAM's maps", wording.number(sanity.agreement)),
+        ("correlation with random weights' maps", wording.number(sanity.randomised)),
         ("seed", str(check.seed)),
     ]

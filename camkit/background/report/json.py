@@ -19,6 +19,7 @@ from camkit.background.kinds import Kinds
 from camkit.background.measures import OVERALL, ImageRow, Measures
 from camkit.background.report import words
 from camkit.background.verdict import Judgement
+from camkit.kit import wording
 
 DIGITS = 6
 """Digits after the point; see above."""
@@ -39,7 +40,7 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
     hashes = {item.name: plan.files.of(item.path) for item in plan.data.items}
     return {
         "schema": SCHEMA,
-        "camkit": words.VERSION,
+        "camkit": wording.VERSION,
         "verdict": result.verdict,
         "sentence": words.sentence(result),
         "reasons": list(result.reasons),

@@ -7,6 +7,7 @@ from camkit.background.measures import OVERALL, Measures
 from camkit.background.report import words
 from camkit.background.verdict import Judgement
 from camkit.errors import as_markdown, printable
+from camkit.kit import wording
 
 _SIGNS = {"FAIL": "❌", "WARN": "⚠️", "PASS": "✅", "INCONCLUSIVE": "❔"}
 
@@ -47,18 +48,18 @@ def _row(measures: Measures, judgement: Judgement) -> str:
     gap, attraction, removed = (
         words.shown(effect, measures, judgement) for effect in ("gap", "attraction", "sufficiency")
     )
-    number = words.number
+    number = wording.number
     cells = [
         as_markdown(words.class_title(measures)),
         judgement.verdict + (" (waived)" if judgement.waived else ""),
         f"{measures.pictures} ({measures.tested} tested)",
-        words.share(measures.accuracy.value),
-        words.NONE
+        wording.share(measures.accuracy.value),
+        wording.NONE
         if gap is None
         else f"{number(gap.effect.value)} [{number(gap.effect.low)}, {number(gap.effect.high)}]",
-        words.NONE if attraction is None else number(attraction.effect.value),
-        words.NONE if removed is None else number(removed.effect.value),
-        words.NONE if measures.skill is None else number(measures.skill.value),
+        wording.NONE if attraction is None else number(attraction.effect.value),
+        wording.NONE if removed is None else number(removed.effect.value),
+        wording.NONE if measures.skill is None else number(measures.skill.value),
         words.all_excluded_above(judgement),
         words.more_pictures(judgement),
     ]

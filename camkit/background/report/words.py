@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -15,11 +14,7 @@ from camkit.background.plan import Plan
 from camkit.background.reasons import WITH_ARTICLE
 from camkit.background.verdict import Judgement, worst_first
 from camkit.kit.statistics import Estimate
-
-NONE = "-"
-"""Printed if there is no number."""
-
-VERSION = version("camkit")
+from camkit.kit.wording import NONE, VERSION, number
 
 PAGE = "report.html"
 """The file name of the report that people open."""
@@ -187,20 +182,6 @@ def left_out(plan: Plan) -> list[str]:
         f"{len(names)} {kind}: {', '.join(names[:_MAX_NAMES])}{', ...' if len(names) > _MAX_NAMES else ''}"
         for kind, names in plan.data.left_out.items()
     ]
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """Return a number as it is printed; a dash for None and NaN.
-
-    >>> number(0.1234), number(-0.001), number(None), number(float("nan"))
-    ('0.12', '0.00', '-', '-')
-    """
-    return NONE if value is None or math.isnan(value) else f"{round(value, digits) + 0.0:.{digits}f}"
-
-
-def share(value: float | None) -> str:
-    """Return a share in percent; a dash for None and NaN."""
-    return NONE if value is None or math.isnan(value) else f"{value:.0%}"
 
 
 def class_title(measures: Measures) -> str:

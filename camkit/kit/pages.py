@@ -1,0 +1,31 @@
+"""Reports as one HTML file each, which loads nothing else: no network, no fonts, no foreign scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from camkit.errors import printable
+
+
+def templates(package: str) -> Environment:
+    """Return the templates in the folder ``templates`` of a package; every value is escaped, also control characters.
+
+    Args:
+        package: the name of the package.
+    """
+    environment = Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        finalize=_printable,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters["printable"] = printable
+    return environment
+
+
+def _printable(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
