@@ -7,7 +7,6 @@ All show drawn scenes and networks that ship with camkit, but for the places of 
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import cv2
@@ -17,7 +16,6 @@ import torchvision
 from PIL import Image
 
 import camkit
-from camkit.diagnosis.report import picture
 from camkit.types import Fusion, Pixels, Spread, Style
 
 FOLDER = Path(__file__).parents[1] / "docs" / "gallery"
@@ -66,7 +64,7 @@ def draw() -> dict[str, Pixels]:
         drawn[f"colours-{colormap}"] = bird.captioned(colormap=colormap, side=SIDE)
     drawn["feature-maps"] = camkit.feature_maps("demo-fair", scenes["car-road"], "features.2", top=12).sheet()
     diagnosis = camkit.diagnose("demo-fair", list(scenes.values()), device="cpu")
-    drawn["diagnosis"] = np.asarray(Image.open(io.BytesIO(picture.content(diagnosis))).convert("RGB"))
+    drawn["diagnosis"] = diagnosis.sheet()
     drawn["cells"] = cells(scenes["plane-wood"])
     return drawn
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
-from camkit.concepts import factorisation
 from camkit.concepts.concepts import colours_of
-from camkit.concepts.factorisation import factorise_cells
+from camkit.concepts.nmf import factorise_cells
 from camkit.errors import ImageError, InputError, LayerError, OutputError
 
 # --- the factorisation
@@ -35,11 +34,11 @@ def random_cells(rows: int = 30, channels: int = 8, rank: int = 4) -> Tensor:
 
 @pytest.mark.parametrize("updates", [1, 7])
 def test_an_update_equals_its_formula(monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
-    monkeypatch.setattr(factorisation, "_RANDOM_STARTS", 0)
+    monkeypatch.setattr(nmf, "_RANDOM_STARTS", 0)
     cells = random_cells()
-    monkeypatch.setattr(factorisation, "_MOST_UPDATES", 0)
+    monkeypatch.setattr(nmf, "_MOST_UPDATES", 0)
     start = [as_float64(part) for part in factorise_cells(cells, 3)]
-    monkeypatch.setattr(factorisation, "_MOST_UPDATES", updates)
+    monkeypatch.setattr(nmf, "_MOST_UPDATES", updates)
     found = [as_float64(part) for part in factorise_cells(cells, 3)]
     expected = multiplicative_updates(as_float64(cells), start[0].T, start[1], updates)
     np.testing.assert_allclose(found[0], expected[0].T, rtol=1e-4)
@@ -49,7 +48,7 @@ def test_an_update_equals_its_formula(monkeypatch: pytest.MonkeyPatch, updates: 
 def test_the_error_falls_with_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
     cells, errors = random_cells(), []
     for updates in (0, 1, 2, 5, 20, 100):
-        monkeypatch.setattr(factorisation, "_MOST_UPDATES", updates)
+        monkeypatch.setattr(nmf, "_MOST_UPDATES", updates)
         strengths, vectors = factorise_cells(cells, 3)
         assert bool((strengths >= 0).all())
         assert bool((vectors >= 0).all())

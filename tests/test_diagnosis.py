@@ -23,12 +23,9 @@ from torch import Tensor, nn
 import camkit
 from camkit.cli import main
 from camkit.demo.scenes import scene_paths
-from camkit.diagnosis import Diagnosis, Finding
-from camkit.diagnosis.findings import chance_silent
-from camkit.diagnosis.report import console
-from camkit.diagnosis.report import picture as diagnosis_picture
-from camkit.diagnosis.statistics import statistics
-from camkit.diagnosis.values import Kind
+from camkit.diagnosis import Diagnosis, Finding, console
+from camkit.diagnosis.findings import FindingKind, chance_silent
+from camkit.diagnosis.tensor_statistics import statistics
 from camkit.errors import InputError, TargetError
 
 
@@ -715,7 +712,7 @@ class TestCalls:
         assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["layers"][0]["layer"] == "0"
         assert "1 picture," in repr(result)
         assert "\n" not in repr(result)
-        assert np.array_equal(shown_in(result._repr_html_()), diagnosis_picture.draw(result))
+        assert np.array_equal(shown_in(result._repr_html_()), result.sheet())
         with pytest.raises(KeyError):
             result["none"]
 
@@ -768,10 +765,10 @@ class TestCommand:
 
 def test_the_picture_draws_what_is_wrong() -> None:
     model = small()
-    healthy = diagnosis_picture.draw(camkit.diagnose(model, pictures()))
+    healthy = camkit.diagnose(model, pictures()).sheet()
     with torch.no_grad():
         model[3].weight[0, 0, 0, 0] = math.nan
-    broken = diagnosis_picture.draw(camkit.diagnose(model, pictures()))
+    broken = camkit.diagnose(model, pictures()).sheet()
     red = [int(((drawn[..., 0] > 180) & (drawn[..., 1] < 60)).sum()) for drawn in (healthy, broken)]
     assert red[0] == 0
     assert red[1] > 500
@@ -798,4 +795,4 @@ def test_the_examples_of_the_guide_run(
 def test_every_kind_of_finding_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[1] / "docs" / "diagnose.md").read_text("utf-8")
     table = guide.partition("## What is found")[2].partition("\n## ")[0].partition("\n\nOn one picture")[0]
-    assert set(re.findall(r"`([a-z ]+)`", table.replace("`training=True`", ""))) == set(get_args(Kind))
+    assert set(re.findall(r"`([a-z ]+)`", table.replace("`training=True`", ""))) == set(get_args(FindingKind))

@@ -46,10 +46,8 @@ def diagnose(
     if not pictures:
         raise InputError("name at least one picture: camkit diagnose image.jpg --model resnet50")
     from camkit.cli.text import wide
-    from camkit.diagnosis.files import diagnose_files
-    from camkit.diagnosis.report import REPORTS
-    from camkit.diagnosis.report import console as report
-    from camkit.diagnosis.report import json as json_report
+    from camkit.diagnosis import console as report
+    from camkit.diagnosis.files import REPORTS, as_json, diagnose_files
     from camkit.images.files import refuse_input
     from camkit.images.listing import find_pictures
 
@@ -60,7 +58,7 @@ def diagnose(
     with events_into(tensorboard) as events:
         result = diagnose_files(loaded, files, out, training=train, precision=precision, limit=limit)
         if json:
-            emit(json_report.render(result))
+            emit(as_json(result))
         else:
             console = printer()
             table = report.table(result, sparks=console.encoding.lower().startswith("utf"))

@@ -22,6 +22,7 @@ from camkit.engine.heatmap import enlarge
 from camkit.errors import InputError, OutputError
 from camkit.explanation import Explanation
 from camkit.images.files import write_file
+from camkit.kit.wording import counted
 from camkit.types import Box, Pixels
 
 _COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167))
@@ -177,8 +178,7 @@ class Concepts:
         return self.pictures[picture]
 
     def _count(self) -> str:
-        pictures = "1 picture" if len(self.maps) == 1 else f"{len(self.maps)} pictures"
-        return f"{len(self.vectors)} concept{'' if len(self.vectors) == 1 else 's'} in {pictures}"
+        return f"{counted(len(self.vectors), 'concept')} in {counted(len(self.maps), 'picture')}"
 
     def __repr__(self) -> str:
         """Return one line."""

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from camkit.diagnosis.losses import usual_loss
-from camkit.diagnosis.measurement import Score
+from camkit.diagnosis.measurement import NamedLoss
 from camkit.errors import InputError
 from camkit.images.prepare import prepare, stacked, unbatched
 from camkit.layers.trace import scored_tensor
@@ -70,7 +70,7 @@ def prepared_batch(pictures: Any, model: LoadedModel) -> Float[Tensor, "n c *siz
     return stacked(tensors).to(device)
 
 
-def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> Score:
+def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> NamedLoss:
     """Return the function that turns the model's output into one number and its name.
 
     Without a loss, that is the usual loss if there are labels, and otherwise the mean of the best class's score; for

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from camkit.diagnosis import Diagnosis, diagnose
-from camkit.diagnosis.report import REPORTS
+from camkit.diagnosis.diagnosis import Diagnosis, diagnose
+from camkit.drawing.encode import encode
 from camkit.errors import InputError
 from camkit.images.files import check_folder, set_aside, write_file
 from camkit.models.loaded import LoadedModel
 from camkit.types import Precision
+
+REPORTS = ("diagnose.json", "diagnose.png")
+"""The files that a diagnosis writes."""
+
+VERSION = 1
+"""The version of the JSON format, raised when a field is removed or changes its meaning."""
+
+
+def as_json(result: Diagnosis) -> str:
+    """Return a diagnosis as strict JSON in ASCII, which every terminal and pipe can handle."""
+    return json.dumps({"version": VERSION, **result.to_dict()}, allow_nan=False)
 
 
 def diagnose_files(
@@ -43,6 +55,6 @@ def diagnose_files(
         pictures = [pictures[number * len(pictures) // limit] for number in range(limit)]
     result = diagnose(model, list(pictures), training=training, precision=precision)
     set_aside(out, REPORTS)
-    for name, content in REPORTS.items():
-        write_file(out / name, content(result))
+    write_file(out / "diagnose.json", f"{as_json(result)}\n".encode())
+    write_file(out / "diagnose.png", encode(result.sheet()))
     return result

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
-from camkit.diagnosis.values import Finding, LayerStatistics, Setting, counted
+from camkit.diagnosis.layer_statistics import LayerStatistics, Setting
+from camkit.kit.wording import counted, first_of
 from camkit.layers.names import WHOLE_MODEL
+
+FindingKind: TypeAlias = Literal[
+    "nan", "infinity", "exploding", "vanishing", "no gradient", "dead", "saturated", "frozen"
+]
+"""The kind of a finding."""
 
 VANISHING = 1e-4
 """If the gradient of the first layers is smaller by this factor, they learn ten thousand times slower than the last."""
@@ -31,12 +38,11 @@ ENOUGH_PICTURES = 8
 """With this many pictures, a silent channel says something about the channel; with fewer, about the pictures. Channels
 in the last layers of trained networks respond to about one picture in five."""
 
-OFF = 8.0
-"""A channel is switched off if it stays below zero by this many times the usual size of the other channels. If values
-were normally distributed, that would happen to one channel in 30 million."""
-
 _MANY_CHANNELS = 16
 """All of this many channels are silent by chance in one of 65,000 layers; fewer, with one number each, more often."""
+
+_MOST_CHANNELS = 6
+"""Channels that a sentence lists."""
 
 _DEVIATIONS = 3.0
 """How many standard deviations above half of the channels may be silent by chance."""
@@ -44,6 +50,30 @@ _DEVIATIONS = 3.0
 _QUARTERS = 4
 """The first and the last quarter of the layers are compared, by the largest gradient in each, so that layers on side
 branches don't count."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a model.
+
+    Attributes:
+        kind: the kind of fault.
+        layers: the affected layers, starting with the one where it begins.
+        text: one sentence, with the numbers behind it.
+    """
+
+    kind: FindingKind
+    layers: tuple[str, ...]
+    text: str
+
+    @property
+    def layer(self) -> str:
+        """The layer where it begins."""
+        return self.layers[0] if self.layers else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"kind": self.kind, "layer": self.layer, "layers": list(self.layers), "text": self.text}
 
 
 def findings(rows: Sequence[LayerStatistics], setting: Setting | None = None) -> list[Finding]:
@@ -189,7 +219,9 @@ def _dead_text(row: LayerStatistics, pictures: int) -> str:
     if row.off:
         count = "all" if len(row.off) == dead else str(len(row.off))
         far = f"{count} of them stay far below zero, as after a large negative bias"
-        return f"{what} {'silent' if few else 'dead'} on {batch}, and {far}: channel {_listed(row.off)}"
+        return (
+            f"{what} {'silent' if few else 'dead'} on {batch}, and {far}: channel {first_of(row.off, _MOST_CHANNELS)}"
+        )
     if not few and dead / row.channels > chance_silent(row.channels):
         return f"{what} dead on {batch}: zero in every cell of each, so they get no gradient"
     return ""
@@ -211,10 +243,6 @@ def chance_silent(channels: int) -> float:
     (0.6875, 1.0)
     """
     return min(1.0, 0.5 + _DEVIATIONS * 0.5 / math.sqrt(channels))
-
-
-def _listed(numbers: Sequence[int], most: int = 6) -> str:
-    return ", ".join(map(str, numbers[:most])) + (f" and {len(numbers) - most} more" if len(numbers) > most else "")
 
 
 def _saturated(rows: Sequence[LayerStatistics], setting: Setting) -> list[Finding]:  # noqa: ARG001 - every rule has it

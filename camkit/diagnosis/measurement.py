@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.diagnosis.reductions import CURVES, RELUS, Summaries, both_peaks, flaws, share_for
-from camkit.diagnosis.statistics import norm, plain
+from camkit.diagnosis.tensor_statistics import norm, plain
 from camkit.engine.attach import Scope, contiguous_gradients, output_hooks
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import tensors_in
@@ -24,7 +24,7 @@ from camkit.hooks import Recording, record
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.types import Precision
 
-Score: TypeAlias = Callable[[Any], "tuple[Tensor | None, str]"]
+NamedLoss: TypeAlias = Callable[[Any], "tuple[Tensor | None, str]"]
 """A function from a model's output to the number to differentiate, or None if the output has no gradient, and the
 number's name."""
 
@@ -63,7 +63,7 @@ class Measurement:
 def measure(
     model: nn.Module,
     inputs: Float[Tensor, "n c *size"],
-    score: Score,
+    score: NamedLoss,
     *,
     training: bool = False,
     precision: Precision = "fp32",

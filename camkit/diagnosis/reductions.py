@@ -8,8 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from camkit.diagnosis.statistics import flat_share, peaks, plain, silent_channels, statistics
-from camkit.diagnosis.values import TensorStatistics
+from camkit.diagnosis.tensor_statistics import (
+    TensorStatistics,
+    flat_share,
+    peaks,
+    plain,
+    silent_channels,
+    statistics,
+)
 from camkit.engine.attach import backward_pass
 
 RELUS = (nn.ReLU, nn.ReLU6, nn.Hardswish)

@@ -22,8 +22,8 @@ from camkit.explanation import Explanation
 from camkit.metrics.evaluator import DEFAULTS, Evaluator
 from camkit.metrics.fills import FILLS
 from camkit.metrics.heat import Heat
+from camkit.metrics.metric_values import UndefinedError, Value, Values, ValueTable
 from camkit.metrics.registry import METRICS, Metric, register_metric
-from camkit.metrics.values import Table, UndefinedError, Value, Values
 
 if TYPE_CHECKING:
     from camkit.metrics.evaluator import ModelLike
@@ -38,16 +38,16 @@ __all__ = [
     "Evaluator",
     "Heat",
     "Metric",
-    "Table",
     "UndefinedError",
     "Value",
+    "ValueTable",
     "Values",
     "evaluate",
     "references",
     "register_metric",
 ]
 
-_FAMILIES = ("faithfulness", "quick", "features", "masking", "sensitivity", "randomisation", "localisation")
+_FAMILIES = ("faithfulness", "features", "masking", "sensitivity", "randomisation", "localisation")
 """The modules of this package that register metrics, in the order in which lists name them."""
 
 for _family in _FAMILIES:

@@ -21,9 +21,9 @@ from camkit.layers.names import find_layers
 from camkit.metrics.curves import Curve, cells_of, curve_sets, even_shares, shares_of
 from camkit.metrics.fills import FILLS, Remove, check_fill
 from camkit.metrics.heat import Heat, as_heat, real_values
+from camkit.metrics.metric_values import UndefinedError, Value, Values, ValueTable
 from camkit.metrics.reference_maps import reference_maps
 from camkit.metrics.registry import Metric, find_metric
-from camkit.metrics.values import Table, UndefinedError, Value, Values
 from camkit.targets.outputs import describe
 from camkit.types import ImageLike
 
@@ -161,7 +161,7 @@ class Evaluator:
         heat = self.heat(given)
         return Values({metric.name: self._value(metric, heat) for metric in chosen})
 
-    def table(self, maps: Mapping[str, MapLike], metrics: str | Iterable[str] | None = None) -> Table:
+    def table(self, maps: Mapping[str, MapLike], metrics: str | Iterable[str] | None = None) -> ValueTable:
         """Judge several maps and the reference maps: a random one, a centred blob, and the best single colour.
 
         Args:
@@ -174,7 +174,7 @@ class Evaluator:
         named = list(_names(metrics))
         rows = {name: self(given, named) for name, given in maps.items()}
         known = {f"{name} map" if name in rows else name: heat for name, heat in self.references().items()}
-        return Table(rows | {name: self(heat, named) for name, heat in known.items()}, tuple(known))
+        return ValueTable(rows | {name: self(heat, named) for name, heat in known.items()}, tuple(known))
 
     def references(self, *, colour: bool = True) -> dict[str, Heat]:
         """Return the reference maps of the picture: "random", "centre" and "colour", as ``references`` describes.

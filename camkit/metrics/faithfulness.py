@@ -1,4 +1,4 @@
-"""Metrics that remove pixels in the order of the map: insertion, deletion, SRG, ROAD.
+"""Metrics that remove pixels in the order of the map: insertion, deletion, SRG, ROAD, and one step of deletion.
 
 H(a) is the hot set of share a (``curves.py``), K(a) the score of the picture with only H(a) kept, R(a) its score with
 H(a) removed. The picture itself has the score R(0) = K(1), the filled picture R(1) = K(0).
@@ -11,6 +11,9 @@ import numpy as np
 from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat
 from camkit.metrics.registry import register_metric
+
+_HOTTEST = 0.2
+"""The share of the picture that ``top_loss`` removes: a fifth, about the size of the main object in a photo."""
 
 ROAD_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Shares of the pixels that ROAD keeps and removes. They lie symmetrically, so that the pictures without the coldest
@@ -105,3 +108,28 @@ def road(evaluator: Evaluator, heat: Heat) -> float:
     """
     kept, removed = (evaluator.scores_at(heat, ROAD_SHARES, "linear", kept=kept) for kept in (True, False))
     return float(np.mean(kept - removed))
+
+
+@register_metric(
+    "top-loss",
+    title="Loss without the hottest fifth",
+    summary="share of the score that is lost if the hottest fifth of the picture is removed",
+    paper="one step of deletion: Petsiuk et al. 2018, RISE, arXiv:1806.07421",
+    better="higher",
+    space="input",
+    cost="1",
+    faithful=True,
+    fill="blur",
+)
+def top_loss(evaluator: Evaluator, heat: Heat) -> float:
+    """Return (Y - Y') / Y, where Y' is the score without the hottest fifth: at most 1 for probabilities.
+
+    Higher is better; it is negative if Y' is higher than Y. One step says less than a whole curve: compare it over
+    several pictures only. One step of deletion, Petsiuk et al. 2018.
+
+    Raises:
+        UndefinedError: the score of the picture is not positive, all cells of the map are equal, or a score is not
+            finite.
+    """
+    before = evaluator.positive_confidence
+    return float(1 - evaluator.scores_at(heat, [_HOTTEST], "blur", kept=False)[0] / before)

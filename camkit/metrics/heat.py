@@ -19,7 +19,7 @@ from camkit.explainer import Explainer
 from camkit.explanation import Explanation
 from camkit.methods import known_method
 from camkit.metrics.curves import Curve
-from camkit.metrics.values import UndefinedError
+from camkit.metrics.metric_values import UndefinedError
 from camkit.targets import Target
 from camkit.types import WHOLE_MODEL, TargetLayer
 

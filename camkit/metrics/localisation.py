@@ -8,8 +8,8 @@ from torch import Tensor
 from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat
+from camkit.metrics.metric_values import UndefinedError
 from camkit.metrics.registry import register_metric
-from camkit.metrics.values import UndefinedError
 
 
 @register_metric(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat
+from camkit.metrics.metric_values import UndefinedError
 from camkit.metrics.registry import register_metric
-from camkit.metrics.values import UndefinedError
 
 _POPPI = "Poppi et al. 2021, Revisiting the Evaluation of Class Activation Mapping, arXiv:2104.10252"
 _CHATTOPADHAY = "Chattopadhay et al. 2018, Grad-CAM++, arXiv:1710.11063, 4.1"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat
+from camkit.metrics.metric_values import UndefinedError
 from camkit.metrics.registry import register_metric
-from camkit.metrics.values import UndefinedError
 from camkit.models.shuffled import shuffle_weights
 
 STEPS = 8

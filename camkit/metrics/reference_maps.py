@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from camkit.engine.heatmap import enlarge
 from camkit.metrics.curves import hot_sets
 from camkit.metrics.heat import Heat, pooled
-from camkit.metrics.values import UndefinedError
+from camkit.metrics.metric_values import UndefinedError
 
 ScoresWithout: TypeAlias = Callable[[Bool[Tensor, "m *size"]], Float[np.ndarray, " m"]]
 """A function from masks, True where pixels are removed, to the scores of the picture without these pixels."""

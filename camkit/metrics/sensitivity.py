@@ -7,8 +7,8 @@ import torch
 
 from camkit.metrics.evaluator import Evaluator
 from camkit.metrics.heat import Heat
+from camkit.metrics.metric_values import UndefinedError
 from camkit.metrics.registry import register_metric
-from camkit.metrics.values import UndefinedError
 
 RADIUS = 0.1
 """The largest change of a value of the picture, as a share of the picture's standard deviation: about 6 of 256 levels

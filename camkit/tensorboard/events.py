@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
-from camkit.diagnosis.values import TensorStatistics
+from camkit.diagnosis.tensor_statistics import TensorStatistics
 from camkit.drawing.canvas import AMBER, INK, Canvas
 from camkit.drawing.text import fitting
 from camkit.errors import InputError, OutputError

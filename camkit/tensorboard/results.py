@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camkit.diagnosis import Diagnosis
-from camkit.diagnosis.report import picture as diagnosis_picture
 from camkit.explanation import Explanation, ScaleLike
 from camkit.tensorboard.events import Tile, add_histogram, add_picture, contact_sheet, naming_the_folder, opened
 from camkit.types import Style
@@ -68,7 +67,7 @@ def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: 
                 _add_scalar(events, f"gradient_norm/{row.name}", row.parameter_gradient, step)
             if row.dead is not None and row.channels:
                 _add_scalar(events, f"dead_share/{row.name}", len(row.dead) / row.channels, step)
-        add_picture(events, "diagnosis", diagnosis_picture.draw(found), step)
+        add_picture(events, "diagnosis", found.sheet(), step)
         sentences = [*(finding.text for finding in found.findings), *found.remarks]
         text = "\n".join(f"- {sentence}" for sentence in sentences)
         events.add_text("findings", text or "Nothing wrong was found.", step)

@@ -20,19 +20,18 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from camkit.diagnosis.feature_maps import feature_maps
+from camkit.diagnosis.layer_statistics import channel_axis, last_gradient, leaves
 from camkit.diagnosis.reductions import RELUS, TensorSummary, summarize
-from camkit.diagnosis.rows import channel_axis, leaves
-from camkit.diagnosis.statistics import statistics
-from camkit.diagnosis.values import TensorStatistics
+from camkit.diagnosis.tensor_statistics import TensorStatistics, statistics
 from camkit.drawing.figure import percent
 from camkit.engine.attach import backward_pass, starts
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.engine.restore import eagerly
-from camkit.errors import CamkitError, InputError, LayerError, OutputError
+from camkit.errors import CamkitError, InputError, OutputError
 from camkit.explainer import Options, explain
 from camkit.explanation import Explanation
-from camkit.hooks import Call, Recording, record
+from camkit.hooks import Recording, record
 from camkit.hooks.parameters import parameter_gradients
 from camkit.images.prepare import prepare
 from camkit.layers.names import WHOLE_MODEL, Layers, Selector, find_layers, modules_by_name, parameters_by_name
@@ -337,7 +336,7 @@ class TrainingWatch:
                 if isinstance(module, RELUS) and len(summary.shape) > 1 and summary.shape[channels]:
                     silent = summary.silent[0 if channels == 1 else 1]
                     self._writer.add_scalar(tag, len(silent) / summary.shape[channels], step)
-            for tag, summary in _tagged(f"gradients/{name}", _gradient(call), call.output):
+            for tag, summary in _tagged(f"gradients/{name}", last_gradient(call), call.output):
                 self._write_distribution(tag, summary.statistics.scaled(1 / self._scale), step)
 
     def _write_parameters(self, gradients: Mapping[str, TensorSummary | None], step: int) -> None:
@@ -424,14 +423,6 @@ def _tagged(tag: str, value: Any, output: Any) -> list[tuple[str, TensorSummary]
         (f"{tag}/{positions.index(position)}" if len(positions) > 1 else tag, summary)
         for position, summary in summaries.items()
     ]
-
-
-def _gradient(call: Call) -> Any:
-    """Return the gradient from the last backward pass that reached a call; None if none did."""
-    try:
-        return next(reversed(call.gradients), None)
-    except LayerError:
-        return None
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:

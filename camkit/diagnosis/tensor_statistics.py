@@ -1,17 +1,19 @@
-"""Statistics of a tensor: pure functions, each short enough to compare with its definition."""
+"""Statistics of a tensor: what they are, and pure functions, each short enough to compare with its definition."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from statistics import pstdev
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from camkit.diagnosis.values import Histogram, TensorStatistics
+from camkit.explanation import finite_or_none
 
 BINS = 40
 """Bins of a histogram of values."""
@@ -27,6 +29,77 @@ _IN_CACHE, _ON_DEVICE = 1 << 17, 1 << 22
 
 _SMALL = 1e-280
 """Smaller numbers may have lost digits, being near the smallest that 64 bits hold; the inverse is near the largest."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """The number of values in each of several equally wide bins from ``low`` to ``high``; both ends are included."""
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The edges of the bins, one more than there are bins."""
+        step = (self.high - self.low) / len(self.counts)
+        return (*(self.low + number * step for number in range(len(self.counts))), self.high)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"low": self.low, "high": self.high, "counts": list(self.counts)}
+
+
+@dataclass(frozen=True)
+class TensorStatistics:
+    """Statistics of a tensor's numbers; all but the counts are of the finite numbers, and NaN if there are none.
+
+    Attributes:
+        count: how many numbers there are.
+        nan, inf: how many are NaN, and how many infinite.
+        mean, std: the mean and the standard deviation (divided by the count, not the count minus one).
+        low, high: the smallest and the largest number.
+        zeros: the share that is exactly zero, 0..1.
+        norm: the square root of the sum of squares.
+        histogram: the distribution from ``low`` to ``high``.
+        magnitudes: the distribution of the decimal logarithms of the absolute values that are not zero; only for
+            gradients. The first and the last bin also hold what lies beyond them.
+    """
+
+    count: int
+    nan: int
+    inf: int
+    mean: float
+    std: float
+    low: float
+    high: float
+    zeros: float
+    norm: float
+    histogram: Histogram
+    magnitudes: Histogram | None = None
+
+    @property
+    def norm_of_all(self) -> float:
+        """The norm of all numbers: NaN if one is NaN, infinity if one is infinite."""
+        return math.nan if self.nan else math.inf if self.inf else self.norm
+
+    def scaled(self, factor: float) -> TensorStatistics:
+        """Return the statistics of the numbers times a positive factor, without ``magnitudes``."""
+        if factor == 1:
+            return self
+        histogram = Histogram(self.histogram.low * factor, self.histogram.high * factor, self.histogram.counts)
+        numbers = {name: factor * getattr(self, name) for name in ("mean", "std", "low", "high", "norm")}
+        return replace(self, histogram=histogram, magnitudes=None, **numbers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; null if there is no finite number."""
+        numbers = {
+            name: finite_or_none(getattr(self, name)) for name in ("mean", "std", "low", "high", "zeros", "norm")
+        }
+        histograms = {"histogram": self.histogram.to_dict()}
+        if self.magnitudes is not None:
+            histograms["magnitudes"] = self.magnitudes.to_dict()
+        return {"count": self.count, "nan": self.nan, "inf": self.inf, **numbers, **histograms}
 
 
 def plain(values: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

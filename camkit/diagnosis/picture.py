@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from camkit.diagnosis import Diagnosis, Finding, LayerStatistics
-from camkit.diagnosis.report.console import figure, magnitude_span, share
-from camkit.diagnosis.statistics import DECADES, PER_DECADE
-from camkit.diagnosis.values import Histogram, counted
+from camkit.diagnosis.findings import Finding
+from camkit.diagnosis.layer_statistics import LayerStatistics, magnitude_span
+from camkit.diagnosis.tensor_statistics import DECADES, PER_DECADE, Histogram
 from camkit.drawing.canvas import GREY, INK, LINE, Canvas
-from camkit.drawing.encode import encode
 from camkit.drawing.text import Colour, fitting, width_of
+from camkit.kit.wording import bounded_share, counted, figure
 from camkit.types import Pixels
 
 _BLUE: Colour = (66, 114, 180)
@@ -35,25 +34,21 @@ _MOST_FINDINGS = 8
 _MOST_TICKS = 6
 
 
-def draw(result: Diagnosis) -> Pixels:
-    """Return the picture, height x width x 3, uint8 RGB: the findings and below them a strip for each layer.
-
-    The axis of gradient magnitudes is logarithmic and shared by all layers, so that vanishing and exploding gradients
-    show as a drift to the left or the right. The height of a bar is the square root of its share.
-    """
-    panels = max(1, math.ceil(len(result.rows) / _MOST_ROWS))
-    rows = math.ceil(len(result.rows) / panels)
+def draw(title: str, summary: str, rows: Sequence[LayerStatistics], findings: Sequence[Finding]) -> Pixels:
+    """Return the picture that ``Diagnosis.sheet`` describes, under a title and a line about the batch."""
+    panels = max(1, math.ceil(len(rows) / _MOST_ROWS))
+    high = math.ceil(len(rows) / panels)
     width = max(2 * _MARGIN + panels * _PANEL, 980)
-    lines = _lines(result, width - 2 * _MARGIN)
+    lines = _lines(summary, findings, width - 2 * _MARGIN)
     top = 62 + _LINE * len(lines) + 12
-    canvas = Canvas(width, top + _HEAD + rows * _ROW + _MARGIN)
-    canvas.text(_MARGIN, 30, f"{result.model}: diagnosis by layer", size=24)
+    canvas = Canvas(width, top + _HEAD + high * _ROW + _MARGIN)
+    canvas.text(_MARGIN, 30, title, size=24)
     for number, (words, colour) in enumerate(lines):
         canvas.text(_MARGIN, 62 + _LINE * number, words, size=14, colour=colour)
-    span = magnitude_span(result)
-    faults = _faults(result.findings)
+    span = magnitude_span(rows)
+    faults = _faults(findings)
     for panel in range(panels):
-        left, shown = _MARGIN + panel * _PANEL, result.rows[panel * rows : (panel + 1) * rows]
+        left, shown = _MARGIN + panel * _PANEL, rows[panel * high : (panel + 1) * high]
         for number, row in enumerate(shown):
             _background(canvas, left, top + _HEAD + number * _ROW, faults.get(row.layer, ""))
         _head(canvas, left, top, span, rows=len(shown))
@@ -62,22 +57,14 @@ def draw(result: Diagnosis) -> Pixels:
     return canvas.pixels()
 
 
-def content(result: Diagnosis) -> bytes:
-    """Return the content of the PNG file."""
-    return encode(draw(result))
-
-
-def _lines(result: Diagnosis, width: int) -> list[tuple[str, Colour]]:
-    mode = "as in training" if result.training else "in evaluation mode"
-    lines = [
-        (f"{counted(result.pictures, 'picture')} {mode}, {counted(len(result.rows), 'layer')}{result.loss_text}", GREY)
-    ]
-    for finding in result.findings[:_MOST_FINDINGS]:
+def _lines(summary: str, findings: Sequence[Finding], width: int) -> list[tuple[str, Colour]]:
+    lines = [(summary, GREY)]
+    for finding in findings[:_MOST_FINDINGS]:
         lines += [(part, _RED) for part in _wrapped(f"{finding.kind}: {finding.text}", width)]
-    more = len(result.findings) - _MOST_FINDINGS
+    more = len(findings) - _MOST_FINDINGS
     if more > 0:
         lines.append((f"and {counted(more, 'more finding')}", _RED))
-    if not result.findings:
+    if not findings:
         lines.append(("nothing wrong was found", _GREEN))
     key = "the height of a bar is the square root of its share; a mark below an axis is at zero"
     return [*lines, (key, GREY)]
@@ -164,7 +151,7 @@ def _activations(canvas: Canvas, left: int, top: int, row: LayerStatistics) -> N
     canvas.text(left, below, figure(activations.low), size=11, colour=GREY)
     canvas.text(left + _ACTIVATIONS, below, figure(activations.high), size=11, colour=GREY, anchor="right")
     dead = f", {len(row.dead)} dead" if row.dead else ""
-    middle = f"{share(activations.zeros)} zero{dead}" if activations.zeros >= 0.005 else ""
+    middle = f"{bounded_share(activations.zeros)} zero{dead}" if activations.zeros >= 0.005 else ""
     middle = f"{activations.nan + activations.inf:,} NaN/Inf" if activations.nan + activations.inf else middle
     canvas.text(left + _ACTIVATIONS / 2, below, middle, size=11, colour=GREY, anchor="middle")
 
@@ -189,7 +176,7 @@ def _gradients(canvas: Canvas, left: int, top: int, row: LayerStatistics, span: 
         canvas.text(left, floor - 8, "zero throughout", size=12, colour=_RED)
         return
     _bars(canvas, left, floor, _GRADIENTS, gradients.magnitudes.counts[span[0] : span[1]], _ORANGE)
-    zeros = f", {share(gradients.zeros)} zero" if gradients.zeros >= 0.005 else ""
+    zeros = f", {bounded_share(gradients.zeros)} zero" if gradients.zeros >= 0.005 else ""
     canvas.text(left, floor + 9, f"norm {figure(gradients.norm)}{zeros}", size=11, colour=GREY)
 
 

@@ -1,9 +1,10 @@
-"""``diagnose()``: run a model on a batch and report what is wrong with it."""
+"""``diagnose()``: run a model on a batch and report what is wrong with it; and the ``Diagnosis`` that it returns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,14 +14,103 @@ from torch import Tensor, nn
 from camkit.config.model import configured_model
 from camkit.config.settings import Settings, as_settings
 from camkit.diagnosis.batch import Batch, Loss, prepared_batch, score_for, split_labels
-from camkit.diagnosis.findings import findings
+from camkit.diagnosis.findings import Finding, findings
+from camkit.diagnosis.layer_statistics import LayerStatistics, Setting, rows_of, setting_of
 from camkit.diagnosis.measurement import Measurement, measure
-from camkit.diagnosis.rows import rows_of, setting_of
-from camkit.diagnosis.values import Diagnosis, Setting
+from camkit.diagnosis.picture import draw
+from camkit.drawing.encode import as_html
 from camkit.errors import InputError, ModelError, advice
+from camkit.explanation import finite_or_none
+from camkit.kit.wording import counted
 from camkit.models import about_channels, as_model, spatial_rank
 from camkit.models.loaded import LoadedModel
-from camkit.types import Precision, Preprocess
+from camkit.types import Pixels, Precision, Preprocess
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What happens in each layer of a model on a batch of pictures.
+
+    Attributes:
+        model: the model's name.
+        pictures: the number of pictures.
+        training: whether the model ran as in a training step.
+        loss: the number that was differentiated; None if it could not be.
+        rows: a ``LayerStatistics`` for each call of each layer, in the order in which they ended.
+        findings: what is wrong; empty for a healthy model.
+        remarks: what to know when reading the numbers.
+        parameters, trained: how many numbers the model's parameters hold, and how many of these require gradients.
+        loss_name: what ``loss`` is: "cross entropy", "binary cross entropy", "own loss" or "mean score of the best
+            class".
+    """
+
+    model: str
+    pictures: int
+    training: bool
+    loss: float | None
+    rows: tuple[LayerStatistics, ...]
+    findings: tuple[Finding, ...]
+    remarks: tuple[str, ...] = ()
+    parameters: int = 0
+    trained: int = 0
+    loss_name: str = ""
+
+    def __getitem__(self, layer: str) -> LayerStatistics:
+        """Return the row of a layer.
+
+        Raises:
+            KeyError: no row has that name.
+        """
+        row = next((row for row in self.rows if row.layer == layer), None)
+        if row is None:
+            raise KeyError(layer)
+        return row
+
+    @property
+    def batch_text(self) -> str:
+        """The number of pictures and the mode, as reports begin."""
+        mode = "as in training" if self.training else "in evaluation mode"
+        return f"{counted(self.pictures, 'picture')} {mode}"
+
+    @property
+    def loss_text(self) -> str:
+        """The loss and its name, as reports append them to a line; empty if there is no loss."""
+        name = f" ({self.loss_name})" if self.loss_name else ""
+        return "" if self.loss is None else f", loss {self.loss:.3g}{name}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON values; null for numbers that are not finite."""
+        return {
+            "model": self.model,
+            "pictures": self.pictures,
+            "training": self.training,
+            "loss": finite_or_none(self.loss),
+            "loss_name": self.loss_name,
+            "parameters": self.parameters,
+            "trained": self.trained,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "remarks": list(self.remarks),
+            "layers": [row.to_dict() for row in self.rows],
+        }
+
+    def __repr__(self) -> str:
+        """Return one line that lists the findings."""
+        findings = ", ".join(f"{finding.kind} at {finding.layer!r}" for finding in self.findings) or "nothing wrong"
+        size = f"{counted(self.pictures, 'picture')}, {counted(len(self.rows), 'layer')}"
+        return f"<Diagnosis of {self.model} with {size}: {findings}>"
+
+    def sheet(self) -> Pixels:
+        """Draw the findings, and below them a strip for each layer, height x width x 3 uint8 RGB.
+
+        The axis of gradient magnitudes is logarithmic and shared by all layers, so that vanishing and exploding
+        gradients show as a drift to the left or the right. The height of a bar is the square root of its share.
+        """
+        summary = f"{self.batch_text}, {counted(len(self.rows), 'layer')}{self.loss_text}"
+        return draw(f"{self.model}: diagnosis by layer", summary, self.rows, self.findings)
+
+    def _repr_html_(self) -> str:
+        """Show the picture of the layers and the findings in a notebook."""
+        return as_html(self.sheet(), repr(self))
 
 
 def diagnose(

@@ -84,7 +84,7 @@ class Values(dict[str, Value]):
 
 
 @dataclass(frozen=True)
-class Table:
+class ValueTable:
     """The values of several maps of one picture: a row for each map, and one for each reference map.
 
     Attributes:

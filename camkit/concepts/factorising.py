@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.concepts.concepts import Concepts
-from camkit.concepts.factorisation import factorise_cells
 from camkit.concepts.naming import class_probabilities
+from camkit.concepts.nmf import factorise_cells
 from camkit.errors import ImageError, InputError, LayerError, advice
 from camkit.explainer import Explainer
 from camkit.images.prepare import prepare, unbatched

@@ -1,30 +1,132 @@
-"""From the measurement of a pass to a row for each layer."""
+"""A row for each call of each layer, made from the measurement of a pass."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from camkit.diagnosis.findings import OFF
 from camkit.diagnosis.measurement import Measurement
 from camkit.diagnosis.reductions import RELUS, Flaws, Mark, TensorSummary
-from camkit.diagnosis.statistics import off_channels
-from camkit.diagnosis.values import LayerStatistics, Setting
+from camkit.diagnosis.tensor_statistics import TensorStatistics, off_channels
 from camkit.errors import LayerError
+from camkit.explanation import finite_or_none
 from camkit.hooks import Call
-from camkit.layers.names import modules_by_name
+from camkit.layers.names import WHOLE_MODEL, modules_by_name
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
 _PASSING = (nn.Identity, nn.Flatten, nn.Unflatten)
 
+OFF = 8.0
+"""A channel is switched off if it stays below zero by this many times the usual size of the other channels. If values
+were normally distributed, that would happen to one channel in 30 million."""
+
+_RARE = 1000
+"""Bins that hold less than one in this many of a layer's numbers do not widen the shared axis."""
+
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """One call of one layer.
+
+    Attributes:
+        layer: its name, with the number of the call if it ran several times (``"relu#2"``); "" is the model itself.
+        kind: the name of its type.
+        shape: the shape of its output, including the axis of pictures.
+        parameters, trained: how many numbers its own parameters hold, and how many of these require gradients. The
+            parameters of inner layers are counted in their own rows.
+        activations: statistics of its output.
+        gradients: statistics of the loss's gradient with respect to its output; None if there is no gradient.
+        parameter_gradient: the norm of the loss's gradient with respect to its own parameters; None if there is none.
+        channels: the number of channels of the output; 0 if it has no channel axis.
+        dead: after a ReLU or a similar function, the channels that are zero in every cell of every picture; None for
+            other layers.
+        off: the dead channels that are so far below zero that they are unlikely ever to become active.
+        saturated: after a sigmoid or tanh, the share of values at which its slope is below 1 % of its largest; None
+            for other layers.
+        sound: whether its own parameters hold neither NaN nor infinity.
+    """
+
+    layer: str
+    kind: str
+    shape: tuple[int, ...]
+    parameters: int
+    trained: int
+    activations: TensorStatistics
+    gradients: TensorStatistics | None = None
+    parameter_gradient: float | None = None
+    channels: int = 0
+    dead: tuple[int, ...] | None = None
+    off: tuple[int, ...] = ()
+    saturated: float | None = None
+    sound: bool = True
+
+    @property
+    def name(self) -> str:
+        """The layer's name as printed."""
+        return self.layer or WHOLE_MODEL
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "layer": self.layer,
+            "kind": self.kind,
+            "shape": list(self.shape),
+            "parameters": self.parameters,
+            "trained": self.trained,
+            "activations": self.activations.to_dict(),
+            "gradients": None if self.gradients is None else self.gradients.to_dict(),
+            "parameter_gradient": finite_or_none(self.parameter_gradient),
+            "channels": self.channels,
+            "dead": None if self.dead is None else list(self.dead),
+            "off": list(self.off),
+            "saturated": self.saturated,
+            "sound": self.sound,
+        }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the rules for findings need to know apart from the rows.
+
+    Attributes:
+        pictures: the number of pictures.
+        to_train: whether the model runs as in a training step, with the caller's own choice of frozen parameters.
+        nan_given, inf_given: the names of the layers whose input holds NaN, or infinity; "" is the model itself.
+        zero_weights: the layers whose weights are all zero, so that no gradient passes them.
+        backwards: the layers whose gradients hold NaN or infinity, in the order of the backward pass.
+        unnormalised: whether a batch normalisation has seen so few batches that it changes its input very little.
+    """
+
+    pictures: int = 1
+    to_train: bool = False
+    nan_given: frozenset[str] = frozenset()
+    inf_given: frozenset[str] = frozenset()
+    zero_weights: tuple[str, ...] = ()
+    backwards: tuple[str, ...] = ()
+    unnormalised: bool = False
+
+
+def magnitude_span(rows: Sequence[LayerStatistics]) -> tuple[int, int]:
+    """Return the range of bins that the layers' gradient magnitudes use, the end exclusive; (0, 0) without gradients.
+
+    Bins with less than a thousandth of a layer's numbers don't count.
+    """
+    used: set[int] = set()
+    for row in rows:
+        sizes = None if row.gradients is None else row.gradients.magnitudes
+        if sizes is not None:
+            least = sum(sizes.counts) / _RARE
+            used |= {number for number, count in enumerate(sizes.counts) if count > least}
+    return (min(used), max(used) + 1) if used else (0, 0)
 
 
 def rows_of(model: nn.Module, measurement: Measurement) -> tuple[LayerStatistics, ...]:
@@ -124,17 +226,19 @@ def _saturated(call: Call, measurement: Measurement) -> float | None:
     return next((float(curve.output) for curve in curves if curve is not None), None)
 
 
-def _gradient(call: Call) -> Mark | None:
-    """Return the mark of the gradient of the tensor that the row describes, the first one in the output."""
+def last_gradient(call: Call) -> Any:
+    """Return the gradient from the last backward pass that reached a call; None if none did."""
     try:
-        passes = call.gradients
+        return next(reversed(call.gradients), None)
     except LayerError:  # the output has no gradient
         return None
-    if not passes:
-        return None
-    position = next((number for number, part in enumerate(leaves(call.output)) if isinstance(part, Mark)), None)
-    gradient = None if position is None else leaves(passes[-1])[position]
-    return gradient if isinstance(gradient, Mark) else None
+
+
+def _gradient(call: Call) -> Mark | None:
+    """Return the mark of the gradient of the tensor that the row describes, the first one in the output."""
+    gradients = zip(leaves(call.output), leaves(last_gradient(call)), strict=False)
+    found = next((gradient for part, gradient in gradients if isinstance(part, Mark)), None)
+    return found if isinstance(found, Mark) else None
 
 
 def _is_zero(module: nn.Module) -> bool:
