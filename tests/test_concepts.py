@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import camkit
 from camkit.cli import main
+from camkit.concepts import nmf
 from camkit.concepts.concepts import colours_of
 from camkit.concepts.nmf import factorise_cells
 from camkit.errors import ImageError, InputError, LayerError, OutputError
