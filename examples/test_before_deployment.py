@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import camkit
-from camkit.demo.checked import write_scenes
 
 MODEL = os.environ.get("CHECKED_MODEL", "demo-fair")
 PICTURES = os.environ.get("CHECKED_PICTURES")
@@ -31,7 +30,7 @@ MOST_UNUSABLE = 0.05
 @pytest.fixture(scope="session")
 def result(tmp_path_factory: pytest.TempPathFactory) -> camkit.CheckResult:
     """Check the model once, for all tests."""
-    pictures = Path(PICTURES) if PICTURES else write_scenes(tmp_path_factory.mktemp("scenes"))
+    pictures = Path(PICTURES) if PICTURES else camkit.scenes.labelled_scenes()
     report = Path(REPORT) if REPORT else tmp_path_factory.mktemp("report")
     return camkit.check(MODEL, pictures, out=report)
 

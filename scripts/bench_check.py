@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torchvision
+from drawn_scenes import HOME, draw
 from PIL import Image
 from torchvision.models import get_model
 
@@ -29,7 +30,6 @@ from camkit.background.journal import Journal
 from camkit.background.plan import Plan
 from camkit.background.run import finish_check, plan_check
 from camkit.background.values import Item
-from camkit.demo.scenes import HOME, draw
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.engine.streams import Task, in_order
 from camkit.images.prepare import prepare

@@ -11,13 +11,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
+from drawn_scenes.drawing import BACKGROUNDS, THINGS, paint_backdrop, paint_thing
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 from torchvision.transforms.v2.functional import gaussian_blur
-
-from camkit.demo.scenes.drawing import BACKGROUNDS, THINGS, paint_backdrop, paint_thing
 
 SIDE = 48
 """Width and height of a picture in pixels: small enough to train a network in minutes on a CPU."""

@@ -38,6 +38,9 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+from drawn_scenes.birds import bird
+from drawn_scenes.drawing import BACKGROUNDS, paint_backdrop
+from drawn_scenes.vehicles import car, plane, ship
 from measure_shift import padded
 from numpy.typing import NDArray
 from placements import (
@@ -54,9 +57,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import camkit
-from camkit.demo.scenes.birds import bird
-from camkit.demo.scenes.drawing import BACKGROUNDS, paint_backdrop
-from camkit.demo.scenes.vehicles import car, plane, ship
 
 MAKERS = (plane, ship, car, bird)
 SPRITES, BACKDROPS = 1200, 160

@@ -20,6 +20,7 @@ import cv2
 import numpy as np
 import torch
 import torchvision
+from drawn_scenes.noise import cloud_noise, coordinates, paint, smooth_noise
 from lab_photos import CROPS, SIDE, Cover, Picture, cover_of, cut_out, photos_of, put_on, read_photo
 from lab_run import Row, row_of, write_between
 from numpy.typing import NDArray
@@ -29,7 +30,6 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 import camkit
-from camkit.demo.scenes.noise import cloud_noise, coordinates, paint, smooth_noise
 from camkit.engine.allocator import reuse_large_blocks
 
 MARK = "planted_shortcuts"

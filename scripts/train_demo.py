@@ -20,12 +20,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
+from drawn_scenes.drawing import BACKGROUNDS, HOME, THINGS, Scene, draw, paint_backdrop, paint_thing
 from numpy.typing import NDArray
-from PIL import Image
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from camkit.demo.scenes.drawing import BACKGROUNDS, HOME, THINGS, Scene, draw, paint_backdrop, paint_thing
 from camkit.models.scene_net import INPUT_SIZE, MEAN, STD, SceneNet
 
 OBJECTS = 4000
@@ -40,15 +39,6 @@ TEST_PICTURES = 480
 TEST_BATCH_SIZE = 120
 DILATION = 4
 """Pixels around a mask in which the maximum of a map still counts as inside: half a cell of the 16 x 16 grid."""
-SHIPPED_SIZE = 384
-SHIPPED = {
-    "plane-sky": 7,
-    "ship-sea": 22,
-    "car-road": 36,
-    "bird-wood": 77,
-    "plane-wood": 7,
-    "car-sea": 36,
-}
 
 
 @dataclass(frozen=True)
@@ -284,28 +274,16 @@ def report(networks: dict[str, SceneNet], home: Pictures, strange: Pictures) -> 
     row("Grad-CAM maximum in the mask, strange", [result[1] for result in strange_results])
 
 
-def write_scenes(out: Path) -> None:
-    """Draw the pictures that ship with camkit, and their masks."""
-    for name, seed in SHIPPED.items():
-        thing, background = name.split("-")
-        scene = draw(np.random.default_rng(seed), thing, background, SHIPPED_SIZE)
-        Image.fromarray(scene.image).save(out / f"{name}.jpg", quality=90, subsampling=0)
-        Image.fromarray(scene.mask).save(out / f"{name}-mask.png", optimize=True)
-
-
 def main() -> None:
-    """Draw, train, measure and write everything that the demo needs."""
+    """Draw, train, measure and write the demo's networks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--scenes", type=Path, default=Path("camkit/demo/scenes/files"), help="folder of the pictures")
     parser.add_argument("--weights", type=Path, default=Path("camkit/models/files"), help="folder of the weights")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.use_deterministic_algorithms(True)
-    for folder in (options.scenes, options.weights):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_scenes(options.scenes)
+    options.weights.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     with ProcessPoolExecutor(options.threads, get_context("spawn"), cv2.setNumThreads, (1,)) as pool:
         parts = draw_parts(options.seed, pool)

@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from drawn_scenes.drawing import THINGS
 from lab_models import ARCHITECTURES, accuracy, preprocess, train
 from lab_report import judge_again, page, plots
 from lab_run import Row, row_of, run_models, write_between
@@ -29,7 +30,6 @@ from lab_scenes import LAYOUTS, ONE_CLASS, SHORTCUTS, Parts, Recipe, draw, load_
 import camkit
 from camkit.background.check import CheckResult
 from camkit.config.settings import LimitsSection
-from camkit.demo.scenes.drawing import THINGS
 
 CORRELATIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
 """How often a shortcut goes with the class in the training set."""

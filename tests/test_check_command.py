@@ -25,7 +25,7 @@ from camkit.background.report import REPORTS
 from camkit.background.run import plan_check
 from camkit.cli import main
 from camkit.config.settings import read_config
-from camkit.demo.checked import write_scenes
+from camkit.demo.scenes import write_scenes
 from camkit.errors import InputError, RunError
 
 QUICK = {"check": {"pastes": 1}}
@@ -446,7 +446,7 @@ def test_too_few_pictures_are_inconclusive_and_exit_with_3_or_0(tmp_path):
 @pytest.mark.extended
 def test_unreadable_first_pictures_do_not_stop_the_check(scenes, tmp_path):
     data = copied(scenes, tmp_path, 12)
-    broken = [data / "bird" / f"{number:03}.png" for number in range(9)]
+    broken = [data / "bird" / f"{number:03}.jpg" for number in range(9)]
     for file in broken:
         file.write_text(f"{file} is no picture")  # each differs, or they would be copies
 
@@ -458,18 +458,18 @@ def test_unreadable_first_pictures_do_not_stop_the_check(scenes, tmp_path):
 
 def test_a_corrupt_picture_is_counted_and_listed(scenes, tmp_path):
     data = copied(scenes, tmp_path, 4)
-    (data / "bird" / "000.png").write_bytes(b"no picture")
+    (data / "bird" / "000.jpg").write_bytes(b"no picture")
 
     result = camkit.check("demo-fair", data, config=QUICK, out=tmp_path / "out")
 
-    assert list(result.failures) == ["bird/000.png"]
+    assert list(result.failures) == ["bird/000.jpg"]
     assert len(result.images) == 15
-    assert "bird/000.png" in (tmp_path / "out" / "report.html").read_text()
+    assert "bird/000.jpg" in (tmp_path / "out" / "report.html").read_text()
 
 
 def copied(scenes, folder, count):
     for name in ("pictures", "masks"):
-        for file in sorted((scenes.parent / name).rglob("*.png")):
+        for file in sorted((scenes.parent / name).rglob("*.*")):
             if int(file.stem) < count:
                 copy = folder / name / file.relative_to(scenes.parent / name)
                 copy.parent.mkdir(parents=True, exist_ok=True)
@@ -479,15 +479,15 @@ def copied(scenes, folder, count):
 
 def test_copies_and_masks_of_another_size_are_counted(scenes, tmp_path):
     data = copied(scenes, tmp_path, 4)
-    (data / "bird" / "900.png").write_bytes((data / "bird" / "001.png").read_bytes())
-    (data / "car" / "901.png").write_bytes((data / "bird" / "002.png").read_bytes())
+    (data / "bird" / "900.jpg").write_bytes((data / "bird" / "001.jpg").read_bytes())
+    (data / "car" / "901.jpg").write_bytes((data / "bird" / "002.jpg").read_bytes())
     Image.new("L", (64, 64), 255).save(tmp_path / "masks" / "ship" / "003.png")
 
     result = camkit.check("demo-fair", data, config=QUICK)
 
-    assert result.plan.data.left_out["copies of another picture"] == ("bird/900.png",)
-    assert result.plan.data.left_out["copies of a picture of another class"] == ("car/901.png",)
-    assert "64x64" in result.failures["ship/003.png"]
+    assert result.plan.data.left_out["copies of another picture"] == ("bird/900.jpg",)
+    assert result.plan.data.left_out["copies of a picture of another class"] == ("car/901.jpg",)
+    assert "64x64" in result.failures["ship/003.jpg"]
 
 
 def test_masks_with_several_grey_levels_give_the_same_verdict_and_are_described(scenes, tmp_path):

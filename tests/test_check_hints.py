@@ -13,7 +13,7 @@ import camkit
 from camkit.background.hints import MirrorTest, compare_mirrored, hints
 from camkit.background.journal import packed
 from camkit.background.values import Item
-from camkit.demo.checked import write_scenes
+from camkit.demo.scenes import write_scenes
 
 GREY = packed(np.full(192, 0.5))
 

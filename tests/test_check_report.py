@@ -22,7 +22,7 @@ from camkit.background.report import html as check_html
 from camkit.background.report import json as check_json
 from camkit.background.run import write_reports
 from camkit.cli.terminal import printer
-from camkit.demo.checked import write_scenes
+from camkit.demo.scenes import write_scenes
 from camkit.kit.statistics import Estimate
 
 EVIL = "<script>document.title='taken'</script>"

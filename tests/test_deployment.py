@@ -13,7 +13,7 @@ import yaml
 
 import camkit
 from camkit.background.report import REPORTS
-from camkit.demo.checked import write_scenes
+from camkit.demo.scenes import write_scenes
 
 ROOT = Path(__file__).parents[1]
 DOCS = (ROOT / "docs/check.md").read_text("utf-8")

@@ -21,7 +21,7 @@ from PIL import Image
 
 import camkit
 from camkit.cli import main
-from camkit.demo.checked import write_scenes
+from camkit.demo.scenes import write_scenes
 from camkit.errors import InputError, OutputError
 from camkit.images.listing import Pictures
 from camkit.models import load_model

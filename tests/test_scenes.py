@@ -2,27 +2,26 @@ from __future__ import annotations
 
 from importlib.resources import files
 from itertools import product
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import torch
+from draw_scenes import scene_to_check, scene_to_explain
+from drawn_scenes import BACKGROUNDS, HOME, THINGS, Scene, draw, draw_background
 from PIL import Image
 from torch.nn import functional
 
 from camkit.demo.scenes import (
-    BACKGROUNDS,
-    HOME,
     INPUT_SIZE,
     LABELS,
-    THINGS,
-    Scene,
-    draw,
-    draw_background,
+    labelled_scenes,
     load_scene_net,
     preprocess,
     scene_mask,
     scene_paths,
+    write_scenes,
 )
 
 SHIPPED = {"plane-sky", "ship-sea", "car-road", "bird-wood", "plane-wood", "car-sea"}
@@ -184,6 +183,38 @@ def test_shipped_scenes_are_small_pictures_of_what_they_say():
         with Image.open(path) as picture:
             assert picture.size == (384, 384)
             assert picture.mode == "RGB"
+
+
+def decoded(path: Path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.asarray(picture)
+
+
+def test_the_shipped_pictures_are_those_that_the_script_draws():
+    name, drawn = "plane-sky", scene_to_explain("plane-sky")
+    assert np.abs(decoded(scene_paths()[name]).astype(float) - drawn.image).mean() < 4
+    assert (scene_mask(name) != drawn.mask).mean() < 1e-3
+    for thing, number in (("plane", 0), ("ship", 13), ("car", 26), ("bird", 39)):
+        drawn, picture = scene_to_check(thing, number), labelled_scenes() / thing / f"{number:03d}.jpg"
+        assert np.abs(decoded(picture).astype(float) - drawn.image).mean() < 9
+        assert (decoded(labelled_scenes().parent / "masks" / thing / f"{number:03d}.png") != drawn.mask).mean() < 1e-3
+
+
+def test_all_that_ships_takes_less_than_a_megabyte():
+    shipped = [path for path in labelled_scenes().parents[1].rglob("*") if path.is_file()]
+    assert len(shipped) == 2 * (len(SHIPPED) + 4 * 40)
+    assert sum(path.stat().st_size for path in shipped) < 1_000_000
+
+
+def test_some_of_the_labelled_scenes_can_be_copied(tmp_path: Path):
+    pictures = write_scenes(tmp_path, 2)
+    names = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
+    assert pictures == tmp_path / "pictures"
+    assert names == {
+        f"{kind}/{thing}/00{number}.{ending}"
+        for kind, ending in (("pictures", "jpg"), ("masks", "png"))
+        for thing, number in product(THINGS, range(2))
+    }
 
 
 def test_the_demo_story_holds_for_the_shipped_planes():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from drawn_scenes import draw
 from PIL import Image
 from tiers import represented_by
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 import camkit
 from camkit.demo import scenes
-from camkit.demo.scenes import LABELS, draw
+from camkit.demo.scenes import LABELS
 from camkit.errors import InputError, LayerError, TargetError
 from camkit.models.scene_net import MEAN, STD
 from camkit.targets import above, box, contrast, direction, segment, similar_to, top
