@@ -9,7 +9,8 @@ from pathlib import Path
 from camkit.background.regions.table import AnnotationCollector, register
 from camkit.background.values import Annotations
 from camkit.images.files import files_in
-from camkit.images.masks import MaskFile, is_photograph, understand_masks
+from camkit.images.mask_pictures import is_photograph
+from camkit.images.masks import MaskFile, understand_masks
 
 _FOLDERS = (
     "masks",

@@ -1,0 +1,132 @@
+"""Decodes mask pictures: one number for each pixel, whatever way the file stores it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Integer
+from PIL import Image
+
+from camkit.errors import ImageError, brief
+from camkit.images.read import opened, shortened, turned
+
+Storage: TypeAlias = Literal["alpha", "palette", "colour", "grey"]
+"""How a file stores its pixels: with transparency, with a palette, in colour or in grey."""
+
+Channel: TypeAlias = Literal["alpha", "index", "colour", "grey"]
+"""The part of a file that shows the object: its opacity, its palette's indices, its colours or its grey levels."""
+
+CHANNELS: dict[Storage, tuple[Channel, ...]] = {
+    "alpha": ("alpha", "colour"),
+    "palette": ("index", "colour"),
+    "colour": ("colour",),
+    "grey": ("grey",),
+}
+"""The parts of a file that may show the object, by how the file is stored."""
+
+VIVID = 1 << 24
+"""Added to 0xRRGGBB, the number of a colour. The number of a grey is its level."""
+
+MOST_COLOURS = 1024
+"""A mask has at most this many colours: one for each class or object. Photographs have tens of thousands."""
+
+
+@dataclass(frozen=True, eq=False)
+class MaskPicture:
+    """A mask picture in memory, upright."""
+
+    name: str
+    storage: Storage
+    picture: Image.Image
+
+    def values(self, channel: Channel) -> Integer[np.ndarray, "h w"]:
+        """Return the opacity, palette index, grey level or colour of each pixel.
+
+        Raises:
+            ImageError: the values cannot be those of a mask.
+        """
+        if channel == "alpha":
+            return self._opacities()
+        if channel == "index":
+            return np.asarray(self.picture)
+        return self._levels() if channel == "grey" else self._colours()
+
+    def _opacities(self) -> Integer[np.ndarray, "h w"]:
+        opacities = np.asarray(self.picture.getchannel("A"))
+        visible = np.unique(self._colours()[opacities > 0])
+        if 0 in visible and len(visible) == 2 and len(np.unique(opacities)) > 1:
+            raise ImageError(f"{self.name} shows one shape in its colours and another in its transparency")
+        return opacities
+
+    def _colours(self) -> Integer[np.ndarray, "h w"]:
+        red, green, blue = (np.asarray(band, np.int32) for band in self.picture.convert("RGB").split())
+        is_grey = (red == green) & (green == blue)
+        colours = np.where(is_grey, red, VIVID | red << 16 | green << 8 | blue)
+        if self.storage == "palette":  # Pascal VOC's border is index 255, whatever its colour
+            colours[(np.asarray(self.picture) == 255) & (colours > 0)] = 255
+        return colours
+
+    def _levels(self) -> Integer[np.ndarray, "h w"]:
+        levels = np.asarray(self.picture)
+        if levels.dtype == bool:
+            return levels.astype(np.uint8)
+        if self.picture.mode == "F":
+            if not (np.isfinite(levels).all() and levels.min() >= 0 and levels.max() <= 1):
+                raise ImageError(f"{self.name} holds floating-point values outside 0 to 1; save it as whole numbers")
+            return np.asarray(np.rint(levels * 255), np.uint8)
+        if levels.dtype.kind == "i" and levels.min() < 0:
+            raise ImageError(f"{self.name} holds negative values; save it with 0 for the background")
+        return levels.astype(levels.dtype.newbyteorder("="))
+
+
+def read_mask(file: Path, size: tuple[int, int] | None = None) -> MaskPicture:
+    """Decode a mask picture.
+
+    Raises:
+        ImageError: it cannot be read, or is not of ``size`` (width, height).
+    """
+    name = f"the mask {shortened(file)}"
+    try:
+        with opened(file) as picture:
+            return _decoded(name, picture, size)
+    except ImageError:
+        raise
+    except Exception as error:  # the decoder of a damaged file may raise anything
+        raise ImageError(f"{name} cannot be read: {brief(error)}") from error
+
+
+def _decoded(name: str, picture: Image.Image, size: tuple[int, int] | None) -> MaskPicture:
+    if getattr(picture, "n_frames", 1) > 1:
+        raise ImageError(f"{name} holds several pictures; save the mask as a single picture")
+    if size is not None and sorted(picture.size) != sorted(size):  # before decoding, which may cost much memory
+        raise ImageError(_wrong_size(name, picture.size, size))
+    picture.load()
+    upright = turned(picture)
+    if size is not None and upright.size != size:
+        raise ImageError(_wrong_size(name, upright.size, size) + "; its EXIF data turns it")
+    if upright.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
+        return MaskPicture(name, "alpha", upright.convert("RGBA"))
+    if upright.mode == "P":
+        return MaskPicture(name, "palette", upright)
+    is_grey = upright.mode in ("1", "L", "F") or upright.mode[0] == "I"
+    return MaskPicture(name, "grey" if is_grey else "colour", upright)
+
+
+def _wrong_size(name: str, size: tuple[int, int], wanted: tuple[int, int]) -> str:
+    return f"{name} has {size[0]}x{size[1]} pixels, but its picture has {wanted[0]}x{wanted[1]}"
+
+
+def is_photograph(file: Path) -> bool:
+    """Return whether a file is a picture with more colours than a mask could have; a grey picture does not count."""
+    try:
+        mask = read_mask(file)
+    except ImageError:
+        return False
+    is_cut_out = mask.storage == "alpha" and len(np.unique(np.asarray(mask.picture.getchannel("A")))) > 1
+    if mask.storage not in ("colour", "alpha") or is_cut_out:
+        return False
+    colours = mask.values("colour")
+    return len(np.unique(colours)) > min(MOST_COLOURS, colours.size // 4)  # a small picture has few pixels to colour
