@@ -78,7 +78,7 @@ def _warm(explainer: camkit.Explainer, picture: Path | torch.Tensor) -> Calls:
 
 def of_a_check() -> Calls:
     """Count the calls of a check of the demo's network on 32 drawn scenes."""
-    from camkit.demo.checked import write_scenes  # noqa: PLC0415 - only this journey needs it
+    from camkit.demo.scenes import write_scenes  # noqa: PLC0415 - only this journey needs it
 
     with tempfile.TemporaryDirectory() as folder:
         pictures = write_scenes(Path(folder), per_class=8)
