@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+import camkit
 from camkit.cli.options import TARGET, numbers
 from camkit.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from camkit.targets import Target, TargetLike
+    from camkit.targets import Target, TargetLike, TopTarget
     from camkit.types import Preprocess
 
 _COVERED = 0.5
 """A pixel of the model's input belongs to the mask if more than this share of it does."""
-
-_KINDS = ("top_k", "above", "direction", "box", "near", "similar_to")
-"""Options that each choose another kind of target."""
-_REFINEMENTS = ("versus", "mask", "everywhere")
-"""Options that refine one --target."""
 
 
 @Parameter(name="*", group=TARGET)
@@ -74,7 +70,7 @@ class TargetOptions:
         """
         names = self.target or []
         self._corners()
-        kinds = [f"--{name.replace('_', '-')}" for name in _KINDS if getattr(self, name) is not None]
+        kinds = [f"--{name.replace('_', '-')}" for name in _ALONE if getattr(self, name) is not None]
         refinements = [f"--{name}" for name in _REFINEMENTS if getattr(self, name) not in (None, False)]
         if len(kinds) > 1:
             raise InputError(f"{' and '.join(kinds)} cannot be combined")
@@ -97,29 +93,14 @@ class TargetOptions:
         Raises:
             InputError: as ``check``, or the mask does not fit the picture.
         """
-        from camkit.targets import top
-
         self.check()
-        if self.direction is not None:
-            return [self._direction_target()]
-        if self.target:
-            return [self._class_target(name, pictures, preprocess) for name in self.target]
-        if self.top_k is not None:
-            return [*top(self.top_k)]
-        target = self._target_of_its_own()
-        return None if target is None else [target]
-
-    def _target_of_its_own(self) -> TargetLike | None:
-        """Return the target of an option that stands alone, without --target; None if there is none."""
-        from camkit.targets import above, box, similar_to
-
-        if self.above is not None:
-            return above(self.above)
-        if self.box is not None or self.near is not None:
-            return box(self.box, near=self._corners())
-        if self.similar_to is not None:
-            return similar_to(self.similar_to)
-        return None
+        for option, make in _ALONE.items():
+            if getattr(self, option) is not None:
+                made = make(self)
+                return list(made) if isinstance(made, list) else [made]
+        if not self.target:
+            return None
+        return [self._class_target(name, pictures, preprocess) for name in self.target]
 
     def _corners(self) -> tuple[float, ...] | None:
         """Return the corners of the box in --near."""
@@ -130,21 +111,31 @@ class TargetOptions:
 
     def _direction_target(self) -> Target:
         """Return a target for one number of the output, by default the first."""
-        from camkit.targets import direction
-
         indices = self.target or ["0"]
         if len(indices) > 1 or not indices[0].isdecimal():
             raise InputError("--direction explains one number of the output, so --target takes one index")
-        return direction("+" if self.direction == "up" else "-", int(indices[0]))
+        return camkit.targets.direction("+" if self.direction == "up" else "-", int(indices[0]))
 
     def _class_target(self, name: str, pictures: Sequence[Path], preprocess: Preprocess | None) -> TargetLike:
-        from camkit.targets import contrast, segment
-
         if self.versus is not None:
-            return contrast(name, self.versus)
+            return camkit.targets.contrast(name, self.versus)
         if self.mask is not None:
-            return segment(name, _mask_on_input(self.mask, pictures, preprocess))
-        return segment(name, everywhere=True) if self.everywhere else name
+            return camkit.targets.segment(name, _mask_on_input(self.mask, pictures, preprocess))
+        return camkit.targets.segment(name, everywhere=True) if self.everywhere else name
+
+
+_ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget]]] = {
+    "top_k": lambda options: camkit.targets.top(options.top_k or 0),
+    "above": lambda options: camkit.targets.above(options.above or 0),
+    "direction": TargetOptions._direction_target,
+    "box": lambda options: camkit.targets.box(options.box),
+    "near": lambda options: camkit.targets.box(near=options._corners()),
+    "similar_to": lambda options: camkit.targets.similar_to(options.similar_to),
+}
+"""What each option that chooses another kind of target makes; they exclude each other."""
+
+_REFINEMENTS = ("versus", "mask", "everywhere")
+"""Options that refine one --target."""
 
 
 def _mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess | None) -> np.ndarray:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Sequence
+from inspect import isfunction
 from typing import Any, SupportsIndex, TypeAlias, cast
 
 import torch
@@ -72,15 +73,13 @@ __all__ = [
     "top",
 ]
 
-Labels: TypeAlias = "Sequence[str] | None"
 TargetLike: TypeAlias = "int | str | Target | TargetFunction"
-
-_MAKERS = (above, box, contrast, direction, each, finer, segment, similar_to, top)
-"""The functions that make targets; passing one of them instead of its result is a common mistake."""
 
 
 def as_targets(
-    target: TargetLike | Sequence[TargetLike] | None, labels: Labels = None, activation: Activation | None = None
+    target: TargetLike | Sequence[TargetLike] | None,
+    labels: Sequence[str] | None = None,
+    activation: Activation | None = None,
 ) -> list[Target]:
     """Turn the ``target`` argument of ``explain`` into a list of targets.
 
@@ -118,7 +117,7 @@ def _single(target: Any, labels: tuple[str, ...] | None) -> Target:
     if not isinstance(target, bool) and is_one_number:
         with contextlib.suppress(TypeError):
             return ClassTarget(operator.index(cast("SupportsIndex", target)))
-    if any(target is maker for maker in _MAKERS):
+    if isfunction(target) and target is globals().get(target.__name__):  # a common mistake
         raise TargetError(
             f"target is the function {target.__name__}; call it to get a target, as in {target.__name__}(...)"
         )

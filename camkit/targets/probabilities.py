@@ -65,8 +65,8 @@ def given_probabilities(scores: Float[Tensor, "n k *cells"]) -> Float[Tensor, "n
     return values.exp() if node.name().startswith("Log") else values
 
 
-Kind: TypeAlias = Literal["logit", "probability", "log-probability", "percentage"]
-PLURAL: dict[Kind, str] = {
+ScoreKind: TypeAlias = Literal["logit", "probability", "log-probability", "percentage"]
+PLURAL: dict[ScoreKind, str] = {
     "logit": "logits",
     "probability": "probabilities",
     "log-probability": "log-probabilities",
@@ -74,7 +74,7 @@ PLURAL: dict[Kind, str] = {
 }
 
 
-def kind_of(scores: Float[Tensor, "n k *cells"]) -> Kind:
+def kind_of(scores: Float[Tensor, "n k *cells"]) -> ScoreKind:
     """Return what kind of numbers class scores are."""
     node, values = final_activation(scores), scores.detach()
     if sum_to(_PERCENT, values):
