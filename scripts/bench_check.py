@@ -25,7 +25,7 @@ from PIL import Image
 from torchvision.models import get_model
 
 from camkit.background.cost import estimate_cost
-from camkit.background.heat import heat_pass, heat_rows
+from camkit.background.heat import Heat
 from camkit.background.journal import Journal
 from camkit.background.plan import Plan
 from camkit.background.run import finish_check, plan_check
@@ -102,10 +102,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = write_scenes(Path(folder), options.pictures)
         plan = plan_check(seeded(options.model), data, config={"check": {"pastes": 1}})
-        ratios = []
+        explainer, ratios = Heat(plan), []
         for number in range(options.rounds + 1):
             plain = timed(lambda: classify(plan))
-            heat = timed(lambda: heat_pass(plan, Journal(None, "", resume=False), silent, heat_rows))
+            heat = timed(lambda: explainer.run(Journal(None, "", resume=False), silent, explainer.rows))
             if number:  # the first round chooses the layer and warms up
                 ratios.append(heat / plain)
                 print(f"round {number}: plain {plain:.1f} s, heat {heat:.1f} s, {heat / plain:.2f}", flush=True)

@@ -21,7 +21,7 @@ from lab_run import write_between
 from scipy import stats
 from simulate_check import FILLS, LIMITS, RESAMPLES, Scenario, _edit_numbers, design_of
 
-from camkit.background.kinds import Kind, PastedAnswer, measure_kinds
+from camkit.background.deep.kinds import Kind, PastedAnswer, measure_kinds
 
 MARK = "simulate_kinds"
 
@@ -98,7 +98,7 @@ def simulate(scenario: KindScenario, seed: int) -> Outcome:
         for number, lent, answer in zip(shown.tolist(), behind.tolist(), right.tolist(), strict=True)
     ]  # fmt: skip
     all_kinds = [Kind(f"kind {number}", f"class {number}", 1.0, 0, ()) for number in range(scenario.kinds)]
-    found = measure_kinds("place", all_kinds, answers, LIMITS.gap, LIMITS.alpha, seed, resamples=RESAMPLES)
+    found = measure_kinds(all_kinds, answers, LIMITS.gap, LIMITS.alpha, seed, resamples=RESAMPLES)
     worst = found.worst
     named = worst is not None and (worst.label, worst.kind) == (f"class {BAD_CLASS}", f"kind {BAD_KIND}")
     return Outcome(found.significant, named)

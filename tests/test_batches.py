@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import camkit
-from camkit.background.answers import answer_batch
 from camkit.background.plan import Plan
 from camkit.engine.batches import keeps_pictures_apart
 from camkit.engine.record import ModelRecord
@@ -308,10 +307,11 @@ def test_the_check_judges_each_picture_alone(kind: type[Apart]) -> None:
     plan = Mock(spec=Plan)
     plan.model, plan.settings, plan.memory = Mock(module=net), Mock(), ModelMemory(net)
     plan.settings.check.precision = "fp32"
-    found = answer_batch(plan, batch, [(CLASS,)] * len(batch))
+    plan.matched = Mock(indices={"cat": (CLASS,)})
+    found = Plan.answer(plan, batch, ["cat"] * len(batch))
     with torch.no_grad():
         shares = [float(net(image[None])[0].softmax(0)[CLASS]) for image in batch]
-    assert [answer["share"] for answer in found] == pytest.approx(shares, rel=1e-5)
+    assert [answer.share for answer in found] == pytest.approx(shares, rel=1e-5)
 
 
 def count_passes(net: nn.Module) -> list[int]:

@@ -13,10 +13,10 @@ import camkit
 from camkit.background import edits
 from camkit.background.edits import BLUR
 from camkit.background.evidence import ceiling, energies, headroom, heat_in_cells, measure
-from camkit.background.experiment import MOST_CANDIDATES, OTHER, SAME, EditName, draw_partners
+from camkit.background.experiment import MOST_CANDIDATES, draw_partners
 from camkit.background.render import widened_boxes
 from camkit.background.run import plan_check
-from camkit.background.trial import Loader, list_edits, partners_of
+from camkit.background.trial import Trial
 from camkit.background.values import Item, ObjectAnnotation
 from camkit.engine.heatmap import to_heatmap
 from camkit.types import Box, Placement
@@ -304,13 +304,12 @@ def test_the_background_serves_in_which_the_least_remains_filled(tmp_path):
     plan = plan_check(
         model, tmp_path / "images", regions=tmp_path / "masks", preprocess=tensor_of, labels=["a", "b"]
     )  # fmt: skip
-    load, partners = Loader(plan), partners_of(plan)
+    trial = Trial(plan)
 
     hidden: list[bool] = []
     for item in plan.sample:
-        names = [EditName.of(name) for name, _ in list_edits(plan, item, partners[item], 2, load)]
-        for arm in (SAME, OTHER):
-            served = [name.background for name in names if (name.arm, name.fill) == (arm, BLUR)]
+        for arm in ("same", "other"):
+            served = [edit.lender for edit in trial.edits(item, 2) if (edit.arm, edit.fill) == (arm, BLUR)]
             assert len(set(served)) == 2
             own = int(Path(item.name).stem) < 10
             hidden += [(int(Path(name).stem) < 10) == own for name in served]  # by a disc at the same place

@@ -10,7 +10,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 import camkit
-from camkit.background.hints import MirrorTest, compare_mirrored, hints
+from camkit.background.deep.hints import MirrorTest, compare_mirrored, hints
 from camkit.background.journal import packed
 from camkit.background.values import Item
 from camkit.demo.scenes import write_scenes

@@ -12,9 +12,7 @@ from PIL import Image
 from torch import nn
 
 import camkit
-from camkit.background.clusters import cluster, principal_components, silhouettes
-from camkit.background.kinds import Kind, PastedAnswer, measure_kinds
-from camkit.background.plan import fingerprint
+from camkit.background.deep.kinds import Kind, PastedAnswer, measure_kinds
 from camkit.background.run import plan_check
 
 SIDE, PER_KIND = 32, 12
@@ -115,7 +113,6 @@ def test_answers_of_nan_to_edits_are_counted_in_a_warning(folder):
 def test_the_worst_pair_is_the_one_that_was_built_in(misled):
     worst = misled.kinds.worst
 
-    assert misled.kinds.source == "place"
     assert (worst.label, worst.kind, worst.right) == ("a", "red", 0)
     assert worst.elsewhere == 1
     assert misled.kinds.significant
@@ -132,21 +129,10 @@ def test_the_gap_does_not_see_it_and_the_reasons_of_the_class_do(misled):
     assert all("on red" not in reason.text for reason in misled.judged["b"].reasons)
 
 
-def test_the_features_of_the_model_divide_the_backgrounds_by_their_colour(folder, misled):
+def test_there_are_no_kinds_if_the_data_names_no_place(folder):
     result = checked(folder, ReadsDisc(misled=True), place=False)
-    lines = (folder / "images" / "pictures.csv").read_text().splitlines()
-    places = {row["path"]: row["place"] for row in csv.DictReader(lines)}
 
-    assert result.kinds.source == "features"
-    assert len(result.kinds.kinds) == 2
-    for kind in result.kinds.kinds:
-        assert len({places[name] for name in kind.examples}) == 1
-    worst = result.kinds.worst
-    assert places[result.kinds.of(worst.kind).examples[0]] == "red"
-    assert (worst.label, worst.right, worst.shown) == ("a", 0, misled.kinds.worst.shown)
-    assert result.kinds.significant
-    assert result.kinds.warnings == {}  # they do not count for the verdict
-    assert worst.kind not in " ".join(reason.text for reason in result.judged["a"].reasons)
+    assert result.kinds is None
 
 
 def test_a_model_that_does_not_use_backgrounds_gets_no_warning(folder):
@@ -196,7 +182,7 @@ def test_the_place_changes_the_hash_of_the_data(folder):
     )
     moved = tuple(replace(item, place=f"{item.place}, at night") for item in plan.data.items)
 
-    assert fingerprint(plan)["data"] != fingerprint(replace(plan, data=replace(plan.data, items=moved)))["data"]
+    assert plan.fingerprint()["data"] != replace(plan, data=replace(plan.data, items=moved)).fingerprint()["data"]
 
 
 # Measures
@@ -218,7 +204,7 @@ KINDS = [Kind(name, label, 1.0, 40, ()) for name, label in (("x", "a"), ("y", "b
 
 
 def test_a_pair_is_compared_with_the_same_class_on_the_other_kinds():
-    found = measure_kinds("place", KINDS, answers_of({("b", "x"): 0.5}), 0.1, 0.05, 0)
+    found = measure_kinds(KINDS, answers_of({("b", "x"): 0.5}), 0.1, 0.05, 0)
 
     assert (found.worst.label, found.worst.kind) == ("b", "x")
     assert found.significant
@@ -229,17 +215,16 @@ def test_a_pair_is_compared_with_the_same_class_on_the_other_kinds():
 
 def test_every_class_that_is_bad_on_a_place_warns():
     answers = answers_of({("a", "y"): 0.5, ("b", "x"): 0.3})
-    found = measure_kinds("place", KINDS, answers, 0.1, 0.05, 0)
+    found = measure_kinds(KINDS, answers, 0.1, 0.05, 0)
 
     assert [(pair.label, pair.kind) for pair in found.bad] == [("b", "x"), ("a", "y")]
     assert found.worst == found.bad[0]
     assert found.warnings.keys() == {"a", "b"}
-    assert "of its objects on y" in found.warnings["a"]
-    assert measure_kinds("features", KINDS, answers, 0.1, 0.05, 0).warnings == {}
+    assert "of its objects on y" in found.warnings["a"][0].text
 
 
 def test_a_class_that_is_hard_everywhere_is_not_significant():
-    found = measure_kinds("place", KINDS, answers_of({("b", "x"): 0.5, ("b", "y"): 0.5}), 0.1, 0.05, 0)
+    found = measure_kinds(KINDS, answers_of({("b", "x"): 0.5, ("b", "y"): 0.5}), 0.1, 0.05, 0)
 
     assert not found.significant
 
@@ -247,14 +232,14 @@ def test_a_class_that_is_hard_everywhere_is_not_significant():
 def test_a_small_loss_is_no_warning_however_sure():
     sure = answers_of({("b", "x"): 0.95, ("b", "y"): 1.0}, objects=3000)
 
-    assert not measure_kinds("place", KINDS, sure, 0.1, 0.05, 0, resamples=500).significant
+    assert not measure_kinds(KINDS, sure, 0.1, 0.05, 0, resamples=500).significant
 
 
 def test_classes_that_are_waived_and_kinds_with_few_objects_are_not_tested():
     bad = {("b", "x"): 0.2}
 
-    assert not measure_kinds("place", KINDS, answers_of(bad), 0.1, 0.05, 0, without=["b"]).significant
-    few = measure_kinds("place", KINDS, answers_of(bad, objects=14), 0.1, 0.05, 0)
+    assert not measure_kinds(KINDS, answers_of(bad), 0.1, 0.05, 0, without=["b"]).significant
+    few = measure_kinds(KINDS, answers_of(bad, objects=14), 0.1, 0.05, 0)
     assert few.worst is None
     assert few.pairs
 
@@ -264,7 +249,7 @@ def test_answers_that_follow_the_kind_are_counted():
         return PastedAnswer(f"{number}", "a", f"{number}", f"{number}", f"{number}", kind, named == "a", named)
 
     named = [("y", "b")] * 3 + [("y", "c")] + [("y", "a")] * 5 + [("x", "c")] * 3 + [("x", "b")]
-    found = measure_kinds("place", KINDS, [answer(n, *pair) for n, pair in enumerate(named)], 0.1, 0.05, 0)
+    found = measure_kinds(KINDS, [answer(n, *pair) for n, pair in enumerate(named)], 0.1, 0.05, 0)
 
     kind = found.of("y")
     assert (kind.wrong, kind.followed, kind.chance) == (4, 3, 0.25)
@@ -278,58 +263,8 @@ def test_nothing_is_said_of_answers_that_follow_a_kind_no_more_than_they_do_else
         return PastedAnswer(f"{number}", "a", f"{number}", f"{number}", f"{number}", kind, named == "a", named)
 
     named = [("y", "b")] * 4 + [("y", "a")] * 5 + [("x", "b")] * 3 + [("x", "a")] * 5  # of two classes
-    found = measure_kinds("place", KINDS, [answer(n, *pair) for n, pair in enumerate(named)], 0.1, 0.05, 0)
+    found = measure_kinds(KINDS, [answer(n, *pair) for n, pair in enumerate(named)], 0.1, 0.05, 0)
 
     kind = found.of("y")
     assert (kind.wrong, kind.followed, kind.chance) == (4, 4, 1.0)
     assert kind.followed_in_words == ""
-
-
-# Clusters
-
-
-def blobs(centres, each, spread, seed=0):
-    rng = np.random.default_rng(seed)
-    return np.concatenate([centre + spread * rng.standard_normal((each, len(centre))) for centre in np.array(centres)])
-
-
-def test_clusters_that_lie_apart_are_found():
-    points = blobs([(0, 0, 0), (6, 0, 0), (0, 6, 0)], 30, 0.5)
-    labels = cluster(principal_components(points), 10, 0)
-
-    assert [len(set(labels[start : start + 30].tolist())) for start in (0, 30, 60)] == [1, 1, 1]
-    assert len(set(labels.tolist())) == 3
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_points_without_clusters_are_of_one_kind(seed):
-    points = blobs([(0.0,) * 12], 150, np.array([5.0, 2.0, *[1.0] * 10]), seed)
-
-    assert cluster(principal_components(points), 10, 0) is None
-
-
-def test_a_kind_needs_enough_pictures():
-    points = blobs([(0, 0), (9, 9)], 30, 0.1)
-
-    assert cluster(points[:35], 10, 0) is None
-    assert cluster(points[:8], 10, 0) is None
-    assert cluster(points, 10, 0) is not None
-
-
-def test_many_pictures_join_the_kinds_of_some():
-    labels = cluster(blobs([(0, 0), (9, 9)], 600, 0.5), 10, 0)
-
-    assert len(labels) == 1200
-    assert len(set(labels[:600].tolist())) == len(set(labels[600:].tolist())) == 1
-
-
-def test_silhouettes_equal_their_definition():
-    points, labels = blobs([(0, 0), (2, 0), (0, 3)], 6, 1.0), np.repeat([0, 1, 2], 6)
-    distances = np.linalg.norm(points[:, None] - points, axis=2)
-    expected = []
-    for i in range(18):
-        mean = [np.mean([distances[i, j] for j in range(18) if labels[j] == k and j != i]) for k in range(3)]
-        within, beside = mean[labels[i]], min(mean[k] for k in range(3) if k != labels[i])
-        expected.append((beside - within) / max(within, beside))
-
-    np.testing.assert_allclose(silhouettes(distances, labels), expected)

@@ -5,7 +5,7 @@ import pytest
 
 from camkit.background.measures import OVERALL, ImageRow
 from camkit.background.measuring import measure_all
-from camkit.background.reasons import BAD_KIND, Reason
+from camkit.background.reasons import Reason
 from camkit.background.verdict import judge, worst_first
 from camkit.config.settings import LimitsSection
 
@@ -60,7 +60,7 @@ def test_a_model_that_needs_its_objects_passes():
 
 def test_a_bad_kind_of_background_warns_of_its_class_and_never_fails():
     sentence = "right for 0.40 of its objects on sand, and for 0.90 on the other places"
-    warning = {"dog": [Reason(BAD_KIND, sentence)]}
+    warning = {"dog": [Reason("less accurate on one place", sentence)]}
     found, without = judged(clean(), warnings=warning), judged(clean())
 
     assert [found[name].verdict for name in ("cat", "dog", "fox", OVERALL)] == ["PASS", "WARN", "PASS", "WARN"]

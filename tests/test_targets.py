@@ -587,9 +587,9 @@ def test_the_check_takes_probabilities_as_they_are():
 
     answers = answers_of(shares, [(0,), (1, 2)])
 
-    assert [answer["share"] for answer in answers] == pytest.approx([0.997, 0.9], abs=1e-6)
-    assert answers_of(shares * 100, [(0,), (1, 2)])[1]["share"] == pytest.approx(0.9, abs=1e-6)
-    assert answers_of(shares.log(), [(0,), (1, 2)])[0]["share"] == pytest.approx(0.997, abs=1e-6)
+    assert [answer.share for answer in answers] == pytest.approx([0.997, 0.9], abs=1e-6)
+    assert answers_of(shares * 100, [(0,), (1, 2)])[1].share == pytest.approx(0.9, abs=1e-6)
+    assert answers_of(shares.log(), [(0,), (1, 2)])[0].share == pytest.approx(0.997, abs=1e-6)
 
 
 class ModelOutput(OrderedDict):

@@ -8,35 +8,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.background.experiment import Answer
-from camkit.background.plan import Plan
+from camkit.background.experiment import NO_ANSWER, Answer
 from camkit.background.values import Item
 from camkit.engine.interrupts import interruptible
-from camkit.engine.passes import faster_format, quiet_pass
+from camkit.engine.passes import quiet_pass
 from camkit.errors import CamkitError, InputError
 from camkit.images.prepare import prepare
 from camkit.models import device_of, dtype_of
 from camkit.models.loaded import LoadedModel
 from camkit.targets import logits_of
 from camkit.targets.probabilities import WHOLES, rows_that_sum_to
-
-NO_ANSWER = -1
-"""The output that stands for logits with NaN or infinity."""
-
-
-def answer_batch(plan: Plan, batch: Tensor, classes: Sequence[tuple[int, ...]]) -> list[Answer]:
-    """Classify a batch of edits; ``classes`` has, for each edit, the outputs of its picture's class."""
-    module = plan.model.module
-    device = device_of(module)
-    precision = plan.settings.check.precision
-    inputs = batch.to(device, dtype_of(module))
-    plan.memory.refresh()
-    inputs = inputs.to(memory_format=faster_format(module, inputs, precision, plan.memory.answers_alike))
-    logits: list[Tensor] = []
-    for part in inputs.split(len(inputs) if plan.memory.keeps_pictures_apart(inputs, len(inputs)) else 1):
-        with quiet_pass(module, device, precision, plan.memory.record), interruptible():
-            logits.append(logits_of(module(part), len(part)).float().cpu())
-    return answers_of(torch.cat(logits), classes)
 
 
 def answers_of(logits: Float[Tensor, "n outputs"], classes: Sequence[tuple[int, ...]]) -> list[Answer]:
@@ -52,10 +33,7 @@ def answers_of(logits: Float[Tensor, "n outputs"], classes: Sequence[tuple[int, 
     shares = (_probabilities(logits) * own).sum(1).where(finite, 0.0)
     best_own, best_other = (logits.masked_fill(~of, float("-inf")).amax(1) for of in (own, ~own))
     margins = (best_own - best_other).where(finite, 0.0)
-    return [
-        {"answer": answer, "share": share, "margin": margin}
-        for answer, share, margin in zip(named.tolist(), shares.tolist(), margins.tolist(), strict=True)
-    ]
+    return [Answer(*values) for values in zip(named.tolist(), shares.tolist(), margins.tolist(), strict=True)]
 
 
 def _probabilities(logits: Float[Tensor, "n outputs"]) -> Float[Tensor, "n outputs"]:

@@ -6,27 +6,29 @@ plan -> heat of every picture -> sanity -> the experiment on a sample -> rows ->
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from camkit.background.answers import NO_ANSWER
+from camkit.background import deep
 from camkit.background.baseline import Change
 from camkit.background.classes import question_order
-from camkit.background.heat import heat_pass
-from camkit.background.hints import hints
+from camkit.background.deep.analysis import Finding, Material
+from camkit.background.deep.kinds import Kinds
+from camkit.background.deep.shortcuts import Shortcut, Shortcuts
+from camkit.background.experiment import NO_ANSWER, Answers
+from camkit.background.heat import Heat
 from camkit.background.journal import EDITS, HEAT, Journal, Row
-from camkit.background.kinds import Kinds, find_kinds
 from camkit.background.measures import OVERALL, ImageRow, Measures
 from camkit.background.measuring import measure_all
 from camkit.background.passes import Passes
 from camkit.background.plan import Plan
-from camkit.background.reasons import BAD_KIND, Reason
+from camkit.background.reasons import Reason
 from camkit.background.rows import image_rows
 from camkit.background.sanity import Sanity, check_sanity
-from camkit.background.shortcuts import Shortcut, find_shortcuts
-from camkit.background.trial import Loader, run_experiment
+from camkit.background.trial import Trial, answers_in
 from camkit.background.values import Inconclusive, Item, Progress, Run
 from camkit.background.verdict import Judgement, judge, worst_first
 from camkit.errors import InputError, RunError, printable
@@ -54,8 +56,7 @@ class CheckResult:
         run: when and how the check was run.
         inconclusive: whether INCONCLUSIVE counts as a failure ("fail") or as a "pass", also for the classes in
             the JUnit XML.
-        kinds: the accuracy of each class on each kind of background; None without regions.
-        shortcuts: what the model uses in the backgrounds of its worst classes, if the verdict is FAIL or WARN.
+        findings: what the optional analyses found, by name.
     """
 
     reasons: tuple[str, ...]
@@ -74,8 +75,7 @@ class CheckResult:
     report: Path | None = None
     change: Change | None = None
     inconclusive: Inconclusive = "fail"
-    shortcuts: tuple[Shortcut, ...] = ()
-    kinds: Kinds | None = None
+    findings: Mapping[str, Finding] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return one line with the verdict and the first reason."""
@@ -98,6 +98,18 @@ class CheckResult:
     def verdict(self) -> str:
         """The verdict on the model."""
         return self.judged[OVERALL].verdict
+
+    @property
+    def kinds(self) -> Kinds | None:
+        """The accuracy of each class on each place that the data names; None if it names none."""
+        found = self.findings.get("kinds")
+        return found if isinstance(found, Kinds) else None
+
+    @property
+    def shortcuts(self) -> tuple[Shortcut, ...]:
+        """What the model uses in the backgrounds of its worst classes, if the verdict is FAIL or WARN."""
+        found = self.findings.get("shortcuts")
+        return found.found if isinstance(found, Shortcuts) else ()
 
     def assert_ok(self, *, inconclusive: Inconclusive | None = None) -> None:
         """Do nothing if the model may ship, and raise otherwise; for tests.
@@ -145,8 +157,12 @@ class CheckResult:
         return next(iter(worst_first(deciding)), OVERALL)
 
 
-def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str], passes: Passes) -> CheckResult:
-    """Run the check. Rows that the journal already holds are not computed again; ``passes`` computes the others.
+def run_check(
+    plan: Plan, journal: Journal, progress: Progress, hashes: dict[str, str], passes: Passes | None = None
+) -> CheckResult:
+    """Run the check. Rows that the journal already holds are not computed again.
+
+    ``passes`` computes the others; None computes them in this process.
 
     Raises:
         InputError: the preprocessing is not known, the model's output is not a classifier's, or no picture can be used.
@@ -155,25 +171,21 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
     """
     if plan.model.preprocess is None:
         raise InputError("the preprocessing of this model is not known; pass preprocess=...")
-    heat_pass(plan, journal, progress, passes.heat)
+    explainer, trial = Heat(plan), Trial(plan)
+    passes = passes or Passes(explainer.rows, trial.rows)
+    explainer.run(journal, progress, passes.heat)
     all_heat = _in_order(journal.rows(HEAT), plan.data.items)
     heat = _usable(all_heat)
     progress("sanity", 0, 1)
-    sanity = check_sanity(
-        plan.model,
-        [item for item in plan.data.items if item.name in heat],
-        plan.matched,
-        plan.settings,
-        mirror=not plan.with_regions,
-    )
-    load = Loader(plan)
-    run_experiment(plan, journal, progress, lambda item: item.name in heat, passes.edits, load)
+    sanity = check_sanity(plan, [item for item in plan.data.items if item.name in heat])
+    trial.run(journal, progress, lambda item: item.name in heat, passes.edits)
     progress("measures", 0, 1)
-    answers = _in_order(journal.rows(EDITS), plan.sample)
+    answers = {name: answers_in(row) for name, row in _in_order(journal.rows(EDITS), plan.sample).items()}
     rows = image_rows(plan, heat, answers)
-    kinds = find_kinds(plan, answers, load, plan.settings.waived(plan.today))
-    measures, judged = _judge(plan, rows, heat, sanity, kinds)
-    shortcuts = find_shortcuts(plan, _suspects(judged), load)
+    material = Material(trial, heat, answers, sanity.mirrored)
+    warning = _found(deep.BEFORE_THE_VERDICT, material)
+    measures, judged = _judge(plan, rows, sanity, warning.values())
+    explaining = _found(deep.AFTER_THE_VERDICT, replace(material, suspects=_suspects(judged)))
     first = next(iter(heat.values()))
     return CheckResult(
         reasons=tuple(reason.text for reason in judged[OVERALL].reasons),
@@ -188,9 +200,14 @@ def run_check(plan: Plan, journal: Journal, progress: Progress, hashes: dict[str
         layer_reason=first["layer_reason"],
         hashes=hashes,
         warnings=_warnings(plan, all_heat, answers, measures[OVERALL].room),
-        shortcuts=shortcuts,
-        kinds=kinds,
+        findings={**explaining, **warning},
     )
+
+
+def _found(analyses: Mapping[str, deep.Analysis], material: Material) -> dict[str, Finding]:
+    """Return what analyses found."""
+    found = {name: analyse(material) for name, analyse in analyses.items()}
+    return {name: finding for name, finding in found.items() if finding is not None}
 
 
 def _suspects(judged: Mapping[str, Judgement]) -> list[str]:
@@ -228,7 +245,7 @@ def _usable(heat: Mapping[str, Row]) -> dict[str, Row]:
 
 
 def _judge(
-    plan: Plan, rows: list[ImageRow], heat: Mapping[str, Row], sanity: Sanity, kinds: Kinds | None
+    plan: Plan, rows: list[ImageRow], sanity: Sanity, findings: Iterable[Finding]
 ) -> tuple[dict[str, Measures], dict[str, Judgement]]:
     """Measure and judge every class and the model."""
     settings = plan.settings
@@ -236,10 +253,10 @@ def _judge(
     waived = {name: f"{waiver.reason} (until {waiver.expires})" for name, waiver in waivers.items()}
     exempt = {name: "expect = any" for name in plan.data.classes if settings.expects_anything(name)}
     measures = measure_all(rows, settings.limits, settings.check.seed, {*waived, *exempt}, plan.data.classes)
-    warnings = {} if kinds is None else {name: [Reason(BAD_KIND, text)] for name, text in kinds.warnings.items()}
-    if not plan.with_regions:
-        found = hints(plan.data.items, heat, sanity.mirrored, settings.check.seed)
-        warnings[OVERALL] = [Reason(hint, hint) for hint in found]
+    warnings: dict[str, list[Reason]] = defaultdict(list)
+    for finding in findings:
+        for name, reasons in finding.warnings.items():
+            warnings[name] += reasons
     judged = judge(
         measures,
         settings.limits,
@@ -254,7 +271,7 @@ def _judge(
 
 
 def _warnings(
-    plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row], headroom: float | None
+    plan: Plan, heat: Mapping[str, Row], answers: Mapping[str, Answers], headroom: float | None
 ) -> tuple[str, ...]:
     """Return what the reader should know about the data and the config."""
     answered = [(item.label, heat[item.name]["answer"]) for item in plan.data.items if "answer" in heat[item.name]]
@@ -269,11 +286,11 @@ def _warnings(
     cropped = sum(bool(row.get("cropped")) for row in heat.values())
     if cropped:
         warnings.append(f"in {cropped} pictures the object lies outside the part that the model sees")
-    answers = [answer["answer"] for row in edited.values() for answer in row["answers"].values()]
-    broken = answers.count(NO_ANSWER)
+    named = [answer.output for of_picture in answers.values() for answer in of_picture.values()]
+    broken = named.count(NO_ANSWER)
     if broken:
         warnings.append(
-            f"the model answers NaN or infinity to {broken} of {len(answers)} edits; these answers count as wrong, so "
+            f"the model answers NaN or infinity to {broken} of {len(named)} edits; these answers count as wrong, so "
             "an effect may come from them rather than from the backgrounds"
         )
     if headroom is not None and headroom < plan.settings.limits.least_room:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from camkit.background.heat import heat_rows
+from camkit.background.heat import Heat
 from camkit.background.journal import EDITS, HEAT
 from camkit.background.plan import Plan
 from camkit.background.sanity import SANITY_PICTURES
-from camkit.background.trial import WORKERS, Loader, edit_rows
+from camkit.background.trial import WORKERS, Trial
 from camkit.kit.statistics import bootstrap_sums
 from camkit.models import device_of
 
@@ -30,10 +30,6 @@ _SANITY_PASSES = 3
 
 _RESAMPLINGS = 6
 """Computing the measures, for all classes and for each class, takes about as long as this many bootstraps."""
-
-_KINDS = 0.06
-"""Finding kinds of backgrounds loads each picture of the experiment again, removes its objects and runs the model once.
-On 300 photos with EfficientNet-Lite0 this took 0.03 to 0.08 of the experiment's time."""
 
 _REPORT_SECONDS = 1.0
 """Time to write the reports."""
@@ -73,18 +69,18 @@ def estimate_cost(plan: Plan, done: Mapping[str, int] | None = None, workers: in
         workers: how many processes share the heat and the experiment; each is taken to be as fast as this one.
     """
     done = done or {}
-    items, sample = plan.data.items, plan.sample
+    items, sample, heat = plan.data.items, plan.sample, Heat(plan)
     on_gpu = device_of(plan.model.module).type == "cuda"
     few = items[: plan.batch_size if on_gpu else _HEAT_PICTURES]
-    first_pass = _seconds(lambda: list(heat_rows(plan, few)))
-    per_heat = _seconds(lambda: list(heat_rows(plan, few))) / max(1, len(few))
+    first_pass = _seconds(lambda: list(heat.rows(few)))
+    per_heat = _seconds(lambda: list(heat.rows(few))) / max(1, len(few))
     trials = sample[:: max(1, len(sample) // _TRIAL_PICTURES)][:_TRIAL_PICTURES]
     per_trial = 0.0
     if trials:
-        load, again = Loader(plan), Loader(plan)
-        list(edit_rows(plan, trials, load))  # loads the pictures' partners, which serve many others too
-        loading = _seconds(lambda: [again(item) for item in trials]) / WORKERS
-        per_trial = (_seconds(lambda: list(edit_rows(plan, trials, load))) + loading) / len(trials)
+        trial, again = Trial(plan), Trial(plan)
+        list(trial.rows(trials))  # loads the pictures' partners, which serve many others too
+        loading = _seconds(lambda: [again.load(item) for item in trials]) / WORKERS
+        per_trial = (_seconds(lambda: list(trial.rows(trials))) + loading) / len(trials)
     rows = max(1, len(items))
     resampling = _seconds(lambda: bootstrap_sums(np.ones((rows, 3)), np.arange(rows), [0]))
     return Cost(
@@ -92,10 +88,7 @@ def estimate_cost(plan: Plan, done: Mapping[str, int] | None = None, workers: in
         sanity=_SANITY_PASSES * per_heat * min(SANITY_PICTURES, len(items))
         + max(0.0, first_pass - len(few) * per_heat),
         experiment=per_trial * max(0, len(sample) - done.get(EDITS, 0)) / workers,
-        measures=_KINDS * per_trial * len(sample)
-        + _RESAMPLINGS * resampling
-        + _STRIPS * (per_heat + per_trial / 2)
-        + _REPORT_SECONDS,
+        measures=_RESAMPLINGS * resampling + _STRIPS * (per_heat + per_trial / 2) + _REPORT_SECONDS,
     )
 
 

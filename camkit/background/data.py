@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from PIL import Image
 
 from camkit.background.regions import find_regions, find_unread, holds_photographs, is_mask, read_regions
-from camkit.background.regions.boxes import find_columns
+from camkit.background.regions.boxes import find_columns, header_of
 from camkit.background.values import Annotations, Dataset, Item, ObjectAnnotation
 from camkit.config.settings import normalize_name
 from camkit.errors import ImageError, InputError, did_you_mean
@@ -329,15 +329,12 @@ def _pictures_in(folder: Path, skip: Path | None = None) -> list[Path]:
 
 def _find_table(folder: Path) -> Path | None:
     """Return the first CSV of a folder that has the columns path and label."""
-    for file in files_in(folder, [".csv"], deep=False):
-        try:
-            with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
-                header = next(csv.reader(lines), [])
-        except (OSError, csv.Error):
-            continue
-        if {"path", "label"} <= find_columns(header, _COLUMNS).keys():
-            return file
-    return None
+    tables = (
+        file
+        for file in files_in(folder, [".csv"], deep=False)
+        if {"path", "label"} <= find_columns(header_of(file), _COLUMNS).keys()
+    )
+    return next(tables, None)
 
 
 def _label_by_table(file: Path, group: str | None) -> _Labelled:

@@ -5,10 +5,6 @@ of the whole picture are exchanged for the statistics of a picture of its own cl
 With regions, the object is pasted on backgrounds of its own class and of other classes, the object is removed, either
 part is smoothed, and noise is added to either part. Without regions, the outer ring is exchanged for the ring of a
 picture of its own class or of another class, and the middle is made grey.
-
-Edits are named ``same.FILL.NUMBER.NAME`` and ``other.FILL.NUMBER.NAME``, where NAME is the picture that lends its
-background; ``same-cue.CUE.0.NAME`` and ``other-cue.CUE.0.NAME``, where NAME lends the value of a statistic;
-``removed.FILL``; ``edited.WHAT``; and ``noise.WHAT``.
 """
 
 from __future__ import annotations
@@ -16,9 +12,9 @@ from __future__ import annotations
 import functools
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -33,11 +29,60 @@ from camkit.images.quality import LOSSLESS
 from camkit.images.regions import Shades
 from camkit.kit.statistics import MIN_GROUPS
 
-SAME, OTHER, REMOVED = "same", "other", "removed"
-SAME_CUE, OTHER_CUE = "same-cue", "other-cue"
-EDITED_OBJECT, EDITED_BACKGROUND = "edited.object", "edited.background"
-NOISY_OBJECT, NOISY_BACKGROUND = "noise.object", "noise.background"
-"""The first parts of the edits' names, and the whole names of edits without further parts."""
+Arm: TypeAlias = Literal[
+    "same",
+    "other",
+    "same-cue",
+    "other-cue",
+    "removed",
+    "smooth-object",
+    "smooth-background",
+    "noisy-object",
+    "noisy-background",
+]
+"""What an edit does: paste the object on a background of its own class or of another class, or exchange the outer ring;
+exchange a statistic with a picture of its own class or of another class; remove the object; smooth either part, or add
+noise to it."""
+
+
+class Edit(NamedTuple):
+    """An edit of a picture.
+
+    Attributes:
+        arm: what the edit does.
+        fill: how holes are filled, or RING; for an exchanged statistic, its name.
+        lender: the picture that lends its background or its statistic.
+    """
+
+    arm: Arm
+    fill: str = ""
+    lender: str = ""
+
+
+MakeEdit: TypeAlias = Callable[[], Float[Tensor, "c h w"] | None]
+"""Makes an edited picture; None if the edit is not possible."""
+
+Edits: TypeAlias = dict[Edit, MakeEdit]
+
+
+class Answer(NamedTuple):
+    """The model's answer to one picture.
+
+    Attributes:
+        output: the output with the highest logit; NO_ANSWER for logits with NaN or infinity.
+        share: the probability of the picture's own class.
+        margin: the best logit of that class minus the best logit of all others.
+    """
+
+    output: int
+    share: float
+    margin: float
+
+
+NO_ANSWER = -1
+"""The output that stands for logits with NaN or infinity."""
+
+Answers: TypeAlias = dict[Edit, Answer]
 
 NOISE = 0.25
 """Standard deviation of the noise, as a share of the distance from black to white (Moayeri et al. 2022)."""
@@ -235,89 +280,60 @@ def own_generator(name: str, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode(errors="surrogateescape"))])
 
 
-Edit = tuple[str, Callable[[], Float[Tensor, "c h w"] | None]]
-"""An edit's name, and the function that makes it; the function returns None if the edit is not possible."""
+Backgrounds: TypeAlias = Mapping[str, PreparedPicture]
+"""The pictures that lend their background or their statistics, by name."""
 
 
-Background = tuple[str, PreparedPicture]
-"""A partner's name and its picture."""
-
-
-def region_edits(
-    picture: PreparedPicture, same: Sequence[Background], other: Sequence[Background], seed: int
-) -> list[Edit]:
+def region_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds, seed: int) -> Edits:
     """List the edits of a picture whose object's region is known. ``seed`` belongs to this picture."""
     assert picture.region is not None
-    listed: list[Edit] = []
+    listed: Edits = {}
     for fill in edits.FILLS:
-        for arm, backgrounds in ((SAME, same), (OTHER, other)):
-            for number, (partner, background) in enumerate(backgrounds):
-                name = f"{arm}.{fill}.{number}.{partner}"
-                listed.append((name, functools.partial(_paste_on, picture, background, fill)))
+        for edit, background in _lent(fill, ("same", same), ("other", other)):
+            listed[edit] = functools.partial(_paste_on, picture, background, fill)
         if picture.can_lose_boxes:
-            listed.append((f"{REMOVED}.{fill}", functools.partial(picture.without, fill)))
-    inside = picture.region > 0.5
-    view = picture.shades.view
-    listed.append((EDITED_OBJECT, functools.partial(fill_smoothly, picture.tensor, inside)))
-    listed.append(
-        (EDITED_BACKGROUND, functools.partial(_smooth_background, picture, view & (picture.region == 0), seed))
-    )
-    listed.append((NOISY_OBJECT, functools.partial(_add_noise, picture, inside, seed)))
-    listed.append((NOISY_BACKGROUND, functools.partial(_add_noise, picture, view & ~inside, seed)))
+            listed[Edit("removed", fill)] = functools.partial(picture.without, fill)
+    inside, view = picture.region > 0.5, picture.shades.view
+    beside = view & (picture.region == 0)
+    listed[Edit("smooth-object")] = functools.partial(fill_smoothly, picture.tensor, inside)
+    listed[Edit("smooth-background")] = functools.partial(_smooth_background, picture, beside, seed)
+    listed[Edit("noisy-object")] = functools.partial(_add_noise, picture, inside, seed)
+    listed[Edit("noisy-background")] = functools.partial(_add_noise, picture, view & ~inside, seed)
     return listed
 
 
-def cue_edits(
-    picture: PreparedPicture, same: Sequence[Background], other: Sequence[Background], names: Sequence[str]
-) -> list[Edit]:
+def cue_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds, names: Sequence[str]) -> Edits:
     """List the exchanges of the picture's statistics: with a picture of its own class, and one of another class."""
     if not (picture.has_cues and same and other):
-        return []
-    return [
-        (f"{arm}.{cue}.0.{lender}", functools.partial(_exchange_cue, picture, lending, cue))
+        return {}
+    first_same, first_other = (dict([next(iter(backgrounds.items()))]) for backgrounds in (same, other))
+    return {
+        edit: functools.partial(_exchange_cue, picture, lender, cue)
         for cue in names
-        for arm, (lender, lending) in ((SAME_CUE, same[0]), (OTHER_CUE, other[0]))
-    ]
+        for edit, lender in _lent(cue, ("same-cue", first_same), ("other-cue", first_other))
+    }
+
+
+def ring_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds, share: float) -> Edits:
+    """List the edits of a picture without regions: its middle in the rings of other pictures, and its ring alone."""
+    outer = edits.outer_ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
+    listed: Edits = {
+        edit: functools.partial(_exchange_ring, picture, background, outer)
+        for edit, background in _lent(edits.RING, ("same", same), ("other", other))
+    }
+    listed[Edit("removed", edits.RING)] = functools.partial(_make_middle_grey, picture, outer)
+    return listed
+
+
+def _lent(fill: str, *arms: tuple[Arm, Backgrounds]) -> Iterator[tuple[Edit, PreparedPicture]]:
+    """Yield an edit for each background, with the picture that lends it."""
+    for arm, backgrounds in arms:
+        for lender, background in backgrounds.items():
+            yield Edit(arm, fill, lender), background
 
 
 def _exchange_cue(picture: PreparedPicture, lender: PreparedPicture, cue: str) -> Float[Tensor, "c h w"]:
     return picture.with_value(cue, lender.value_of(cue))
-
-
-def ring_edits(
-    picture: PreparedPicture, same: Sequence[Background], other: Sequence[Background], share: float
-) -> list[Edit]:
-    """List the edits of a picture without regions: its middle in the rings of other pictures, and its ring alone."""
-    outer = edits.outer_ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
-    listed: list[Edit] = []
-    for arm, rings in ((SAME, same), (OTHER, other)):
-        for number, (partner, background) in enumerate(rings):
-            listed.append(
-                (
-                    f"{arm}.{edits.RING}.{number}.{partner}",
-                    functools.partial(_exchange_ring, picture, background, outer),
-                )
-            )
-    listed.append((f"{REMOVED}.{edits.RING}", functools.partial(_make_middle_grey, picture, outer)))
-    return listed
-
-
-class EditName(NamedTuple):
-    """The parts of an edit's name. A part that the name does not have is empty.
-
-    >>> EditName.of("same.blur.0.cat/7.jpg"), EditName.of("removed.tile").fill
-    (EditName(arm='same', fill='blur', background='cat/7.jpg'), 'tile')
-    """
-
-    arm: str
-    fill: str
-    background: str
-
-    @classmethod
-    def of(cls, name: str) -> EditName:
-        """Split a name; the background's own name may contain dots."""
-        arm, fill, *number_and_background = name.split(".", 3)
-        return cls(arm, fill, "".join(number_and_background[1:]))
 
 
 def _paste_on(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
@@ -351,95 +367,83 @@ def _add_noise(picture: PreparedPicture, region: Bool[Tensor, "h w"], seed: int)
     return picture.tensor + region * strength * torch.from_numpy(draws)
 
 
-Answer = dict[str, float | int]
-"""The model's answer to one picture: the output with the highest logit ("answer"), the probability of the picture's own
-class ("share"), and the best logit of that class minus the best logit of all others ("margin")."""
+MakeEdits: TypeAlias = Callable[[Item], dict[Edit, Tensor]]
+"""Makes a picture's edits; runs in a worker thread."""
 
-
-MakeEdits = Callable[[int], list[tuple[str, Tensor]]]
-"""Makes a picture's edits, from the picture's number; runs in a worker thread."""
-
-AnswerBatch = Callable[[Tensor, list[int]], list[Answer]]
-"""Returns the answers to a batch of edits (N, C, H, W), given the number of each edit's picture."""
+AnswerBatch: TypeAlias = Callable[[Tensor, Sequence[str]], list[Answer]]
+"""Returns the answers to a batch of edits (N, C, H, W), given the class of each edit's picture."""
 
 
 def run(
-    numbers: Sequence[int], make: MakeEdits, answer: AnswerBatch, batch_size: int, workers: int, at_once: int = 1
-) -> Iterator[tuple[int, dict[str, Answer]]]:
+    items: Sequence[Item], make: MakeEdits, answer: AnswerBatch, batch_size: int, workers: int, at_once: int = 1
+) -> Iterator[tuple[Item, Answers]]:
     """Make the edits of each picture, show them to the model in full batches, and yield the answers of each picture.
 
     Args:
-        numbers: the pictures, in order.
+        items: the pictures, in order.
         make: makes a picture's edits.
         answer: shows a batch of edits to the model.
         batch_size: edits per forward pass.
         workers: threads that make edits.
         at_once: how many passes run at the same time, each on a part of the cores.
     """
-
-    def tasks() -> Iterator[Task[tuple[int, list[tuple[str, Tensor]]]]]:
-        for number in numbers:
-            yield Task(functools.partial(_numbered_edits, number, make), in_thread=True)
-
-    answers = _Answers()
-    batches = _batches(in_order(tasks(), workers=workers, ahead=workers + 1), batch_size, answers)
+    tasks = (Task(functools.partial(make, item), in_thread=True) for item in items)
+    made = in_order(tasks, workers=workers, ahead=workers + 1)
+    gathered = _Gathered()
+    batches = _batches(zip(items, made, strict=True), batch_size, gathered)
     passes = (Task(functools.partial(_answered, answer, batch), in_thread=at_once > 1) for batch in batches)
     cores = torch.get_num_threads() // at_once
     for batch, given in in_order(passes, workers=at_once, ahead=at_once, cores=cores):
-        answers.add(batch, given)
-        yield from answers.pop_complete()
-    yield from answers.pop_complete()
-
-
-def _numbered_edits(number: int, make: MakeEdits) -> tuple[int, list[tuple[str, Tensor]]]:
-    return number, make(number)
+        gathered.add(batch, given)
+        yield from gathered.pop_complete()
+    yield from gathered.pop_complete()
 
 
 class _Shown(NamedTuple):
     """An edit that is to be shown to the model."""
 
-    number: int
-    name: str
+    item: Item
+    edit: Edit
     tensor: Tensor
 
 
 def _batches(
-    pictures: Iterator[tuple[int, list[tuple[str, Tensor]]]], batch_size: int, answers: _Answers
+    pictures: Iterable[tuple[Item, Mapping[Edit, Tensor]]], batch_size: int, gathered: _Gathered
 ) -> Iterator[list[_Shown]]:
-    """Join the edits of pictures into batches of one shape, and tell ``answers`` how many edits each picture has."""
+    """Join the edits of pictures into batches of one shape, and tell ``gathered`` how many edits each picture has."""
     batch: list[_Shown] = []
-    for number, made in pictures:
-        answers.expect(number, len(made))
-        for name, tensor in made:
+    for item, made in pictures:
+        gathered.expect(item, len(made))
+        for edit, tensor in made.items():
             if len(batch) == batch_size or (batch and batch[0].tensor.shape != tensor.shape):
                 yield batch
                 batch = []
-            batch.append(_Shown(number, name, tensor))
+            batch.append(_Shown(item, edit, tensor))
     if batch:
         yield batch
 
 
 def _answered(answer: AnswerBatch, batch: list[_Shown]) -> tuple[list[_Shown], list[Answer]]:
-    return batch, answer(torch.stack([edit.tensor for edit in batch]), [edit.number for edit in batch])
+    return batch, answer(torch.stack([shown.tensor for shown in batch]), [shown.item.label for shown in batch])
 
 
 @dataclass
-class _Answers:
+class _Gathered:
     """Gathers the answers to the edits of each picture."""
 
-    answers: dict[int, dict[str, Answer]] = field(default_factory=dict)
-    expected: dict[int, int] = field(default_factory=dict)
+    answers: dict[Item, Answers] = field(default_factory=dict)
+    expected: dict[Item, int] = field(default_factory=dict)
 
-    def expect(self, number: int, edits: int) -> None:
+    def expect(self, item: Item, edits: int) -> None:
         """Expect answers to this many edits of a picture."""
-        self.expected[number], self.answers[number] = edits, {}
+        self.expected[item], self.answers[item] = edits, {}
 
     def add(self, batch: Sequence[_Shown], given: Sequence[Answer]) -> None:
         """Add the answers to a batch."""
-        for edit, answer in zip(batch, given, strict=True):
-            self.answers[edit.number][edit.name] = answer
+        for shown, answer in zip(batch, given, strict=True):
+            self.answers[shown.item][shown.edit] = answer
 
-    def pop_complete(self) -> Iterator[tuple[int, dict[str, Answer]]]:
+    def pop_complete(self) -> Iterator[tuple[Item, Answers]]:
         """Remove the pictures whose edits are all answered, and yield them."""
-        for number in [picture for picture, answers in self.answers.items() if len(answers) == self.expected[picture]]:
-            yield number, self.answers.pop(number)
+        for item in [item for item, answers in self.answers.items() if len(answers) == self.expected[item]]:
+            yield item, self.answers.pop(item)

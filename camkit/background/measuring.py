@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -61,25 +61,20 @@ def measure_all(
     attractions = _attractions(counted, limits.attraction, seed, resamples)
     measures = {}
     for name, class_rows in sorted(by_class.items()):
-        chances = {fill: _constant(shares[name]) for fill, shares in false_shares.items() if name in shares}
+        chances = {fill: [shares[name]] * len(class_rows) for fill, shares in false_shares.items() if name in shares}
         own = _measure(name, class_rows, limits, seed, chances, resamples)
         attraction = Effect("attraction", attractions.get(name, {}), limits.attraction)
         measures[name] = replace(own, effects={**own.effects, "attraction": attraction})
-    overall_chances = {fill: _share_of_answer(fill, _class_shares(counted, fill)) for fill in fills}
-    measures[OVERALL] = _measure(OVERALL, counted, limits, seed, overall_chances, resamples)
+    chances = {}
+    for fill in fills:
+        shares = _class_shares(counted, fill)
+        chances[fill] = [shares.get(row.named.get(fill, ""), 0.0) for row in counted]
+    measures[OVERALL] = _measure(OVERALL, counted, limits, seed, chances, resamples)
     return measures
 
 
-Chance = Callable[[ImageRow], float]
-"""Returns how often an answer without the object would be right by chance."""
-
-
-def _constant(value: float) -> Chance:
-    return lambda _: value
-
-
-def _share_of_answer(fill: str, shares: Mapping[str, float]) -> Chance:
-    return lambda row: shares.get(row.named[fill], 0.0)
+Chances = Mapping[str, Sequence[float]]
+"""By fill, how often the answer to each picture without its object would be right by chance."""
 
 
 def _false_shares(rows: Sequence[ImageRow], fill: str) -> dict[str, float]:
@@ -217,7 +212,7 @@ def _mean(values: Sequence[float | bool | None]) -> float | None:
 
 
 def _measure(
-    name: str, rows: Sequence[ImageRow], limits: LimitsSection, seed: int, chances: Mapping[str, Chance], resamples: int
+    name: str, rows: Sequence[ImageRow], limits: LimitsSection, seed: int, chances: Chances, resamples: int
 ) -> Measures:
     """Measure everything but the attraction."""
     skill, by_name = _effects(name, rows, limits, seed, chances, resamples)
@@ -270,7 +265,7 @@ _NOTHING: _Terms = (0.0, 0.0, 0.0)
 
 
 def _effects(
-    name: str, rows: Sequence[ImageRow], limits: LimitsSection, seed: int, chances: Mapping[str, Chance], resamples: int
+    name: str, rows: Sequence[ImageRow], limits: LimitsSection, seed: int, chances: Chances, resamples: int
 ) -> tuple[Estimate | None, dict[EffectName, dict[str, MeasuredEffect]]]:
     """Measure the skill, and by fill the gap, the sufficiency and the exchanged statistics, on the same resamples.
 
@@ -299,15 +294,15 @@ def _effects(
 
 
 def _terms(
-    rows: Sequence[ImageRow], chances: Mapping[str, Chance]
+    rows: Sequence[ImageRow], chances: Chances
 ) -> dict[tuple[EffectName | Literal["skill"], str], Float[np.ndarray, "n 3"]]:
     """Return each picture's terms, by effect and fill."""
     terms: dict[tuple[EffectName | Literal["skill"], str], list[_Terms]] = {}
     for fill in sorted({fill for row in rows for fill in row.same.keys() & row.other.keys()}):
         terms["gap", fill] = [_pair(row.same.get(fill), row.other.get(fill)) for row in rows]
-    for fill, chance in chances.items():
+    for fill, of_rows in chances.items():
         terms["sufficiency", fill] = [
-            _pair(row.removed[fill], chance(row)) if fill in row.removed else _NOTHING for row in rows
+            _pair(row.removed.get(fill), chance) for row, chance in zip(rows, of_rows, strict=True)
         ]
     for cue in sorted(CUE_NAMES):
         terms[cue, WHOLE_PICTURE] = [_pair(row.same_cue.get(cue), row.other_cue.get(cue)) for row in rows]
@@ -317,7 +312,7 @@ def _terms(
         else _NOTHING
         for row in rows
     ]
-    return {key: np.array(of_rows).reshape(-1, 3) for key, of_rows in terms.items()}
+    return {key: np.array(columns).reshape(-1, 3) for key, columns in terms.items()}
 
 
 def _pair(first: float | bool | None, second: float | bool | None) -> _Terms:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from camkit.background.heat import HeatRows, heat_rows
+from camkit.background.heat import Heat
 from camkit.background.journal import EDITS, HEAT, Row
 from camkit.background.plan import Plan
-from camkit.background.trial import EditRows, Loader, edit_rows
-from camkit.background.values import Item, ObjectAnnotation
+from camkit.background.trial import Trial
+from camkit.background.values import Item, ObjectAnnotation, RowsOf
 from camkit.images.masks import MaskFile
 from camkit.models.loaded import LoadedModel
 
@@ -35,8 +35,8 @@ class Passes:
         heat, edits: compute the rows of the heat, and those of the experiment.
     """
 
-    heat: HeatRows = heat_rows
-    edits: EditRows = edit_rows
+    heat: RowsOf
+    edits: RowsOf
 
 
 class Slice(NamedTuple):
@@ -55,28 +55,26 @@ MapSlices: TypeAlias = Callable[[Iterable[Slice]], Iterator[list[Row]]]
 """Lets workers compute the rows of slices, and yields those of each slice when it is finished."""
 
 
-def spread(map_slices: MapSlices, workers: int) -> Passes:
+def spread(plan: Plan, map_slices: MapSlices, workers: int) -> Passes:
     """Return passes that workers compute.
 
     Args:
+        plan: the check.
         map_slices: computes slices with a function such as ``worker_of`` returns.
         workers: the number of workers.
     """
 
-    def rows(kind: str, plan: Plan, items: Sequence[Item]) -> Iterator[Row]:
+    def rows(kind: str, items: Sequence[Item]) -> Iterator[Row]:
         for of_slice in map_slices(slices(plan, kind, items, workers)):
             yield from of_slice
 
-    return Passes(
-        heat=functools.partial(rows, HEAT),
-        edits=lambda plan, items, _: rows(EDITS, plan, items),  # each worker loads its own pictures
-    )
+    return Passes(heat=functools.partial(rows, HEAT), edits=functools.partial(rows, EDITS))
 
 
 def slices(plan: Plan, kind: str, items: Sequence[Item], workers: int) -> list[Slice]:
     """Divide pictures into slices of whole batches, enough of them to keep all workers busy until the end."""
     batch = plan.batch_size
-    pictures_per_batch = batch if kind == HEAT else max(1, batch // plan.edits)
+    pictures_per_batch = batch if kind == HEAT else max(1, batch // plan.most_edits)
     wanted = math.ceil(len(items) / (workers * _SLICES_PER_WORKER * pictures_per_batch))
     size = min(max(1, wanted), _MOST_BATCHES) * pictures_per_batch
     names = [item.name for item in items]
@@ -110,18 +108,17 @@ class _Worker:
     def __init__(self, plan_with: Callable[[LoadedModel], Plan], model: LoadedModel) -> None:
         self._plan = plan_with(model)
         self._items = {item.name: item for item in self._plan.data.items}
-        list(heat_rows(self._plan, self._plan.data.items[:1]))  # all workers choose the layer by the same picture
+        self._heat = Heat(self._plan)
+        list(self._heat.rows(self._plan.data.items[:1]))  # all workers choose the layer by the same picture
 
     def __call__(self, work: Slice) -> list[Row]:
         """Return the rows of a slice, in the order of its pictures."""
-        items = [self._items[name] for name in work.names]
-        if work.kind == HEAT:
-            return list(heat_rows(self._plan, items))
-        return list(edit_rows(self._plan, items, self._loader))
+        rows_of = self._heat.rows if work.kind == HEAT else self._trial.rows
+        return list(rows_of([self._items[name] for name in work.names]))
 
     @functools.cached_property
-    def _loader(self) -> Loader:
-        return Loader(self._plan)
+    def _trial(self) -> Trial:
+        return Trial(self._plan)
 
 
 def _with_absolute_paths(item: Item) -> Item:

@@ -7,35 +7,39 @@ import functools
 import hashlib
 import json
 import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from camkit.background.answers import answers_of
 from camkit.background.classes import ClassMatch
 from camkit.background.cues import COMPRESSION, CUES
-from camkit.background.data import in_pixels
-from camkit.background.experiment import PreparedPicture
-from camkit.background.render import object_region, widened_boxes
+from camkit.background.experiment import Answer
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
 from camkit.config.settings import Settings
-from camkit.images.crop import CropBoxes
-from camkit.images.filling import dilated
+from camkit.engine.interrupts import interruptible
+from camkit.engine.passes import faster_format, quiet_pass
+from camkit.explainer import explain_many
+from camkit.explanation import Explanation
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
-from camkit.images.quality import LOSSLESS, jpeg_quality
-from camkit.images.read import open_picture
-from camkit.images.regions import ShadesBySize, preprocess_region
+from camkit.images.quality import jpeg_quality
+from camkit.images.regions import ShadesBySize
 from camkit.layers.memory import ModelMemory
-from camkit.models import device_of, usual_batch_size
+from camkit.methods import MethodLike
+from camkit.models import device_of, dtype_of, usual_batch_size
 from camkit.models.code import code_files
 from camkit.models.loaded import LoadedModel
-from camkit.types import Preprocess
+from camkit.targets import EachTarget, logits_of
+from camkit.types import Failure, Preprocess
 
 _UNREADABLE = "unreadable"
 
@@ -75,7 +79,6 @@ class Plan:
         with_regions: whether any object is annotated.
         today: the day that decides whether waivers are in force.
         files: the hashes of the pictures and masks.
-        boxes: the parts of the pictures that the model sees.
     """
 
     model: LoadedModel
@@ -87,7 +90,12 @@ class Plan:
     with_regions: bool
     today: dt.date
     files: FileHashes = field(default_factory=FileHashes)
-    boxes: CropBoxes = field(default_factory=CropBoxes)
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """The model's preprocessing, which a check cannot do without."""
+        assert self.model.preprocess is not None
+        return self.model.preprocess
 
     @functools.cached_property
     def memory(self) -> ModelMemory:
@@ -97,8 +105,7 @@ class Plan:
     @functools.cached_property
     def shades(self) -> ShadesBySize:
         """What the model's preprocessing makes of black and white, kept for the most recent picture sizes."""
-        assert self.model.preprocess is not None
-        return ShadesBySize(self.model.preprocess)
+        return ShadesBySize(self.preprocess)
 
     @functools.cached_property
     def batch_size(self) -> int:
@@ -106,7 +113,7 @@ class Plan:
         return self.settings.check.batch_size or usual_batch_size(device_of(self.model.module))
 
     @property
-    def edits(self) -> int:
+    def most_edits(self) -> int:
         """The most edits of each sample picture that the model classifies."""
         pastes = self.settings.check.pastes
         exchanges = 2 * len(self.cues)
@@ -126,40 +133,71 @@ class Plan:
         labels = self.model.labels
         return label or (labels[output] if labels and output < len(labels) else f"output {output}")
 
+    def excuses(self, named: str, background: Item) -> bool:
+        """Return whether an answer does not count, because the config lets anything pass for a background's class."""
+        return named == background.label and self.settings.expects_anything(background.label)
+
     @property
     def forwards(self) -> tuple[int, int]:
         """The number of pictures that pass through the model for the heat, and for the experiment."""
-        return len(self.data.items), len(self.sample) * self.edits
+        return len(self.data.items), len(self.sample) * self.most_edits
 
+    def answer(self, batch: Float[Tensor, "n c h w"], labels: Sequence[str]) -> list[Answer]:
+        """Classify a batch of edits; ``labels`` has the class of each edit's picture."""
+        module, precision = self.model.module, self.settings.check.precision
+        device = device_of(module)
+        inputs = batch.to(device, dtype_of(module))
+        self.memory.refresh()
+        inputs = inputs.to(memory_format=faster_format(module, inputs, precision, self.memory.answers_alike))
+        logits: list[Tensor] = []
+        for part in inputs.split(len(inputs) if self.memory.keeps_pictures_apart(inputs, len(inputs)) else 1):
+            with quiet_pass(module, device, precision, self.memory.record), interruptible():
+                logits.append(logits_of(module(part), len(part)).float().cpu())
+        return answers_of(torch.cat(logits), [self.matched.indices[label] for label in labels])
 
-def fingerprint(plan: Plan) -> dict[str, str]:
-    """Return hashes of the weights, of the settings that influence results, and of the pictures with their regions."""
-    weights = hashlib.sha256()
-    for name, tensor in sorted(plan.model.module.state_dict().items()):
-        if isinstance(tensor, Tensor):
-            weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    settings = {
-        "check": plan.settings.check.model_dump(mode="json", exclude={"batch_size"}),
-        "limits": plan.settings.limits.model_dump(mode="json"),
-        "classes": {name: section.model_dump(mode="json") for name, section in plan.settings.classes.items()},
-        "outputs": plan.matched.indices,
-        "preprocessing": _hash_preprocess(plan.model.preprocess),
-    }
-    data = hashlib.sha256()
-    for item in plan.data.items:
-        data.update(
-            f"{item.name}\0{item.label}\0{item.group}\0{item.place}\0{_describe_regions(item, plan.files)}\0".encode(
-                errors="surrogateescape"
-            )
+    def explain(
+        self, items: Sequence[Item], *, model: LoadedModel | None = None, method: MethodLike | None = None, **more: Any
+    ) -> Iterator[Explanation | Failure]:
+        """Explain pictures for their own classes, at the check's layer; ``model`` and ``method`` replace the check's.
+
+        ``more`` are further options of ``explain_many``.
+        """
+        check = self.settings.check
+        options = {
+            "target": EachTarget(tuple(self.matched.indices[item.label] for item in items)),
+            "method": check.method if method is None else method,
+            "precision": check.precision,
+            "batch_size": self.batch_size,
+            "on_error": "yield",
+        }
+        return iter(
+            explain_many(model or self.model, [item.path for item in items], check.layer, **{**options, **more})
         )
-        data.update(plan.files.of(item.path).encode())
-    text = json.dumps(settings, sort_keys=True)
-    return {
-        "weights": weights.hexdigest(),
-        "settings": hashlib.sha256(text.encode()).hexdigest(),
-        "data": data.hexdigest(),
-    }
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return hashes of the weights, of the settings that influence results, and of the pictures with regions."""
+        weights, data = hashlib.sha256(), hashlib.sha256()
+        for name, tensor in sorted(self.model.module.state_dict().items()):
+            if isinstance(tensor, Tensor):
+                weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        for item in self.data.items:
+            regions = _describe_regions(item, self.files)
+            text = f"{item.name}\0{item.label}\0{item.group}\0{item.place}\0{regions}\0"
+            data.update(text.encode(errors="surrogateescape"))
+            data.update(self.files.of(item.path).encode())
+        settings = {
+            "check": self.settings.check.model_dump(mode="json", exclude={"batch_size"}),
+            "limits": self.settings.limits.model_dump(mode="json"),
+            "classes": {name: section.model_dump(mode="json") for name, section in self.settings.classes.items()},
+            "outputs": self.matched.indices,
+            "preprocessing": _hash_preprocess(self.model.preprocess),
+        }
+        return {
+            "weights": weights.hexdigest(),
+            "settings": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+            "data": data.hexdigest(),
+        }
 
 
 def _describe_regions(item: Item, files: FileHashes) -> str:
@@ -229,30 +267,3 @@ def make_plan(model: LoadedModel, data: Dataset, matched: ClassMatch, settings: 
     sample = [item for item in drawn if not settings.expects_anything(item.label)]
     backgrounds = sample if len({item.label for item in sample}) > 1 else drawn
     return Plan(model, data, matched, settings, tuple(sample), tuple(backgrounds), with_regions, today, files=files)
-
-
-_GROWTH = 0.035
-"""How far the silhouettes that are filled in a background are widened, as a share of the shorter side: 8 of 224 pixels,
-which covered soft edges and shadows of hand-drawn outlines."""
-
-
-def load_prepared(plan: Plan, item: Item) -> PreparedPicture:
-    """Load a picture and its regions as the model sees them."""
-    preprocess = plan.model.preprocess
-    assert preprocess is not None
-    picture = open_picture(item.path)
-    tensor = prepare(picture, preprocess, item.name).tensor.float()
-    shades = plan.shades.of(picture.size)
-    quality = jpeg_quality(item.path) if COMPRESSION in plan.cues else LOSSLESS
-    if not plan.with_regions:
-        return PreparedPicture(tensor, shades, quality=quality)
-    own = [in_pixels(annotation, picture.size) for annotation in item.objects]
-    others = [in_pixels(annotation, picture.size) for annotation in item.others]
-    drawn_own = object_region(own, picture.size, round_boxes=True)
-    drawn_all = object_region([*own, *others], picture.size)
-    region = preprocess_region(drawn_own, preprocess, shades)
-    alike = np.array_equal(drawn_own, drawn_all)
-    silhouettes = (region if alike else preprocess_region(drawn_all, preprocess, shades)) > 0
-    hole = preprocess_region(widened_boxes([*own, *others], picture.size), preprocess, shades) > 0
-    growth = max(1, round(_GROWTH * min(silhouettes.shape)))
-    return PreparedPicture(tensor, shades, region, hole, dilated(silhouettes, growth), quality)

@@ -25,9 +25,6 @@ class Reason(NamedTuple):
     fails: bool = False
 
 
-BAD_KIND = "less accurate on one place"
-"""The kind of the reason that a class is significantly less accurate on one of the places that the data names."""
-
 WITH_ARTICLE: Mapping[EffectName, str] = {
     "gap": "a gap",
     "attraction": "an attraction",

@@ -5,26 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from camkit.background import evidence
-from camkit.background.experiment import (
-    EDITED_BACKGROUND,
-    EDITED_OBJECT,
-    NOISY_BACKGROUND,
-    NOISY_OBJECT,
-    OTHER,
-    OTHER_CUE,
-    REMOVED,
-    SAME,
-    SAME_CUE,
-    Answer,
-    EditName,
-)
+from camkit.background.experiment import Answers, Arm, Edit
 from camkit.background.journal import Row, unpacked
 from camkit.background.measures import ImageRow
 from camkit.background.plan import Plan
@@ -43,18 +30,18 @@ class _Energy(NamedTuple):
     headroom: float
 
 
-def image_rows(plan: Plan, heat: Mapping[str, Row], edited: Mapping[str, Row]) -> list[ImageRow]:
+def image_rows(plan: Plan, heat: Mapping[str, Row], answers: Mapping[str, Answers]) -> list[ImageRow]:
     """Join what was measured on each picture.
 
     Args:
         plan: the check.
         heat: the journal's heat row of each usable picture, by name.
-        edited: the journal's rows of the experiment, by name.
+        answers: the answers to each picture's edits, by name.
     """
     energies = _energies(plan, heat)
     items = {item.name: item for item in plan.data.items}
     return [
-        _image_row(plan, items, item, heat[name], energies.get(name), edited.get(name, {}).get("answers", {}))
+        _image_row(plan, items, item, heat[name], energies.get(name), answers.get(name, {}))
         for name, item in items.items()
         if name in heat
     ]
@@ -80,23 +67,29 @@ def _energies(plan: Plan, heat: Mapping[str, Row]) -> dict[str, _Energy]:
 
 
 def _image_row(
-    plan: Plan,
-    items: Mapping[str, Item],
-    item: Item,
-    heat: Row,
-    energy: _Energy | None,
-    answers: Mapping[str, Answer],
+    plan: Plan, items: Mapping[str, Item], item: Item, heat: Row, energy: _Energy | None, answers: Answers
 ) -> ImageRow:
-    edits = _EditAnswers(plan, item, heat["margin"], answers)
-    shares, pasted = edits.on_backgrounds(items)
-    fills = sorted(shares[SAME].keys() & shares[OTHER].keys())
-    removed = [EditName.of(edit).fill for edit in answers if EditName.of(edit).arm == REMOVED]
+    outputs = plan.matched.indices[item.label]
+    right = {edit: answer.output in outputs for edit, answer in answers.items()}
+    named = {edit: plan.name_of(answer.output) for edit, answer in answers.items()}
+    lent = {edit: items[edit.lender] for edit in answers if edit.arm in ("same", "other")}
+    counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
+    same, other = (_shares({edit: right[edit] for edit in counted}, arm) for arm in ("same", "other"))
+    fills = sorted(same.keys() & other.keys())
+    pasted = {
+        fill: tuple((behind.label, behind.group, named[edit]) for edit, behind in counted.items() if edit.fill == fill)
+        for fill in fills
+    }
     comparable = energy is not None and math.isfinite(energy.shuffled)
+
+    def margin_drop(edit: Edit) -> float | None:
+        return round(heat["margin"] - answers[edit].margin, _MARGIN_DIGITS) if edit in answers else None
+
     return ImageRow(
         name=item.name,
         label=item.label,
         group=item.group,
-        right=heat["answer"] in plan.matched.indices[item.label],
+        right=heat["answer"] in outputs,
         answer=plan.name_of(heat["answer"]),
         probability=heat["probability"],
         status=heat["status"],
@@ -105,66 +98,32 @@ def _image_row(
         room=energy.headroom if energy and comparable else None,
         grid=tuple(heat["grid"]) if "grid" in heat else None,
         **{measure: heat.get(measure) for measure in ("ceiling", "hit", "centre_hit", "rank", "area")},
-        same={fill: shares[SAME][fill] for fill in fills},
-        other={fill: shares[OTHER][fill] for fill in fills},
-        pasted={fill: tuple(pasted[fill]) for fill in fills},
-        removed={fill: edits.is_right(f"{REMOVED}.{fill}") for fill in removed},
-        named={fill: edits.named(f"{REMOVED}.{fill}") for fill in removed},
-        same_cue=edits.with_cues(SAME_CUE),
-        other_cue=edits.with_cues(OTHER_CUE),
-        background_change=edits.margin_drop(EDITED_BACKGROUND),
-        object_change=edits.margin_drop(EDITED_OBJECT),
-        right_with_noise_on_object=edits.is_right(NOISY_OBJECT) if NOISY_OBJECT in answers else None,
-        right_with_noise_on_background=edits.is_right(NOISY_BACKGROUND) if NOISY_BACKGROUND in answers else None,
+        same={fill: same[fill] for fill in fills},
+        other={fill: other[fill] for fill in fills},
+        pasted=pasted,
+        removed=_by_fill(right, "removed"),
+        named=_by_fill(named, "removed"),
+        same_cue=_by_fill(right, "same-cue"),
+        other_cue=_by_fill(right, "other-cue"),
+        background_change=margin_drop(Edit("smooth-background")),
+        object_change=margin_drop(Edit("smooth-object")),
+        right_with_noise_on_object=right.get(Edit("noisy-object")),
+        right_with_noise_on_background=right.get(Edit("noisy-background")),
     )
 
 
-_Pasted = tuple[str, str, str]
-"""The class and the group of a background, and the class that the model named on it."""
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class _EditAnswers:
-    """The model's answers to the edits of one picture; ``margin`` is the margin of the unedited picture."""
+def _by_fill(values: Mapping[Edit, _T], arm: Arm) -> dict[str, _T]:
+    """Return the values of the edits of one arm, by fill."""
+    return {edit.fill: value for edit, value in values.items() if edit.arm == arm}
 
-    plan: Plan
-    item: Item
-    margin: float
-    answers: Mapping[str, Answer]
 
-    def is_right(self, edit: str) -> bool:
-        """Return whether the model named the picture's own class."""
-        return int(self.answers[edit]["answer"]) in self.plan.matched.indices[self.item.label]
-
-    def named(self, edit: str) -> str:
-        """Return the class that the model named."""
-        return self.plan.name_of(int(self.answers[edit]["answer"]))
-
-    def with_cues(self, arm: str) -> dict[str, bool]:
-        """Return by statistic whether the answer was right with the values of pictures of one kind."""
-        return {EditName.of(edit).fill: self.is_right(edit) for edit in self.answers if EditName.of(edit).arm == arm}
-
-    def margin_drop(self, edit: str) -> float | None:
-        """Return how far the margin fell; None if the edit was not possible."""
-        return round(self.margin - self.answers[edit]["margin"], _MARGIN_DIGITS) if edit in self.answers else None
-
-    def on_backgrounds(self, items: Mapping[str, Item]) -> tuple[dict[str, dict[str, float]], dict[str, list[_Pasted]]]:
-        """Return the share of right answers by arm and fill, and for each fill the backgrounds and the classes named.
-
-        If the config lets anything be recognised as a background's class, an answer of that class does not count.
-        """
-        right: dict[str, dict[str, list[bool]]] = {SAME: defaultdict(list), OTHER: defaultdict(list)}
-        pasted: dict[str, list[_Pasted]] = defaultdict(list)
-        for edit in self.answers:
-            name = EditName.of(edit)
-            if name.arm not in right:
-                continue
-            background, named = items[name.background], self.named(edit)
-            if self.plan.settings.expects_anything(background.label) and named == background.label:
-                continue
-            pasted[name.fill].append((background.label, background.group, named))
-            right[name.arm][name.fill].append(self.is_right(edit))
-        shares = {
-            arm: {fill: float(np.mean(answers)) for fill, answers in by_fill.items()} for arm, by_fill in right.items()
-        }
-        return shares, pasted
+def _shares(right: Mapping[Edit, bool], arm: Arm) -> dict[str, float]:
+    """Return the share of right answers to the edits of one arm, by fill."""
+    by_fill: dict[str, list[bool]] = defaultdict(list)
+    for edit, is_right in right.items():
+        if edit.arm == arm:
+            by_fill[edit.fill].append(is_right)
+    return {fill: float(np.mean(answers)) for fill, answers in by_fill.items()}

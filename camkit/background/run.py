@@ -26,10 +26,10 @@ from camkit.background.baseline import (
 from camkit.background.check import CheckResult, run_check
 from camkit.background.classes import ClassMap, match_classes, parse_class_map, read_class_map, split_class_map
 from camkit.background.data import read_data
-from camkit.background.heat import check_same_answers, heat_rows
+from camkit.background.heat import Heat
 from camkit.background.journal import Journal
 from camkit.background.passes import Passes
-from camkit.background.plan import SPARE_PICTURES, Plan, fingerprint, hash_code, make_plan
+from camkit.background.plan import SPARE_PICTURES, Plan, hash_code, make_plan
 from camkit.background.report import REPORTS, words
 from camkit.background.values import Dataset, Inconclusive, Progress, Run, Stage
 from camkit.config.model import configured_model
@@ -243,7 +243,7 @@ def finish_check(
     computes them in this process.
     """
     started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
-    hashes = fingerprint(plan)
+    hashes = plan.fingerprint()
     earlier = None
     if baseline is not None:
         earlier = read_baseline(_baseline_of_resumed(baseline, out) if resume else baseline)
@@ -253,10 +253,10 @@ def finish_check(
     with Journal(journal, key, resume=resume) as rows:
         if rows.damaged:
             warnings.warn(f"damaged lines in {journal}: {rows.damaged}; their rows are computed again", stacklevel=2)
-        check_same_answers(plan, rows)
+        Heat(plan).check_same_answers(rows)
         if out is not None:
             set_aside(out, REPORTS)  # if this check is interrupted, no old verdict must look like its own
-        result = run_check(plan, rows, progress, hashes, passes or Passes())
+        result = run_check(plan, rows, progress, hashes, passes)
         ran = Run(started, time.perf_counter() - clock, command)
         result = replace(result, inconclusive=inconclusive, run=ran)
         if earlier is not None:
@@ -278,7 +278,7 @@ def _refuse_other_run(plan: Plan, earlier: Mapping[str, Any], hashes: Mapping[st
         InputError: the baseline is damaged, or the two runs cannot be compared.
     """
     check_comparable(earlier, hashes, baseline)
-    first = next(heat_rows(plan, plan.data.items[:1]))
+    first = next(Heat(plan).rows(plan.data.items[:1]))
     if "layer" in first:
         check_layer(earlier, first["layer"], first.get("grid"))
     check_undamaged(earlier, baseline)

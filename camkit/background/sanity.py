@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from camkit.background.classes import ClassMatch
-from camkit.background.hints import MirrorTest, compare_mirrored, correlation
+from camkit.background.deep.analysis import MirrorTest
+from camkit.background.deep.hints import compare_mirrored, correlation
+from camkit.background.plan import Plan
 from camkit.background.sampling import stratified
 from camkit.background.values import Item
-from camkit.config.settings import Settings
-from camkit.explainer import explain_many
 from camkit.explanation import Explanation
-from camkit.methods import MethodLike
 from camkit.models.loaded import LoadedModel
 from camkit.models.shuffled import shuffle_weights
-from camkit.targets import EachTarget
+from camkit.types import Failure
 
 SANITY_PICTURES = 16
 """Pictures that are explained again."""
@@ -50,20 +48,18 @@ class Sanity:
     mirrored: MirrorTest | None = None
 
 
-def check_sanity(
-    model: LoadedModel, items: Sequence[Item], matched: ClassMatch, settings: Settings, *, mirror: bool = False
-) -> Sanity:
+def check_sanity(plan: Plan, items: Sequence[Item]) -> Sanity:
     """Explain a few pictures by another method, and with random weights (Adebayo et al. 2018, arXiv:1810.03292).
 
-    ``mirror`` also explains them mirrored left to right.
+    Without regions, they are also explained mirrored left to right.
     """
-    check = settings.check
+    check = plan.settings.check
     chosen = stratified(items, SANITY_PICTURES, SANITY_PICTURES, check.seed)[:SANITY_PICTURES]
-    maps = _maps(model, chosen, matched, settings, check.method)
-    hirescam_maps = _maps(model, chosen, matched, settings, "hirescam")
+    maps = _maps(plan.explain(chosen))
+    hirescam_maps = _maps(plan.explain(chosen, method="hirescam"))
     remarks: list[str] = []
     try:
-        random_maps = _maps(_with_random_weights(model, check.seed), chosen, matched, settings, check.method)
+        random_maps = _maps(plan.explain(chosen, model=_with_random_weights(plan.model, check.seed)))
     except Exception as error:  # noqa: BLE001 - some modules cannot be copied
         random_maps = [None] * len(chosen)
         remarks.append(
@@ -81,8 +77,8 @@ def check_sanity(
             "about what the model learned"
         )
     mirrored = None
-    if mirror:
-        mirrored = compare_mirrored(maps, _maps(_mirroring(model), chosen, matched, settings, check.method))
+    if not plan.with_regions:
+        mirrored = compare_mirrored(maps, _maps(plan.explain(chosen, model=_mirroring(plan.model))))
     return Sanity(agreement, randomised, tuple(problems), tuple(remarks), mirrored)
 
 
@@ -93,20 +89,8 @@ def _mirroring(model: LoadedModel) -> LoadedModel:
     return replace(model, preprocess=lambda picture: preprocess(picture).flip(-1))
 
 
-def _maps(
-    model: LoadedModel, items: Sequence[Item], matched: ClassMatch, settings: Settings, method: MethodLike
-) -> list[np.ndarray | None]:
+def _maps(explanations: Iterable[Explanation | Failure]) -> list[np.ndarray | None]:
     """Return the positive part of each picture's map; None if the picture cannot be explained or its map is empty."""
-    explanations = explain_many(
-        model,
-        [item.path for item in items],
-        settings.check.layer,
-        method=method,
-        target=EachTarget(tuple(matched.indices[item.label] for item in items)),
-        precision=settings.check.precision,
-        batch_size=settings.check.batch_size,
-        on_error="yield",
-    )
     return [
         np.maximum(explanation.raw, 0) if isinstance(explanation, Explanation) and explanation.status == "ok" else None
         for explanation in explanations

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cv2
@@ -12,22 +13,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from camkit.background.answers import answer_batch
 from camkit.background.check import CheckResult
+from camkit.background.deep.kinds import WrongAnswer
+from camkit.background.deep.shortcuts import Crop, Shortcut
 from camkit.background.edits import BLUR, RING, TILE, paste
-from camkit.background.experiment import OTHER, REMOVED, SAME, EditName, Partners, PreparedPicture
-from camkit.background.kinds import Kind, WrongAnswer
+from camkit.background.experiment import Edit, PreparedPicture
 from camkit.background.measures import ImageRow
-from camkit.background.plan import Plan, load_prepared
 from camkit.background.sampling import stratified
-from camkit.background.shortcuts import Shortcut
-from camkit.background.trial import Loader, list_edits, partners_of
+from camkit.background.trial import Trial
 from camkit.background.values import Item
 from camkit.drawing import overlay
-from camkit.errors import CamkitError
-from camkit.explainer import explain_many
 from camkit.explanation import Explanation
-from camkit.targets import EachTarget
 from camkit.types import Box, Pixels
 
 THUMBNAILS = 12
@@ -82,67 +78,129 @@ class Strip:
         return "; ".join([self.title, *answers])
 
 
-def thumbnails(plan: Plan) -> list[Panel]:
-    """Draw a few pictures of every class in turn with their regions, as the model sees them."""
-    sample = stratified(plan.data.items, THUMBNAILS, THUMBNAILS * len(plan.data.classes), plan.settings.check.seed)
-    panels: list[Panel] = []
-    for item in _classes_in_turn(sample):
-        if len(panels) == THUMBNAILS:
-            break
-        try:
-            picture = load_prepared(plan, item)
-        except CamkitError:
-            continue
-        panels.append(Panel(f"{item.label}: {item.name}", _with_outline(picture)))
-    return panels
+class Showcase:
+    """Draws the pictures of a check. The model runs once more on the edits of the worst offenders.
+
+    Args:
+        result: the check.
+    """
+
+    def __init__(self, result: CheckResult) -> None:
+        self._result = result
+        self._plan = result.plan
+        self._trial = Trial(result.plan)
+        self._items = {item.name: item for item in result.plan.data.items}
+
+    def thumbnails(self) -> list[Panel]:
+        """Draw a few pictures of every class in turn with their regions, as the model sees them."""
+        data, seed = self._plan.data, self._plan.settings.check.seed
+        sample = _classes_in_turn(stratified(data.items, THUMBNAILS, THUMBNAILS * len(data.classes), seed))
+        loaded = ((item, picture) for item in sample if (picture := self._trial.load(item)) is not None)
+        return [
+            Panel(f"{item.label}: {item.name}", _with_outline(picture))
+            for item, picture in itertools.islice(loaded, THUMBNAILS)
+        ]
+
+    def shortcuts(self) -> list[tuple[Shortcut, list[Panel]]]:
+        """Draw the pictures of each shortcut with a frame around the part that raises the class."""
+        return [
+            (found, [Panel(crop.name, _with_frame(picture, crop.box)) for crop, picture in self._crops(found)])
+            for found in self._result.shortcuts
+        ]
+
+    def _crops(self, shortcut: Shortcut) -> list[tuple[Crop, PreparedPicture]]:
+        loaded = [(crop, self._trial.load(self._items[crop.name])) for crop in shortcut.crops]
+        return [(crop, picture) for crop, picture in loaded if picture is not None]
+
+    def kinds(self) -> list[list[Panel]]:
+        """Draw the examples of each kind of background."""
+        kinds = [] if self._result.kinds is None else self._result.kinds.kinds
+        return [
+            [
+                Panel(name, _pixels(picture, picture.tensor))
+                for name in kind.examples
+                if (picture := self._trial.load(self._items[name]))
+            ]
+            for kind in kinds
+        ]
+
+    def wrong_answers(self) -> list[Panel]:
+        """Draw wrong answers of the worst pair of class and kind as the model saw them."""
+        found = self._result.kinds
+        wrong = () if found is None or found.worst is None else found.worst.wrong
+        return [panel for answer in wrong if (panel := self._wrong_answer(answer)) is not None]
+
+    def _wrong_answer(self, answer: WrongAnswer) -> Panel | None:
+        """Draw an object on the background on which the model named another class."""
+        picture, background = (self._trial.load(self._items[name]) for name in (answer.picture, answer.background))
+        if picture is None or picture.region is None or background is None:
+            return None
+        pasted = paste(picture.tensor, picture.region, background.as_background(TILE))
+        title = f"{answer.picture} on the background of {answer.background}"
+        return Panel(title, _pixels(picture, pasted), answer=answer.named)
+
+    def strips(self, most: int = OFFENDERS) -> list[Strip]:
+        """Draw the worst offenders: the pictures whose answer changed most with the background, worst classes first."""
+        drawn = [self._strip(row, self._items[row.name]) for row in self._offenders(most)]
+        return [strip for strip in drawn if strip is not None]
+
+    def _offenders(self, most: int) -> list[ImageRow]:
+        """Return the worst offenders, a few of each class, the classes in the order of their worst one."""
+        classes = self._result.classes
+        by_class: dict[str, list[ImageRow]] = defaultdict(list)
+        for row in sorted((row for row in self._result.images if row.same), key=lambda row: (-_offence(row), row.name)):
+            by_class[row.label].append(row)
+        worst_first = sorted(classes, key=lambda name: -max((_offence(row) for row in by_class[name]), default=0))
+        per_class = max(_MIN_PER_CLASS, most // len(classes))
+        offenders: list[ImageRow] = []
+        for name in worst_first:
+            offenders += [row for row in by_class[name] if _offence(row) > 0][:per_class]
+        return offenders[:most]
+
+    def _strip(self, row: ImageRow, item: Item) -> Strip | None:
+        """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
+        edits, picture = self._trial.edits(item, wanted=1), self._trial.load(item)
+        if not edits or picture is None:
+            return None
+        shown = {
+            title: tensor
+            for edit, make in edits.items()
+            if (title := self._title(edit)) and (tensor := make()) is not None
+        }
+        answers = self._plan.answer(torch.stack(list(shown.values())), [item.label] * len(shown))
+        edited = [
+            Panel(title, _pixels(picture, tensor), answer.share, self._plan.name_of(answer.output))
+            for (title, tensor), answer in zip(shown.items(), answers, strict=True)
+        ]
+        unedited = Panel("picture and region", _with_outline(picture), row.probability, row.answer)
+        return Strip(row, (unedited, self._heat_panel(item, picture), *edited))
+
+    def _title(self, edit: Edit) -> str:
+        """Return the title of an edit in a strip; "" if it is not shown."""
+        if edit.fill == BLUR:
+            return ""
+        if edit.arm == "removed":
+            return "middle removed" if edit.fill == RING else "object removed"
+        if edit.arm in ("same", "other"):
+            label = self._items[edit.lender].label
+            on = "with the ring of" if edit.fill == RING else "on the background of"
+            return f"{on} a {label} picture"
+        return ""
+
+    def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:
+        (explanation,) = self._plan.explain([item])
+        if not isinstance(explanation, Explanation):
+            return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
+        drawn = overlay.render(_pixels(picture, picture.tensor), explanation.heatmap, None)
+        title = f"heat for {item.label}" + ("" if explanation.status == "ok" else ": no evidence")
+        return Panel(title, drawn)
 
 
-def shortcut_panels(result: CheckResult) -> list[tuple[Shortcut, list[Panel]]]:
-    """Draw the pictures of each shortcut with a frame around the part that raises the class."""
-    plan = result.plan
-    items = {item.name: item for item in plan.data.items}
-    return [
-        (
-            found,
-            [Panel(crop.name, _with_frame(load_prepared(plan, items[crop.name]), crop.box)) for crop in found.crops],
-        )
-        for found in result.shortcuts
-    ]
-
-
-def kind_panels(result: CheckResult) -> tuple[list[tuple[Kind, list[Panel]]], list[Panel]]:
-    """Draw the examples of each kind of background, and wrong answers of the worst pair as the model saw them."""
-    found, items = result.kinds, {item.name: item for item in result.plan.data.items}
-    if found is None:
-        return [], []
-    load = Loader(result.plan)
-    kinds = [
-        (
-            kind,
-            [Panel(name, _pixels(picture, picture.tensor)) for name in kind.examples if (picture := load(items[name]))],
-        )
-        for kind in found.kinds
-    ]
-    wrong = [] if found.worst is None else [_wrong_answer(answer, items, load) for answer in found.worst.wrong]
-    return kinds, [panel for panel in wrong if panel is not None]
-
-
-def _wrong_answer(answer: WrongAnswer, items: Mapping[str, Item], load: Loader) -> Panel | None:
-    """Draw an object on the background on which the model named another class."""
-    picture, background = load(items[answer.picture]), load(items[answer.background])
-    if picture is None or picture.region is None or background is None:
-        return None
-    pasted = paste(picture.tensor, picture.region, background.as_background(TILE))
-    title = f"{answer.picture} on the background of {answer.background}"
-    return Panel(title, _pixels(picture, pasted), answer=answer.named)
-
-
-def _with_frame(picture: PreparedPicture, box: Box) -> Pixels:
-    """Draw a frame around a part of the picture. A small picture is enlarged first."""
-    pixels, factor = _enlarged(picture)
-    corners = [round(factor * side) for side in box]
-    cv2.rectangle(pixels, (corners[0], corners[1]), (corners[2] - 1, corners[3] - 1), _LINE, 2)
-    return pixels
+def _offence(row: ImageRow) -> float:
+    """Return how much a picture speaks against the model: its gap, and whether it was right without the object."""
+    gap = min((row.same[fill] - row.other[fill] for fill in row.same), default=0.0)
+    right_without_object = bool(row.removed) and all(row.removed.values())
+    return gap + _WITHOUT_OBJECT_WEIGHT * right_without_object
 
 
 def _classes_in_turn(items: Sequence[Item]) -> list[Item]:
@@ -155,81 +213,12 @@ def _classes_in_turn(items: Sequence[Item]) -> list[Item]:
     return [item for _, _, item in sorted(keyed, key=lambda entry: entry[:2])]
 
 
-def strips(result: CheckResult, most: int = OFFENDERS) -> list[Strip]:
-    """Draw the worst offenders: the pictures whose answer changed most with the background, the worst classes first."""
-    plan = result.plan
-    items = {item.name: item for item in plan.data.items}
-    load = Loader(plan)
-    partners = partners_of(plan)
-    rows = _offenders(result, most)
-    drawn = [_strip(plan, row, items[row.name], partners[items[row.name]], load) for row in rows]
-    return [strip for strip in drawn if strip is not None]
-
-
-def _offenders(result: CheckResult, most: int) -> list[ImageRow]:
-    """Return the worst offenders, a few of each class, the classes in the order of their worst one."""
-    by_class: dict[str, list[ImageRow]] = defaultdict(list)
-    for row in sorted((row for row in result.images if row.same), key=lambda row: (-_offence(row), row.name)):
-        by_class[row.label].append(row)
-    worst_first = sorted(result.classes, key=lambda name: -max((_offence(row) for row in by_class[name]), default=0))
-    per_class = max(_MIN_PER_CLASS, most // len(result.classes))
-    offenders: list[ImageRow] = []
-    for name in worst_first:
-        offenders += [row for row in by_class[name] if _offence(row) > 0][:per_class]
-    return offenders[:most]
-
-
-def _offence(row: ImageRow) -> float:
-    """Return how much a picture speaks against the model: its gap, and whether it was right without the object."""
-    gap = min((row.same[fill] - row.other[fill] for fill in row.same), default=0.0)
-    right_without_object = bool(row.removed) and all(row.removed.values())
-    return gap + _WITHOUT_OBJECT_WEIGHT * right_without_object
-
-
-def _strip(plan: Plan, row: ImageRow, item: Item, partners: Partners, load: Loader) -> Strip | None:
-    """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
-    edits = list_edits(plan, item, partners, 1, load)
-    picture = load(item)
-    if not edits or picture is None:
-        return None
-    labels = {item.name: item.label for candidates in (*partners.same, *partners.other) for item in candidates}
-    shown = {
-        title: tensor
-        for name, make_edit in edits
-        if (title := _title(name, labels)) and (tensor := make_edit()) is not None
-    }
-    answers = answer_batch(plan, torch.stack(list(shown.values())), [plan.matched.indices[item.label]] * len(shown))
-    edited = [
-        Panel(title, _pixels(picture, tensor), float(answer["share"]), plan.name_of(int(answer["answer"])))
-        for (title, tensor), answer in zip(shown.items(), answers, strict=True)
-    ]
-    unedited = Panel("picture and region", _with_outline(picture), row.probability, row.answer)
-    return Strip(row, (unedited, _heat_panel(plan, item, picture), *edited))
-
-
-def _title(edit: str, labels: Mapping[str, str]) -> str:
-    """Return the title of an edit in a strip; "" if it is not shown. ``labels`` are the classes of the backgrounds."""
-    arm, fill, background = EditName.of(edit)
-    if fill == BLUR:
-        return ""
-    if arm == REMOVED:
-        return "middle removed" if fill == RING else "object removed"
-    if arm in (SAME, OTHER):
-        label = labels[background]
-        return f"with the ring of a {label} picture" if fill == RING else f"on the background of a {label} picture"
-    return ""
-
-
-def _heat_panel(plan: Plan, item: Item, picture: PreparedPicture) -> Panel:
-    check = plan.settings.check
-    target = EachTarget((plan.matched.indices[item.label],))
-    (explanation,) = explain_many(
-        plan.model, [item.path], check.layer, method=check.method, target=target, on_error="yield"
-    )
-    if not isinstance(explanation, Explanation):
-        return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
-    drawn = overlay.render(_pixels(picture, picture.tensor), explanation.heatmap, None)
-    return Panel(f"heat for {item.label}" + ("" if explanation.status == "ok" else ": no evidence"), drawn)
+def _with_frame(picture: PreparedPicture, box: Box) -> Pixels:
+    """Draw a frame around a part of the picture. A small picture is enlarged first."""
+    pixels, factor = _enlarged(picture)
+    corners = [round(factor * side) for side in box]
+    cv2.rectangle(pixels, (corners[0], corners[1]), (corners[2] - 1, corners[3] - 1), _LINE, 2)
+    return pixels
 
 
 def _pixels(picture: PreparedPicture, tensor: Float[Tensor, "c h w"]) -> Pixels:

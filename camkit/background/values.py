@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +14,8 @@ from camkit.types import Box
 Stage: TypeAlias = Literal["heat", "sanity", "experiment", "measures"]
 Progress: TypeAlias = Callable[[Stage, int, int], None]
 """Called with the stage, the number of finished steps and the number of all steps."""
+RowsOf: TypeAlias = Callable[[Sequence["Item"]], Iterator[dict[str, Any]]]
+"""Computes the journal's rows of some pictures, and yields each when it is finished."""
 Verdict: TypeAlias = Literal["FAIL", "WARN", "PASS", "INCONCLUSIVE"]
 Inconclusive: TypeAlias = Literal["pass", "fail"]
 """Whether the verdict INCONCLUSIVE counts as a pass or as a failure."""

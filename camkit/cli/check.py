@@ -234,17 +234,16 @@ def _cluster(ray: bool | str) -> Iterator[Pool | None]:
 
 
 @contextlib.contextmanager
-def _passes(pool: Pool | None, plan: Plan, source: Source) -> Iterator[Passes]:
-    """Yield the passes of a check: those of this process, or those of actors."""
-    from camkit.background.passes import Passes, spread, worker_of
-
+def _passes(pool: Pool | None, plan: Plan, source: Source) -> Iterator[Passes | None]:
+    """Yield the passes of actors; None for those of this process."""
     if pool is None:
-        yield Passes()
+        yield None
         return
+    from camkit.background.passes import spread, worker_of
     from camkit.scale.actors import Workers
 
     with Workers(source.for_nodes(), plan.model, pool, worker_of(plan)) as workers:
-        yield spread(workers.map, pool.actors)
+        yield spread(plan, workers.map, pool.actors)
 
 
 def _settings(config: Path | None, data: Path | None, pictures: DataOptions | None, **tables: Any) -> Settings:

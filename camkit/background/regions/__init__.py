@@ -29,8 +29,6 @@ __all__ = [
     "yolo",
 ]
 
-_BY_EXTENSION = {".json": "coco", ".xml": "voc", ".csv": "boxes"}
-
 
 def find_regions(folder: Path, classes: Collection[str] = ()) -> list[Annotations]:
     """Read all regions that are in a folder of pictures or beside it.
@@ -54,9 +52,9 @@ def read_regions(source: Path) -> list[Annotations]:
         regions = [read(file) for read, file in files if Path(os.path.realpath(file)).is_relative_to(inside)]
         if not regions and files_in(source, [".png"]):
             regions = [masks.read(source)]
-    elif source.suffix.lower() in _BY_EXTENSION:
+    elif (known := _format_of(source)) is not None:
         refuse_pipe(source)
-        regions = [FORMATS[_BY_EXTENSION[source.suffix.lower()]].read(source)]
+        regions = [known.read(source)]
     if not regions:
         if source.is_dir() and (unread := find_unread(source)) is not None:
             raise InputError(unread)
@@ -65,3 +63,7 @@ def read_regions(source: Path) -> list[Annotations]:
             "files of boxes"
         )
     return regions
+
+
+def _format_of(file: Path) -> RegionFormat | None:
+    return next((known for known in FORMATS.values() if known.extension == (file.suffix.lower() or None)), None)

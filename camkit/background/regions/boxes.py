@@ -26,6 +26,15 @@ _SIDES = {
 }
 
 
+def header_of(file: Path) -> list[str]:
+    """Return the first row of a CSV file; an empty list if it cannot be read."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
+            return next(csv.reader(lines), [])
+    except (OSError, csv.Error):
+        return []
+
+
 def find_columns(header: list[str], names: dict[str, tuple[str, ...]]) -> dict[str, str]:
     """Return the column of a table for each meaning, by the usual names; a meaning without a column is left out."""
     by_name = {column.strip().lower(): column for column in header}
@@ -47,18 +56,10 @@ def _box_columns(header: list[str]) -> dict[str, str] | None:
 
 def find(folder: Path) -> list[Path]:
     """List the CSV files in a folder whose header names a picture and a box."""
-    files = []
-    for file in files_in(folder, [".csv"], deep=False):
-        try:
-            with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
-                if _box_columns(next(csv.reader(lines), [])):
-                    files.append(file)
-        except (OSError, csv.Error):
-            continue
-    return files
+    return [file for file in files_in(folder, [".csv"], deep=False) if _box_columns(header_of(file))]
 
 
-@register("boxes", find)
+@register("boxes", find, ".csv")
 def read(file: Path) -> Annotations:
     """Read a table of boxes in pixels, or in shares of the picture as in Open Images.
 

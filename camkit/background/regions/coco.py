@@ -48,7 +48,7 @@ def looks_like_coco(file: Path) -> bool:
     return isinstance(content, dict) and {"images", "annotations"} <= content.keys()
 
 
-@register("coco", find)
+@register("coco", find, ".json")
 def read(file: Path) -> Annotations:
     """Read a COCO file of instances.
 

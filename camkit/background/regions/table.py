@@ -18,20 +18,27 @@ Finder = Callable[[Path], list[Path]]
 
 @dataclass(frozen=True)
 class RegionFormat:
-    """A format: ``find`` lists its files or folders for a folder of pictures, and ``read`` reads one of these."""
+    """A format.
+
+    Attributes:
+        find: lists its files or folders for a folder of pictures.
+        read: reads one of these.
+        extension: the extension of a file that has this format if the user names it; "" if the format is a folder.
+    """
 
     find: Finder
     read: Reader
+    extension: str = ""
 
 
 FORMATS: dict[str, RegionFormat] = {}
 
 
-def register(name: str, find: Finder) -> Callable[[Reader], Reader]:
+def register(name: str, find: Finder, extension: str = "") -> Callable[[Reader], Reader]:
     """Return a decorator that adds a reader to the table of formats."""
 
     def add(read: Reader) -> Reader:
-        FORMATS[name] = RegionFormat(find, read)
+        FORMATS[name] = RegionFormat(find, read, extension)
         return read
 
     return add

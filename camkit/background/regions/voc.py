@@ -51,7 +51,7 @@ def parse_xml(file: Path) -> ElementTree.Element:
     return ElementTree.fromstring(content.decode("gb18030" if name in ("gb2312", "gbk") else name))
 
 
-@register("voc", find)
+@register("voc", find, ".xml")
 def read(source: Path) -> Annotations:
     """Read one XML file, or all XML files of annotations in a folder.
 

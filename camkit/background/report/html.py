@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,10 @@ from markupsafe import Markup
 
 from camkit.background.check import CheckResult
 from camkit.background.decision import LEVELS, VERDICTS, EffectName
-from camkit.background.kinds import Kinds, Pair
+from camkit.background.deep.kinds import Kinds, Pair
 from camkit.background.measures import OVERALL, Measures
 from camkit.background.report import words
-from camkit.background.showcase import Strip, kind_panels, shortcut_panels, strips, thumbnails
+from camkit.background.showcase import Panel, Showcase, Strip
 from camkit.background.verdict import Judgement
 from camkit.drawing.encode import encode
 from camkit.kit import wording
@@ -96,7 +97,7 @@ def render(result: CheckResult) -> str:
     """Return the page. The model runs once more on the pictures that the page shows with their edits."""
     environment = templates("camkit.background.report")
     script = environment.get_template("check.js").render()
-    plan = result.plan
+    plan, showcase = result.plan, Showcase(result)
     removed = words.without_object(plan)
     page: str = environment.get_template("check.html").render(
         script=Markup(script),
@@ -114,7 +115,7 @@ def render(result: CheckResult) -> str:
             for name, judgement in result.judged.items()
             if name != OVERALL and judgement.verdict != "PASS"
         ][:_MAX_EXPLAINED],
-        thumbnails=[{"title": panel.title, "image": _embedded(panel.pixels)} for panel in thumbnails(plan)],
+        thumbnails=_panels(showcase.thumbnails()),
         facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *words.left_out(plan)],
         warnings=[*result.warnings, *result.sanity.remarks],
         columns=[{"title": title or removed, "help": explanation} for title, explanation in _COLUMNS],
@@ -131,12 +132,12 @@ def render(result: CheckResult) -> str:
             {
                 "label": shortcut.label,
                 "sentences": shortcut.sentences,
-                "panels": [{"title": panel.title, "image": _embedded(panel.pixels)} for panel in panels],
+                "panels": _panels(panels),
             }
-            for shortcut, panels in shortcut_panels(result)
+            for shortcut, panels in showcase.shortcuts()
         ],
-        kinds=_kinds(result),
-        strips=[_strip(strip) for strip in strips(result)],
+        kinds=_kinds(result, showcase),
+        strips=[_strip(strip) for strip in showcase.strips()],
         references=words.REFERENCES,
         caveat=words.CAVEAT,
         details=_details(result),
@@ -148,6 +149,10 @@ def render(result: CheckResult) -> str:
 
 def _embedded(pixels: Pixels) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(encode(pixels, '.jpg')).decode()}"
+
+
+def _panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    return [{"title": panel.title, "image": _embedded(panel.pixels), "answer": panel.answer} for panel in panels]
 
 
 def _strip(strip: Strip) -> dict[str, Any]:
@@ -208,23 +213,23 @@ def _cues(result: CheckResult) -> list[tuple[str, ...]]:
     return rows
 
 
-def _kinds(result: CheckResult) -> dict[str, Any]:
+def _kinds(result: CheckResult, showcase: Showcase) -> dict[str, Any]:
     """Return the accuracy of each class on each kind of background, with examples of the kinds and the worst pair."""
-    found, (examples, wrong) = result.kinds, kind_panels(result)
+    found = result.kinds or Kinds()
     return {
-        "sentences": words.kinds(found),
-        "on_top": found is not None and found.significant and result.verdict != "PASS",
-        "wrong": [{"title": p.title, "image": _embedded(p.pixels), "answer": p.answer} for p in wrong],
-        "table": [] if found is None else _pairs(found),
-        "titles": [kind.name for kind, _ in examples],
+        "sentences": [] if result.kinds is None else found.sentences,
+        "on_top": found.significant and result.verdict != "PASS",
+        "wrong": _panels(showcase.wrong_answers()),
+        "table": _pairs(found),
+        "titles": [kind.name for kind in found.kinds],
         "examples": [
             {
                 "name": kind.name,
                 "about": f"{kind.pictures} pictures, {kind.origin}",
                 "followed": kind.followed_in_words,
-                "panels": [{"title": panel.title, "image": _embedded(panel.pixels)} for panel in panels],
+                "panels": _panels(panels),
             }
-            for kind, panels in examples
+            for kind, panels in zip(found.kinds, showcase.kinds(), strict=True)
         ],
     }
 

@@ -15,7 +15,6 @@ from typing import Any
 from camkit.background.baseline import SCHEMA, checksum
 from camkit.background.check import CheckResult
 from camkit.background.decision import EffectName, MeasuredEffect
-from camkit.background.kinds import Kinds
 from camkit.background.measures import OVERALL, ImageRow, Measures
 from camkit.background.report import words
 from camkit.background.verdict import Judgement
@@ -63,8 +62,8 @@ def as_dict(result: CheckResult) -> dict[str, Any]:
         "sanity": {"agreement_with_hirescam": result.sanity.agreement, "like_random_weights": result.sanity.randomised},
         "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
-        "shortcuts": [{**asdict(found), "sentences": list(found.sentences)} for found in result.shortcuts],
-        "kinds": _kinds(result.kinds),
+        "shortcuts": _found(result, "shortcuts"),
+        "kinds": _found(result, "kinds"),
         "change": None if result.change is None else asdict(result.change),
         "images": [_image(row, hashes[row.name]) for row in result.images],
         "caveat": words.CAVEAT,
@@ -97,11 +96,8 @@ def _as_dicts(measured: Mapping[Any, MeasuredEffect]) -> dict[Any, dict[str, Any
     return {name: asdict(effect) for name, effect in measured.items()}
 
 
-def _kinds(kinds: Kinds | None) -> dict[str, Any] | None:
-    if kinds is None:
-        return None
-    spreads = {label: kinds.spread(label) for label in sorted({pair.label for pair in kinds.pairs})}
-    return {**asdict(kinds), "spreads": spreads, "sentences": list(words.kinds(kinds))}
+def _found(result: CheckResult, analysis: str) -> Any:
+    return result.findings[analysis].as_json() if analysis in result.findings else None
 
 
 def _image(row: ImageRow, content: str) -> dict[str, Any]:

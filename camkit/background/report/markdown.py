@@ -21,8 +21,7 @@ def render(result: CheckResult) -> str:
     lines += [f"- {as_markdown(reason)}" for reason in result.reasons[:_MAX_REASONS]]
     if len(result.reasons) > _MAX_REASONS:
         lines.append(f"- and {len(result.reasons) - _MAX_REASONS} more, in {words.PAGE}")
-    lines += [f"- {as_markdown(' '.join(found.sentences))}" for found in result.shortcuts]
-    lines += [f"- {as_markdown(sentence)}" for sentence in words.kinds(result.kinds)]
+    lines += [f"- {as_markdown(text)}" for finding in result.findings.values() for text in finding.sentences]
     lines += [f"- {as_markdown(change)}"] if (change := words.change_since_baseline(result)) else []
     lines += [
         "",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from camkit.background.check import CheckResult
 from camkit.background.decision import CUE_NAMES, EffectName, MeasuredEffect
-from camkit.background.kinds import NO_KINDS, Kinds
 from camkit.background.measures import OVERALL, Measures
 from camkit.background.plan import Plan
 from camkit.background.reasons import WITH_ARTICLE
@@ -82,23 +81,6 @@ def _pass_sentence(model: str, judgement: Judgement) -> str:
     are = "is" if len(upper_ends) == 1 else "are"
     listed = " and ".join(", ".join(upper_ends).rsplit(", ", 1))
     return f"{model} depends on the background less than the limits allow: {listed} {are} excluded at 95%"
-
-
-def kinds(found: Kinds | None) -> tuple[str, ...]:
-    """Return what the check found on each kind of background, in sentences; none without regions."""
-    if found is None:
-        return ()
-    if not found.kinds:
-        return (NO_KINDS[found.source],)
-    if found.worst is None:
-        return ("No class was shown often enough on one kind of background to test its accuracy there.",)
-    verdict = "significantly lower" if found.significant else "not significantly lower by more than the limit"
-    followed = found.of(found.worst.kind).followed_in_words
-    return (
-        f"Worst pair of class and kind: {found.worst.label} is {found.in_words(found.worst)} ({verdict}).",
-        *((followed,) if followed else ()),
-        *((f"Collect pictures of {found.worst.label} on backgrounds of this kind.",) if found.significant else ()),
-    )
 
 
 def excluded_above(name: EffectName, judgement: Judgement) -> str:

@@ -15,7 +15,10 @@ import numpy as np
 from jaxtyping import Float
 
 from camkit.background import edits
+from camkit.background.deep.analysis import Finding, Material, MirrorTest
 from camkit.background.journal import Row, packed, unpacked
+from camkit.background.measures import OVERALL
+from camkit.background.reasons import Reason
 from camkit.background.values import Item
 from camkit.explanation import Explanation
 from camkit.kit.statistics import bootstrap_sums, group_numbers, interval
@@ -41,14 +44,27 @@ _MIN_MIRRORED = 5
 
 
 @dataclass(frozen=True)
-class MirrorTest:
-    """What happens to the maps when the pictures are mirrored left to right, as median correlations.
+class Hints(Finding):
+    """The hints that the heat gives, as sentences."""
 
-    ``followed`` compares the new map with the mirrored first map, ``stayed`` with the first map as it was.
-    """
+    found: tuple[str, ...]
 
-    followed: float
-    stayed: float
+    @property
+    def warnings(self) -> dict[str, list[Reason]]:
+        """Each hint, as a warning of all classes together."""
+        return {OVERALL: [Reason(hint, hint) for hint in self.found]}
+
+    def as_json(self) -> list[str]:
+        """Return the hints."""
+        return list(self.found)
+
+
+def find(material: Material) -> Hints | None:
+    """Find the hints that the heat gives; None if it is compared with regions."""
+    plan = material.plan
+    if plan.with_regions:
+        return None
+    return Hints(tuple(hints(plan.data.items, material.heat, material.mirrored, plan.settings.check.seed)))
 
 
 def row_of(explanation: Explanation, share: float) -> Row:

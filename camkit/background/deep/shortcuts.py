@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,11 +22,10 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn import functional
 
-from camkit.background.answers import answer_batch
+from camkit.background.deep.analysis import Finding, Material
 from camkit.background.edits import BLUR
-from camkit.background.experiment import REMOVED, Answer, EditName, Partners, own_generator
-from camkit.background.plan import Plan
-from camkit.background.trial import Loader, list_edits
+from camkit.background.experiment import own_generator
+from camkit.background.trial import Trial
 from camkit.background.values import Item
 from camkit.images.regions import Shades
 from camkit.types import Box
@@ -148,31 +147,48 @@ class _Background:
     own: Bool[Tensor, "h w"]
 
 
-def find_shortcuts(plan: Plan, suspects: Sequence[str], load: Loader) -> tuple[Shortcut, ...]:
-    """Find the shortcuts of the first few classes; a class without one is left out. See ``find_shortcut``."""
-    found = (find_shortcut(plan, label, load) for label in suspects[: plan.settings.check.shortcuts])
-    return tuple(shortcut for shortcut in found if shortcut is not None)
+@dataclass(frozen=True)
+class Shortcuts(Finding):
+    """The shortcuts of the classes that have one."""
+
+    found: tuple[Shortcut, ...] = ()
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Each shortcut in words."""
+        return tuple(" ".join(shortcut.sentences) for shortcut in self.found)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return plain values for the report."""
+        return [{**asdict(shortcut), "sentences": list(shortcut.sentences)} for shortcut in self.found]
 
 
-def find_shortcut(plan: Plan, label: str, load: Loader) -> Shortcut | None:
+def find(material: Material) -> Shortcuts:
+    """Find the shortcuts of the first few suspects; a class without one is left out. See ``find_shortcut``."""
+    suspects = material.suspects[: material.plan.settings.check.shortcuts]
+    found = (find_shortcut(material.trial, label) for label in suspects)
+    return Shortcuts(tuple(shortcut for shortcut in found if shortcut is not None))
+
+
+def find_shortcut(trial: Trial, label: str) -> Shortcut | None:
     """Find the parts of a class's backgrounds that make the model name the class.
 
     Args:
-        plan: the check.
+        trial: the pictures, and the model.
         label: the class.
-        load: loads a picture as the model sees it.
 
     Returns:
         None if no part of them, up to two thirds of the picture's sides, makes the model name the class elsewhere, or
         if the pictures differ in size.
     """
+    plan = trial.plan
     rng = own_generator(label, plan.settings.check.seed)
     shuffled = _groups_in_turn([plan.sample[number] for number in rng.permutation(len(plan.sample)).tolist()])
-    own = _backgrounds(plan, [item for item in shuffled if item.label == label], load, SEARCHED)
-    hosts = _backgrounds(plan, [item for item in shuffled if item.label != label], load, HOSTS)
+    own = _backgrounds(trial, [item for item in shuffled if item.label == label], SEARCHED)
+    hosts = _backgrounds(trial, [item for item in shuffled if item.label != label], HOSTS)
     if len({background.tensor.shape for background in (*own, *hosts)}) != 1:
         return None
-    found = (_find(plan, label, own, hosts, side) for side in SIDES)
+    found = (_find(trial, label, own, hosts, side) for side in SIDES)
     return next((shortcut for shortcut in found if shortcut is not None), None)
 
 
@@ -186,17 +202,16 @@ def _groups_in_turn(items: Sequence[Item]) -> list[Item]:
     return sorted(items, key=lambda item: turn[item])
 
 
-def _backgrounds(plan: Plan, items: Sequence[Item], load: Loader, most: int) -> list[_Background]:
+def _backgrounds(trial: Trial, items: Sequence[Item], most: int) -> list[_Background]:
     """Remove the objects of the first usable pictures."""
-    return list(itertools.islice(_without_objects(plan, items, load), most))
+    return list(itertools.islice(_without_objects(trial, items), most))
 
 
-def _without_objects(plan: Plan, items: Sequence[Item], load: Loader) -> Iterator[_Background]:
+def _without_objects(trial: Trial, items: Sequence[Item]) -> Iterator[_Background]:
     for item in items:
-        picture = load(item)
-        for name, make_edit in list_edits(plan, item, Partners(), 0, load):
-            edit = EditName.of(name)
-            tensor = make_edit() if edit.arm == REMOVED and edit.fill != BLUR else None
+        picture = trial.load(item)
+        for edit, make in trial.edits(item, wanted=0).items():
+            tensor = make() if edit.arm == "removed" and edit.fill != BLUR else None
             if tensor is not None and picture is not None:
                 own = (tensor == picture.tensor).all(0) & picture.shades.view
                 yield _Background(item.name, item.group, tensor, picture.shades, own)
@@ -234,19 +249,19 @@ class _Part:
 
 
 def _find(
-    plan: Plan, label: str, own: Sequence[_Background], hosts: Sequence[_Background], side: float
+    trial: Trial, label: str, own: Sequence[_Background], hosts: Sequence[_Background], side: float
 ) -> Shortcut | None:
     """Search parts of one size; None if those that raise the class most on some backgrounds do not do so on others."""
     chosen_on, tested_on = hosts[::2], [host.tensor for host in hosts[1::2]]
-    parts = _with_rises(plan, label, _parts(own, side), chosen_on)
+    parts = _with_rises(trial, label, _parts(own, side), chosen_on)
     best = _best_of_each_group(parts)[:CROPS]
     if not best or not tested_on:
         return None
 
     def named_with(look: Look) -> Bool[Tensor, "part host"]:
-        return torch.stack([_named(plan, label, [part.on(host, look) for host in tested_on]) for part in best])
+        return torch.stack([_named(trial, label, [part.on(host, look) for host in tested_on]) for part in best])
 
-    before, after = torch.stack([_named(plan, label, tested_on)] * len(best)), named_with("")
+    before, after = torch.stack([_named(trial, label, tested_on)] * len(best)), named_with("")
     change = (after.float() - before.float()).mean(0)  # of each background
     higher, lower = int((change > 0).sum()), int((change < 0).sum())
     if not higher or binomtest(higher, higher + lower, alternative="greater").pvalue > _SIGNIFICANT:
@@ -282,11 +297,11 @@ def _starts(length: int, side: int) -> list[int]:
     return [round(number * (length - side) / steps) for number in range(steps + 1)]
 
 
-def _with_rises(plan: Plan, label: str, parts: Sequence[_Part], hosts: Sequence[_Background]) -> list[_Part]:
+def _with_rises(trial: Trial, label: str, parts: Sequence[_Part], hosts: Sequence[_Background]) -> list[_Part]:
     """Paste each part onto one background, and note by how much that raises the class's margin."""
-    alone = _margins(plan, label, [host.tensor for host in hosts])
+    alone = _margins(trial, label, [host.tensor for host in hosts])
     on = [number % len(hosts) for number in range(len(parts))]
-    pasted = _margins(plan, label, [part.on(hosts[host].tensor) for part, host in zip(parts, on, strict=True)])
+    pasted = _margins(trial, label, [part.on(hosts[host].tensor) for part, host in zip(parts, on, strict=True)])
     return [replace(part, rise=margin - alone[host]) for part, host, margin in zip(parts, on, pasted, strict=True)]
 
 
@@ -299,23 +314,15 @@ def _best_of_each_group(parts: Sequence[_Part]) -> list[_Part]:
     return list(best.values())
 
 
-def _answers(plan: Plan, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> list[Answer]:
-    size, outputs = plan.batch_size, plan.matched.indices[label]
-    batches = (pictures[start : start + size] for start in range(0, len(pictures), size))
-    return [
-        answer for batch in batches for answer in answer_batch(plan, torch.stack(list(batch)), [outputs] * len(batch))
-    ]
-
-
-def _margins(plan: Plan, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> list[float]:
+def _margins(trial: Trial, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> list[float]:
     """Return the class's best logit minus the best other logit, for each picture."""
-    return [float(answer["margin"]) for answer in _answers(plan, label, pictures)]
+    return [answer.margin for answer in trial.answers(pictures, label)]
 
 
-def _named(plan: Plan, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> Bool[Tensor, " n"]:
+def _named(trial: Trial, label: str, pictures: Sequence[Float[Tensor, "c h w"]]) -> Bool[Tensor, " n"]:
     """Return whether the model names the class, for each picture."""
-    outputs = plan.matched.indices[label]
-    return torch.tensor([answer["answer"] in outputs for answer in _answers(plan, label, pictures)])
+    outputs = trial.plan.matched.indices[label]
+    return torch.tensor([answer.output in outputs for answer in trial.answers(pictures, label)])
 
 
 def _place(parts: Sequence[_Part]) -> str:

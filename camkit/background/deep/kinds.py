@@ -1,29 +1,26 @@
 """Accuracy for each class on each kind of background: what a mean over the backgrounds of a class hides.
 
 The backgrounds of a class are often a mixture. A model may be right on every kind of background but one, and the mean
-hardly shows that. So the backgrounds are divided into kinds, by the column ``place`` of the data or by the model's own
-features (``clusters.py``), and the answers of the experiment are grouped by the kind of the background. The model sees
-no further pasted picture.
+hardly shows that. So the backgrounds are divided into kinds by the column ``place`` of the data, and the answers of the
+experiment are grouped by the kind of the background. The model sees no further picture. A class that is significantly
+less accurate on one kind warns.
 
-If groups are known, others report the accuracy of the worst group (Sagawa et al. 2020, arXiv:1911.08731). GEORGE
-(Sohoni et al. 2020, arXiv:2011.12945) finds groups in the features of whole pictures; here the objects are removed
-first.
+If groups are known, others report the accuracy of the worst group (Sagawa et al. 2020, arXiv:1911.08731).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from camkit.background.clusters import background_features, cluster, most_typical, principal_components
-from camkit.background.experiment import OTHER, SAME, EditName
-from camkit.background.journal import Row
+from camkit.background.deep.analysis import Finding, Material
+from camkit.background.experiment import Answers
 from camkit.background.plan import Plan
-from camkit.background.trial import Loader
+from camkit.background.reasons import Reason
 from camkit.background.values import Item
 from camkit.kit.statistics import (
     MIN_GROUPS,
@@ -39,9 +36,6 @@ from camkit.kit.statistics import (
     wilson,
 )
 
-Source = Literal["place", "features"]
-"""Where kinds come from: the column ``place`` of the data, or the model's features."""
-
 EXAMPLES = 3
 """How many pictures show a kind, and how many wrong answers show the worst pair."""
 
@@ -54,20 +48,13 @@ LEAST_OBJECTS = 15
 _MOSTLY = 0.5
 """A kind counts as mostly of one class if more than this share of its pictures come from the class."""
 
-NO_KINDS: Mapping[Source, str] = {
-    "place": f"Fewer than two places have {LEAST_BACKGROUNDS} pictures in the experiment, so the report has no "
-    "accuracy for each place.",
-    "features": "The model's features show no separate kinds of backgrounds, so the report has no accuracy for each "
-    "kind.",
-}
-
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of background.
 
     Attributes:
-        name: the place that the data names, or a number such as "kind 2".
+        name: the place that the data names.
         label: the class from which most of its pictures come.
         share: the share of its pictures that come from this class.
         pictures: how many pictures of the experiment have such a background.
@@ -151,19 +138,17 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Kinds:
+class Kinds(Finding):
     """The answers to each class on each kind of background.
 
     Attributes:
-        source: where the kinds come from.
-        kinds: the kinds; none if the backgrounds are of one kind.
+        kinds: the kinds; none if fewer than two have enough pictures.
         pairs: each class on each kind on which it was shown.
         worst: the pair with the lowest accuracy: of those that are significantly bad, and if there is none, of those
             that were tested. None if none was tested.
         bad: the pairs that are significantly bad, the lowest accuracy first.
     """
 
-    source: Source
     kinds: tuple[Kind, ...] = ()
     pairs: tuple[Pair, ...] = ()
     worst: Pair | None = None
@@ -183,22 +168,40 @@ class Kinds:
         return next((pair for pair in self.pairs if (pair.label, pair.kind) == (label, kind)), None)
 
     @property
-    def warnings(self) -> dict[str, str]:
-        """Each class's worst pair that is significantly bad, in words; empty if the kinds are the model's own.
+    def warnings(self) -> dict[str, list[Reason]]:
+        """Each class's worst pair that is significantly bad."""
+        worst_last = reversed(self.bad)
+        return {pair.label: [Reason("less accurate on one place", self.in_words(pair))] for pair in worst_last}
 
-        A network's features also divide backgrounds by the answers that they lead to. So clean networks may have a bad
-        pair: 2 of 22 in the drawn lab had one, and all 6 that hardly recognise their small objects.
-        """
-        if self.source != "place":
-            return {}
-        return {pair.label: self.in_words(pair) for pair in reversed(self.bad)}  # of each class, the worst comes last
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The worst pair, in words."""
+        if not self.kinds:
+            return (
+                f"Fewer than two places have {LEAST_BACKGROUNDS} pictures in the experiment, so the report has no "
+                "accuracy for each place.",
+            )
+        if self.worst is None:
+            return ("No class was shown often enough on one kind of background to test its accuracy there.",)
+        verdict = "significantly lower" if self.significant else "not significantly lower by more than the limit"
+        followed = self.of(self.worst.kind).followed_in_words
+        return (
+            f"Worst pair of class and kind: {self.worst.label} is {self.in_words(self.worst)} ({verdict}).",
+            *((followed,) if followed else ()),
+            *((f"Collect pictures of {self.worst.label} on backgrounds of this kind.",) if self.significant else ()),
+        )
 
     def in_words(self, pair: Pair) -> str:
         """Return the accuracy of a pair that was tested, and that on the other kinds, in words."""
         return (
             f"right for {pair.accuracy.value:.2f} of its objects on {pair.kind} ({self.of(pair.kind).origin}), and for "
-            f"{pair.elsewhere:.2f} on the other {'places' if self.source == 'place' else 'kinds of backgrounds'}"
+            f"{pair.elsewhere:.2f} on the other places"
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for the report."""
+        spreads = {label: self.spread(label) for label in sorted({pair.label for pair in self.pairs})}
+        return {"source": "place", **asdict(self), "spreads": spreads, "sentences": list(self.sentences)}
 
     def spread(self, label: str) -> float | None:
         """Return a class's best accuracy minus its worst, over kinds with enough objects; None if there is only one."""
@@ -229,62 +232,30 @@ class PastedAnswer(NamedTuple):
     named: str
 
 
-def find_kinds(plan: Plan, edited: Mapping[str, Row], load: Loader, without: Collection[str] = ()) -> Kinds | None:
-    """Find the kinds of the backgrounds, and measure each class on each of them.
-
-    Args:
-        plan: the check.
-        edited: the journal's rows of the experiment, by name.
-        load: loads a picture as the model sees it.
-        without: classes that are not tested.
+def find(material: Material) -> Kinds | None:
+    """Find the places of the backgrounds, and measure each class on each of them.
 
     Returns:
-        None if the data has no regions, or no object was pasted on a background.
+        None if the data has no regions or names no place, or if no object was pasted on a background.
     """
-    lent = {EditName.of(edit).background for row in edited.values() for edit in row["answers"]}
-    backgrounds = [item for item in plan.backgrounds if item.name in lent]
-    if not plan.with_regions or not backgrounds:
+    plan = material.plan
+    lenders = {edit.lender for answers in material.answers.values() for edit in answers}
+    backgrounds = [item for item in plan.backgrounds if item.name in lenders]
+    if not plan.with_regions or not any(item.place for item in backgrounds):
         return None
-    if any(item.place for item in backgrounds):
-        kinds, kind_of = _kinds_by_place(backgrounds)
-        source: Source = "place"
-    else:
-        kinds, kind_of = _kinds_by_features(plan, backgrounds, load)
-        source = "features"
-    if len(kinds) < 2:
-        return Kinds(source)
-    answers = list(_pasted_answers(plan, edited, kind_of))
-    limits = plan.settings.limits
-    return measure_kinds(source, kinds, answers, limits.gap, limits.alpha, plan.settings.check.seed, without)
-
-
-def _kinds_by_place(backgrounds: Sequence[Item]) -> tuple[list[Kind], dict[str, str]]:
-    """Return the places with enough pictures, and each picture's place."""
     by_place: dict[str, list[Item]] = defaultdict(list)
     for item in backgrounds:
         by_place[item.place].append(item)
     kinds = [
         _kind(place, items) for place, items in sorted(by_place.items()) if place and len(items) >= LEAST_BACKGROUNDS
     ]
+    if len(kinds) < 2:
+        return Kinds()
     names = {kind.name for kind in kinds}
-    return kinds, {item.name: item.place for item in backgrounds if item.place in names}
-
-
-def _kinds_by_features(plan: Plan, backgrounds: Sequence[Item], load: Loader) -> tuple[list[Kind], dict[str, str]]:
-    """Cluster the features of the backgrounds; the kinds are numbered in the order of their classes."""
-    features = background_features(plan, backgrounds, load)
-    if not np.isfinite(features).all():
-        return [], {}
-    components = principal_components(features)
-    labels = cluster(components, LEAST_BACKGROUNDS, plan.settings.check.seed)
-    if labels is None:
-        return [], {}
-    in_order = most_typical(components, labels).tolist()
-    typical_first = [(backgrounds[number], int(labels[number])) for number in in_order]
-    members = [[item for item, label in typical_first if label == kind] for kind in range(int(labels.max()) + 1)]
-    members.sort(key=lambda items: (_most_common(items)[0], -len(items), items[0].name))
-    kinds = [_kind(f"kind {number}", items) for number, items in enumerate(members, start=1)]
-    return kinds, {item.name: kind.name for kind, items in zip(kinds, members, strict=True) for item in items}
+    kind_of = {item.name: item.place for item in backgrounds if item.place in names}
+    answers = list(_pasted_answers(plan, material.answers, kind_of))
+    limits, waived = plan.settings.limits, plan.settings.waived(plan.today)
+    return measure_kinds(kinds, answers, limits.gap, limits.alpha, plan.settings.check.seed, waived)
 
 
 def _kind(name: str, items: Sequence[Item]) -> Kind:
@@ -299,31 +270,25 @@ def _most_common(items: Sequence[Item]) -> tuple[str, int]:
     return label, counts[label]
 
 
-def _pasted_answers(plan: Plan, edited: Mapping[str, Row], kind_of: Mapping[str, str]) -> Iterator[PastedAnswer]:
-    """Join the answers with all fills to each object on each background that has a kind.
-
-    If the config lets anything be recognised as a background's class, an answer of that class does not count.
-    """
+def _pasted_answers(plan: Plan, answers: Mapping[str, Answers], kind_of: Mapping[str, str]) -> Iterator[PastedAnswer]:
+    """Join the answers with all fills to each object on each background that has a kind."""
     items = {item.name: item for item in (*plan.sample, *plan.backgrounds)}
-    for name, row in edited.items():
+    for name, of_picture in answers.items():
         item, outputs = items[name], plan.matched.indices[items[name].label]
         by_background: dict[str, list[int]] = defaultdict(list)
-        for edit, answer in row["answers"].items():
-            arm, _, background = EditName.of(edit)
-            if arm in (SAME, OTHER) and background in kind_of:
-                by_background[background].append(int(answer["answer"]))
+        for edit, answer in of_picture.items():
+            if edit.arm in ("same", "other") and edit.lender in kind_of:
+                by_background[edit.lender].append(answer.output)
         for background, named in by_background.items():
             behind, right = items[background], any(output in outputs for output in named)
-            answer_named = plan.name_of(named[0])
-            if plan.settings.expects_anything(behind.label) and not right and answer_named == behind.label:
-                continue
-            yield PastedAnswer(
-                name, item.label, item.group, background, behind.group, kind_of[background], right, answer_named
-            )
+            first = plan.name_of(named[0])
+            if right or not plan.excuses(first, behind):
+                yield PastedAnswer(
+                    name, item.label, item.group, background, behind.group, kind_of[background], right, first
+                )
 
 
 def measure_kinds(
-    source: Source,
     kinds: Sequence[Kind],
     answers: Sequence[PastedAnswer],
     limit: float,
@@ -338,7 +303,7 @@ def measure_kinds(
     with Holm's correction over all pairs, and if it is lower by more than the limit.
 
     Args:
-        source, kinds: the kinds, without their answers.
+        kinds: the kinds, without their answers.
         answers: the answers to each object on each background of a kind.
         limit: the largest loss of accuracy that may ship.
         alpha: the significance level.
@@ -365,7 +330,7 @@ def measure_kinds(
     bad.sort(key=_accuracy_first)
     worst = bad[0] if bad else min((pairs[number] for number in tested), key=_accuracy_first, default=None)
     with_answers = tuple(_with_answers(kind, answers) for kind in kinds)
-    return Kinds(source, with_answers, tuple(pairs), worst, tuple(bad))
+    return Kinds(with_answers, tuple(pairs), worst, tuple(bad))
 
 
 def _accuracy_first(pair: Pair) -> tuple[float, str, str]:

@@ -1,0 +1,67 @@
+"""What an optional analysis gets, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from camkit.background.experiment import Answers
+from camkit.background.journal import Row
+from camkit.background.plan import Plan
+from camkit.background.reasons import Reason
+from camkit.background.trial import Trial
+
+
+@dataclass(frozen=True)
+class MirrorTest:
+    """What happens to the maps when the pictures are mirrored left to right, as median correlations.
+
+    ``followed`` compares the new map with the mirrored first map, ``stayed`` with the first map as it was.
+    """
+
+    followed: float
+    stayed: float
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a check has measured when an optional analysis begins.
+
+    Attributes:
+        trial: the pictures and the model, to show it further edits.
+        heat: the journal's heat row of each usable picture, by name.
+        answers: the answers to each picture's edits, by name.
+        mirrored: whether the maps follow mirrored pictures; None if that is not known.
+        suspects: the classes that the model may recognise by their backgrounds, the largest effect first. They follow
+            from the verdict, so an analysis that may warn knows of none.
+    """
+
+    trial: Trial
+    heat: Mapping[str, Row]
+    answers: Mapping[str, Answers]
+    mirrored: MirrorTest | None = None
+    suspects: Sequence[str] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """The check."""
+        return self.trial.plan
+
+
+class Finding:
+    """What an optional analysis found."""
+
+    @property
+    def warnings(self) -> Mapping[str, Sequence[Reason]]:
+        """By class, and by OVERALL for all classes together, what it warns of."""
+        return {}
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        """What it found, in words, as far as the reasons of the verdict do not say it."""
+        return ()
+
+    def as_json(self) -> Any:
+        """Return plain values for the report."""
+        raise NotImplementedError
