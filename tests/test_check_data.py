@@ -23,7 +23,6 @@ from PIL import Image
 from camkit.background.classes import match_classes, parse_class_map, question_order, read_class_map
 from camkit.background.data import read_data
 from camkit.background.plan import FileHashes, without_duplicates
-from camkit.background.report import words
 from camkit.background.run import plan_check
 from camkit.background.sampling import stratified
 from camkit.background.values import Dataset, Item
@@ -611,7 +610,7 @@ def test_the_animals_that_imagenet_does_not_have_are_left_out(test_data: Path) -
 
     assert len(plan.data.classes) == 10
     assert not {"dolphin", "emu"} & set(plan.data.classes)
-    assert any("of 'dolphin', which the class map leaves out (null)" in line for line in words.left_out(plan))
+    assert any("of 'dolphin', which the class map leaves out (null)" in line for line in plan.data.left_out_in_words)
 
 
 def test_a_picture_instead_of_a_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:

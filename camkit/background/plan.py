@@ -133,6 +133,11 @@ class Plan:
         labels = self.model.labels
         return label or (labels[output] if labels and output < len(labels) else f"output {output}")
 
+    @property
+    def removed(self) -> str:
+        """What the experiment removes from a picture to see whether the rest is enough."""
+        return "object removed" if self.with_regions else "middle removed"
+
     def excuses(self, named: str, background: Item) -> bool:
         """Return whether an answer does not count, because the config lets anything pass for a background's class."""
         return named == background.label and self.settings.expects_anything(background.label)

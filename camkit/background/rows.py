@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -38,7 +38,7 @@ def image_rows(plan: Plan, heat: Mapping[str, Row], answers: Mapping[str, Answer
         heat: the journal's heat row of each usable picture, by name.
         answers: the answers to each picture's edits, by name.
     """
-    energies = _energies(plan, heat)
+    energies = _energies(plan.data.items, heat)
     items = {item.name: item for item in plan.data.items}
     return [
         _image_row(plan, items, item, heat[name], energies.get(name), answers.get(name, {}))
@@ -47,10 +47,10 @@ def image_rows(plan: Plan, heat: Mapping[str, Row], answers: Mapping[str, Answer
     ]
 
 
-def _energies(plan: Plan, heat: Mapping[str, Row]) -> dict[str, _Energy]:
+def _energies(items: Sequence[Item], heat: Mapping[str, Row]) -> dict[str, _Energy]:
     """Compare each map with the regions of all pictures whose map has the same grid, size and extent."""
     by_geometry: dict[tuple[Any, Any, Placement], list[str]] = defaultdict(list)
-    for item in plan.data.items:
+    for item in items:
         row = heat.get(item.name, {})
         if "cells" in row:
             placement = Placement(tuple(map(tuple, row["extent"])))

@@ -101,6 +101,10 @@ class Item:
     place: str = ""
 
 
+_MAX_NAMES = 3
+"""Names of pictures that a line lists as examples."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """The pictures to check.
@@ -118,3 +122,11 @@ class Dataset:
     classes: tuple[str, ...]
     facts: tuple[str, ...] = ()
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def left_out_in_words(self) -> list[str]:
+        """What is not used, a line for each reason with a few examples."""
+        return [
+            f"{len(names)} {reason}: {', '.join(names[:_MAX_NAMES])}{', ...' if len(names) > _MAX_NAMES else ''}"
+            for reason, names in self.left_out.items()
+        ]

@@ -22,7 +22,7 @@ _MAX_REASONS = 10
 
 def data_summary(plan: Plan) -> Text:
     """Return what was found: pictures, regions, classes, and what is left out."""
-    lines = [*plan.data.facts, f"classes matched {plan.matched.how}", *words.left_out(plan)]
+    lines = [*plan.data.facts, f"classes matched {plan.matched.how}", *plan.data.left_out_in_words]
     return Text("\n".join(map(printable, lines)))
 
 
@@ -58,7 +58,7 @@ def verdict(result: CheckResult) -> Text:
 
 def table(result: CheckResult) -> Table:
     """Return a table with one row per class, and one for all classes."""
-    removed_heading = words.without_object(result.plan)
+    removed_heading = result.plan.removed
     columns = Table(box=None, pad_edge=False)
     wrapped = {removed_heading, "excluded above", "more pictures"}
     for heading in (

@@ -98,7 +98,7 @@ def render(result: CheckResult) -> str:
     environment = templates("camkit.background.report")
     script = environment.get_template("check.js").render()
     plan, showcase = result.plan, Showcase(result)
-    removed = words.without_object(plan)
+    removed = plan.removed
     page: str = environment.get_template("check.html").render(
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -116,7 +116,7 @@ def render(result: CheckResult) -> str:
             if name != OVERALL and judgement.verdict != "PASS"
         ][:_MAX_EXPLAINED],
         thumbnails=_panels(showcase.thumbnails()),
-        facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *words.left_out(plan)],
+        facts=[*plan.data.facts, f"classes were matched {plan.matched.how}", *plan.data.left_out_in_words],
         warnings=[*result.warnings, *result.sanity.remarks],
         columns=[{"title": title or removed, "help": explanation} for title, explanation in _COLUMNS],
         rows=[_row(measures, result.judged[name]) for name, measures in result.classes.items()],

@@ -26,7 +26,7 @@ def render(result: CheckResult) -> str:
     lines += [
         "",
         "| class | verdict | pictures | accuracy | background gap | attraction "
-        f"| {words.without_object(result.plan)} | skill | excluded above | more pictures |",
+        f"| {result.plan.removed} | skill | excluded above | more pictures |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
         *(_row(measures, result.judged[name]) for name, measures in result.classes.items()),
         _row(result.overall, result.judged[OVERALL]),

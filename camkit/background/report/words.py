@@ -18,9 +18,6 @@ from camkit.kit.wording import NONE, VERSION, number
 PAGE = "report.html"
 """The file name of the report that people open."""
 
-_MAX_NAMES = 3
-"""Names of pictures that a line lists as examples."""
-
 _MAX_CLASSES = 5
 """Failing classes that the headline lists."""
 
@@ -131,11 +128,6 @@ def _change(estimate: Estimate) -> str:
     return f"{estimate.value:+.2f} (95% interval {number(estimate.low)} to {number(estimate.high)})"
 
 
-def without_object(plan: Plan) -> str:
-    """Return what the experiment removes from a picture to see whether the rest is enough."""
-    return "object removed" if plan.with_regions else "middle removed"
-
-
 def provenance(result: CheckResult) -> list[tuple[str, str]]:
     """Return what a reader needs to repeat the check: the date, the command, the weights and the versions."""
     run, hashes = result.run, result.hashes
@@ -156,14 +148,6 @@ def _weights(weights: str, plan: Plan) -> str:
     """Return the name of a file of weights with its hash, or the name of published weights."""
     file = Path(weights)
     return f"{file.name} (SHA-256 {plan.files.of(file)})" if file.is_file() else weights
-
-
-def left_out(plan: Plan) -> list[str]:
-    """Return what the check does not use, a line for each kind with a few examples."""
-    return [
-        f"{len(names)} {kind}: {', '.join(names[:_MAX_NAMES])}{', ...' if len(names) > _MAX_NAMES else ''}"
-        for kind, names in plan.data.left_out.items()
-    ]
 
 
 def class_title(measures: Measures) -> str:
