@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from camkit.background.decision import WHOLE_PICTURE, Effect, MeasuredEffect
+from camkit.background.decision import WHOLE_PICTURE, Effect, EffectName, MeasuredEffect
 from camkit.background.measures import Measures, limit_of
 from camkit.background.verdict import judge
 from camkit.config.settings import LimitsSection
@@ -108,7 +108,8 @@ def _measures(stored: Row, limits: LimitsSection) -> Measures:
     values = {name: value for name, value in stored.items() if name != "verdict"}
     values["accuracy"] = Estimate(**values["accuracy"])
     values["skill"] = values["skill"] and Estimate(**values["skill"])
-    by_name = {name: values.pop(name) for name in ("gap", "sufficiency", "attraction")}
+    of_background: tuple[EffectName, ...] = ("gap", "sufficiency", "attraction")
+    by_name: dict[EffectName, Row] = {name: values.pop(name) for name in of_background}
     by_name |= {cue: {WHOLE_PICTURE: effect} for cue, effect in values.pop("cues", {}).items()}
     effects = {
         name: Effect(
