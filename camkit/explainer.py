@@ -743,6 +743,20 @@ class Explainer:
             rows.append(Failure(item.source, error))
         return rows + (self._explain_batch(request, usable) if usable else [])
 
+    def forget(self) -> None:
+        """Forget what is known about the model, also by ``explain`` and by the Explainers that share it.
+
+        camkit notices by itself when the model's modules, hooks, buffers or attributes change. Call this after a change
+        of something else that switches what the model computes, such as a global variable or a helper object.
+
+        Examples:
+            >>> import camkit
+            >>> explainer = camkit.Explainer("demo-fair")
+            >>> explainer.forget()
+        """
+        self._memory.start_over()
+        _SHELL.forget(self.model)
+
     def _current_memory(self) -> ModelMemory:
         if self._memory.refresh():
             self._rank = spatial_rank(self.model)
@@ -880,6 +894,12 @@ class _Shell:
             options.get("progress"),
             options.get("references"),
         )
+
+    def forget(self, model: nn.Module) -> None:
+        """Forget what earlier calls found out about a model."""
+        memory = self._memories.get(model)
+        if memory is not None:
+            memory.start_over()
 
     def configured(
         self, model: nn.Module | str | LoadedModel | None, target_layer: Layers | None, options: dict[str, Any]

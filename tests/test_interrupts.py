@@ -27,7 +27,7 @@ from torch import nn
 
 import camkit
 import camkit.hooks
-from camkit.engine import interrupts, randomness, restore
+from camkit.engine import guard, interrupts
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.streams import Task, in_order
 
@@ -52,7 +52,7 @@ def small() -> nn.Module:
 
 def nothing_runs() -> bool:
     """Tell whether camkit believes that no pass is running, and Ctrl-C has its usual handler."""
-    idle = not (interrupts._waiting.blocks or restore._in_use or restore._eager or randomness._generators)
+    idle = not (interrupts._waiting.blocks or guard._in_use or guard._eager or guard._generators)
     return idle and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

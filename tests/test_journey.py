@@ -7,7 +7,7 @@ from pathlib import Path
 import journey
 import pytest
 
-MOST = {"file": (436, 37), "tensor": (401, 31), "check": (110_000, 115)}
+MOST = {"file": (317, 35), "tensor": (273, 30), "check": (110_000, 115)}
 """The most calls and files of each journey."""
 
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from camkit.diagnosis.reductions import CURVES, RELUS, Summaries, both_peaks, flaws, share_for
 from camkit.diagnosis.tensor_statistics import norm, plain
 from camkit.engine.attach import Scope, contiguous_gradients, output_hooks
+from camkit.engine.guard import same_requirements
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import tensors_in
 from camkit.engine.passes import quiet_pass
-from camkit.engine.restore import same_requirements
 from camkit.hooks import Recording, record
 from camkit.layers.names import first_name_by_module, modules_by_name
 from camkit.types import Precision

@@ -17,7 +17,7 @@ from camkit.engine.features import Capture
 from camkit.engine.grid import to_grid
 from camkit.engine.head import Head
 from camkit.engine.nested import precise
-from camkit.engine.record import ModelRecord, WeightMarks
+from camkit.engine.record import ModelRecord
 from camkit.engine.references import ReferenceMaps, run_references
 from camkit.errors import MethodError
 from camkit.targets.log_odds import against_rivals
@@ -96,7 +96,7 @@ def _references(
         each_pass_of(model, image, options),
         apart=options.apart,
     )
-    references = options.kept_references.maps((ref, pictures.key), WeightMarks(record.modules()), run)
+    references = options.kept_references.maps((ref, pictures.key), record.modules(), run)
     expected = list(head.output.shape)
     expected[head.images] = len(references)
     if list(references.outputs.shape) != expected:

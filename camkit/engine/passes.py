@@ -10,11 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.interrupts import interruptible, undisturbed
+from camkit.engine.guard import guarded
+from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import tensors_in
-from camkit.engine.randomness import same_randomness
 from camkit.engine.record import ModelRecord
-from camkit.engine.restore import eagerly, evaluating
 from camkit.types import Precision
 
 DTYPES = {"bf16": torch.bfloat16, "bf16-forced": torch.bfloat16, "fp16": torch.float16}
@@ -79,12 +78,8 @@ def quiet_pass(
         record: the model's record, if it is already prepared; a new one walks through all modules.
         users_code: True if functions of the user run inside, besides the model.
     """
-    record = record or ModelRecord.of_model(model)
     with (
-        undisturbed(),
-        eagerly(),
-        same_randomness(record.devices, others=users_code or record.runs_own_code),
-        evaluating(model, record),
+        guarded(model, record, users_code=users_code),
         torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext(),
         torch.no_grad(),
         autocasting(device, precision),

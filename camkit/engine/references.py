@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from camkit.engine.copies import WeightMarks
 from camkit.engine.cut import cut
 from camkit.engine.interrupts import interruptible
 from camkit.engine.nested import mapped, precise
 from camkit.engine.passes import in_parts
-from camkit.engine.record import WeightMarks
 from camkit.errors import MethodError
 from camkit.models.modules import usual_batch_size
 from camkit.targets.scores import Target
@@ -68,11 +68,11 @@ class KeptReferences:
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, tuple[WeightMarks, ReferenceMaps]] = OrderedDict()
 
-    def maps(self, key: Hashable, marks: WeightMarks, run: Callable[[], ReferenceMaps]) -> ReferenceMaps:
+    def maps(self, key: Hashable, modules: Sequence[nn.Module], run: Callable[[], ReferenceMaps]) -> ReferenceMaps:
         """Return what is kept under a key, or else what ``run`` returns."""
         kept = self._kept.pop(key, None)
-        if kept is None or kept[0] != marks:
-            kept = marks, run()
+        if kept is None or not kept[0].still_hold(modules):
+            kept = WeightMarks(modules), run()
         self._kept[key] = kept
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)

@@ -22,7 +22,7 @@ from camkit.engine.attach import (
     output_hooks,
     own_output,
 )
-from camkit.engine.restore import eagerly
+from camkit.engine.guard import eagerly
 from camkit.errors import LayerError
 from camkit.hooks.changes import Change
 from camkit.hooks.recording import VIEW_HINT, why_no_gradient

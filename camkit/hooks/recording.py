@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from camkit.engine.attach import TensorHooks, aliased_tensor, input_hooks, noting_starts, output_hooks, own_output
+from camkit.engine.guard import eagerly
 from camkit.engine.nested import Make, mapped, plain, shares_memory
-from camkit.engine.restore import eagerly
 from camkit.hooks.calls import Call, Recording
 from camkit.layers.names import Layers, select_layers
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.drawing.pixels import pixels_of
+from camkit.engine.guard import generators, same_randomness
 from camkit.engine.interrupts import interruptible, undisturbed
-from camkit.engine.randomness import generators, same_randomness
 from camkit.errors import InputError
 from camkit.types import Box, Pixels, Preprocess
 

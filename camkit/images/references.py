@@ -11,9 +11,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from camkit.engine.guard import same_randomness
 from camkit.engine.heatmap import upsample
 from camkit.engine.interrupts import interruptible, undisturbed
-from camkit.engine.randomness import same_randomness
 from camkit.engine.references import ReferencePictures
 from camkit.errors import ImageError
 from camkit.images.listing import Pictures

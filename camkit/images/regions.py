@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
-from camkit.engine.randomness import generators
+from camkit.engine.guard import generators
 from camkit.errors import InputError
 from camkit.types import Preprocess
 

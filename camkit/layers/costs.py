@@ -13,10 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.interrupts import interruptible, undisturbed
-from camkit.engine.randomness import same_randomness
-from camkit.engine.record import ModelRecord
-from camkit.engine.restore import eagerly, evaluating, same_requirements
+from camkit.engine.guard import guarded, same_requirements
+from camkit.engine.interrupts import interruptible
 from camkit.types import LayerRef
 
 
@@ -89,11 +87,8 @@ def _torchinfo_rows(model: nn.Module, image: Tensor) -> list[Any]:
     import torchinfo  # noqa: PLC0415 - only one command counts
 
     with (
-        undisturbed(),
-        eagerly(),
-        same_randomness(ModelRecord.of_model(model).devices),
         same_requirements(model),
-        evaluating(model),
+        guarded(model),
         torch.inference_mode(mode=False),
         torch.no_grad(),
         warnings.catch_warnings(),

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from camkit.engine.attach import forward_hooks, starts
 from camkit.engine.batches import keeps_pictures_apart
+from camkit.engine.copies import WeightMarks
+from camkit.engine.guard import is_in_use
 from camkit.engine.interrupts import undisturbed
-from camkit.engine.record import ModelRecord, WeightMarks
+from camkit.engine.record import ModelRecord
 from camkit.engine.references import KeptReferences
-from camkit.engine.restore import is_in_use
 from camkit.errors import LayerError, advice
 from camkit.layers.choose import Decision, decide
 from camkit.layers.names import select_layers
@@ -59,6 +60,12 @@ class ModelMemory:
         self._model = weakref.ref(model)
         self._start(model)
 
+    def start_over(self) -> None:
+        """Forget everything, also the record of the model."""
+        model = self.model
+        if model is not None:
+            self._start(model)
+
     def _start(self, model: nn.Module) -> None:
         record = ModelRecord.of_model(model)
         self.answers_alike: dict[Precision, bool] = {}
@@ -69,7 +76,6 @@ class ModelMemory:
         self.overwrites = False
         self.kept_references = KeptReferences()
         self._apart: dict[tuple[LayerRef, ...], tuple[int, bool]] = {}
-        self._noted = False
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: OrderedDict[_DecisionKey, tuple[Decision, WeightMarks | None]] = OrderedDict()
         self._named: dict[tuple[InputKind, LayerRef], TargetLayer] = {}
@@ -148,7 +154,6 @@ class ModelMemory:
         model = self.model
         assert model is not None
         decision = decide(model, image, self.record, target=target)
-        self.note_changes_by_passes()
         if is_kept and decision.lasting and decision.holds_for != "picture":
             marks = WeightMarks(self.record.modules()) if decision.holds_for == "weights" else None
             self._decisions[key] = decision, marks
@@ -164,12 +169,7 @@ class ModelMemory:
         model, kept = self.model, self._decisions.get(key)
         if model is None or kept is None:
             return False
-        return kept[1] is None or kept[1] == WeightMarks(self.record.modules())
-
-    def note_changes_by_passes(self) -> None:
-        """Note after the first passes what passes change outside the model, such as a counter."""
-        if not self._noted:
-            self._noted = self.record.note_what_a_pass_changes()
+        return kept[1] is None or kept[1].still_hold(self.record.modules())
 
     def keeps_pictures_apart(
         self,

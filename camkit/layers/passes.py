@@ -408,7 +408,6 @@ class LayerPasses:
                 raise OneByOneError from None
             raise
         memory.may_resize = captured.resized
-        memory.note_changes_by_passes()
         return captured
 
 

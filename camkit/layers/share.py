@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from camkit.engine.attach import forward_hooks
 from camkit.engine.grid import from_grid, to_grid
+from camkit.engine.guard import switch_off_training
 from camkit.engine.head import answering, modules_beside
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import feature_tensor, mapped, precise, tensors_in, with_tensor
-from camkit.engine.restore import switch_off_training
 from camkit.layers.location import exchange
 from camkit.layers.names import modules_by_name
 from camkit.layers.trace import Call, LivePass, Returned, Trace, mixture, scored_tensor

@@ -22,12 +22,11 @@ from torch.autograd.graph import Node
 from torch.nn import functional
 
 from camkit.engine.attach import forward_hooks, starts
+from camkit.engine.guard import guarded, switch_off_training
 from camkit.engine.interrupts import interruptible, undisturbed
 from camkit.engine.nested import feature_tensor, tensors_in
-from camkit.engine.randomness import same_randomness
 from camkit.engine.record import ModelRecord
 from camkit.engine.resizing import resized_input
-from camkit.engine.restore import eagerly, evaluating, switch_off_training
 from camkit.errors import ModelError
 from camkit.layers.graph import Graph, GraphRecorder, contains
 from camkit.layers.names import first_name_by_module, modules_by_name
@@ -384,13 +383,7 @@ def _mean(values: Tensor, axis: int) -> Tensor:
 @contextmanager
 def _undisturbed_pass(model: nn.Module, record: ModelRecord) -> Iterator[None]:
     """Run a model in evaluation mode, outside inference mode, and restore it exactly."""
-    with (
-        undisturbed(),
-        eagerly(),
-        same_randomness(record.devices),
-        evaluating(model, record),
-        torch.inference_mode(mode=False),
-    ):
+    with guarded(model, record), torch.inference_mode(mode=False):
         yield
 
 

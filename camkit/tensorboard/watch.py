@@ -25,9 +25,9 @@ from camkit.diagnosis.reductions import RELUS, TensorSummary, summarize
 from camkit.diagnosis.tensor_statistics import TensorStatistics, statistics
 from camkit.drawing.figure import percent
 from camkit.engine.attach import backward_pass, starts
+from camkit.engine.guard import eagerly
 from camkit.engine.interrupts import interruptible
 from camkit.engine.passes import quiet_pass
-from camkit.engine.restore import eagerly
 from camkit.errors import CamkitError, InputError, OutputError
 from camkit.explainer import Options, explain
 from camkit.explanation import Explanation

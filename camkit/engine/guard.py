@@ -1,0 +1,394 @@
+"""Runs a pass and leaves everything as it was: the model, the random generators, and what all threads share.
+
+A pass may change training flags, buffers, small parameters, attributes of modules, and the items of lists, dictionaries
+and sets among them. All of this is restored, also after an exception. Several threads may use the same model at once,
+or models that share modules: the first one to enter saves the state, and the last one to leave restores it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from camkit.engine.attach import remove_hooks_since
+from camkit.engine.copies import FEW_VALUES, Copier, Copies, mark_of
+from camkit.engine.interrupts import undisturbed
+from camkit.engine.record import CONTAINERS, PYTORCHS, ModelRecord, values_in
+
+_lock = threading.Lock()
+
+_LARGEST_COPY = 1_000_000
+"""Tensors and arrays that a module keeps as attributes are copied if they have at most this many values."""
+
+_MOST_SEARCHED = 1000
+"""Containers with more items than this, such as vocabularies, are copied, but not searched for tensors."""
+
+_TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
+_PARAMETERS, _BUFFERS = operator.attrgetter("_parameters"), operator.attrgetter("_buffers")
+
+
+@contextmanager
+def guarded(model: nn.Module, record: ModelRecord | None = None, *, users_code: bool = True) -> Iterator[None]:
+    """Put every submodule into evaluation mode, and restore the model and the random generators at the end.
+
+    Ctrl-C waits in the block; run the model inside ``interruptible``. Compiled modules run eagerly. ``train()`` and
+    ``eval()`` are not called, since models may override them.
+
+    Args:
+        model: any module.
+        record: the model's record, if it is already prepared; a new one walks through all modules.
+        users_code: True if functions of the user run inside, besides the model.
+    """
+    record = record or ModelRecord.of_model(model)
+    with (
+        undisturbed(),
+        eagerly(),
+        same_randomness(record.devices, others=users_code or record.runs_own_code),
+    ):
+        with _lock, torch.no_grad():
+            _enter(record)
+        try:
+            yield
+        finally:
+            with _lock, torch.no_grad():
+                written = _leave(record)
+        if written:
+            _warn_of(model, written)
+
+
+class _Saved:
+    """The state of some modules before a pass.
+
+    The user's own code, besides setting attributes and writing to buffers, may change PyTorch's modules (such as the
+    momentum of a normalisation), write to parameters and tensors, and draw from generators of its own.
+    """
+
+    def __init__(self, record: ModelRecord) -> None:
+        own, modules = record.runs_own_code, record.modules()
+        authored, others = record.authored(modules), record.others(modules)
+        self._modules = modules
+        self._flags = list(map(_TRAINING, modules))
+        self._changeable = modules if own else authored
+        self._attributes = [vars(module).copy() for module in self._changeable]
+        tables = [table for module in self._changeable for table in (module._parameters, module._buffers)]
+        containers = [*tables, *(value for value in others if type(value) in CONTAINERS)]
+        self._containers = [(container, container.copy()) for container in containers]
+        self._holders = [*map(vars, self._changeable), *containers]
+        self._tables = [holder for holder in self._holders if isinstance(holder, dict)]
+        self._parameters = parameters = _tensors_of(map(_PARAMETERS, modules)) if own else []
+        self._required = list(map(_REQUIRES_GRAD, parameters))
+        leaves = _leaves(others, set(map(id, parameters))) if own else []
+        copied = _tensors_of(map(_BUFFERS, modules))
+        copied += [parameter for parameter in parameters if parameter.numel() <= FEW_VALUES]
+        copied += [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if not record.copier.fits(copied):
+            record.copier = Copier(copied)
+        self._copies = Copies(record.copier)
+        large = [parameter for parameter in parameters if parameter.numel() > FEW_VALUES]
+        self._large = [(parameter, mark_of(parameter)) for parameter in large]
+        self._states = [(leaf, _state_of(leaf)) for leaf in leaves if not isinstance(leaf, Tensor)]
+        self._first_new_hook = RemovableHandle.next_id
+        if any(self._flags):
+            self._switch_off_training()
+        self._items = self._all_items()
+
+    def _switch_off_training(self) -> None:
+        for module in self._modules:
+            module.training = False
+
+    def _all_items(self) -> list[Any]:
+        """Return the names and values of all that is compared by identity, in one flat list."""
+        values = itertools.chain.from_iterable(map(dict.values, self._tables))
+        return [*itertools.chain.from_iterable(self._holders), *values]
+
+    def restore(self) -> list[Tensor]:
+        """Restore everything, and return the parameters that were written to and cannot be restored."""
+        if not _are_identical(self._all_items(), self._items):
+            # Parameters and buffers go first, since a pass may have turned an attribute into one of these.
+            for container, contents in self._containers:
+                _restore_contents(container, contents)
+            for module, attributes in zip(self._changeable, self._attributes, strict=True):
+                _restore_attributes(module, attributes)
+                # A model that sets hooks in its first pass also notes that, and would set them again without the note.
+                remove_hooks_since(module, self._first_new_hook)
+        if list(map(_TRAINING, self._modules)) != self._flags:
+            for module, flag in zip(self._modules, self._flags, strict=True):
+                module.training = flag
+        replaced = self._copies.restore()
+        if replaced:
+            self._put_in_place(replaced)
+        if list(map(_REQUIRES_GRAD, self._parameters)) != self._required:
+            for parameter, required in zip(self._parameters, self._required, strict=True):
+                parameter.requires_grad_(required)
+        for leaf, state in self._states:
+            _set_state(leaf, state)
+        return [parameter for parameter, mark in self._large if mark_of(parameter) != mark]
+
+    def _put_in_place(self, replaced: dict[int, Tensor]) -> None:
+        """Put new tensors into the places of those that cannot be restored."""
+        tables = [*map(vars, self._changeable), *map(_BUFFERS, self._modules), *map(_PARAMETERS, self._modules)]
+        for table in tables:
+            table.update({name: replaced[id(value)] for name, value in table.items() if id(value) in replaced})
+
+
+def _tensors_of(tables: Iterable[dict[str, Tensor | None]]) -> list[Tensor]:
+    held = itertools.chain.from_iterable(map(dict.values, tables))
+    return [tensor for tensor in held if tensor is not None]
+
+
+def _are_identical(items: list[Any], others: list[Any]) -> bool:
+    return len(items) == len(others) and all(map(operator.is_, items, others))
+
+
+def _restore_attributes(module: nn.Module, saved: dict[str, Any]) -> None:
+    """Restore the attributes that a forward pass changed, such as a cache and the flag that it is filled."""
+    attributes = vars(module)
+    for name in [name for name in attributes if name not in PYTORCHS and name not in saved]:
+        del attributes[name]
+    for name, value in saved.items():
+        # PyTorch manages its own attributes. A pass may also have turned an attribute into a module.
+        if name not in PYTORCHS and name not in module._modules:
+            attributes[name] = value
+
+
+def _restore_contents(container: Any, contents: Any) -> None:
+    """Give a list, dictionary or set the items that it had when it was copied, in the same order."""
+    same_keys = isinstance(container, set) and container == contents
+    if same_keys or _are_identical([*container, *values_in(container)], [*contents, *values_in(contents)]):
+        return
+    container.clear()
+    (container.extend if isinstance(container, list) else container.update)(contents)
+
+
+def _leaves(values: Iterable[Any], parameters: set[int]) -> list[Any]:
+    """Return the tensors, arrays and generators among attributes and in their containers, each once."""
+    containers = [value for value in values if type(value) in (*CONTAINERS, tuple) and len(value) <= _MOST_SEARCHED]
+    candidates = itertools.chain(values, *map(values_in, containers))
+    leaves = {id(value): value for value in candidates if isinstance(value, _LEAVES) and id(value) not in parameters}
+    return [leaf for leaf in leaves.values() if not isinstance(leaf, Tensor) or _is_copied(leaf)]
+
+
+def _is_copied(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() <= _LARGEST_COPY
+
+
+_LEAVES = (Tensor, np.ndarray, torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
+"""What a module may hold as an attribute, and a pass may change without replacing it."""
+
+
+def _state_of(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy() if leaf.size <= _LARGEST_COPY else None
+    if isinstance(leaf, np.random.Generator):
+        return leaf.bit_generator.state
+    return leaf.getstate() if isinstance(leaf, random.Random) else leaf.get_state()
+
+
+def _set_state(leaf: Any, state: Any) -> None:
+    if isinstance(leaf, np.ndarray):
+        if state is not None and leaf.shape == state.shape and leaf.flags.writeable:
+            leaf[...] = state
+    elif isinstance(leaf, np.random.Generator):
+        leaf.bit_generator.state = state
+    elif isinstance(leaf, random.Random):
+        leaf.setstate(state)
+    else:
+        leaf.set_state(state)
+
+
+class _Use:
+    """Models that share modules and are running: the number of passes, and the modules' state before the first one."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.keys: frozenset[int] = frozenset()
+        self.saved: list[_Saved] = []
+
+
+_in_use: list[_Use] = []
+"""The models that some thread is running now."""
+
+
+def _enter(record: ModelRecord) -> None:
+    """Count one more user of a model, and save the state of the modules that are not in use yet."""
+    use = _Use()
+    overlapping = [other for other in _in_use if not other.keys.isdisjoint(record.keys)]
+    for other in overlapping:  # the model connects them, if they are several
+        use.users += other.users
+        use.keys |= other.keys
+        use.saved += other.saved
+    if not record.keys <= use.keys:
+        new = [module for module in record.modules() if id(module) not in use.keys] if use.keys else None
+        use.saved.append(_Saved(record if new is None else ModelRecord(new)))
+    use.users += 1
+    use.keys |= record.keys
+    _in_use[:] = [other for other in _in_use if other not in overlapping] + [use]
+
+
+def _leave(record: ModelRecord) -> list[Tensor]:
+    """Restore the models if this was the last user, and return the parameters that cannot be restored."""
+    use = next(use for use in _in_use if record.keys <= use.keys)
+    use.users -= 1
+    if use.users:
+        return []
+    _in_use.remove(use)
+    return [tensor for saved in use.saved for tensor in saved.restore()]
+
+
+def _warn_of(model: nn.Module, written: list[Tensor]) -> None:
+    identities = set(map(id, written))
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in identities]
+    shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+    warnings.warn(
+        f"the model's forward pass writes into its own parameters ({shown}), which camkit cannot undo; "
+        "explain a copy of the model (copy.deepcopy)",
+        stacklevel=2,
+    )
+
+
+def is_in_use(record: ModelRecord) -> bool:
+    """Tell whether a pass is running on the model, or on a model that shares modules with it."""
+    return any(not use.keys.isdisjoint(record.keys) for use in list(_in_use))
+
+
+def switch_off_training(model: nn.Module) -> None:
+    """Put every submodule into evaluation mode again; use it inside ``guarded``, which restores the flags."""
+    for module in model.modules():
+        module.training = False
+
+
+@contextmanager
+def same_requirements(model: nn.Module) -> Iterator[None]:
+    """Restore at the end which parameters require gradients, since models may freeze parameters in ``train()``."""
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, required in flags:
+            if parameter.requires_grad != required:
+                parameter.requires_grad_(required)
+
+
+def _generator_arguments(device: torch.device) -> tuple[torch.device, ...]:
+    return () if device.type == "mps" else (device,)  # MPS has one generator
+
+
+@dataclass
+class _Generators:
+    """The states of the random generators before the first of the current users."""
+
+    users: int
+    cpu: Tensor
+    devices: dict[torch.device, Tensor] = field(default_factory=dict)
+    others: tuple[Any, Any] | None = None
+    """The states of NumPy's and Python's generators."""
+
+
+_generators: list[_Generators] = []
+
+
+def generators() -> tuple[Any, ...]:
+    """Return the states of the CPU's generators (PyTorch, NumPy, Python) in a form that can be compared."""
+    numpy: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), (numpy[1].tobytes(), *numpy[2:]), random.getstate()
+
+
+@contextmanager
+def same_randomness(devices: frozenset[torch.device] = frozenset(), *, others: bool = True) -> Iterator[None]:
+    """Restore the random generators at the end: PyTorch's on the CPU and on other devices, NumPy's and Python's.
+
+    All threads share the generators: numbers that other threads draw in the meantime are drawn again afterwards.
+
+    Args:
+        devices: the devices besides the CPU.
+        others: True to restore NumPy's and Python's too, which takes as long as a small network's first layer.
+    """
+    with _lock:
+        if not _generators:
+            _generators.append(_Generators(0, torch.get_rng_state()))
+        saved = _generators[0]
+        saved.users += 1
+        for device in devices - saved.devices.keys():
+            module = torch.get_device_module(device.type)
+            saved.devices[device] = module.get_rng_state(*_generator_arguments(device))
+        if others and saved.others is None:
+            saved.others = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        with _lock:
+            saved.users -= 1
+            if not saved.users:
+                _generators.clear()
+                _restore_generators(saved)
+
+
+def _restore_generators(saved: _Generators) -> None:
+    if not torch.equal(torch.get_rng_state(), saved.cpu):
+        torch.set_rng_state(saved.cpu)
+    for device, state in saved.devices.items():
+        torch.get_device_module(device.type).set_rng_state(state, *_generator_arguments(device))
+    if saved.others is not None:
+        np.random.set_state(saved.others[0])
+        random.setstate(saved.others[1])
+
+
+@dataclass
+class _Eager:
+    """The number of threads that need compiled modules to run eagerly, and the context that ends this."""
+
+    users: int
+    stance: AbstractContextManager[None]
+
+
+_eager: list[_Eager] = []
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run compiled modules eagerly, since compiled code ignores hooks that are set later.
+
+    PyTorch has one switch for all threads; the last thread to leave restores it.
+    """
+    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and importing it takes seconds
+        yield
+        return
+    counted: list[bool] = []
+    try:
+        try:
+            with undisturbed(), _lock:
+                if not _eager:
+                    stance = cast("AbstractContextManager[None]", torch.compiler.set_stance("force_eager"))
+                    stance.__enter__()
+                    _eager.append(_Eager(0, stance))
+                _eager[0].users += 1
+                counted.append(True)
+            yield
+        finally:
+            _end_eagerness(counted)
+    except KeyboardInterrupt:  # it may have come before the line above did anything
+        _end_eagerness(counted)
+        raise
+
+
+def _end_eagerness(counted: list[bool]) -> None:
+    """Count one user less, once; ``counted`` is empty if the block was not counted or has ended."""
+    with undisturbed(), _lock:
+        if counted:
+            counted.clear()
+            _eager[0].users -= 1
+            if not _eager[0].users:
+                _eager.pop().stance.__exit__(None, None, None)
