@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from camkit.cli.terminal import emit, printer, say, tell
-from camkit.comparison.compare import REFERENCES, Comparison, check_sheet_file, value_words, words_of
+from camkit.comparison.compare import REFERENCE_TITLES, Comparison, check_sheet_file, value_words, words_of
 from camkit.comparison.compare import compare as compared
 from camkit.drawing import overlay
 from camkit.drawing.figure import percent
@@ -69,7 +69,7 @@ def _print(comparison: Comparison) -> None:
         for compared_map in row.maps:
             emit(printable(f"  {compared_map.method:<22}{words_of(comparison.metric, compared_map)}"))
         for name, value in row.by_chance.items():
-            emit(printable(f"  {f'({REFERENCES[name]})':<22}{value_words(comparison.metric, value)}"))
+            emit(printable(f"  {f'({REFERENCE_TITLES[name]})':<22}{value_words(comparison.metric, value)}"))
 
 
 def run_judge(

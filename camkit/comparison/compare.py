@@ -54,7 +54,7 @@ DEFAULTS = (
 attention. Together with the metric's values, they take fewer than 30 plain passes on MobileNetV2, because most methods
 share one. FullGrad and Ablation-CAM are not among them: each alone takes 4 to 9."""
 
-REFERENCES = {"random": "random map", "centre": "centred blob", "colour": "best colour"}
+REFERENCE_TITLES = {"random": "random map", "centre": "centred blob", "colour": "best colour"}
 """The names of the reference maps as people read them."""
 
 QUICK = "top-loss"
@@ -145,7 +145,7 @@ class Comparison:
         """Return a table in Markdown: the metric's value of each map, for each picture and layer."""
         columns = [compared.method for compared in self.rows[0].maps]
         references = list(self.rows[0].by_chance)
-        columns += [f"({REFERENCES[name]})" for name in references]
+        columns += [f"({REFERENCE_TITLES[name]})" for name in references]
         lines = ["| picture | layer | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
         for row in self.rows:
             shares = [words_of(self.metric, compared) for compared in row.maps]
@@ -475,7 +475,7 @@ def _row(row: ComparedPicture, metric: Metric, colormap: str, alpha: float) -> S
     if row.layer:
         lines.append(f"layer {row.layer}")
     lines += [
-        f"{REFERENCES[name]}: {value_words(metric, value) if metric.name == QUICK else value}"
+        f"{REFERENCE_TITLES[name]}: {value_words(metric, value) if metric.name == QUICK else value}"
         for name, value in row.by_chance.items()
         if value.number is not None
     ]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 
 from camkit.kit.statistics import Estimate, bootstrap_sums, holm, interval, p_above
+from camkit.metrics.registry import Better
 
 SIGNIFICANCE = 0.05
 """The chance, over all methods of a metric together, of calling any of them better or worse by luck."""
@@ -25,8 +26,6 @@ which matter to nobody and change with the sample."""
 
 _RESAMPLES = 4000
 """Bootstrap resamples; the normal tail serves for smaller p-values."""
-
-Better: TypeAlias = Literal["higher", "lower"]
 
 OfRows: TypeAlias = Mapping[str, Float[np.ndarray, " n"]]
 """For each row, one value per picture; NaN where it has none."""

@@ -21,14 +21,14 @@ from camkit.models import device_of, dtype_of, spatial_rank
 from camkit.models.loaded import LoadedModel
 from camkit.types import ImageLike
 
-Batch: TypeAlias = "ImageLike | Sequence[ImageLike] | tuple[Any, Any]"
+BatchLike: TypeAlias = "ImageLike | Sequence[ImageLike] | tuple[Any, Any]"
 """Pictures in any form that ``explain`` accepts, or a pair of such a batch and its labels."""
 
 Loss: TypeAlias = Callable[..., Tensor]
 """``loss(output)``, or ``loss(output, labels)`` if there are labels; returns one number."""
 
 
-def split_labels(batch: Batch, rank: int) -> tuple[Any, Any]:
+def split_labels(batch: BatchLike, rank: int) -> tuple[Any, Any]:
     """Return a batch's pictures and its labels, None if it has none.
 
     A batch with labels is a pair, as a data loader gives it: first a whole batch, either a tensor (N, C, H, W) or a

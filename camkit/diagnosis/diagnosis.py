@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from camkit.config.model import configured_model
 from camkit.config.settings import Settings, as_settings
-from camkit.diagnosis.batch import Batch, Loss, prepared_batch, score_for, split_labels
+from camkit.diagnosis.batch import BatchLike, Loss, prepared_batch, score_for, split_labels
 from camkit.diagnosis.findings import Finding, findings
 from camkit.diagnosis.layer_statistics import LayerStatistics, Setting, rows_of, setting_of
 from camkit.diagnosis.measurement import Measurement, measure
@@ -115,7 +115,7 @@ class Diagnosis:
 
 def diagnose(
     model: nn.Module | str | LoadedModel | None,
-    batch: Batch,
+    batch: BatchLike,
     loss: Loss | None = None,
     *,
     training: bool | None = None,

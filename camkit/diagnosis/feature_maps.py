@@ -32,7 +32,7 @@ from camkit.models import as_model, device_of, dtype_of, spatial_rank
 from camkit.models.loaded import LoadedModel
 from camkit.types import ImageLike, LayerRef, Pixels, Preprocess, TargetLayer
 
-Scale: TypeAlias = Literal["each", "together"]
+MapScale: TypeAlias = Literal["each", "together"]
 
 _TILE = 128  # the longer side of a map on the sheet, in pixels
 _GAP = 10
@@ -67,7 +67,7 @@ class FeatureMaps:
     source: str
     picture: Pixels | None = None
 
-    def sheet(self, *, scale: Scale = "each") -> Pixels:
+    def sheet(self, *, scale: MapScale = "each") -> Pixels:
         """Draw the maps side by side, strongest first, each with its channel and its largest absolute value.
 
         If no map is negative anywhere, colours go from dark (zero) to yellow, otherwise from blue over white (zero) to
@@ -83,8 +83,8 @@ class FeatureMaps:
         Raises:
             InputError: an unknown scale.
         """
-        if scale not in get_args(Scale):
-            raise InputError(f"scale must be {' or '.join(map(repr, get_args(Scale)))}, not {scale!r}")
+        if scale not in get_args(MapScale):
+            raise InputError(f"scale must be {' or '.join(map(repr, get_args(MapScale)))}, not {scale!r}")
         maps = np.nan_to_num(self.maps, nan=0.0, posinf=0.0, neginf=0.0)
         peaks = np.abs(maps).max(axis=(1, 2), initial=0.0)
         limits = peaks if scale == "each" else np.full_like(peaks, peaks.max(initial=0.0))
@@ -106,13 +106,13 @@ class FeatureMaps:
         first = replace(self, maps=self.maps[:_MOST_IN_NOTEBOOK], channels=self.channels[:_MOST_IN_NOTEBOOK])
         return as_html(first.sheet(), repr(self))
 
-    def _title(self, scale: Scale) -> tuple[str, str]:
+    def _title(self, scale: MapScale) -> tuple[str, str]:
         height, width = self.maps.shape[1:]
         title = f"{self.model}, layer {self.layer}: {len(self.maps)} of {self.total} maps, strongest first"
         scaled = "each scaled to its own range" if scale == "each" else "all scaled to one range"
         return title, f"{height}x{width} cells, {scaled}; below each map: channel and largest absolute value"
 
-    def save(self, path: str | Path, *, scale: Scale = "each") -> Path:
+    def save(self, path: str | Path, *, scale: MapScale = "each") -> Path:
         """Write the sheet to a file, completely or not at all. The suffix decides the type; folders are created.
 
         Raises:
