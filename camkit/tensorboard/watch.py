@@ -9,6 +9,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -132,14 +133,12 @@ class TrainingWatch:
             raise InputError(f"scaler must be the GradScaler of the training, not a {type(scaler).__name__}")
         self._layers = _is_leaf if layers is None else layers
         find_layers(self._model, self._layers)
-        self._scaler, self._scale = scaler, 1.0
+        self._scaler = scaler
         self._warned = self._closed = self._failed = False
         self._events = ExitStack()
         self._writer = self._events.enter_context(opened(writer))
         self._hooks: ExitStack | None = None
-        self._records: tuple[Recording, dict[str, TensorSummary | None]] | None = None
-        self._first_module: nn.Module | None = None  # of the step; if it runs after a backward pass, a new pass begins
-        self._earlier_gradients: dict[str, TensorSummary | None] = {}
+        self._recorded: _RecordedStep | None = None
         self._pictures_due: int | None = None
         self._last_sheet: tuple[int, list[str]] | None = None  # its step, and the class of each picture
         self.steps = 0
@@ -173,13 +172,12 @@ class TrainingWatch:
         if self._failed:
             return
         step = self.steps if number is None else number
-        recorded = self._records
+        recorded = self._recorded
         self._remove_hooks()
         if recorded is not None:
             with self._writing():
-                recording, gradients = recorded
-                self._write_layers(recording, step)
-                self._write_parameters(gradients, step)
+                self._write_layers(recorded, step)
+                self._write_parameters(recorded, step)
         if self._pictures_due is not None or (self._pictures_every and (self.steps - 1) % self._pictures_every == 0):
             self.pictures(step if self._pictures_due is None else self._pictures_due)
         if self.steps % self._every == 0 and not self._failed:
@@ -195,7 +193,7 @@ class TrainingWatch:
         if self._failed:
             return
         step = self.steps if number is None else number
-        self._pictures_due = step if self._records is not None else None
+        self._pictures_due = step if self._recorded is not None else None
         if self._pictures_due is not None:
             return
         hooked = self._hooks is not None
@@ -296,35 +294,28 @@ class TrainingWatch:
         acts = partial(_is_training_pass, self._model, self._training)
         if self._hooks is None or not acts():
             return
-        if self._records is None:
-            self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        if self._recorded is None:
+            scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
             gradients = self._hooks.enter_context(parameter_gradients(self._model, _summary_or_none))
             recording = self._hooks.enter_context(
                 record(self._model, self._layers, gradients=True, reduce=_summary_or_none)
             )
             recording.only_while(acts)
-            self._records, self._first_module = (recording, gradients), module
-        elif module is self._model or (module is self._first_module and self._has_backward_pass()):
-            self._first_module, self._earlier_gradients = module, dict(self._records[1])
-            self._records[0].clear()
-
-    def _has_backward_pass(self) -> bool:
-        """Return whether a backward pass ran since the forward pass began."""
-        gradients = {} if self._records is None else self._records[1]
-        return any(summary is not self._earlier_gradients.get(name) for name, summary in gradients.items())
+            self._recorded = _RecordedStep(recording, gradients, scale, module)
+        elif module is self._model or (module is self._recorded.first and self._recorded.has_backward_pass()):
+            self._recorded.begin_again(module)
 
     def _remove_hooks(self) -> None:
         """Remove the hooks."""
-        hooks, self._hooks, self._records = self._hooks, None, None
-        self._earlier_gradients = {}
+        hooks, self._hooks, self._recorded = self._hooks, None, None
         if hooks is not None:
             hooks.close()
 
-    def _write_layers(self, recording: Recording, step: int) -> None:
+    def _write_layers(self, recorded: _RecordedStep, step: int) -> None:
         modules = modules_by_name(self._model)
         axes, axis = _channel_axes(modules), 0
         all_recorded = self._layers is _is_leaf  # otherwise the layer before may be missing
-        for key, call in recording.items():
+        for key, call in recorded.calls.items():
             name, module = key or WHOLE_MODEL, modules.get(call.name)
             if module is None:  # it was removed from the model
                 continue
@@ -337,16 +328,16 @@ class TrainingWatch:
                     silent = summary.silent[0 if channels == 1 else 1]
                     self._writer.add_scalar(tag, len(silent) / summary.shape[channels], step)
             for tag, summary in _tagged(f"gradients/{name}", last_gradient(call), call.output):
-                self._write_distribution(tag, summary.statistics.scaled(1 / self._scale), step)
+                self._write_distribution(tag, summary.statistics.scaled(1 / recorded.scale), step)
 
-    def _write_parameters(self, gradients: Mapping[str, TensorSummary | None], step: int) -> None:
+    def _write_parameters(self, recorded: _RecordedStep, step: int) -> None:
         squares: dict[str, float] = defaultdict(float)
         of_each: dict[int, float] = {}  # a parameter that two modules share has one summary under two names
-        for name, summary in gradients.items():
+        for name, summary in recorded.gradients.items():
             if summary is not None:
-                gradient = summary.statistics.scaled(1 / self._scale)
+                gradient = summary.statistics.scaled(1 / recorded.scale)
                 self._write_distribution(f"weight_gradients/{name}", gradient, step)
-                norm = summary.statistics.norm_of_all / self._scale
+                norm = summary.statistics.norm_of_all / recorded.scale
                 squares[name.rpartition(".")[0] or WHOLE_MODEL] += norm * norm
                 of_each[id(summary)] = norm
         for layer, square in squares.items():
@@ -380,6 +371,33 @@ class TrainingWatch:
 
 _MOST_MAPS = 16
 """Feature maps on a sheet."""
+
+
+@dataclass(eq=False)
+class _RecordedStep:
+    """What the hooks keep of one step: the last pass through the model, and the gradients of its parameters.
+
+    Attributes:
+        calls: the calls of the layers in the last pass.
+        gradients: of each parameter, as the last backward pass left it; None if it cannot be measured.
+        scale: the factor of the loss.
+        first: the module that began the pass; if it runs again after a backward pass, a new pass begins.
+    """
+
+    calls: Recording
+    gradients: dict[str, TensorSummary | None]
+    scale: float
+    first: nn.Module
+    _earlier: dict[str, TensorSummary | None] = field(default_factory=dict)  # gradients before the pass
+
+    def has_backward_pass(self) -> bool:
+        """Return whether a backward pass ran since the forward pass began."""
+        return any(summary is not self._earlier.get(name) for name, summary in self.gradients.items())
+
+    def begin_again(self, module: nn.Module) -> None:
+        """Forget the calls, since a new pass begins with this module."""
+        self.first, self._earlier = module, dict(self.gradients)
+        self.calls.clear()
 
 
 def _is_training_pass(model: nn.Module, training: bool) -> bool:
