@@ -23,11 +23,10 @@ _PICTURE_SUFFIXES = (
 """The files of a folder that are pictures. A file that is named explicitly may have any suffix."""
 
 _DRAWN_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".mp4")
-_LOOKS_LIKE_SUFFIX = re.compile(r"\.[A-Za-z]{3,4}")
-"""Names of folders rarely end so, and names of files nearly always do."""
-
 """Types of files that camkit draws into."""
 
+_LOOKS_LIKE_SUFFIX = re.compile(r"\.[A-Za-z]{3,4}")
+"""Names of folders rarely end so, and names of files nearly always do."""
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}\w")
 """How the address of a page or a bucket begins; ``Path`` makes one slash of two. A drive has a single letter."""
