@@ -117,10 +117,9 @@ def _single(target: Any, labels: tuple[str, ...] | None) -> Target:
     if not isinstance(target, bool) and is_one_number:
         with contextlib.suppress(TypeError):
             return ClassTarget(operator.index(cast("SupportsIndex", target)))
-    if isfunction(target) and target is globals().get(target.__name__):  # a common mistake
-        raise TargetError(
-            f"target is the function {target.__name__}; call it to get a target, as in {target.__name__}(...)"
-        )
+    name = getattr(target, "__name__", "")
+    if isfunction(target) and target is globals().get(name):  # a common mistake
+        raise TargetError(f"target is the function {name}; call it to get a target, as in {name}(...)")
     if callable(target):
         return FunctionTarget(target)
     raise TargetError(f"target must be None, an index, a label, a function or a list of these, not {describe(target)}")
