@@ -77,21 +77,23 @@ class Placement:
 EVEN = Placement()
 
 
+LayoutKind: TypeAlias = Literal["channels_first", "channels_last", "tokens", "tokens_last", "sequence_first"]
+"""The meaning of the axes of a layer's output; see ``Layout``."""
+
+
 @dataclass(frozen=True)
 class Layout:
     r"""The meaning of the axes of a layer's output.
 
     ``kind`` is "channels_first" (N, C, \*grid), "channels_last" (N, \*grid, C), "tokens" (N, L, C), "tokens_last"
     (N, C, L) or "sequence_first" (L, N, C); ``prefix`` counts the tokens before the grid (class, distillation,
-    registers). ``assumed`` is True if the last two axes could also be read the other way round and nothing shows
-    which is right. ``extent`` is the part of the grid that lies on the input, and ``positions`` say where each cell
+    registers). ``extent`` is the part of the grid that lies on the input, and ``positions`` say where each cell
     looks if that is known.
     """
 
-    kind: Literal["channels_first", "channels_last", "tokens", "tokens_last", "sequence_first"]
+    kind: LayoutKind
     grid: tuple[int, ...]
     prefix: int = 0
-    assumed: bool = False
     extent: Extent = ()
     positions: CellPositions = field(default=(), compare=False, repr=False)
 

@@ -71,7 +71,8 @@ EARLY = {
 class Claim(NamedTuple):
     """What camkit claims of a model: the layer, the layout of its output, the map's grid, and whether it is blank.
 
-    ``positions`` are the pixels at which its rows and columns look. ``auto`` is what the default method took.
+    ``positions`` are the centres of the kernels of its rows and columns, in pixels: that is where random weights look.
+    ``auto`` is what the default method took.
     """
 
     layer: str
@@ -136,8 +137,9 @@ def claim(model: nn.Module, images: Tensor, target: Any = None) -> Claim:
     assert layout is not None
     blank = not all(np.abs(found.raw).max() > 0 for found in (explanation, taken))
     auto = f"{taken.method}, {taken.layer}"
-    grid = explanation.raw.shape
-    return Claim(explanation.layer, layout.kind, layout.prefix, layout.grid, grid, blank, explanation.positions, auto)
+    centred = camkit.Explainer(model, explainer.layer, method=explanation.method, spread="centres")(images[0], target=target)
+    grid, positions = explanation.raw.shape, centred.positions
+    return Claim(explanation.layer, layout.kind, layout.prefix, layout.grid, grid, blank, positions, auto)
 
 
 def _feature_maps(output: Any) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Traces recorded once from real networks, so that the stages that choose a layer can be tested without a network.
 
 ``python tests/recorded.py`` from the project's root records them again. A file holds the trace, the masks of the
-non-zero gradients of each score, and how much each cell changed when parts of the input were replaced.
+non-zero gradients of each score, and where the cells come from that are followed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from camkit.layers.graph import Graph, Operation
-from camkit.layers.location import exchange
-from camkit.layers.trace import Call, Convolution, Trace, traced
+from camkit.layers.trace import Call, Convolution, Followed, Trace, traced
 
 FOLDER = Path(__file__).parent / "traces"
 
@@ -33,7 +32,7 @@ class Recorded:
 
     trace: Trace
     masks: dict[str, dict[int, Tensor]]
-    profiles: dict[tuple[str, int], Any]
+    followed: dict[tuple[str, int], Followed]
 
     def gradients(self, score: str, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
         """Return recorded masks instead of differentiating a score."""
@@ -41,13 +40,13 @@ class Recorded:
             return None
         return {number: self.masks[score].get(number) for number in tensors if number in self.masks[score]}
 
-    def changes(self, calls: Sequence[tuple[str, int]]) -> Mapping[tuple[str, int], Any]:
-        """Return recorded changes instead of running the passes with replaced parts."""
-        return {key: self.profiles[key] for key in calls if key in self.profiles}
+    def places(self, calls: Sequence[tuple[str, int]], _: tuple[str, int] | None) -> Mapping[tuple[str, int], Followed]:
+        """Return recorded places instead of running another pass."""
+        return {key: self.followed[key] for key in calls if key in self.followed}
 
 
 def record(model: nn.Module, image: Tensor) -> Recorded:
-    """Record a pass, with all gradients and changes that the stages may request."""
+    """Record a pass, with all gradients and places that the stages may request."""
     with traced(model, image) as live:
         outputs = [call.output for call in live.trace.calls if call.output is not None][-_LAST:]
         masks = {}
@@ -55,14 +54,14 @@ def record(model: nn.Module, image: Tensor) -> Recorded:
             by_tensor = live.gradients(score, list(dict.fromkeys(outputs)))
             if by_tensor is not None:
                 masks[score] = {number: mask for number, mask in by_tensor.items() if mask is not None}
-        changes = live.changes(*exchange(live.leaf.detach()), [call.key for call in live.trace.calls])
-        return Recorded(live.trace, masks, changes)
+        moved = [call.key for call in live.trace.calls if call.output is not None and not call.kept]
+        return Recorded(live.trace, masks, live.places(moved, None) or {})
 
 
 def load(name: str) -> Recorded:
     """Read a recorded pass."""
     data = json.loads(lzma.decompress((FOLDER / f"{name}.json.xz").read_bytes()))
-    rows = [{**row, "inputs": tuple(row["inputs"]), "shape": _tuple(row["shape"])} for row in data["graph"]]
+    rows = [{**row, "inputs": tuple(row["inputs"])} for row in data["graph"]]
     trace = Trace(
         tuple(data["size"]),
         tuple(map(_call, data["calls"])),
@@ -75,11 +74,11 @@ def load(name: str) -> Recorded:
         score: {int(number): _mask(*packed) for number, packed in by_tensor.items()}
         for score, by_tensor in data["masks"].items()
     }
-    profiles = {
-        (name, number): tuple({kind: torch.tensor(values) for kind, values in half.items()} for half in halves)
-        for name, number, halves in data["profiles"]
+    followed = {
+        (name, number): Followed({kind: torch.tensor(values) for kind, values in places.items()}, certain)
+        for name, number, places, certain in data["followed"]
     }
-    return Recorded(trace, masks, profiles)
+    return Recorded(trace, masks, followed)
 
 
 def save(name: str, recorded: Recorded) -> None:
@@ -96,9 +95,9 @@ def save(name: str, recorded: Recorded) -> None:
             score: {number: _packed(mask) for number, mask in by_tensor.items()}
             for score, by_tensor in recorded.masks.items()
         },
-        "profiles": [
-            [*key, [{kind: _rounded(values) for kind, values in half.items()} for half in halves]]
-            for key, halves in recorded.profiles.items()
+        "followed": [
+            [*key, {kind: _rounded(values) for kind, values in found.places.items()}, found.certain]
+            for key, found in recorded.followed.items()
         ],
     }
     FOLDER.mkdir(exist_ok=True)
@@ -130,7 +129,7 @@ def _mask(shape: list[int], packed: str) -> Tensor:
 
 
 def _rounded(values: Tensor) -> Any:
-    return np.char.mod("%.4g", values.double().numpy()).astype(float).tolist()
+    return np.char.mod("%.6g", values.double().numpy()).astype(float).tolist()
 
 
 def _networks() -> dict[str, Callable[[], nn.Module]]:

@@ -19,8 +19,8 @@ import camkit
 from camkit.engine.heatmap import fuse, fuse_heatmaps
 from camkit.errors import InputError, LayerError, TargetError
 from camkit.layers.choose import decide
-from camkit.layers.location import exchange
 from camkit.layers.names import find_layers
+from camkit.layers.share import _noise
 from camkit.types import LayerRef
 
 
@@ -483,7 +483,7 @@ def picture() -> Tensor:
 
 
 TRACED = 1  # one pass over one image; all operations leave cells in their places, so no pass locates cells
-LOCATED = 3  # the same, and two passes that locate the cells
+LOCATED = 2  # the same, and a pass that follows the cells
 APART = 4  # before the first batch, four passes find out whether each picture is treated as if it were alone
 
 
@@ -1173,7 +1173,7 @@ def test_the_share_is_how_far_the_score_moves_with_the_cells_of_another_picture(
     net = TwoScales(1.0).eval()
     torch.manual_seed(1)
     image = torch.randn(1, 3, 64, 64)
-    noise = exchange(image)[1]
+    noise = _noise(image)
 
     def scores(picture: Tensor, cells: Tensor | None = None) -> Tensor:
         handle = net.deep.register_forward_hook(lambda _, __, output: cells)

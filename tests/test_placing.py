@@ -126,7 +126,7 @@ def test_time_is_not_mistaken_for_channels(length, channels):
     assert (found.layer, found.raw.shape) == ("memory", (length // 4,))
 
 
-def test_if_positions_cannot_be_measured_the_reason_says_so():
+def test_as_many_weighted_sums_as_there_are_patches_are_not_a_grid():
     torch.manual_seed(0)
 
     class Pooled(nn.Module):
@@ -143,9 +143,37 @@ def test_if_positions_cannot_be_measured_the_reason_says_so():
             tokens = self.patches(images).flatten(2).mT
             return self.head(self.mix(self.weigh(tokens).sigmoid().mT @ tokens).mean(1))
 
-    found = camkit.explain(Pooled().eval(), torch.randn(3, 64, 64), target=0)
-    assert found.layer == "mix"
-    assert found.layer_reason.endswith("the position of its cells could not be measured")
+    assert camkit.explain(Pooled().eval(), torch.randn(3, 64, 64), target=0).layer == "patches"
+
+
+class Unseen(torch.autograd.Function):
+    """Moves cells by operations that camkit does not follow."""
+
+    @staticmethod
+    def forward(_: Any, values: Tensor) -> Tensor:
+        return torch.fft.ifft(torch.fft.fft(values)).real.contiguous()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+@pytest.mark.parametrize("layer", ["mix", None])
+def test_if_cells_cannot_be_followed_the_reason_says_so(layer):
+    torch.manual_seed(0)
+
+    class Through(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.mix, self.head = nn.Conv2d(3, 24, 8, 8), nn.Linear(24, 24), nn.Linear(24, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            tokens = Unseen.apply(self.patches(images)).flatten(2).mT
+            return self.head(self.mix(tokens).relu().mean(1))
+
+    found = camkit.explain(Through().eval(), torch.randn(3, 64, 64), layer, target=0)
+    assert found.raw.shape == (8, 8)
+    assert found.layer_reason.endswith("the position of its cells is not certain")
 
 
 # --- moves ------------------------------------------------------------------------------------------------------------
@@ -417,7 +445,7 @@ def test_the_detection_tokens_after_the_patches_are_not_taken_for_patches(size, 
     rows, columns = size[0] // 16, size[1] // 16
     assert (found.status, layer.name.startswith("vit.encoder.layer.")) == ("ok", True)
     assert (layer.layout.kind, layer.layout.grid, layer.layout.prefix) == ("tokens", (rows, columns), 1)
-    assert layer.sure == (rows * columns >= 9)  # so few cells as 2 x 4 leave a doubt in any model
+    assert layer.sure
 
 
 # --- what a model does to its picture first ---------------------------------------------------------------------------
@@ -518,29 +546,6 @@ def test_the_noise_stays_within_the_pictures_range(function):
     found = camkit.explain(net.eval(), torch.rand(3, 64, 64), target=0)
     assert found.layer == "inner.cells"
     assert "could not" not in found.layer_reason
-
-
-def test_a_model_that_fails_on_noise_is_explained_with_a_doubt():
-    torch.manual_seed(0)
-    image = torch.rand(3, 64, 64)
-
-    def check(images: Tensor) -> Tensor:
-        if not torch.equal(images[0], image):
-            raise ValueError("not the picture")
-        return images
-
-    inner = nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten(2))
-
-    class Strict(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens, self.mix, self.head = inner, nn.Linear(3, 16), nn.Linear(16, 5)
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.head(self.mix(self.tokens(check(images)).mT).relu().mean(1))
-
-    found = camkit.explain(Strict().eval(), image, "mix", target=0)
-    assert found.layer_reason == "as named; the position of its cells could not be measured"
 
 
 @pytest.mark.parametrize("side", [8, 16, 24, 32])
@@ -744,7 +749,7 @@ def test_outputs_of_signal_convolutions_and_pools_are_never_read_with_exchanged_
     assert found.raw.shape == ({"1": 1981, "2": 495, "3": 493}[layer],)
 
 
-def test_the_rows_of_a_table_that_becomes_a_signal_inside_are_drawn_with_a_doubt():
+def test_the_rows_of_a_table_that_becomes_a_signal_inside_are_refused():
     torch.manual_seed(0)
 
     class Turning(nn.Module):
@@ -755,8 +760,8 @@ def test_the_rows_of_a_table_that_becomes_a_signal_inside_are_drawn_with_a_doubt
         def forward(self, rows: Tensor) -> Tensor:
             return self.head(self.maps(rows.mT).mean(2))
 
-    found = camkit.explain(Turning().eval(), torch.randn(100, 6), target=0)
-    assert found.layer_reason.endswith("the position of its cells could not be measured")
+    with pytest.raises(LayerError, match="no layer with a spatial grid"):
+        camkit.explain(Turning().eval(), torch.randn(100, 6), target=0)
 
 
 class Halves(nn.Module):
@@ -798,12 +803,16 @@ class Unfolded(nn.Module):
 
 
 @pytest.mark.parametrize("layer", [None, "embed"])
-@pytest.mark.parametrize("padding", [0, 8])
-def test_a_grid_with_unknown_padding_is_unsure(padding, layer):
-    explainer = camkit.Explainer(Unfolded(padding).eval(), layer, method="hirescam")
+def test_patches_that_a_model_cuts_without_a_convolution_are_a_grid(layer):
+    explainer = camkit.Explainer(Unfolded(0).eval(), layer, method="hirescam")
     explainer(torch.rand(3, 64, 64))
-    assert explainer.layer.layout.grid == ((64 + 2 * padding) // 8,) * 2
-    assert explainer.layer.sure is (padding == 0)
+    assert (explainer.layer.layout.grid, explainer.layer.sure) == ((8, 8), True)
+
+
+@pytest.mark.parametrize("layer", [None, "embed"])
+def test_patches_of_padding_alone_are_refused(layer):
+    with pytest.raises(LayerError, match="its cells lie elsewhere|the cells lie elsewhere"):
+        camkit.explain(Unfolded(8).eval(), torch.rand(3, 64, 64), layer)
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

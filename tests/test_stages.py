@@ -13,10 +13,8 @@ from torch import Tensor
 from camkit.layers.choose import choose
 from camkit.layers.graph import Graph, Operation, contains
 from camkit.layers.influence import ELSEWHERE, measure_influence
-from camkit.layers.layouts import read_layouts
-from camkit.layers.location import _are_in_order, _is_shown, locate
+from camkit.layers.layouts import cells_of, grid_in, read_layouts
 from camkit.layers.trace import Followed
-from camkit.types import Layout
 
 EXPECTED = {
     "resnet18": ("layer4", "channels_first", (2, 2), 0),
@@ -30,10 +28,9 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def run(recorded: Recorded, readings=None):
-    readings = readings or read_layouts(recorded.trace)
-    located = locate(recorded.trace, readings, recorded.changes)
-    return choose(recorded.trace, located, measure_influence(recorded.trace, located, recorded.gradients))
+def run(recorded: Recorded):
+    readings = read_layouts(recorded.trace, recorded.places)
+    return choose(recorded.trace, readings, measure_influence(recorded.trace, readings, recorded.gradients))
 
 
 def reading_of(recorded: Recorded, name: str, readings):
@@ -49,9 +46,7 @@ def test_all_stages_together_choose_the_layer(name: str) -> None:
 
 def test_a_stage_returns_the_same_result_for_the_same_record(name: str) -> None:
     first, second = load(name), load(name)
-    assert read_layouts(first.trace) == read_layouts(first.trace) == read_layouts(second.trace)
-    readings = read_layouts(first.trace)
-    assert locate(first.trace, readings, first.changes) == locate(second.trace, readings, second.changes)
+    assert read_layouts(first.trace, first.places) == read_layouts(second.trace, second.places)
     assert run(first) == run(second)
 
 
@@ -62,52 +57,36 @@ def test_records_are_frozen(name: str) -> None:
             setattr(record, attribute, None)
 
 
-def test_nothing_is_measured_for_a_network_of_convolutions() -> None:
+def test_cells_of_convolutions_are_not_followed() -> None:
     recorded = load("resnet18")
-    readings = read_layouts(recorded.trace)
-
-    def measured(calls):
-        raise AssertionError(f"{calls} were measured")
-
-    moved = [call.name for call in recorded.trace.calls if not call.kept and call.output is not None]
-    assert not [name for name in moved if name.startswith("layer")]
-    assert locate(recorded.trace, readings, measured) == readings
-
-
-def test_tokens_are_measured() -> None:
-    recorded = load("vit")
-    measured = []
-    locate(
-        recorded.trace, read_layouts(recorded.trace), lambda calls: measured.extend(calls) or recorded.changes(calls)
-    )
-    assert ("encoder.layers.encoder_layer_1.ln_1", 1) in measured
+    moved = [call for call in recorded.trace.calls if not call.kept and call.output is not None]
+    assert not [call for call in moved if call.name.startswith("layer")]
+    assert not recorded.followed.keys() & {call.key for call in recorded.trace.calls if call.kept}
 
 
 def test_cells_that_lie_elsewhere_are_detected() -> None:
-    """The measurements of the tokens are shuffled, as if the network had shuffled the tokens."""
+    """The places of the tokens are shuffled, as if the network had shuffled the tokens."""
     recorded = load("vit")
     order = torch.randperm(17, generator=torch.Generator().manual_seed(0))
     shuffled = {
-        key: tuple(
-            {kind: values[order] if len(values) == 17 else values for kind, values in half.items()} for half in halves
-        )
-        for key, halves in recorded.profiles.items()
-        if key[0].startswith("encoder")
+        key: Followed({"tokens": found.places["tokens"][:, order]}, found.certain)
+        for key, found in recorded.followed.items()
+        if len(found.places.get("tokens", [[]])[0]) == len(order)
     }
-    moved = replace(recorded, profiles={**recorded.profiles, **shuffled})
-    located = locate(moved.trace, read_layouts(moved.trace), moved.changes)
-    reading = reading_of(moved, "encoder.layers.encoder_layer_1.ln_1", located)
+    moved = replace(recorded, followed={**recorded.followed, **shuffled})
+    reading = reading_of(moved, "encoder.layers.encoder_layer_1.ln_1", read_layouts(moved.trace, moved.places))
     assert reading.layout is None
     assert reading.elsewhere
     assert any(row.verdict == ELSEWHERE for row in run(moved).rows)
 
 
-def test_without_a_measurement_tokens_are_unsure() -> None:
+def test_tokens_that_were_not_followed_are_unsure() -> None:
     recorded = load("vit")
-    located = locate(recorded.trace, read_layouts(recorded.trace), lambda _: None)
-    assert reading_of(recorded, "encoder.layers.encoder_layer_1.ln_1", located).unsure
-    silent = replace(recorded, profiles={})
-    assert not run(silent).chosen().sure
+    lost = {key: Followed({}, certain=True) for key in recorded.followed}
+    assert not run(replace(recorded, followed=lost)).chosen().sure
+    readings = read_layouts(recorded.trace, lambda *_: None)
+    reading = reading_of(recorded, "encoder.layers.encoder_layer_1.ln_1", readings)
+    assert (reading.unsure, str(reading.layout)) == (True, "tokens 4x4 after 1")
 
 
 def test_a_layer_without_influence_is_not_chosen() -> None:
@@ -134,36 +113,21 @@ def test_a_graph_knows_each_operations_ancestors_and_origin() -> None:
         (
             Operation("AccumulateGrad", is_input=True),
             Operation("AccumulateGrad"),
-            Operation("ConvolutionBackward0", (0, 1), (1, 4, 8, 8), kernel=9),
+            Operation("ConvolutionBackward0", (0, 1)),
             Operation("MulBackward0", (1, None)),
             Operation("RoiAlignBackward", (2,)),
         )
     )
     assert [contains(graph.ancestors(2), number) for number in range(5)] == [True, True, True, False, False]
-    assert [graph.is_from_input(number) for number in range(5)] == [True, False, True, False, True]
-    assert graph.is_learned(3)
-    assert not graph.is_learned(None)
     assert graph.is_regional(4)
     assert not graph.is_regional(2)
-    assert graph[2].is_spatial
-    assert graph[2].moves_over_cells
 
 
-@pytest.mark.parametrize(("inputs", "rows"), [((0, 1), 16), ((1, 0), 4)])
-def test_the_result_of_attention_has_the_positions_of_its_queries(inputs: tuple[int, int], rows: int) -> None:
-    """softmax(Q K^T) V has the rows of Q, even if the product uses the transposed matrices."""
-    graph = Graph(
-        (
-            Operation("ViewBackward0", (), is_input=True),
-            Operation("ViewBackward0"),
-            Operation("BmmBackward0", (0, 1), (2, 16, 4)),
-            Operation("SoftmaxBackward0", (2,), (2, rows, 20 - rows), axis=2),
-            Operation("BmmBackward0", (3, 1), (2, rows, 8)),
-        )
-    )
-    assert graph.queries_of(4) == [inputs[0]]
-    assert graph.is_attention(3, 3)
-    assert not graph.is_attention(3, 4)
+def test_a_softmax_along_the_last_axis_is_attention() -> None:
+    graph = Graph((Operation("ViewBackward0", (), is_input=True), Operation("SoftmaxBackward0", (0,), axis=2)))
+    assert graph.is_attention(1, 3)
+    assert not graph.is_attention(1, 4)
+    assert not graph.is_attention(0, 3)
 
 
 # --- the order of cells
@@ -194,20 +158,40 @@ def reordered(cells: Tensor) -> dict[str, Tensor]:
     return found
 
 
+def is_grid(cells: Tensor) -> bool:
+    return grid_in("channels_first", cells, (112, 112)) is not None
+
+
 @pytest.mark.parametrize("side", [2, 3, 4, 7, 14, 28])
 def test_cells_that_were_moved_are_not_in_order(side: int) -> None:
-    cells, layout = even_cells(side), Layout("channels_first", (side, side))
-    assert _are_in_order(cells, layout)
-    enlarged = cells.repeat_interleave(2, 1).repeat_interleave(2, 2)
-    assert _are_in_order(enlarged, Layout("channels_first", (2 * side, 2 * side))) is not False
+    cells = even_cells(side)
+    assert is_grid(cells)
+    assert is_grid(cells.repeat_interleave(2, 1).repeat_interleave(2, 2))
     if side > 5:
         at_the_edge = cells.clone()
         at_the_edge[2, -1] -= 0.8 / side  # 0.4 of a cell
-        assert _are_in_order(at_the_edge, layout)
+        assert is_grid(at_the_edge)
     for name, moved in reordered(cells).items():
-        assert _are_in_order(moved, layout) is False, name
+        assert not is_grid(moved), name
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 7), (7, 2), (1, 5), (3, 5, 2)])
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (1, 0), (3, 2)])
+def test_tokens_are_read_as_the_grid_that_they_come_from(shape: tuple[int, ...], before: int, after: int) -> None:
+    axes = [(2 * torch.arange(side) + 1) / side - 1 for side in shape]
+    places = torch.stack([torch.ones(shape), *torch.meshgrid(*axes, indexing="ij")]).flatten(1)
+    rest = [torch.zeros(len(places), count) for count in (before, after)]
+    layout, cells = grid_in("tokens", torch.cat([rest[0], places, rest[1]], 1), tuple(8 * side for side in shape))
+    assert (layout.grid, layout.prefix) == (shape, before)
+    assert torch.equal(cells.flatten(1), places)
+
+
+def test_a_token_that_stands_for_the_whole_picture_is_not_one_of_its_patches() -> None:
+    places = even_cells(4).flatten(1)
+    whole = places.mean(1, keepdim=True)
+    layout, _ = grid_in("tokens", torch.cat([whole, places, whole], 1), (64, 64))
+    assert (layout.grid, layout.prefix) == ((4, 4), 1)
 
 
 def test_channels_without_a_place_do_not_move_a_cell() -> None:
-    cells, layout = even_cells(4), Layout("channels_first", (4, 4))
-    assert _is_shown(layout, Followed({"channels_first": 0.6 * cells}, True))  # 60% of the channels are known
+    assert is_grid(cells_of(0.6 * even_cells(4)))  # 60% of the channels are known

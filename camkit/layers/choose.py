@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -23,9 +23,8 @@ from camkit.errors import LayerError, advice, listing_layers
 from camkit.layers.branches import ends_beside, shared, twins
 from camkit.layers.influence import ELSEWHERE, NOT_MEASURED, Influence, measure_influence, structural_verdict
 from camkit.layers.layouts import Readings, channels_of, read_layouts
-from camkit.layers.location import exchange, locate
 from camkit.layers.share import WHOLE, Carried, carried, is_balanced
-from camkit.layers.trace import Call, Key, LivePass, Trace, traced
+from camkit.layers.trace import Call, LivePass, Trace, traced
 from camkit.methods.registry import FINE
 from camkit.targets.scores import Target
 from camkit.types import LayerRef, Layout, TargetLayer
@@ -51,7 +50,7 @@ _MOST_WEAK = 4
 HoldsFor: TypeAlias = Literal["model", "weights", "picture"]
 """What a decision holds for; see ``Decision``."""
 
-UNSURE = "; the position of its cells could not be measured"
+UNSURE = "; the position of its cells is not certain"
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class LayerRow:
         shape: the shape of its output; None if it returned no maps.
         layout: how the output is laid out; None if it has no grid.
         verdict: why it cannot be explained; empty if it can.
-        unsure: True if the position of its cells could not be measured.
+        unsure: True if the position of its cells is not certain.
     """
 
     ref: LayerRef
@@ -235,14 +234,9 @@ def decide(
 def choose_in(live: LivePass, *, every: bool = False) -> Decision:
     """Run the stages after the trace on a pass whose tensors are kept; ``every`` is that of ``decide``."""
     trace = live.trace
-    readings = read_layouts(trace)
+    readings = read_layouts(trace, live.places)
     if trace.detects:
         return choose_for_boxes(trace, readings)
-
-    def changes(calls: Sequence[Key]) -> Any:
-        return live.changes(*exchange(live.leaf.detach()), calls)
-
-    readings = locate(trace, readings, changes, live.places)
     influence = measure_influence(trace, readings, live.gradients)
     everywhere = functools.cache(lambda: measure_influence(trace, readings, live.gradients, every=True))
     by_call = dict(zip(trace.calls, readings, strict=True))
@@ -260,16 +254,15 @@ def choose_in(live: LivePass, *, every: bool = False) -> Decision:
         return layout is not None and is_balanced(live, call, layout)
 
     decision = choose(trace, readings, influence, carries, everywhere, balanced)
-    decision = replace(decision, holds_for=_holds_for(trace, readings, influence, decision.holds_for))
+    decision = replace(decision, holds_for=_holds_for(trace, influence, decision.holds_for))
     return replace(decision, rows=_rows(trace, readings, everywhere().verdicts)) if every else decision
 
 
-def _holds_for(trace: Trace, readings: Readings, influence: Influence, chosen_for: HoldsFor) -> HoldsFor:
+def _holds_for(trace: Trace, influence: Influence, chosen_for: HoldsFor) -> HoldsFor:
     """Tell what a decision holds for; see ``Decision``."""
     if "picture" in trace.reads:
         return "picture"
-    by_weights = trace.reads or influence.hidden or any(reading.measured for reading in readings)
-    return "weights" if by_weights else chosen_for
+    return "weights" if trace.reads or influence.hidden else chosen_for
 
 
 def choose_for_boxes(trace: Trace, readings: Readings) -> Decision:

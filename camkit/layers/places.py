@@ -12,18 +12,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from camkit.engine.passes import is_out_of_memory
 from camkit.engine.record import ModelRecord
-from camkit.layers.location import placed
+from camkit.layers.layouts import KNOWN, Cells, cells_of, grid_in
 from camkit.layers.trace import followed
-from camkit.types import Layout, Spread, TargetLayer
+from camkit.types import CellPositions, Layout, Spread, TargetLayer
 
 _STRIDES = (1, 2, 4, 8, 14, 16, 32)
 """The usual strides. If cells are as far apart as another number says, such as 30, strides may not fill the input."""
+
+_DECIMALS = 3
+"""The decimals of a position in pixels: finer than any drawing shows, and coarser than float32's rounding."""
+
+_ROUNDED = 1e-3
+"""A step backwards that is smaller than this share of half a picture, divided by its side, is rounding."""
 
 _WHOLE = 32
 """Networks are trained on sides that are multiples of this, which is a multiple of nearly all strides."""
@@ -83,9 +90,38 @@ def _centred(model: nn.Module, image: Float[Tensor, "1 c *size"], layer: TargetL
     layout, size = layer.layout, tuple(image.shape[2:])
     assert layout is not None
     found = followed(model, image, (layer.name, layer.call or 1), record)
-    if found is None or layout.kind not in found:
+    if found is None or layout.kind not in found.places:
         return layout
-    grid = tuple(found[layout.kind].shape[1:])
-    if len(grid) != len(size):  # tokens in a row
-        grid = tuple(round(cells * side / own) for cells, side, own in zip(layout.grid, size, layer.size, strict=True))
-    return placed(replace(layout, grid=grid), found, size)
+    read = grid_in(layout.kind, cells_of(found.places[layout.kind]), size)
+    if read is None:
+        return layout
+    own, cells = read
+    return replace(layout, grid=own.grid, positions=_positions_of(cells, size))
+
+
+def _positions_of(cells: Cells, size: tuple[int, ...]) -> CellPositions:
+    """Return where the cells of a grid look along each axis, in pixels; empty if that cannot be told.
+
+    Cells whose place is not known, such as those of padding, continue the row of the others.
+    """
+    weights, *coordinates = cells.double().cpu().numpy()
+    known = weights > KNOWN
+    positions: list[tuple[float, ...]] = []
+    for axis, (side, places) in enumerate(zip(size, coordinates, strict=True)):
+        others = tuple(other for other in range(len(size)) if other != axis)
+        counts = known.sum(others)
+        certain = np.flatnonzero(counts)
+        if len(certain) < min(2, len(counts)):
+            return ()
+        means = np.where(known, places, 0).sum(others)[certain] / counts[certain]
+        numbers = np.arange(len(counts))
+        along = np.interp(numbers, certain, means)
+        for end, inner in ((certain[0], certain[1]), (certain[-1], certain[-2])) if len(certain) > 1 else ():
+            beyond = (numbers - end) * (end - inner) > 0
+            step = (along[end] - along[inner]) / (end - inner)
+            along[beyond] = along[end] + (numbers[beyond] - end) * step
+        if (np.diff(along) < -_ROUNDED / side).any():
+            return ()
+        pixels = np.round((along + 1) / 2 * side - 0.5, _DECIMALS)
+        positions.append(tuple(np.maximum.accumulate(pixels).tolist()))
+    return tuple(positions)

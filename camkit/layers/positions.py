@@ -57,7 +57,7 @@ _KEEPING = frozenset(
 """Operations that leave every element in its place, besides those that PyTorch marks as pointwise; it marks some
 activations only in late releases."""
 
-_AVERAGED: Mapping[str, Any] = {"amax": torch.ops.aten.mean.dim, "amin": torch.ops.aten.mean.dim}
+_AVERAGED: Mapping[str, Any] = dict.fromkeys(("amax", "amin", "max", "min"), torch.ops.aten.mean.dim)
 """Operations that choose among elements, and those that average the same elements."""
 
 _RESHAPING = frozenset(["view", "_unsafe_view", "_reshape_alias", "_reshape_copy", "reshape"])
@@ -65,6 +65,15 @@ _RESHAPING = frozenset(["view", "_unsafe_view", "_reshape_alias", "_reshape_copy
 
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 """Matrix products, and which of their arguments are the two matrices."""
+
+_RECURRENT = frozenset(["mkldnn_rnn_layer", "_cudnn_rnn"])
+"""Recurrent layers, whose results have the order of their first argument."""
+
+_ATTENTION = ("_scaled_dot_product", "_native_multi_head_attention", "_transformer_encoder_layer_fwd")
+"""The beginnings of attention operations, whose results have the order of the queries, their first argument."""
+
+_CHOOSING = frozenset(["index", "index_select", "gather", "take"])
+"""Operations that choose elements by numbers: if these depend on the picture, so do the places."""
 
 _MANY = 256
 """How many notes may accumulate before those of freed memory are dropped: a few layers' worth."""
@@ -184,6 +193,10 @@ class Follower(TorchDispatchMode):
         self._follow(func, args, kwargs or {}, results)
         return results
 
+    def is_computed(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor was computed from the input."""
+        return tensor in self._notes
+
     def is_certain(self, tensor: Tensor) -> bool:
         """Tell whether a tensor's positions are certain; False if they come from attention alone.
 
@@ -213,11 +226,13 @@ class Follower(TorchDispatchMode):
             return
         content = any(not tensor.is_floating_point() for tensor, _ in noted)
         followed = [note for tensor, note in noted if _positions_in(note, tensor) is not None]
-        attends = name.startswith("_scaled_dot_product") or (name in _PRODUCTS and len(followed) > 1)
+        attends = name.startswith(_ATTENTION) or (name in _PRODUCTS and len(followed) > 1)
         vague = attends or (bool(followed) and all(note.vague for note in followed))
         for number, result in enumerate(found):
             positions = None
-            if number == 0 and not content and result.is_floating_point() and not name.endswith("_backward"):
+            if number == 0 and content and name in _CHOOSING and result.is_floating_point():
+                positions = self._nowhere(result)
+            elif number == 0 and not content and result.is_floating_point() and not name.endswith("_backward"):
                 with suppress(Exception):  # a shape or an argument that is not expected here: not known
                     positions = self._result(name, func, args, kwargs, result)
             positions = None if positions is None else positions.expand(-1, *result.shape)
@@ -287,8 +302,8 @@ class Follower(TorchDispatchMode):
         """Return the positions of an operation's first result; None if they are not known."""
         first = self.positions(args[0]) if isinstance(args[0], Tensor) else None
         found = None
-        if name in ("fill_", "zero_"):
-            found = torch.zeros(self._coordinates, *[1] * result.dim(), device=result.device)
+        if name in ("fill_", "zero_") or (name.startswith(_ATTENTION) and args[0] not in self._notes):
+            found = self._nowhere(result)
         elif name == "copy_":
             found = _broadcast(self._of(args[1]), result.dim())
         elif name == "cat":
@@ -309,6 +324,10 @@ class Follower(TorchDispatchMode):
         positions = self.positions(tensor)
         if positions is not None:
             return positions
+        return self._nowhere(tensor)
+
+    def _nowhere(self, tensor: Tensor) -> Positions:
+        """Return positions of which none is known."""
         nowhere = torch.zeros(self._coordinates, *[1] * tensor.dim(), device=tensor.device)
         return nowhere.expand(-1, *tensor.shape)
 
@@ -333,7 +352,7 @@ class Follower(TorchDispatchMode):
         axes: Sequence[int] | None = ()
         if name.startswith("adaptive"):
             axes = (1, 2)
-        elif name in ("mean", "sum", "amax", "amin"):
+        elif name in ("mean", "sum"):
             axes = None
         parts = [
             func(*tree_map(lambda value, at=at: self._part(value, at, axes), args), **kwargs)
@@ -481,7 +500,7 @@ def _of_first(name: str, first: Positions, args: tuple[Any, ...], shape: torch.S
     """Return the positions of a result of this shape that depend on the first argument's alone."""
     if name in _RESHAPING:
         return _reshaped(first, shape)
-    if name.startswith("_scaled_dot_product"):
+    if name.startswith(_ATTENTION) or name in _RECURRENT:
         return _mean(first, -1)
     found = None
     if name == "convolution":

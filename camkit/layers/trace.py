@@ -1,7 +1,7 @@
 """The first stage: run the model once and record what each module returned and what that was computed from.
 
 A ``Trace`` is a frozen record of numbers and shapes. The later stages read nothing else, so they also run on a recorded
-trace without a network. The influence and location stages get their measurements of the model from a ``LivePass``,
+trace without a network. The other stages get their measurements of the model from a ``LivePass``,
 which keeps the tensors of the pass.
 """
 
@@ -34,7 +34,7 @@ from camkit.layers.operations import OperationWatch
 from camkit.layers.positions import Follower, address
 from camkit.targets.outputs import main_tensor, rivals
 from camkit.targets.probabilities import final_activation, passing_through
-from camkit.types import LayerRef
+from camkit.types import LayerRef, LayoutKind
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -203,13 +203,6 @@ Gradients: TypeAlias = Callable[[Score, Sequence[int]], "Mapping[int, Bool[Tenso
 """``gradients(score, tensors)`` returns masks of where each tensor's gradient is not zero; None if there is no such
 score."""
 
-Profiles: TypeAlias = Mapping[str, Tensor]
-"""How much each cell of an output changed, for each way to read the output."""
-
-Changes: TypeAlias = Callable[[Sequence[Key]], "Mapping[Key, tuple[Profiles, Profiles]] | None"]
-"""``changes(calls)`` returns how outputs changed when one half of the input was replaced, and when the other half was.
-It leaves out calls whose changes could not be measured, and returns None if the model fails on the changed input."""
-
 
 class FramesFirstError(ModelError):
     """The model reads clips as (N, T, C, H, W)."""
@@ -219,18 +212,21 @@ class Followed(NamedTuple):
     """Where in the input the cells of an output come from.
 
     Attributes:
-        places: for each way to read the output, (1 + axes, cells): a weight, 0 if the cell's place is not known, and
-            then the place along each axis, from -1 to 1.
+        places: for each way to read the output, (1 + axes, *cells): the mean weight of each cell's elements, 0 if their
+            places are not known, and the mean of the weighted places along each axis, from -1 to 1. Empty if the output
+            was computed from the input in a way that does not show them.
         certain: False if the places are those of the queries of attention.
+        received: the same for the first convolution's input (N, C, *size).
     """
 
-    places: Profiles
+    places: Mapping[LayoutKind, Tensor]
     certain: bool
+    received: Tensor | None = None
 
 
-Places: TypeAlias = Callable[[Sequence[Key]], Mapping[Key, Followed]]
-"""``places(calls)`` tells where the cells of outputs come from, after their changes were measured. It leaves out those
-that could not be followed."""
+Places: TypeAlias = Callable[[Sequence[Key], Key | None], "Mapping[Key, Followed] | None"]
+"""``places(calls, first)`` tells where the cells of outputs come from, and those that the first convolution received.
+It leaves out outputs that were not computed from the input, and returns None if the model does not run once more."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +266,6 @@ class LivePass:
     returned: dict[Key, Returned] = field(default_factory=dict)
     target: Callable[[Any], Tensor] | None = None
     _scores: dict[Score, Tensor | None] = field(default_factory=dict)
-    _followed: dict[Key, Followed] = field(default_factory=dict)
 
     def gradients(self, score: Score, tensors: Sequence[int]) -> dict[int, Tensor | None] | None:
         """Differentiate a score, as described at ``Gradients``."""
@@ -312,65 +307,26 @@ class LivePass:
             return None if scored is None else mixture(scored)
         return score_of(self.output, scored, self.trace.classes)
 
-    def changes(self, parts: tuple[Tensor, Tensor], noise: Tensor, calls: Sequence[Key]) -> Any:
-        """Run the model twice more, with noise in one half of the input and then in the other; see ``Changes``."""
-        image = self.leaf.detach()
-        halves: list[dict[Key, Profiles]] = []
-        wanted = set(calls)
-        self._followed = {}
-        for part in parts:
-            switch_off_training(self.model)  # the previous pass may have switched parts of the model to training
-            changed = torch.where(part, noise, image)
-            try:
-                if halves:
-                    with torch.no_grad():
-                        outputs = _outputs(self.model, changed, wanted)
-                else:
-                    outputs, self._followed = _followed_outputs(self.model, changed, wanted)
-            except Exception:  # noqa: BLE001 - a model may raise anything if it does not expect such an input
-                return None
-            halves.append(
-                {
-                    call.key: dict(_profiles(self.tensors[call.output], outputs[call.key], len(self.trace.size)))
-                    for call in self.trace.calls
-                    if call.output is not None and call.key in outputs
-                }
-            )
-        first, second = halves
-        return {key: (first[key], second[key]) for key in calls if first.get(key) and second.get(key)}
-
-    def places(self, calls: Sequence[Key]) -> dict[Key, Followed]:
-        """Return where the cells of outputs come from, as the last measurement of changes followed them."""
-        return {key: self._followed[key] for key in calls if key in self._followed}
+    def places(self, calls: Sequence[Key], first: Key | None) -> dict[Key, Followed] | None:
+        """Run the model once more, and return where the cells of outputs come from; see ``Places``."""
+        switch_off_training(self.model)  # the previous pass may have switched parts of the model to training
+        wanted = set(calls) if first is None else {*calls, first}
+        try:
+            return _followed(self.model, self.leaf.detach().clone(), wanted, first)
+        except Exception:  # noqa: BLE001 - a model may raise anything if it counts its passes
+            return None
 
 
-_ROUNDING = 64
-"""Relative changes below this many times the type's precision may be rounding alone: errors of many layers add up."""
-
-_LEAST_CHANGE = 0.03
-"""A relative change that counts in every type: 64 times bf16's precision would be half of the output."""
-
-
-def _profiles(before: Tensor, after: Tensor, rank: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield how much each cell changed, for each way to read an output; nothing if the change cannot be measured."""
-    if before.shape != after.shape:
-        return
-    change = (after.detach() - before.detach()).abs().float()
-    rounding = min(_ROUNDING * torch.finfo(before.dtype).eps, _LEAST_CHANGE)
-    if change.mean() > rounding * before.detach().float().abs().mean():  # false for NaN
-        for kind, cells in _by_cell(change[None], rank):
-            yield kind, cells[0]
-
-
-def _by_cell(values: Tensor, rank: int) -> Iterator[tuple[str, Tensor]]:
+def _by_cell(values: Tensor, rank: int) -> Iterator[tuple[LayoutKind, Tensor]]:
     """Yield the means over the channels of several values per element, for each way to read an output."""
-    images, dimensions = values.shape[1], values.dim() - 1
-    if images != 1:
-        yield "sequence_first", _mean(_mean(values, -1), 2) if dimensions == 3 else values.flatten(2).mean(2)
+    dimensions = values.dim() - 1
+    if values.shape[1] != 1:
+        if dimensions == 3 and values.shape[2] == 1:
+            yield "sequence_first", _mean(values[:, :, 0], -1)
     elif dimensions == rank + 2:
         yield "channels_first", _mean(values[:, 0], 1)
         yield "channels_last", _mean(values[:, 0], -1)
-    if images == 1 and dimensions == 3:
+    if values.shape[1] == 1 and dimensions == 3:
         yield "tokens", _mean(values[:, 0], -1)
         yield "tokens_last", _mean(values[:, 0], 1)
 
@@ -575,56 +531,45 @@ def _geometry(module: nn.Module, arguments: list[Tensor], picture: Tensor) -> Co
     return Convolution(module.kernel_size, module.stride, padded, size)
 
 
-def followed(model: nn.Module, image: Tensor, call: Key, record: ModelRecord) -> Profiles | None:
-    """Return where the cells of one call's output come from; None if they cannot be followed. It runs the model once.
+def followed(model: nn.Module, image: Tensor, call: Key, record: ModelRecord) -> Followed | None:
+    """Return where the cells of one call's output come from; None if it is not computed from the input.
 
     Args:
-        model: the model; it is restored exactly.
+        model: the model, which runs once; it is restored exactly.
         image: one input (1, C, *size) on the model's device.
         call: the module's name and the number of the call.
         record: the model's record.
     """
     with _undisturbed_pass(model, record):
-        _, places = _followed_outputs(model, image.detach().clone(), {call})
-    return places[call].places if call in places else None
+        return _followed(model, image.detach().clone(), {call}).get(call)
 
 
-def _followed_outputs(
-    model: nn.Module, image: Tensor, wanted: set[Key]
-) -> tuple[dict[Key, Tensor], dict[Key, Followed]]:
-    """Run the model, and return the outputs of some calls, and where their cells come from."""
-    places: dict[Key, Followed] = {}
-    with torch.no_grad(), Follower(image) as follower:
-
-        def read(key: Key, output: Tensor) -> None:
-            positions = follower.positions(output)
-            if positions is not None:
-                by_kind = dict(_by_cell(positions, image.dim() - 2))
-                places[key] = Followed(by_kind, follower.is_certain(output))
-
-        return _outputs(model, image, wanted, read), places
-
-
-def _outputs(
-    model: nn.Module, image: Tensor, wanted: set[Key], read: Callable[[Key, Tensor], None] = lambda *_: None
-) -> dict[Key, Tensor]:
-    """Run the model, and return the outputs of some calls. ``read`` sees each when it is returned."""
+def _followed(model: nn.Module, image: Tensor, wanted: set[Key], first: Key | None = None) -> dict[Key, Followed]:
+    """Run the model, and return where the cells of some calls' outputs come from."""
+    rank = image.dim() - 2
     modules = modules_by_name(model)
-    counts: dict[nn.Module, int] = {}
     names = {modules[name]: name for name, _ in wanted}
-    outputs: dict[Key, Tensor] = {}
+    counts: dict[nn.Module, int] = {}
+    found: dict[Key, Followed] = {}
 
-    def end(module: nn.Module, _: list[Tensor], output: Any) -> None:
+    def end(module: nn.Module, arguments: list[Tensor], output: Any) -> None:
         counts[module] = counts.get(module, 0) + 1
         key = (names[module], counts[module])
         maps = feature_tensor(output) if key in wanted else None
-        if maps is not None:
-            outputs[key] = maps[1]
-            read(key, maps[1])
+        if maps is None or not follower.is_computed(maps[1]):
+            return
+        positions = follower.positions(maps[1])
+        received = follower.positions(arguments[0]) if key == first and arguments else None
+        found[key] = Followed(
+            {} if positions is None else dict(_by_cell(positions, rank)),
+            follower.is_certain(maps[1]),
+            None if received is None else dict(_by_cell(received, rank)).get("channels_first"),
+        )
 
-    with undisturbed(), forward_hooks(dict.fromkeys(names, end)), interruptible():
+    ends = dict.fromkeys(names, end)
+    with torch.no_grad(), undisturbed(), Follower(image) as follower, forward_hooks(ends), interruptible():
         model(image)
-    return outputs
+    return found
 
 
 def detections_in(output: Any) -> bool:
