@@ -137,8 +137,9 @@ def claim(model: nn.Module, images: Tensor, target: Any = None) -> Claim:
     assert layout is not None
     blank = not all(np.abs(found.raw).max() > 0 for found in (explanation, taken))
     auto = f"{taken.method}, {taken.layer}"
-    centred = camkit.Explainer(model, explainer.layer, method=explanation.method, spread="centres")(images[0], target=target)
-    grid, positions = explanation.raw.shape, centred.positions
+    centred = camkit.Explainer(model, explanation.layer, method=explanation.method, spread="centres")
+    positions = centred(images[0], target=target).positions
+    grid = explanation.raw.shape
     return Claim(explanation.layer, layout.kind, layout.prefix, layout.grid, grid, blank, positions, auto)
 
 

@@ -270,9 +270,7 @@ def test_a_crop_that_cannot_be_followed_is_a_warning():
 
 def test_a_layer_whose_cells_could_not_be_located_is_a_warning():
     found = explained(noise(480, 640))
-    unsure = camkit.Explanation(
-        **{**vars(found), "layer_reason": "as named; the position of its cells is not certain"}
-    )
+    unsure = camkit.Explanation(**{**vars(found), "layer_reason": "as named; the position of its cells is not certain"})
 
     assert places(
         unsure.overlay(style="figure"),

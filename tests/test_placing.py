@@ -811,7 +811,7 @@ def test_patches_that_a_model_cuts_without_a_convolution_are_a_grid(layer):
 
 @pytest.mark.parametrize("layer", [None, "embed"])
 def test_patches_of_padding_alone_are_refused(layer):
-    with pytest.raises(LayerError, match="its cells lie elsewhere|the cells lie elsewhere"):
+    with pytest.raises(LayerError, match="cells lie elsewhere"):
         camkit.explain(Unfolded(8).eval(), torch.rand(3, 64, 64), layer)
 
 
