@@ -86,7 +86,7 @@ def read_layouts(trace: Trace, places: Places) -> Readings:
     unknown = [call for call in trace.calls if call.output is not None and _plain(call, trace.size) is None]
     first = next((call for call in trace.calls if call.convolution is not None), None)
     keys = {call.output: call.key for call in reversed(unknown)}  # several modules may return the same tensor
-    followed = places(list(keys.values()), first and first.key) if unknown else {}
+    followed = places(list(keys.values()), None if first is None else first.key) if unknown else {}
     extent: Extent = ()
     if first is not None and followed and first.key in followed:
         extent = _input_in(followed[first.key].received, first)
